@@ -21,10 +21,13 @@ from .pauses import TILE_ROWS, pause
 from .rows import Rows
 
 IMPLEMENTATION = "ragkv_rows"
-FEWEST_ROWS = 28  # per block of scattered rows; SDPA tiles 192 folded rows and more by 64, fewer by 32
+# A block of scattered rows has at least so many: SDPA tiles 192 folded rows and more by 64, fewer by 32.
+FEWEST_ROWS = 28
 MOST_ROWS = 96
-MOST_ROWS_ON_DEVICE = 512  # where a kernel launch costs more than reading masked keys
-CACHED_BYTES = 64 << 20  # of biases kept from layer to layer of a pass; larger ones are made again in each layer
+# On a device a block has up to so many rows, because a kernel launch costs more there than reading masked keys.
+MOST_ROWS_ON_DEVICE = 512
+# Biases up to this size are kept from layer to layer of a pass; larger ones are made again in each layer.
+CACHED_BYTES = 64 << 20
 
 
 class Mask(Protocol):

@@ -20,7 +20,7 @@ from .cpu.packing import COPY_BYTES, LEVEL, copies_reach_float32
 from .cpu.product_speed import product_speeds
 from .loading import config_of, device_of, float_dtype
 
-SPARE_BYTES = 512 << 20  # left for activations and the rest of the process
+SPARE_BYTES = 512 << 20  # So many bytes are left for activations and the rest of the process.
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ _IRRELEVANT = (
 )
 
 
-_ROUNDED_DIGEST = "ragkv_rounded_digest"  # attribute of a model whose weights were rounded after it was loaded
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in memory: another one in every process
+# A model whose weights were rounded after it was loaded has its digest under this attribute.
+_ROUNDED_DIGEST = "ragkv_rounded_digest"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # The address of an object in memory is another one in every process.
 
 
 def weights_digest(model: torch.nn.Module) -> str:

@@ -26,12 +26,14 @@ from .cpu.packed_linear import call_packed
 from .cpu.product_speed import ProductSpeed, measured_speed
 from .fingerprint import remember_rounded_digest
 
-WEIGHT_STEPS = 127  # on each side of zero
-SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers that one module calls on the same rows
-ROUTERS = ("gate", "router", "shared_expert_gate")  # a rounded router would choose other experts
-LEAST_SCALE = 1e-30  # of a row of zeros
-FEW_ROWS = 48  # up to which FBGEMM multiplies faster (docs/models.md)
-BLOCK = 512  # inputs that FBGEMM keeps together; a part of a block takes the memory of a whole one
+WEIGHT_STEPS = 127  # A weight has so many steps on each side of zero.
+# One module calls these layers on the same rows.
+SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# These layers stay as they are, because a rounded router would choose other experts.
+ROUTERS = ("gate", "router", "shared_expert_gate")
+LEAST_SCALE = 1e-30  # A row of zeros has this scale.
+FEW_ROWS = 48  # FBGEMM multiplies faster up to so many rows (docs/models.md).
+BLOCK = 512  # FBGEMM keeps so many inputs together; a part of a block takes the memory of a whole one.
 
 
 T = TypeVar("T")

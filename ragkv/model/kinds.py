@@ -10,7 +10,8 @@ import torch
 
 from ragkv.errors import UnsupportedModelError
 
-_ONE_SCALE = ("torch.ao.nn.quantized", "torch.nn.quantized")  # modules of torch's eager quantisation
+# The modules of torch's eager quantisation have one scale for a whole tensor.
+_ONE_SCALE = ("torch.ao.nn.quantized", "torch.nn.quantized")
 
 
 def driven_model(model: Any) -> Any:

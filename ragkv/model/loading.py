@@ -17,7 +17,7 @@ from .promptkv import KVShape
 from .shapes import SHAPES, shape_config
 
 READER = Path(__file__).parent / "reader"
-READER_UNKNOWN = "unknown"  # its answer where it finds none
+READER_UNKNOWN = "unknown"  # The reader answers this word where it finds no answer.
 READER_NOTE = (
     "the bundled reader found no answer; it reads invented worlds such as examples/corpus and no other documents: give "
     "the folder or hub id of a language model"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-TILE_ROWS = 512  # a pass over more rows pauses within its layers
+TILE_ROWS = 512  # A pass over more rows than this pauses within its layers.
 
 _thread = threading.local()
 

@@ -16,10 +16,11 @@ from .kinds import driven_model, rounds_activations
 from .promptkv import PromptKV, Recording
 from .rows import Rows
 
-DEVICES = ("cpu", "cuda")  # kinds of device on which fusing is tested
+DEVICES = ("cpu", "cuda")  # Fusing is tested on these kinds of device.
 PROBE_TOKENS = 32
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # root mean square, relative to the logits' spread
-_TOLERANCE_COARSE = 0.15  # in half precision and in int8 rounding alone moves logits by some percent of their spread
+# Logits may be off by so much: root mean square, relative to the logits' spread.
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
+_TOLERANCE_COARSE = 0.15  # In half precision and in int8 rounding alone moves logits by some percent of their spread.
 
 
 def refuse_unsupported(config: Any) -> None:

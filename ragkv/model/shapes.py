@@ -15,7 +15,9 @@ _COLUMNS = (
     "vocab_size",
     "max_position_embeddings",
 )
-SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {  # family, a size per column, other settings
+SHAPES: dict[
+    str, tuple[str, tuple[int, ...], dict[str, Any]]
+] = {  # A shape is a family, a size per column, and other settings.
     "qwen2.5-0.5b": ("Qwen2", (896, 4864, 24, 14, 2, 151936, 32768), {"tie_word_embeddings": True}),
     "llama-3.2-1b": ("Llama", (2048, 8192, 16, 32, 8, 128256, 131072), {"head_dim": 64, "tie_word_embeddings": True}),
     "llama-2-7b": ("Llama", (4096, 11008, 32, 32, 32, 32000, 32768), {}),  # 4096 positions in the real model

@@ -18,7 +18,8 @@ from .attention import attend
 from .rope import RotaryTables
 from .rows import Rows
 
-PASS_ROWS = {"cpu": 512, "cuda": 4096}  # of a pass: more rows are hardly faster, and others wait for its layers
+# A pass has at most so many rows: more are hardly faster, and others wait for its layers.
+PASS_ROWS = {"cpu": 512, "cuda": 4096}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

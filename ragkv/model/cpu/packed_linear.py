@@ -17,12 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-EXPONENT = 15  # the greatest weight of a float16 copy is below 2^15: float16 ends at 2^16
-MOST_SHIFT = 60  # powers of two by which weights are multiplied; beyond it rows could become too small for float32
-LOST = 2.0**-24  # of the norm of an output's weights: the norm of their changes; a float32 sum is rounded by as much
-FAINT = 2.0**-14  # of the greatest of these norms: weaker outputs, of which hardly anything is left, count as this
-OFF = 1e-4  # of the product of both norms: what the product of one row may differ by from torch's own
-CHECKED_ROWS = 1024  # of weights at a time
+EXPONENT = 15  # The greatest weight of a float16 copy is below 2^15, because float16 ends at 2^16.
+# Weights are multiplied by at most this power of two: beyond it rows could become too small for float32.
+MOST_SHIFT = 60
+# The norm of the changes of an output's weights may be this share of their norm: a float32 sum is rounded by as much.
+LOST = 2.0**-24
+# Outputs weaker than this share of the strongest count as strong as this share: hardly anything is left of them.
+FAINT = 2.0**-14
+OFF = 1e-4  # The product of one row may differ from torch's own by this share of the product of both norms.
+CHECKED_ROWS = 1024  # So many rows of weights are checked at a time.
 
 
 class PackedLinear(torch.nn.Module):

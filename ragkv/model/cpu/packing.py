@@ -22,14 +22,15 @@ from .product_speed import gain_of_second, multiplies_bfloat16
 
 log = logging.getLogger(__name__)
 
-COPY_BYTES = 2  # of a weight
-SPARE_BYTES = 512 << 20  # of free memory that no copy takes
-WORKERS = 4  # that copy at a time: each takes another four bytes a weight of its layer meanwhile
-FLOAT32_ROWS = 48  # up to which models in float32 read float16 copies, whatever the processor
-BFLOAT16_ROWS = 2  # up to which models in bfloat16 do where bfloat16 is fast: oneDNN is slower for one and two rows
-PASS_ROWS = 256  # of the product that shows whether float16 copies pay for any number of rows in float32
+COPY_BYTES = 2  # A copy takes so many bytes for each weight.
+SPARE_BYTES = 512 << 20  # No copy takes the last so many bytes of free memory.
+WORKERS = 4  # So many threads copy at a time: each takes another four bytes for each weight of its layer meanwhile.
+FLOAT32_ROWS = 48  # Models in float32 read float16 copies for up to so many rows, whatever the processor.
+# Models in bfloat16 do so for up to so many rows where bfloat16 is fast: oneDNN is slower for one and two.
+BFLOAT16_ROWS = 2
+PASS_ROWS = 256  # The product of so many rows shows whether float16 copies pay for any number of rows in float32.
 PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
-LEVEL = 1.1  # a dtype is as fast as another one that gains less, and a second copy has to gain as much
+LEVEL = 1.1  # A dtype counts as fast as another one that gains less than this, and a second copy has to gain as much.
 
 CopiedLinear = PackedLinear | Float16CopyLinear
 

@@ -20,21 +20,24 @@ from ragkv.runtime import cpu_model
 
 from . import kept_numbers
 
-ROWS = 64  # of the product that stands for a prompt's rows
-SOME_WEIGHTS = 1 << 19  # weights of that product: its time is proportional to them, and this takes milliseconds
-MOST_WEIGHTS = 1 << 23  # weights of the product of one row, which should not fit the caches
-ROUNDS = 4  # the first one is not counted: kernels are chosen and memory is mapped
-PAIR_ROUNDS = 16  # of two products that may differ by little
-SWITCHES = (  # instructions that are allowed
+ROWS = 64  # A product of so many rows stands for a prompt's rows.
+# That product has so many weights: its time is proportional to them, and this takes milliseconds.
+SOME_WEIGHTS = 1 << 19
+MOST_WEIGHTS = 1 << 23  # The product of one row has so many weights, which should not fit the caches.
+ROUNDS = 4  # So many rounds are timed; the first one is not counted: kernels are chosen and memory is mapped.
+PAIR_ROUNDS = 16  # Two products that may differ by little are timed in so many rounds.
+SWITCHES = (  # These variables limit the instructions that libraries may use.
     "ONEDNN_MAX_CPU_ISA",
     "ATEN_CPU_CAPABILITY",
     "MKL_ENABLE_INSTRUCTIONS",
     "FBGEMM_ENABLE_INSTRUCTIONS",
 )
-LEAST_S = 2e-4  # one measurement repeats short products until this time has passed
-PROMPT_ROWS = 512  # what a request is taken to compute: rows of its prompt ...
-STEPS = 64  # ... and decoded tokens, a row each
-OTHER_S = 3e-4  # what a step computes for each product besides it: so tiny models, all of whose products are short, tie
+LEAST_S = 2e-4  # One measurement repeats short products until so many seconds have passed.
+# A request is taken to compute `PROMPT_ROWS` rows of its prompt, and `STEPS` decoded tokens, a row each. A step computes
+# for `OTHER_S` seconds besides each product: so tiny models, all of whose products are short, tie.
+PROMPT_ROWS = 512
+STEPS = 64
+OTHER_S = 3e-4
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from .product_speed import gain_of_second, multiplies_bfloat16
 
-SAMPLED = 8  # every 8th key estimates a row's offset: more keys cost time, fewer cost accuracy
-FEWEST_SCORES = 1 << 18  # with fewer, the calls cost more than the products save
-MOST_SCORES_BYTES = 64 << 20  # above, the kernel is used, which does not store the scores
+SAMPLED = 8  # Every 8th key estimates a row's offset: more keys cost time, fewer cost accuracy.
+FEWEST_SCORES = 1 << 18  # With fewer scores than this, the calls cost more than the products save.
+MOST_SCORES_BYTES = 64 << 20  # Above this size the kernel is used, because it does not store the scores.
 TIMED = (2, 7, 32, 1024, 64)  # KV heads, query heads of each, rows, keys and dimensions of the attention that is timed
-KERNEL_GAIN = 1.1  # the kernel is used where it is so many times as fast
+KERNEL_GAIN = 1.1  # The kernel is used where it is so many times as fast.
 
 
 def products_pay(q: torch.Tensor, kv_heads: int, keys: int, softcap: float | None = None) -> bool:

@@ -23,9 +23,9 @@ from transformers import (
 
 from ragkv.errors import InputError
 
-LEAST_TEMPERATURE = 1e-4  # logits divided by less overflow in float32; sampling is greedy by then
+LEAST_TEMPERATURE = 1e-4  # Logits that are divided by less overflow in float32, and sampling is greedy by then.
 LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # beyond, logits overflow or all are alike
-MOST_BIASES = 1024  # token ids in a `logit_bias`
+MOST_BIASES = 1024  # A `logit_bias` may name so many token ids.
 
 
 @dataclass(frozen=True, slots=True)

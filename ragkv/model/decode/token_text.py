@@ -6,8 +6,8 @@ from typing import Any
 
 from ragkv.types import TokenLogprob
 
-LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
-_SPACE = "\u2581"  # sentencepiece's mark of a space
+LEAST_LOGPROB = -9999.0  # This number stands for minus infinity, which JSON does not have.
+_SPACE = "\u2581"  # This character is sentencepiece's mark of a space.
 
 
 class TokenText:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-FLOAT32_SCORES = hasattr(torch.ops.aten.bmm, "dtype")  # of half-precision factors, on CUDA; since torch 2.8
+# Since torch 2.8, CUDA multiplies half-precision factors to float32 scores.
+FLOAT32_SCORES = hasattr(torch.ops.aten.bmm, "dtype")
 
 MANY_KEYS = 4096
-BLOCKS = ((32, 8), (8, 4))  # keys per block, and how many times N blocks there must be at least
+BLOCKS = ((32, 8), (8, 4))  # Pairs of keys in a block, and how many times N blocks there must be at least.
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ counted separately all the same.
 
 import torch
 
-STAGED_ROWS = 32  # positions: a copy to the host takes microseconds at any size, a position 1/S of the device's V
+# So many positions are sent at a time: a copy to the host takes microseconds at any size, a position 1/S of V's memory.
+STAGED_ROWS = 32
 
 
 def copy_stream(device: torch.device) -> "torch.cuda.Stream | None":
