@@ -33,8 +33,8 @@ SWITCHES = (  # These variables limit the instructions that libraries may use.
     "FBGEMM_ENABLE_INSTRUCTIONS",
 )
 LEAST_S = 2e-4  # One measurement repeats short products until so many seconds have passed.
-# A request is taken to compute `PROMPT_ROWS` rows of its prompt, and `STEPS` decoded tokens, a row each. A step computes
-# for `OTHER_S` seconds besides each product: so tiny models, all of whose products are short, tie.
+# A request is taken to compute `PROMPT_ROWS` rows of its prompt, and `STEPS` decoded tokens, a row each. A step
+# computes for `OTHER_S` seconds besides each product: so tiny models, all of whose products are short, tie.
 PROMPT_ROWS = 512
 STEPS = 64
 OTHER_S = 3e-4
