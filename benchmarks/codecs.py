@@ -83,8 +83,8 @@ def answers(codec: Codec, contexts: list[quality_data.Context]) -> dict[str, Any
 
 def error(codec: Codec, engine: Engine, token_ids: tuple[int, ...]) -> list[float]:
     """Relative root mean square error of keys and of values, the mean over layers."""
-    with engine.parts.scheduler.turn():
-        entry = engine.parts.encoder.chunk(token_ids)
+    with engine.scheduler.turn():
+        entry = engine.entries.encoder.chunk(token_ids)
     pairs = []
     for layer in entry.kv:
         stored = codec.encode(layer)

@@ -33,7 +33,7 @@ from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
 from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
-from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
 from ragkv.lab.profiling import disk_speed, measure, reading_s, save
 from ragkv.lab.testing import ThrottledTier
@@ -56,14 +56,14 @@ class Bench:
     def __init__(self, engine: Engine, vocabulary: int, runs: int, quick: bool) -> None:
         self.engine, self.runs, self._quick = engine, runs, quick
         self.profiles: list[Profile] = []
-        store = engine.parts.store
+        store = engine.store
         self.tier = ThrottledTier(store._tiers[0], UNTHROTTLED)
         store._tiers = (self.tier,)
         generator = torch.Generator().manual_seed(0)
         self._ids = lambda count: torch.randint(3, vocabulary, (count,), generator=generator).tolist()
         self.question = self._ids(QUESTION_TOKENS)
-        r_star = Point("first-k", R_STAR, None, 0.0, 0.0, 1.0, 1.0, None, Speed(2.0, 2.0, 2.0, 0.1, 0.2), 1)
-        engine.parts.intake.apply_gate_result(GateResult(Tolerance(), (r_star,), (r_star,), "r* as set here", 1, ""))
+        r_star = Point("first-k", R_STAR, None, 0.0, 0.0, 1.0, 1.0, None, SpeedUp(2.0, 2.0, 2.0, 0.1, 0.2), 1)
+        engine.intake.apply_gate_result(GateResult(Tolerance(), (r_star,), (r_star,), "r* as set here", 1, ""))
 
     @property
     def profile(self) -> Profile:
@@ -100,7 +100,7 @@ class Bench:
         a_layer = sum(map(len, chunks)) * self.profile.stored_bytes_per_token / self.profile.layers
         bandwidth = a_layer / layer_s if layer_s else UNTHROTTLED
         self.tier.bandwidth_bytes_per_s = bandwidth
-        self.engine.parts.load_control.apply_profile(at_speed(self.profile, 1 / bandwidth))
+        self.engine.load_control.apply_profile(at_speed(self.profile, 1 / bandwidth))
         actions = {
             i: lambda r=ratio: self.engine.prefill(self.question, chunks, ratio=r) for i, ratio in enumerate(ratios)
         }
@@ -109,7 +109,7 @@ class Bench:
     def cold_load_s(self, chunks: Sequence[list[int]]) -> float:
         """Seconds to read one layer of all chunks from disk without the page cache, mean over the layers."""
         self.tier.bandwidth_bytes_per_s = UNTHROTTLED
-        identity = self.engine.parts.encoder.identity
+        identity = self.engine.entries.encoder.identity
         with ExitStack() as held:
             leases = [held.enter_context(self.tier.tier.lease(identity, tuple(ids))) for ids in chunks]  # type: ignore[arg-type]
             return reading_s(self.engine, leases) / self.profile.layers
@@ -118,7 +118,7 @@ class Bench:
         """The controller's input: the first chunk is right behind the prefix, so it is exact."""
         loads = [Load("disk", len(ids), fused=number > 0) for number, ids in enumerate(chunks)]
         fused = sum(load.tokens for load in loads if load.fused)
-        prefix, tail = len(self.engine.parts.runs.before_documents), len(self.engine.parts.runs.after_question)
+        prefix, tail = len(self.engine.intake.runs.before_documents), len(self.engine.intake.runs.after_question)
         forced = QUESTION_TOKENS + tail
         return Shape(fused, forced, prefix + sum(map(len, chunks)) + forced), loads
 
@@ -257,9 +257,7 @@ def main() -> None:
                 found["estimates"] = estimates(bench, options.counts, options.sizes)
             bench.measure()
             exact = crossing(bench.profile, *bench.shape(chunks))
-    title = (
-        f"{options.shape} (random weights), bf16, {engine.parts.load_control.subject.device}, {options.threads} threads"
-    )
+    title = f"{options.shape} (random weights), bf16, {engine.load_control.subject.device}, {options.threads} threads"
     print(
         f"{title}; {options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens; on this disk crossing at {exact:.2f}"
     )

@@ -27,7 +27,7 @@ import torch
 from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.conversations import SessionTurn
-from ragkv.fusion.readahead import buffer_bytes, layers_ahead
+from ragkv.fusion.pipeline import buffer_bytes, layers_ahead
 from ragkv.lab.testing import ThrottledTier
 from ragkv.model.shapes import SHAPES, random_model
 from ragkv.types import Answer
@@ -105,7 +105,7 @@ class Bench:
             session = self.talked(engine, self.options.turns - 1)
             question, layers = self.turns[-1][0], self._layers(engine)
             guess, size = self._compute(engine, session, question)
-            disk = engine.parts.store._tiers[0]
+            disk = engine.store._tiers[0]
             for ratio in (0.5, 1.0, 2.0):
                 load_s = ratio * guess
                 slow = ThrottledTier(disk, size / load_s)
@@ -114,9 +114,9 @@ class Bench:
                 times: dict[str, list[float]] = {name: [] for name in (*depths, "compute")}
                 for _ in range(self.options.runs + 1):  # the first run gives the measurements that later ones use
                     for name, depth in depths.items():
-                        engine.parts.store._tiers = (slow,)
+                        engine.store._tiers = (slow,)
                         times[name].append(self._prefill(engine, session, question, depth).timing.first_token_s)
-                    engine.parts.store._tiers = (disk,)
+                    engine.store._tiers = (disk,)
                     times["compute"].append(self._computed(engine, session, question))
                 medians = {name: statistics.median(values[1:]) for name, values in times.items()}
                 compute_s = medians.pop("compute")
@@ -134,9 +134,9 @@ class Bench:
             session = self.talked(engine, self.options.turns - 1)
             question, before = self.turns[-1][0], self.ids(4 * NEW)
             compute_s, size = self._compute(engine, session, question)
-            disk, layers = engine.parts.store._tiers[0], self._layers(engine)
+            disk, layers = engine.store._tiers[0], self._layers(engine)
             load_s = 2.0 * compute_s
-            engine.parts.store._tiers = (ThrottledTier(disk, size / load_s),)
+            engine.store._tiers = (ThrottledTier(disk, size / load_s),)
             wanted = layers_ahead(load_s, compute_s, layers)
             s_buf = buffer_bytes(size / load_s, load_s, compute_s)
             depths = sorted({0, 1, 2, wanted // 2, wanted, layers})
@@ -144,7 +144,7 @@ class Bench:
             for _ in range(self.options.runs):
                 for depth in depths:
                     times[depth].append(self._behind_another(engine, session, question, before, depth))
-            engine.parts.store._tiers = (disk,)
+            engine.store._tiers = (disk,)
             first = statistics.median(times[0])
             for depth in depths:
                 seconds = statistics.median(times[depth])
@@ -162,8 +162,8 @@ class Bench:
         for what, bandwidth in (("disk", None), ("disk of 20 MB/s", 20e6)):
             with self.engine(disk=True) as engine:
                 if bandwidth is not None:
-                    disk = engine.parts.store._tiers[0]
-                    engine.parts.store._tiers = (ThrottledTier(disk, bandwidth, writes=True),)
+                    disk = engine.store._tiers[0]
+                    engine.store._tiers = (ThrottledTier(disk, bandwidth, writes=True),)
                 decoded: dict[bool, list[float]] = {True: [], False: []}
                 longest: dict[bool, list[float]] = {True: [], False: []}
                 written = 0
@@ -175,7 +175,7 @@ class Bench:
                         if number:
                             decoded[on].append(answer.timing.decode_s)
                             longest[on].append(gap)
-                engine.parts.store._tiers = tuple(getattr(tier, "tier", tier) for tier in engine.parts.store._tiers)
+                engine.store._tiers = tuple(getattr(tier, "tier", tier) for tier in engine.store._tiers)
                 engine.flush()
                 written = engine.stats().store.tiers[0].written_bytes
                 for on in (False, True):
@@ -231,14 +231,14 @@ class Bench:
 
     @staticmethod
     def _prefill(engine: Engine, session: Session, question: list[int], depth: int | None) -> Any:
-        engine.parts.fusor._ahead = depth
+        engine.fusor._ahead = depth
         return engine.prefill(question, session=session)
 
     def _behind_another(
         self, engine: Engine, session: Session, question: list[int], before: list[int], depth: int
     ) -> float:
         """Seconds from acquiring the compute lock, if another request held it when the turn came."""
-        engine.parts.fusor._ahead = depth
+        engine.fusor._ahead = depth
         ahead = threading.Thread(target=engine.prefill, args=(before,))
         ahead.start()
         time.sleep(0.05)  # by now the other request holds the compute lock

@@ -127,9 +127,9 @@ def next_tokens(
     prefill = engine.prefill(text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse)  # type: ignore[arg-type]
     kv = prefill.fused.kv
     kv.reserve(kv.length + len(text.after))
-    hidden = full_pass(engine.parts.adapter, torch.tensor(text.after[1:]), kv, start=kv.length)
+    hidden = full_pass(engine.model.adapter, torch.tensor(text.after[1:]), kv, start=kv.length)
     with torch.no_grad():
-        logits = torch.cat((prefill.logits.unsqueeze(0), engine.parts.adapter.logits(hidden)))
+        logits = torch.cat((prefill.logits.unsqueeze(0), engine.model.adapter.logits(hidden)))
     return logits.log_softmax(-1), prefill.reuse.compute
 
 

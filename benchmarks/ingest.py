@@ -80,7 +80,7 @@ def _engine(model: Any, selector: str) -> Engine:
 
 def _use_network(engine: Engine) -> None:
     """Let a network make the scores; an untrained one takes as long as another."""
-    encoder, adapter = engine.parts.encoder, engine.parts.adapter
+    encoder, adapter = engine.entries.encoder, engine.model.adapter
     network = ScoreModel(*shape_of(adapter))
     network.set_teacher(adapter.model)
     assert encoder.scorer is not None

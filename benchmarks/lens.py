@@ -57,7 +57,7 @@ class Variance(StaticSelector):
     name = "variance"
 
     def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
-        self._chunk_start = len(engine.parts.encoder.prefix_ids)
+        self._chunk_start = len(engine.entries.encoder.prefix_ids)
         self._scores = torch.cat(variances_of(engine).measured([tuple(chunk) for chunk in chunks])).float()
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
@@ -68,9 +68,9 @@ class Variances:
     """The variances of chunks behind other texts. The texts stay from context to context."""
 
     def __init__(self, engine: Engine) -> None:
-        self._encoder = engine.parts.encoder
+        self._encoder = engine.entries.encoder
         texts = engine.config.fusion.sensitivity_prefixes
-        self._scorer = Scorer(engine.parts.adapter, self._encoder.prefix_ids, texts)
+        self._scorer = Scorer(engine.model.adapter, self._encoder.prefix_ids, texts)
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def measured(self, chunks: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
@@ -94,7 +94,7 @@ def variances_of(engine: Engine) -> Variances:
 @torch.no_grad()
 def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.Tensor:
     """Raw KV (L, 2, G, stop - start, D) of the positions start ... stop - 1 in a full prefill of `ids`."""
-    adapter = engine.parts.adapter
+    adapter = engine.model.adapter
     rows, tables = Rows.span(0, len(ids), adapter.device), adapter.rope.tables(len(ids))
     kv, record = adapter.new_kv(len(ids)), adapter.new_recording(start, stop)
     hidden = adapter.embed(torch.tensor(ids, device=adapter.device))
@@ -105,12 +105,12 @@ def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.T
 
 def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
     """Compare the true KV of a prompt of these chunks, which must all be stored, with the stored KV."""
-    prefix = engine.parts.encoder.prefix_ids
+    prefix = engine.entries.encoder.prefix_ids
     ids = [*prefix, *(token for chunk in chunks for token in chunk)]
     true = raw_kv(engine, ids, len(prefix), len(ids)).float()  # (L, 2, G, C, D)
     pieces = []
     for chunk in chunks:
-        lease = engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk))
+        lease = engine.store.lease(engine.entries.encoder.identity, tuple(chunk))
         assert lease is not None, "the engine was not warmed with this chunk"
         with lease:
             pieces.append(torch.stack([lease.read_layer(layer) for layer in range(true.shape[0])]))

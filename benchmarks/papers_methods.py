@@ -57,7 +57,7 @@ class Asker:
         config = replace(base.config, prompt=PromptConfig(task.before, task.chunk_end))
         self._engine = self._open.enter_context(base.with_config(config))
         self._learn(options.scores)
-        scorer = self._engine.parts.encoder.scorer
+        scorer = self._engine.entries.encoder.scorer
         is_learned = scorer is not None and scorer.learned is not None
         self._engines = [self._engine]
         if is_learned and "sensitivity" in options.selectors:
@@ -129,4 +129,4 @@ class Asker:
             network = ScoreModel.from_bytes((folder / FILE_NAME).read_bytes())
         except (OSError, ValueError) as error:
             raise InputError(f"--scores {folder}: there are no usable learned scores ({error}).") from error
-        self._engine.rescore(network)
+        self._engine.entries.rescore(network)

@@ -77,7 +77,7 @@ def task_of(engine: Engine, contexts: list[Context], source: str) -> Task:
     if len(tasks) > 1:
         raise InputError(f"{source} mixes {', '.join(sorted(kinds))}: give each its own file.")
     (task,) = tasks.values()
-    return READER if engine.is_reader and task is QUESTIONS else task
+    return READER if engine.model.is_reader and task is QUESTIONS else task
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Preparer:
     ) -> None:
         """A prompt has at most `count` chunks of `chunk_tokens` tokens. Without an `embedder` BM25 finds them."""
         self._engine, self._task, self._count, self._embedder = engine, task, count, embedder
-        self._splitter = Splitter(engine.count_tokens, chunk_tokens)
+        self._splitter = Splitter(engine.model.count_tokens, chunk_tokens)
 
     def prepared(self, context: Context) -> Prepared | None:
         """The first question of a context; `None` if not even one chunk fits the model's context."""
@@ -134,7 +134,9 @@ class Preparer:
         """All places, the most important first: as retrieved, then from both ends to the middle."""
         found: list[int] = []
         if self._task.retrieved and len(pieces) > self._count:
-            with Index(None, splitter=Splitter(self._engine.count_tokens, 10**6), embedder=self._embedder) as index:
+            with Index(
+                None, splitter=Splitter(self._engine.model.count_tokens, 10**6), embedder=self._embedder
+            ) as index:
                 index.ingest(Document(str(place), piece.chunk.text) for place, piece in enumerate(pieces))
                 hits = index.search(question, self._count, retriever="dense" if self._embedder else "bm25")
             found = [int(passage.document_id) for hit in hits for passage in (hit.passage, *hit.duplicates)]
@@ -144,8 +146,8 @@ class Preparer:
 
     def _fitting(self, wanted: list[int], pieces: list[_Piece], text: str) -> Iterator[int]:
         """The wanted places in turn, until one does not fit."""
-        limit, runs = self._engine.context_tokens, self._engine.parts.runs
-        used = len(runs.before_documents) + self._engine.count_tokens(text) + len(runs.after_question)
+        limit, runs = self._engine.model.context_tokens, self._engine.intake.runs
+        used = len(runs.before_documents) + self._engine.model.count_tokens(text) + len(runs.after_question)
         used += self._task.new_tokens + SPARE_TOKENS
         for place in wanted:
             used += len(pieces[place].chunk)

@@ -77,7 +77,7 @@ def _part(options: argparse.Namespace, part: int) -> Outcomes:
     with _engine(options) as engine:
         if options.apart:
             _encode_apart(engine, contexts_of(options), with_variances="variance" in options.selectors)
-        return measured(engine, contexts, _methods(options, engine.parts.adapter.layer_count), options.map_rerank)
+        return measured(engine, contexts, _methods(options, engine.model.adapter.layer_count), options.map_rerank)
 
 
 def _encode_apart(engine: Engine, contexts: Sequence[Context], with_variances: bool) -> None:

@@ -85,7 +85,7 @@ class Asker:
 
     def __init__(self, engine: Engine, context: Context, number: int) -> None:
         self._engine, self._context, self._number = engine, context, number
-        self._adapter, self._runs = engine.parts.adapter, engine.parts.runs
+        self._adapter, self._runs = engine.model.adapter, engine.intake.runs
         self._end_tokens = end_tokens(self._adapter.model, engine.tokenizer)
         self.chunks = [engine.chunk(text) for text in context.chunks]
         engine.warm(self.chunks)

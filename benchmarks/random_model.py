@@ -19,10 +19,10 @@ TEMPLATE = (
 
 def put_random_scores(engine: Engine, info: EntryInfo) -> None:
     """Put scores next to the stored entry of `info`, as the engine's own scorer would."""
-    scorer = engine.parts.encoder.scorer
+    scorer = engine.entries.encoder.scorer
     assert scorer is not None, "this engine makes no scores"
     scores = torch.rand((info.tokens, scorer.columns)).half()
-    engine.parts.store.put_scores(Entry.of_scores(info, scorer.name, scores), durably=True)
+    engine.store.put_scores(Entry.of_scores(info, scorer.name, scores), durably=True)
 
 
 def talker(shape: str, folder: Path, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> Path:

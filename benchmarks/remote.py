@@ -49,10 +49,10 @@ class TierBenchmark:
         generator = torch.Generator().manual_seed(0)
 
         def ids(count: int) -> tuple[int, ...]:
-            return tuple(torch.randint(3, engine.parts.adapter.vocabulary, (count,), generator=generator).tolist())
+            return tuple(torch.randint(3, engine.model.adapter.vocabulary, (count,), generator=generator).tolist())
 
         self.chunks, self.question = [ids(tokens) for _ in range(chunks)], ids(QUESTION_TOKENS)
-        adapter, identity = engine.parts.adapter, engine.parts.encoder.identity
+        adapter, identity = engine.model.adapter, engine.entries.encoder.identity
         shape = (adapter.layer_count, 2, adapter.kv_heads, tokens, adapter.head_dim)
         kv, facts = torch.randn(shape).to(adapter.dtype), (adapter.layer_count, adapter.kv_heads, adapter.head_dim)
         self.entries = [
@@ -64,9 +64,9 @@ class TierBenchmark:
     def open(self, store: StoreConfig) -> Engine:
         """An engine over `store`, which has all entries."""
         engine = self._engine.with_config(EngineConfig(store=store))
-        engine.parts.load_control._speeds = dict  # no measured speeds: it would compute what loads too slowly
+        engine.load_control._speeds = dict  # no measured speeds: it would compute what loads too slowly
         for entry in self.entries:
-            if not engine.parts.store.put_durably(entry):
+            if not engine.store.put_durably(entry):
                 raise SystemExit(f"An entry was not kept by {store}.")
             put_random_scores(engine, entry.info)
         return engine

@@ -233,7 +233,7 @@ class Fused(Server):
         self.engine.flush()
 
     def _ingest(self, corpus: Sequence[Ids]) -> None:
-        encoder, adapter = self.engine.parts.encoder, self.engine.parts.adapter
+        encoder, adapter = self.engine.entries.encoder, self.engine.model.adapter
         kv = torch.randn(piece_shape(self.engine, len(corpus[0]))).to(adapter.dtype)
         for chunk in corpus:
             info = EntryInfo(
@@ -245,14 +245,14 @@ class Fused(Server):
                 adapter.kv_heads,
                 adapter.head_dim,
             )
-            self.engine.parts.store.put(Entry(info, kv.clone()))
+            self.engine.store.put(Entry(info, kv.clone()))
             put_random_scores(self.engine, info)
         self.engine.flush()
 
 
 def piece_shape(engine: Engine, tokens: int) -> tuple[int, ...]:
     """(L, 2, G, T, D) of the KV of `tokens` tokens."""
-    adapter = engine.parts.adapter
+    adapter = engine.model.adapter
     return adapter.layer_count, 2, adapter.kv_heads, tokens, adapter.head_dim
 
 

@@ -74,7 +74,7 @@ def sample(model: Any, tokens: int, batch: int = 64) -> list[int]:
 def nats(engine: Engine, session: Any, turn: list[int]) -> float:
     """The negative log likelihood of a turn's tokens, except the first, with the session's history from the engine."""
     prefill = engine.prefill(turn[:1], session=session)
-    kv, adapter = prefill.fused.kv, engine.parts.adapter
+    kv, adapter = prefill.fused.kv, engine.model.adapter
     kv.reserve(kv.length + len(turn))
     rest = torch.tensor(turn[1:-1])
     hidden = full_pass(adapter, rest, kv, start=kv.length)

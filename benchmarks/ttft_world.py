@@ -107,9 +107,9 @@ class World:
 
     def _fill(self, tokens: int) -> None:
         adapter, identity, store = (
-            self.engine.parts.adapter,
-            self.engine.parts.encoder.identity,
-            self.engine.parts.store,
+            self.engine.model.adapter,
+            self.engine.entries.encoder.identity,
+            self.engine.store,
         )
         shape = (self.layers, 2, adapter.kv_heads, tokens, adapter.head_dim)
         kv = torch.randn(shape).to(adapter.dtype)

@@ -115,17 +115,17 @@ def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
     store = StoreConfig(directory=str(folder / "home" / "kv"))
     config = EngineConfig(store=store, dtype="float32", packed_bytes=0)
     with Engine.from_pretrained(folder / "model", config) as engine:
-        adapter, identity = engine.parts.adapter, engine.parts.encoder.identity
+        adapter, identity = engine.model.adapter, engine.entries.encoder.identity
         layers, heads, size = adapter.layer_count, adapter.kv_heads, adapter.head_dim
         kv = torch.randn((layers, 2, heads, options.tokens, size), generator=torch.Generator().manual_seed(0))
         chance, vocabulary = random.Random(1), adapter.vocabulary
         corpus = tuple(tuple(chance.randrange(300, vocabulary) for _ in range(options.tokens)) for _ in range(CORPUS))
         for chunk in corpus:
             info = EntryInfo(identity.key(chunk), identity, chunk, "of another prompt", layers, heads, size)
-            engine.parts.store.put(Entry(info, kv.clone()))
+            engine.store.put(Entry(info, kv.clone()))
             put_random_scores(engine, info)
-            engine.parts.store.flush()
-        return Prompts(tuple(engine.parts.runs.before_documents), corpus, options.chunks, vocabulary)
+            engine.store.flush()
+        return Prompts(tuple(engine.intake.runs.before_documents), corpus, options.chunks, vocabulary)
 
 
 async def _first(alone: Any, ragkv: Any, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:

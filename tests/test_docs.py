@@ -78,7 +78,7 @@ def test_the_python_snippets_of_a_page_run(
     # A provider stays for the whole process.
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: provider.shutdown())
     # The same dtype as the fixture's: "auto" may choose another one on a busy machine, and sessions keep KV of one.
-    net, tokenizer = load("reader", "cpu", str(reader.parts.adapter.dtype).removeprefix("torch."))
+    net, tokenizer = load("reader", "cpu", str(reader.model.adapter.dtype).removeprefix("torch."))
     documents = [
         Document(page_content="Lodwin works as a pilot."),
         Document(page_content="Lodwin owns an old clarinet."),

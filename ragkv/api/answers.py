@@ -133,7 +133,7 @@ def stream_choices(
 
 def _check_prompt(engine: Engine, limits: LimitsConfig, question: str | Sequence[int], chunks: Sequence[Chunk]) -> None:
     if limits.prompt_tokens is not None:
-        tokens = engine.count_tokens(question) if isinstance(question, str) else len(question)
+        tokens = engine.model.count_tokens(question) if isinstance(question, str) else len(question)
         tokens += sum(map(len, chunks))
         if tokens > limits.prompt_tokens:
             message = f"The prompt has {tokens} tokens; this server accepts {limits.prompt_tokens}. Give less text."

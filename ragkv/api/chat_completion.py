@@ -221,7 +221,7 @@ class ChatCompletion:
         ]
         if (rag := self.body.rag) is None:
             return sources
-        scheduler = tenant.engine.parts.scheduler
+        scheduler = tenant.engine.scheduler
         with scheduler.request(), tenant.collections.lease(rag.collection, "rag.collection") as collection:
             hits = collection.rag.retrieve(
                 self._question, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check

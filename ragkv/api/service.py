@@ -91,7 +91,7 @@ class Service(Closing):
             embedder = embedder or resolve_embedder(device=settings.device)
         if embedder is not None:
             embedder.load()  # or the first question would wait for it, on a server that said it was ready
-        if not model.is_reader and not config.prompt.chunk_end:
+        if not model.model.is_reader and not config.prompt.chunk_end:
             config = replace(config, prompt=replace(config.prompt, chunk_end=DOCUMENT_END))
         if self.vllm is not None:
             self.vllm.check_connector = _same_model(model)
@@ -160,7 +160,7 @@ class Service(Closing):
 
 def _same_model(model: Engine) -> Callable[[Mapping[str, Any]], None]:
     """What raises `AnswerServerError` for the answer of a connector that has another model than `model`."""
-    identity = model.parts.identity
+    identity = model.model.identity
 
     def check(answer: Mapping[str, Any]) -> None:
         # The context and the codec are a tenant's: they are compared with every report.

@@ -18,7 +18,6 @@ from ragkv.config import EngineConfig
 from ragkv.conversations import Session, SessionInfo
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
-from ragkv.prompt import ModelBackend
 from ragkv.retrieval import Embedder
 from ragkv.runtime import Closing, LeasePool, make_private_folder
 from ragkv.scheduling import Scheduler
@@ -62,20 +61,20 @@ class Tenant(Closing):
 
     def has_session(self, session_id: str) -> bool:
         """Whether the client's session of that id has turns."""
-        return self.engine.has_session(self.engine_session_id(session_id))
+        return self.engine.conversations.has(self.engine_session_id(session_id))
 
     def session_ids(self) -> tuple[str, ...]:
         """The client's ids of its sessions that have turns."""
-        return tuple(name.removeprefix(_NAMED) for name in self.engine.session_ids() if name.startswith(_NAMED))
+        return tuple(name.removeprefix(_NAMED) for name in self.engine.conversations.ids() if name.startswith(_NAMED))
 
     def sessions(self, session_ids: Sequence[str]) -> Sequence[SessionInfo]:
         """The client's sessions of these ids that have turns, the last used first."""
-        infos = self.engine.sessions(map(self.engine_session_id, session_ids))
+        infos = self.engine.conversations.list(map(self.engine_session_id, session_ids))
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
 
     def session_page(self, limit: int, before: tuple[float, str] | None) -> Sequence[tuple[float, str]]:
         """The time of the last use and the id of the next `limit` sessions that clients named, the last used first."""
-        uses = self.engine.session_uses().items()
+        uses = self.engine.conversations.uses().items()
         named = ((used_at, name.removeprefix(_NAMED)) for name, used_at in uses if name.startswith(_NAMED))
         return heapq.nlargest(limit, (use for use in named if before is None or use < before))
 
@@ -96,7 +95,7 @@ class Tenants(Closing):
     ) -> None:
         """`model` is an engine on the loaded model; it is closed with this object. `vllm` computes the answers."""
         self.embedder = embedder
-        self._backend = ModelBackend if vllm is None else VllmBackend.on(vllm)
+        self._backend = None if vllm is None else VllmBackend.on(vllm)
         self._config, self._model = config, model
         self._ending = False  # the server shuts down
         self._tenants: LeasePool[str, Tenant] = LeasePool("open_tenants", config.open_tenants, self._close_tenant)
@@ -105,7 +104,7 @@ class Tenants(Closing):
     @property
     def scheduler(self) -> Scheduler:
         """Which answers run on the model, of any tenant."""
-        return self._model.parts.scheduler
+        return self._model.scheduler
 
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:

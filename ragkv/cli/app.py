@@ -146,8 +146,8 @@ def gc(
     """Delete the KV of other models and of deleted documents."""
     require_index(options.home)
     with options.rag() as rag:
-        others, deleted = rag.engine.count_stale(rag.chunks())
-        freed = None if dry_run else rag.engine.gc()
+        others, deleted = rag.engine.entries.count_stale(rag.chunks())
+        freed = None if dry_run else rag.engine.entries.gc()
         if not dry_run:
             deleted = rag.sweep()
     if as_json:

@@ -151,7 +151,9 @@ class Chat:
 
     def _stats(self) -> None:
         self.engine.flush()
-        info = next((one for one in self.engine.sessions() if one.session_id == self.session.session_id), None)
+        info = next(
+            (one for one in self.engine.conversations.list() if one.session_id == self.session.session_id), None
+        )
         if info is None:
             console.print("No turns yet.", style="dim")
         else:

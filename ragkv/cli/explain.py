@@ -14,7 +14,7 @@ from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
-    from ragkv.fusion.break_even import Kind
+    from ragkv.lab.break_even import Kind
     from ragkv.retrieval.rag import Rag
 
 
@@ -68,12 +68,12 @@ def _explain_description(
     engine: "Engine", chunks: int, tokens: int, tier: str, question_tokens: int, selector: str | None
 ) -> dict[str, Any]:
     """The decision for a request of equal chunks. The first chunk follows the prefix directly, so it is exact."""
-    from ragkv.fusion.break_even import Kind
     from ragkv.fusion.controller import decide
     from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s
+    from ragkv.lab.break_even import Kind
     from ragkv.prompt import selection_of
 
-    control, how = engine.parts.load_control, engine.parts.intake.method({"ratio": None, "selector": selector})
+    control, how = engine.load_control, engine.intake.method({"ratio": None, "selector": selector})
     profile = control.profile
     loads = [Load(tier, tokens, fused=number > 0) for number in range(chunks)]
     shape = Shape((chunks - 1) * tokens, question_tokens, chunks * tokens + question_tokens, selection_of(how.selector))
@@ -99,8 +99,8 @@ def _explain_description(
 
 def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -> dict[str, Any]:
     """The decision for a question, with the estimated times and the times measured while it was answered."""
-    from ragkv.fusion.break_even import Kind
     from ragkv.fusion.estimators import recompute_s, ttft_s
+    from ragkv.lab.break_even import Kind
 
     engine = rag.engine
     engine.prefill(question)  # the first prefill of a process is slower than all later ones
@@ -117,10 +117,10 @@ def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -
         "reuse": output.plain(reuse),
     }
     try:
-        profile = engine.parts.load_control.profile
+        profile = engine.load_control.profile
     except ProfileError:
         return found  # a note of the report says that there is no profile
-    shape, loads = engine.parts.load_control.seen(reuse)
+    shape, loads = engine.load_control.seen(reuse)
     total, without_loading = ttft_s(profile, shape, reuse.ratio, loads), ttft_s(profile, shape, reuse.ratio, [])
     placing = profile.place_token_layer_s * shape.placed_tokens * max(1, profile.layers - 1)
     recompute = recompute_s(profile, reuse.ratio, shape).total_s
@@ -139,7 +139,7 @@ def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -
         tier = max(loads, key=lambda load: load.tokens).tier if loads else "memory"
         longest = max(span.tokens for span in chunks)
         question_tokens = reuse.tokens - sum(span.tokens for span in chunks)
-        ratio = engine.parts.intake.method({"ratio": None, "selector": selector}).ratio
+        ratio = engine.intake.method({"ratio": None, "selector": selector}).ratio
         found["break_even"] = _break_even(engine, Kind(tier, ratio, longest, question_tokens, shape.selection))
     return found
 
@@ -159,10 +159,10 @@ def _compare(fused_s: float, full_s: float) -> str:
 
 def _break_even(engine: "Engine", kind: "Kind") -> dict[str, Any]:
     """From how many tokens on requests of a kind gain by fusing, and after how many uses an entry is paid for."""
-    from ragkv.fusion.break_even import least_tokens, recompute_ttft_s, request, uses_until_paid
-    from ragkv.fusion.estimators import ttft_s
+    from ragkv.fusion.estimators import recompute_ttft_s, ttft_s
+    from ragkv.lab.break_even import least_tokens, request, uses_until_paid
 
-    profile, passes = engine.parts.load_control.profile, engine.parts.encoder.passes
+    profile, passes = engine.load_control.profile, engine.entries.encoder.passes
     shape, loads = request(kind, USES_CHUNKS * kind.chunk_tokens)
     gain_s = recompute_ttft_s(profile, shape, loads) - ttft_s(profile, shape, kind.ratio, loads)
     return {
@@ -190,18 +190,18 @@ def _break_even_sentence(found: dict[str, Any]) -> str:
 
 def _kcache(engine: "Engine", tokens: int) -> tuple[str, ...]:
     """Advice on decoding with V in host memory, if the settings have it."""
-    from ragkv.fusion.kcache_gain import advise
+    from ragkv.lab.kcache_gain import advise
 
     if engine.config.kcache is None:
         return ()
-    adapter = engine.parts.adapter
+    adapter = engine.model.adapter
     group = adapter.config.num_attention_heads // adapter.kv_heads
-    return advise(engine.parts.load_control.profile, engine.config.kcache, tokens, group).why
+    return advise(engine.load_control.profile, engine.config.kcache, tokens, group).why
 
 
 def _costs(engine: "Engine", tokens: int) -> dict[str, float]:
     """USD a month for storing `tokens` tokens, by tier."""
     from ragkv.fusion.estimators import storage_cost
 
-    control = engine.parts.load_control
+    control = engine.load_control
     return {name: storage_cost(control.profile, tokens, name, control.prices) for name in control.profile.tiers}

@@ -260,7 +260,7 @@ def print_report(report: "RagIngestReport", seconds: float) -> None:
 
 def learning_note(engine: "Engine", encoded: int) -> str | None:
     """That scores can be learned, if chunks are scored without learned ones; `None` if too little was encoded."""
-    encoder = engine.parts.encoder
+    encoder = engine.entries.encoder
     learns = encoder.makes_scores and engine.config.fusion.learned_scores
     if not learns or encoder.scorer is None or encoder.scorer.learned is not None or encoded < LEAST_LEARNED:
         return None

@@ -82,7 +82,7 @@ def _trained(options: EngineOptions, steps: int, seed: int, losses: list[float])
 
 def _rescored(options: EngineOptions, network: "ScoreModel") -> "RescoreReport":
     with options.rag() as rag, output.progress("Scoring stored KV, chunks") as show:
-        return rag.engine.rescore(network, rag.chunks(), show)
+        return rag.engine.entries.rescore(network, rag.chunks(), show)
 
 
 def _ends(losses: list[float]) -> tuple[float, float]:

@@ -299,9 +299,9 @@ def _loaded(model: str, config: EngineConfig) -> "Engine":
 
 def _note_dtype(engine: "Engine") -> None:
     """Say which dtype "auto" stands for, if not the checkpoint's, and why stored entries are not reused."""
-    if (choice := engine.parts.shared.dtype_choice).measured:
+    if (choice := engine.model.dtype_choice).measured:
         print_note(f"the model computes in {choice.why}.")
-    if (unused := engine.parts.unused_note) is not None:
+    if (unused := engine.entries.unused_note) is not None:
         print_note(f"{unused}.")
 
 

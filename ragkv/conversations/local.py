@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from ragkv.config import SessionConfig
-from ragkv.prompt import EngineParts
-from ragkv.prompt.history import Conversation
+from ragkv.model.layout import TemplateRuns
+from ragkv.prompt import Prefiller
+from ragkv.prompt.history import BlockWriter, Conversation
 from ragkv.store import Background, Job
 
 from .manifest import Manifests, Summary
@@ -27,13 +28,15 @@ class LocalSessions(Sessions):
 
     def __init__(
         self,
-        parts: EngineParts,
+        prefiller: Prefiller,
+        runs: TemplateRuns,
+        block_writer: BlockWriter,
         settings: SessionConfig,
         manifests: Manifests | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Without `manifests` sessions live only in memory."""
-        super().__init__(parts, settings, clock)
+        super().__init__(prefiller, runs, block_writer, settings, clock)
         self._manifests = manifests
         self._writer: Background[None] = Background(0, "ragkv-manifests")
         self._writing = threading.Lock()
@@ -58,7 +61,7 @@ class LocalSessions(Sessions):
             session.conversation = conversation
             unused = self._set_summary(session.session_id, self._summary(session.session_id, conversation))
         if unused:
-            self.parts.block_writer.then(partial(self.drop, unused))
+            self.block_writer.then(partial(self.drop, unused))
         self._write_later(session)
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:

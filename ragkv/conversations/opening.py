@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from ragkv.config import EngineConfig
-from ragkv.prompt import EngineParts
+from ragkv.model.layout import TemplateRuns
+from ragkv.prompt import Prefiller
+from ragkv.prompt.history import BlockWriter
 
 from .local import LocalSessions
 from .manifest import Manifests
@@ -12,9 +14,11 @@ from .registry import Sessions
 UNTOLD = "deletions-untold.json"  # keys of deleted entries that the other replicas were not told of yet
 
 
-def open_sessions(parts: EngineParts, config: EngineConfig) -> Sessions:
+def open_sessions(
+    prefiller: Prefiller, runs: TemplateRuns, block_writer: BlockWriter, config: EngineConfig
+) -> Sessions:
     """Shared sessions on the store's Redis server, or local ones: on disk if the store may write to a directory."""
-    settings = config.store
+    settings, identity = config.store, block_writer.base
     if config.session.shared:
         from ragkv.store.remote import Tombstones, secret_from_environment
 
@@ -22,13 +26,13 @@ def open_sessions(parts: EngineParts, config: EngineConfig) -> Sessions:
         from .shared_manifest import SharedManifests  # imports redis-py
 
         assert settings.redis is not None  # `EngineConfig` refuses shared sessions without a server
-        shared = SharedManifests(settings.redis, parts.identity, secret_from_environment(settings.redis))
+        shared = SharedManifests(settings.redis, identity, secret_from_environment(settings.redis))
         writes = settings.directory is not None and not settings.read_only
         untold = Path(settings.directory) / UNTOLD if writes and settings.directory else None
-        return SharedSessions(parts, config.session, shared, Tombstones(untold))
+        return SharedSessions(prefiller, runs, block_writer, config.session, shared, Tombstones(untold))
     durable = settings.directory is not None and not settings.read_only
-    manifests = Manifests(settings.directory, parts.identity) if durable and settings.directory else None
-    return LocalSessions(parts, config.session, manifests)
+    manifests = Manifests(settings.directory, identity) if durable and settings.directory else None
+    return LocalSessions(prefiller, runs, block_writer, config.session, manifests)
 
 
 __all__ = ["open_sessions"]

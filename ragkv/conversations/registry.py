@@ -17,8 +17,9 @@ from weakref import WeakValueDictionary
 
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError
-from ragkv.prompt import EngineParts
-from ragkv.prompt.history import Conversation, Discard, find
+from ragkv.model.layout import TemplateRuns
+from ragkv.prompt import Prefiller
+from ragkv.prompt.history import BlockWriter, Conversation, Discard, find
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey, RemoteStats
 
@@ -34,8 +35,16 @@ T = TypeVar("T", bound=SessionTurn)
 class Sessions(SessionOwner):
     """The conversations of one engine. All methods are thread-safe."""
 
-    def __init__(self, parts: EngineParts, settings: SessionConfig, clock: Callable[[], float] = time.time) -> None:
-        self.parts, self.settings, self.clock = parts, settings, clock
+    def __init__(
+        self,
+        prefiller: Prefiller,
+        runs: TemplateRuns,
+        block_writer: BlockWriter,
+        settings: SessionConfig,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.adapter, self.runs, self.block_writer = prefiller.adapter, runs, block_writer
+        self.settings, self.clock = settings, clock
         # Guards the fields below. No thread waits for a session or writes a manifest while it holds this lock.
         self._lock = threading.RLock()
         self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
@@ -45,7 +54,12 @@ class Sessions(SessionOwner):
         self._turns: set[SessionTurn] = set()  # under way
         self.request_numbers = count(1)
         self.unsaved = UnsavedSessions(self, self._set_unsaved_keys)
-        self._repair = Repair(parts, lambda session, ticket: self._turn_of(session, ticket, RepairTurn))
+        self._repair = Repair(
+            prefiller,
+            runs.before_documents,
+            block_writer.base.codec,
+            lambda session, ticket: self._turn_of(session, ticket, RepairTurn),
+        )
 
     @abstractmethod
     def summaries(self) -> Iterable[Summary]:
@@ -132,7 +146,7 @@ class Sessions(SessionOwner):
                 if self._references[key] > 0 or any(key in turn.saved_keys for turn in self._turns):
                     continue
                 del self._references[key]
-            self.parts.block_writer.delete(key)
+            self.block_writer.delete(key)
 
     def drop_orphans(self) -> int:
         """Have the blocks on this machine deleted that are in no conversation; returns how many there are.
@@ -141,18 +155,15 @@ class Sessions(SessionOwner):
         blocks, and so does a deletion that this one was not told of. Raises `SessionUnavailableError`.
         """
         # In this order: a block belongs to a turn until its conversation is committed.
-        blocks = set(self.parts.store.block_keys())
+        blocks = self.block_writer.on_this_machine()
         with self._lock:
             blocks.difference_update(*(turn.saved_keys for turn in self._turns), *self._unsaved_keys.values())
         if blocks:
             blocks.difference_update(*(summary.keys for summary in self.summaries()))
         if blocks:  # some may be of another model's conversations
-            base = replace(self.parts.identity, context="")
-            infos = self.parts.store.sample()
-            own = {info.key for info in infos if replace(info.identity, context="") == base}
-            blocks &= own
+            blocks &= self.block_writer.own()
             # Not at once: a turn that begins now may save the same blocks, and the block writer stores them afterwards.
-            if not self.parts.block_writer.then(partial(self.drop, blocks)):
+            if not self.block_writer.then(partial(self.drop, blocks)):
                 self.drop(blocks)  # the engine is being closed: no turn begins
         return len(blocks)
 
@@ -192,15 +203,15 @@ class Sessions(SessionOwner):
     def flush(self) -> None:
         """Return when histories are exact, as far as the settings want it, and all blocks so far are in the store."""
         self._repair.flush()
-        self.parts.block_writer.flush()
+        self.block_writer.flush()
 
     def close(self) -> None:
         """Save what waits and stop. Twice is harmless."""
         self._repair.close()
-        self.parts.block_writer.close()
+        self.block_writer.close()
 
     def _summary(self, session_id: str, conversation: Conversation) -> Summary:
-        return Summary.of(session_id, conversation, self.parts.identity)
+        return Summary.of(session_id, conversation, self.block_writer.base)
 
     def _set_summary(self, session_id: str, new: Summary | None) -> set[EntryKey]:
         """Record what a conversation consists of; returns the keys that its history has no more. Needs `_lock`."""
@@ -240,8 +251,8 @@ class Sessions(SessionOwner):
 
     def _info(self, summary: Summary) -> SessionInfo:
         sizes = zip(summary.keys, summary.key_tokens, strict=True)
-        stored = sum(tokens for key, tokens in sizes if self.parts.block_writer.stored(key))
-        size = stored * self.parts.adapter.kv_bytes_per_token
+        stored = sum(tokens for key, tokens in sizes if self.block_writer.stored(key))
+        size = stored * self.adapter.kv_bytes_per_token
         return SessionInfo(summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title)
 
 

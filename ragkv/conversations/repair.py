@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ragkv.errors import CancelledError, RagKVError
 from ragkv.fusion import make_selector
-from ragkv.prompt import ActiveRequest, EngineParts, PrefillMethod, Prompt, Request
+from ragkv.prompt import ActiveRequest, Prefiller, PrefillMethod, Prompt, Request
 from ragkv.prompt.history import History, exact_blocks
 from ragkv.runtime import openmp
 from ragkv.scheduling import IdleTicket, Ticket
@@ -56,9 +56,10 @@ TurnOf = Callable[["Session", Ticket], AbstractContextManager[RepairTurn]]
 class Repair:
     """The conversations whose history is to be made exact, and the thread that does it. Thread-safe."""
 
-    def __init__(self, parts: EngineParts, turn: TurnOf) -> None:
-        """`turn` holds a session and makes a `RepairTurn` of it."""
-        self._parts, self._turn = parts, turn
+    def __init__(self, prefiller: Prefiller, prefix: tuple[int, ...], codec: str, turn: TurnOf) -> None:
+        """`prefix` is the application's. `turn` holds a session and makes a `RepairTurn` of it."""
+        self._prefiller, self._prefix, self._turn = prefiller, prefix, turn
+        self._scheduler, self._lossless = prefiller.scheduler, CODECS[codec].lossless
         self._waiting: OrderedDict[str, Session] = OrderedDict()  # by id, so that each waits once
         self._working = False
         self._changed = threading.Condition()
@@ -69,7 +70,7 @@ class Repair:
     def add(self, session: "Session") -> None:
         """Make the session's history exact when there is time. With a rounding codec no block can be."""
         with self._changed:
-            if self._closing or not CODECS[self._parts.identity.codec].lossless:
+            if self._closing or not self._lossless:
                 return
             self._waiting[session.session_id] = session
             if self._thread is None:
@@ -82,7 +83,7 @@ class Repair:
         openmp.release_threads()
         with self._changed:
             self._flushing += 1
-            self._parts.scheduler.wake()
+            self._scheduler.wake()
             self._changed.wait_for(lambda: self._closing or not (self._waiting or self._working))
             self._flushing -= 1
 
@@ -92,7 +93,7 @@ class Repair:
             self._closing = True
             self._waiting.clear()
             self._changed.notify_all()
-        self._parts.scheduler.wake()
+        self._scheduler.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -121,7 +122,7 @@ class Repair:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
-            self._parts.scheduler.wait_idle(LOOK_S, lambda: self._closing or self._flushing > 0)
+            self._scheduler.wait_idle(LOOK_S, lambda: self._closing or self._flushing > 0)
             with self._changed:
                 if self._closing:
                     return None
@@ -130,7 +131,7 @@ class Repair:
                     return self._waiting.popitem(last=False)[1]
 
     def _busy(self) -> bool:
-        return self._closing or (self._parts.scheduler.busy and not self._flushing)
+        return self._closing or (self._scheduler.busy and not self._flushing)
 
     def _repair_block(self, session: "Session") -> bool:
         """Compute the first block that is not exact; whether there was one. Raises `CancelledError`."""
@@ -141,7 +142,7 @@ class Repair:
                 return False
             request = Request((), (), EXACTLY)
             active = ActiveRequest(request, prompt, ticket, session.session_id, keep=True)
-            turn.prefilled(prompt, self._parts.prefiller.prefill(active))
+            turn.prefilled(prompt, self._prefiller.prefill(active))
             turn.end()
             return bool(turn.saved_keys)
 
@@ -151,7 +152,7 @@ class Repair:
         A block behind another prefix than the application's cannot: the prefix's ids are not known. Nor can one of
         other RoPE frequencies than the next prompt has.
         """
-        prefix, rope = self._parts.runs.before_documents, self._parts.adapter.rope
+        prefix, rope = self._prefix, self._prefiller.adapter.rope
         frequencies = rope.frequencies(len(prefix) + len(history) + 1)
         found = zip(history.blocks, exact_blocks(prefix, history.blocks, frequencies), strict=True)
         first = next((number for number, (_, exact) in enumerate(found) if not exact), None)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError
-from ragkv.prompt import EngineParts, Past
-from ragkv.prompt.history import Conversation, Discard, History, discardable, find, fitted, merged
+from ragkv.model import Adapter
+from ragkv.model.layout import TemplateRuns
+from ragkv.prompt import Past
+from ragkv.prompt.history import BlockWriter, Conversation, Discard, History, discardable, find, fitted, merged
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey
 
@@ -33,7 +35,9 @@ class SessionOwner(ABC):
     The caller of `refresh`, `commit`, `clear` or `delete` must hold the session.
     """
 
-    parts: EngineParts
+    adapter: Adapter
+    runs: TemplateRuns  # what the template puts around answers
+    block_writer: BlockWriter
     settings: SessionConfig
     clock: Callable[[], float]  # seconds since the epoch
     request_numbers: Iterator[int]  # one higher each time
@@ -157,7 +161,7 @@ class Session:
 
     def make_room(self, tokens: int) -> int:
         """Drop what a turn of `tokens` in all, answer included, would have to drop; returns how many tokens."""
-        settings, limit = self.owner.settings, self.owner.parts.adapter.context_length
+        settings, limit = self.owner.settings, self.owner.adapter.context_length
         with self.held():
             if limit is None:
                 return 0
@@ -168,7 +172,7 @@ class Session:
 
     @property
     def _prefix_tokens(self) -> int:
-        return len(self.owner.parts.runs.before_documents)
+        return len(self.owner.runs.before_documents)
 
     def _replace(self, history: History) -> int:
         """Make `history` the conversation's; returns how many tokens fewer it has."""

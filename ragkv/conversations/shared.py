@@ -18,8 +18,9 @@ from functools import partial
 
 from ragkv.config import SessionConfig
 from ragkv.errors import SessionUnavailableError
-from ragkv.prompt import EngineParts
-from ragkv.prompt.history import Conversation
+from ragkv.model.layout import TemplateRuns
+from ragkv.prompt import Prefiller
+from ragkv.prompt.history import BlockWriter, Conversation
 from ragkv.store import EntryKey, RemoteStats
 from ragkv.store.remote.tombstones import Tombstones
 
@@ -41,14 +42,16 @@ class SharedSessions(Sessions):
 
     def __init__(
         self,
-        parts: EngineParts,
+        prefiller: Prefiller,
+        runs: TemplateRuns,
+        block_writer: BlockWriter,
         settings: SessionConfig,
         manifests: SharedManifests,
         untold: Tombstones | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`manifests` is closed with the sessions. `untold`: what an earlier process did not tell the others."""
-        super().__init__(parts, settings, clock)
+        super().__init__(prefiller, runs, block_writer, settings, clock)
         self._untold = Tombstones(None) if untold is None else untold
         self._orphans_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic
         self.manifests = manifests
@@ -91,7 +94,7 @@ class SharedSessions(Sessions):
             unused = self._set_summary(session.session_id, self._summary(session.session_id, conversation))
             self._remember(session.session_id, conversation.used_at)
         if unused:
-            self.parts.block_writer.then(partial(self._drop_unused, unused))
+            self.block_writer.then(partial(self._drop_unused, unused))
 
     def clear(self, session: Session) -> None:
         """Delete the session's turns for every replica. Raises `SessionUnavailableError`."""
@@ -165,7 +168,7 @@ class SharedSessions(Sessions):
     def _in_vocabulary(self, conversation: Conversation) -> bool:
         """Whether the model has all token ids; without a secret anyone who can write to the server can forge them."""
         ids = conversation.history.token_ids
-        return not ids or (min(ids) >= 0 and max(ids) < self.parts.adapter.vocabulary)
+        return not ids or (min(ids) >= 0 and max(ids) < self.adapter.vocabulary)
 
     def _drop_unused(self, keys: set[EntryKey]) -> None:
         """Delete the blocks of these keys that are in no history of any replica."""

@@ -40,7 +40,7 @@ class SessionTurn(DetachedTurn, Closing):
     keeps = True
 
     def __init__(self, owner: SessionOwner, session: Session) -> None:
-        self._owner, self._session, self._writer = owner, session, owner.parts.block_writer
+        self._owner, self._session, self._writer = owner, session, owner.block_writer
         self.past = session.past
         self._before = session.conversation
         self._taint = secrets.token_hex(16)  # in the context of inexact blocks, so that only this session finds them
@@ -77,11 +77,11 @@ class SessionTurn(DetachedTurn, Closing):
 
     def end(self, answer: tuple[int, ...] = ()) -> None:
         """Make the turn part of the history: tokens with KV become blocks, the others the tail."""
-        prompt, runs, made = self._prompt, self._owner.parts.runs, self._made
+        prompt, runs, made = self._prompt, self._owner.runs, self._made
         between = runs.after_answer + runs.before_next_turn
         self._ids = [*prompt.token_ids, *answer]
         whole = (*self._ids, *between)
-        if made is not None and self._owner.parts.adapter.rope.frequencies(len(whole) + 1) == made.frequencies:
+        if made is not None and self._owner.adapter.rope.frequencies(len(whole) + 1) == made.frequencies:
             self._save_complete_blocks()
             if self._at < self._recorded_to(made):  # `_save_complete_blocks` left no bound of exactness in it
                 self._add_block(made, self._recorded_to(made))

@@ -20,7 +20,8 @@ class UnsavedSessions(SessionOwner):
 
     def __init__(self, saved: SessionOwner, set_keys: Callable[[str, Iterable[EntryKey]], set[EntryKey]]) -> None:
         """`set_keys` records the keys of the blocks of a session, and returns those that it has no more."""
-        self.parts, self.settings, self.clock = saved.parts, saved.settings, saved.clock
+        self.settings, self.clock = saved.settings, saved.clock
+        self.adapter, self.runs, self.block_writer = saved.adapter, saved.runs, saved.block_writer
         self.request_numbers = saved.request_numbers
         self._saved, self._set_keys = saved, set_keys
 
@@ -38,7 +39,7 @@ class UnsavedSessions(SessionOwner):
     def commit(self, session: Session, conversation: Conversation) -> None:
         session.conversation = replace(conversation, used_at=self.clock())
         if unused := self._count(session):
-            self.parts.block_writer.then(lambda: self.drop(unused))
+            self.block_writer.then(lambda: self.drop(unused))
 
     def clear(self, session: Session) -> None:
         session.conversation = self._empty()
@@ -60,7 +61,7 @@ class UnsavedSessions(SessionOwner):
 
     def _count(self, session: Session) -> set[EntryKey]:
         """Record which blocks the session's history has; returns the keys that it has no more."""
-        summary = Summary.of(session.session_id, session.conversation, self.parts.identity)
+        summary = Summary.of(session.session_id, session.conversation, self.block_writer.base)
         return self._set_keys(session.session_id, summary.keys)
 
 

@@ -1,7 +1,6 @@
 """Fusion: builds the KV of one prompt from many stored entries and recomputes the tokens that a selector chooses."""
 
 from .fusor import Fused, Fusor
-from .guard import raised_ratio
 from .learned import ScoreModel
 from .pipeline import LayerReader, Readers, ResidentLease
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
@@ -13,6 +12,7 @@ from .selectors import (
     StaticSelector,
     budget,
     make_selector,
+    raised_ratio,
     usable,
     with_floor,
 )

@@ -3,7 +3,7 @@
 1. Where loading is slow, recomputing more tokens costs no time. The controller raises the ratio until recompute takes
    as long as loading: `r = clamp(max(r*, r : T_recompute(r) = T_load), r*, 1)`.
 2. An entry that loads slower than it is computed is computed.
-3. Where fusing is not faster than computing everything, everything is computed, which is exact (`break_even.py`).
+3. Where fusing is not faster than computing everything, everything is computed, which is exact (`estimators.pays`).
 4. Of the tiers whose loading is hidden by recompute, it names the cheapest.
 
 Pure functions: from a profile and numbers to a decision with its reasons.
@@ -17,8 +17,18 @@ from dataclasses import dataclass, replace
 
 from ragkv.config import PricesConfig
 
-from .break_even import is_fused_chunk, pays, recompute_ttft_s
-from .estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
+from .estimators import (
+    Load,
+    Selection,
+    Shape,
+    is_fused_chunk,
+    load_s,
+    pays,
+    recompute_s,
+    recompute_ttft_s,
+    storage_cost,
+    ttft_s,
+)
 from .profile import Profile
 
 R_STAR = 0.15  # until the quality gate has run: the paper's value, from its figure 16

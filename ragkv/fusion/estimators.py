@@ -13,7 +13,9 @@ from ragkv.config import PricesConfig
 
 from .profile import Profile
 
-BYTES_PER_GB = 1e9  # as storage is sold
+BYTES_PER_GB = 1e9  # `BYTES_PER_GB` is a gigabyte as storage is sold.
+MARGIN = 1.05  # Fusing pays if it is faster by the factor `MARGIN`,
+UNPROFILED_S = 8e-4  # after `UNPROFILED_S`, what a profile leaves out: finding entries and selecting.
 
 
 class Selection(Enum):
@@ -95,6 +97,25 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     layer_s = load_s(profile, loads).layer_s
     busy, afterwards = _passes(profile, ratio, shape)
     return profile.start_s + layer_s + sum(max(layer_s, work) for work in busy) + afterwards
+
+
+def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float:
+    """Time to first token if all fused chunks are computed; exact chunks and history are loaded as before."""
+    kept = [load for load in loads if not is_fused_chunk(load)]
+    rows = min(shape.prompt_tokens, shape.forced_rows + shape.fused_tokens)
+    if not kept:
+        return profile.prefill.at(shape.prompt_tokens)
+    return ttft_s(profile, Shape(0, rows, shape.prompt_tokens), 0.0, kept)
+
+
+def is_fused_chunk(load: Load) -> bool:
+    """Whether it is an entry that may be computed instead, to which fusing is an approximation."""
+    return load.fused and not load.fixed
+
+
+def pays(fused_s: float, recompute_s: float) -> bool:
+    """Whether fusing is faster by more than the margin and what a profile leaves out."""
+    return fused_s * MARGIN + UNPROFILED_S < recompute_s
 
 
 def stored_bytes(profile: Profile, tokens: int) -> float:

@@ -19,11 +19,9 @@ from ragkv.model.pauses import pausing
 from ragkv.runtime import Closing
 from ragkv.store import Lease
 
-from .guard import remaining_deviation
-from .pipeline import LayerReader, Readers
+from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan, Span
-from .readahead import Speeds
-from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
+from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, remaining_deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Fused:
     logits: torch.Tensor  # (V,) float32, of the last position
     selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of candidate positions recomputed there, int64, CPU
     row_layers: int  # rows computed, summed over layers
-    remaining_deviation: float | None  # expected, per candidate (see `guard`); None if an entry has no scores
+    remaining_deviation: float | None  # expected, per candidate (see `raised_ratio`); None if an entry has no scores
     bytes_by_tier: dict[str, int]
     load_s: float
     fuse_s: float
@@ -49,7 +47,7 @@ class Fusor:
         """With `read_ahead_layers` None the read-ahead follows the speeds measured in earlier requests."""
         self.adapter, self.seed = adapter, seed
         self.speeds = Speeds()
-        self._readers, self._ahead = readers, read_ahead_layers
+        self.readers, self._ahead = readers, read_ahead_layers
 
     def open(self, plan: Plan, selector: Selector, ratio: float) -> "Fusing":
         """Start to read what `plan` needs. The caller runs it under the compute lock, and closes it in any case."""
@@ -61,7 +59,7 @@ class Fusor:
         if ahead is None:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
             ahead = self.speeds.ahead(size, rows * layers, layers)
-        return LayerReader(leases, layers, ahead, self._readers, self.adapter.device)
+        return LayerReader(leases, layers, ahead, self.readers, self.adapter.device)
 
 
 class Fusing(Closing):
@@ -104,7 +102,7 @@ class Fusing(Closing):
             between()
             others_s += time.perf_counter() - left
 
-        work = _Pass(adapter, self._plan, self._selector, self._ratio, kv, record)
+        work = _FusionPass(adapter, self._plan, self._selector, self._ratio, kv, record)
         with pausing(let_others_compute):
             work.choose(self._first_choice)
             for layer in range(adapter.layer_count):
@@ -153,7 +151,7 @@ def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:
     return tuple(span for span in plan.loaded() if not computed[span.start : span.stop].all())
 
 
-class _Pass:
+class _FusionPass:
     """The state of one prompt while it is fused."""
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import Any, Self
 from ragkv.config import FusionConfig
 from ragkv.store import Identity
 
-from . import json_file
+from .profile import read_measurements, save_measurement
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SpeedUp:
     """Times to the first token, fused against full recompute of the same prompts in the same minutes."""
 
     times: float  # how many times sooner: full over fused, the median over prompts
@@ -67,7 +67,7 @@ class Point:
     agreement: float  # mean over prompts
     agreement_bound: float  # its lower 95 % bound
     remaining_deviation: float | None  # per token, the maximum over prompts, for the guard; None without scores
-    speed: Speed
+    speed: SpeedUp
     prompts: int
 
     def keeps(self, tolerance: Tolerance) -> bool:
@@ -165,13 +165,13 @@ def candidates(points: Sequence[Point], tolerance: Tolerance, gain: float = 1.0)
 
 def save(result: GateResult, directory: str | Path, identity: Identity, fusion: FusionConfig) -> Path:
     """Save `result` in `directory` for engines of `identity` with these settings; returns the file's path."""
-    return json_file.save(Path(directory) / FILE_NAME, _key(identity, fusion), asdict(result))
+    return save_measurement(Path(directory) / FILE_NAME, _key(identity, fusion), asdict(result))
 
 
 def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> GateResult | None:
     """The result that was applied to such an engine; `None` if there is none, or none that can be read."""
     try:
-        values = json_file.read(Path(directory) / FILE_NAME)
+        values = read_measurements(Path(directory) / FILE_NAME)
         if (found := values.get(_key(identity, fusion))) is not None:
             return _read(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -188,7 +188,7 @@ def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> Gat
 
 def _read(found: dict[str, Any]) -> GateResult:
     def points(values: Sequence[dict[str, Any]]) -> tuple[Point, ...]:
-        return tuple(Point(**{**value, "speed": Speed(**value["speed"])}) for value in values)
+        return tuple(Point(**{**value, "speed": SpeedUp(**value["speed"])}) for value in values)
 
     return GateResult(
         **{

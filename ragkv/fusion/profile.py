@@ -7,6 +7,7 @@ Here recompute has its own fit, because a row costs more in a small pass than in
 
 import hashlib
 import json
+import logging
 import math
 import typing
 from collections.abc import Mapping
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from ragkv.errors import ConfigError, ProfileError
+from ragkv.runtime import make_private_folder, replace_file
 from ragkv.runtime.setting_values import build
 
-from . import json_file
+log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
 VERSION = 1
@@ -187,7 +189,7 @@ class Profile:
 
 def save(profile: Profile, directory: str | Path) -> Path:
     """Save `profile` in `directory`, replacing an earlier one of the same subject; returns the file's path."""
-    return json_file.save(Path(directory) / FILE_NAME, profile.subject.key, asdict(profile))
+    return save_measurement(Path(directory) / FILE_NAME, profile.subject.key, asdict(profile))
 
 
 def load(directory: str | Path, subject: Subject) -> Profile:
@@ -196,7 +198,7 @@ def load(directory: str | Path, subject: Subject) -> Profile:
     Raises `ProfileError` if there is none; if there are profiles of other subjects, it says how the nearest differs.
     """
     try:
-        values = json_file.read(Path(directory) / FILE_NAME)
+        values = read_measurements(Path(directory) / FILE_NAME)
     except ValueError as error:
         raise ProfileError(f"The profiles cannot be read: {error}. Measure again: `ragkv profile`.") from error
     if subject.key in values:
@@ -209,6 +211,31 @@ def load(directory: str | Path, subject: Subject) -> Profile:
     nearest = min(others, key=lambda other: len(other.subject.differences(subject)))
     nearest.check(subject)
     raise AssertionError("a profile of the wanted subject is saved under another key")
+
+
+def read_measurements(path: Path) -> dict[str, Any]:
+    """The values in `path`, a JSON object, by key; none without such a file. Raises `ValueError` for other files."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is not a JSON object")  # noqa: TRY004 - the file is wrong, not a type in the program
+    return values
+
+
+def save_measurement(path: Path, key: str, value: Any) -> Path:
+    """Set `key` in `path` to `value`, replacing the whole file; an unreadable file is replaced with a warning."""
+    make_private_folder(path.parent)
+    try:
+        values = read_measurements(path)
+    except ValueError as error:
+        log.warning("%s: it is replaced.", error)
+        values = {}
+    replace_file(path, (json.dumps({**values, key: value}, indent=1) + "\n").encode())
+    return path
 
 
 def _numbers(value: Any, name: str) -> typing.Iterator[tuple[str, float]]:

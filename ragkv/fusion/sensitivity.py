@@ -33,7 +33,7 @@ VARIANCE, LEARNED = "variance-3", "learned-2"  # how scores are made: they are c
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _KeptText:
     """An encoded text behind the application's prefix."""
 
     chunks: frozenset[tuple[int, ...]]  # that it consists of
@@ -70,7 +70,7 @@ class Scorer:
         self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.made_as}"  # before the dash, their slot
         self._between = between
         self._layers = range(scored_layers(adapter.layer_count).stop)  # computed behind texts
-        self._texts: list[_Text] = []  # at most k + 1, because a chunk cannot use the text that contains it
+        self._texts: list[_KeptText] = []  # at most k + 1, because a chunk cannot use the text that contains it
         self._waiting: list[tuple[int, ...]] = []  # chunks that do not fill a text yet
         self._batch: Sequence[tuple[int, ...]] = ()  # chunks ingested together, in order
         self._places: dict[tuple[int, ...], int] = {}  # in the batch
@@ -108,7 +108,7 @@ class Scorer:
             self._waiting.append(token_ids)
             if sum(map(len, self._waiting)) >= TEXT_TOKENS:
                 text = tuple(chain(*self._waiting))[:TEXT_TOKENS]
-                self._texts.append(_Text(frozenset(self._waiting), self._encoded(self._prefix_ids + text)))
+                self._texts.append(_KeptText(frozenset(self._waiting), self._encoded(self._prefix_ids + text)))
                 self._waiting = []
 
     def scores(self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]) -> list[torch.Tensor]:

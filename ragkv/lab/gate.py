@@ -23,7 +23,7 @@ import torch
 from ragkv.engine import Engine
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import Selector, gate_result, make_selector
-from ragkv.fusion.gate_result import SURE, GateResult, Point, Speed, Tolerance, candidates
+from ragkv.fusion.gate_result import SURE, GateResult, Point, SpeedUp, Tolerance, candidates
 from ragkv.model import PromptKV, full_pass
 from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
@@ -121,7 +121,7 @@ class _Measurements:
             agreement=statistics.fmean(self.agreements) if self.agreements else 0.0,
             agreement_bound=statistics.fmean(doubted) - _margin(doubted),
             remaining_deviation=max(self.deviations, default=None),
-            speed=Speed.of(self.fused_s, self.full_s),
+            speed=SpeedUp.of(self.fused_s, self.full_s),
             prompts=len(self.kls),
         )
 
@@ -178,10 +178,9 @@ def save(engine: Engine, result: GateResult) -> Path | None:
 
     Returns the file, or `None` if the engine has no directory.
     """
-    parts, config = engine.parts, engine.config
-    parts.intake.apply_gate_result(result)
-    directory = config.store.directory
-    return None if directory is None else gate_result.save(result, directory, parts.encoder.measured_as, config.fusion)
+    engine.intake.apply_gate_result(result)
+    directory, measured_as = engine.config.store.directory, engine.entries.encoder.measured_as
+    return None if directory is None else gate_result.save(result, directory, measured_as, engine.config.fusion)
 
 
 class _Bench:
@@ -251,14 +250,14 @@ def _settings(
     engine: Engine, probes: Sequence[Probe], selectors: Sequence[str | Selector], ratios: Sequence[float]
 ) -> list[GateSetting]:
     """Every selector at every ratio in every order that all probes have."""
-    parts = engine.parts
+    encoder = engine.entries.encoder
     chosen = {one.name: one for one in map(make_selector, selectors)}
     if not chosen:
         names = dict.fromkeys((engine.config.fusion.selector, *SELECTORS))
         made = [make_selector(name) for name in names if name != "all"]
-        chosen = {one.name: one for one in made if not one.needs_scores or parts.encoder.makes_scores}
+        chosen = {one.name: one for one in made if not one.needs_scores or encoder.makes_scores}
     if any(one.needs_scores for one in chosen.values()):
-        parts.encoder.make_scores()
+        encoder.make_scores()
     orders = [order for order in probes[0].chunks if all(order in probe.chunks for probe in probes)]
     if not orders:
         raise InputError("The gate's prompts have no order of their chunks in common, so no setting fits them all.")
@@ -291,7 +290,7 @@ def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
 
     Raises `PromptTooLongError` if some do not, and the others are fewer than `LEAST_PROMPTS`.
     """
-    context, runs = engine.parts.adapter.context_length, engine.parts.runs
+    context, runs = engine.model.adapter.context_length, engine.intake.runs
     others = len(runs.before_documents) + len(runs.after_question) + NEXT_TOKENS
 
     def length(probe: Probe) -> int:
@@ -346,11 +345,11 @@ def _next_tokens(engine: Engine, probe: Probe, chunks: tuple[Chunk, ...], settin
         reuse=reuse,
     )
     kv: PromptKV = prefill.fused.kv
-    adapter = engine.parts.adapter
+    adapter = engine.model.adapter
     if probe.answered:
         text, logits = probe.following, [prefill.logits[None]]
     else:  # the template's tail is left out: the text goes on right behind the chunks
-        kv.length = len(prefill.token_ids) - len(question) - len(engine.parts.runs.after_question)
+        kv.length = len(prefill.token_ids) - len(question) - len(engine.intake.runs.after_question)
         text, logits = probe.question + probe.following, []
     if text:
         kv.reserve(kv.length + len(text))
@@ -374,10 +373,10 @@ def _margin(values: list[float]) -> float:
 
 def _machine(engine: Engine) -> str:
     """The machine's kind, on which the times were measured."""
-    adapter = engine.parts.adapter
+    adapter = engine.model.adapter
     where = (
         torch.cuda.get_device_name(adapter.device)
         if adapter.device.type == "cuda"
         else f"{cpu_model()} ({', '.join(cpu_features()) or 'no known extensions'})"
     )
-    return f"{where}, {torch.get_num_threads()} threads, {engine.parts.identity.dtype}"
+    return f"{where}, {torch.get_num_threads()} threads, {engine.model.identity.dtype}"

@@ -45,7 +45,7 @@ def _asking(rag: Rag, k: int, questions: Sequence[str], orders: Sequence[Order])
     for question in questions:
         hits = rag.retrieve(question, k, order="score")
         if len(hits) >= LEAST_CHUNKS:
-            yield Probe(_ordered(rag, hits, orders), rag.engine.parts.intake.encode(question))
+            yield Probe(_ordered(rag, hits, orders), rag.engine.intake.encode(question))
 
 
 def _ordered(rag: Rag, hits: Sequence[Hit], orders: Sequence[Order]) -> dict[str | None, tuple[Chunk, ...]]:

@@ -22,9 +22,9 @@ import torch
 from ragkv.engine import Engine
 from ragkv.errors import ConfigError, StoreError
 from ragkv.fusion import LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
 from ragkv.fusion.profile import save as save_profile
-from ragkv.fusion.readahead import UNMEASURED
 from ragkv.model import full_pass
 from ragkv.prompt import subject_of
 from ragkv.runtime import make_private_folder
@@ -64,7 +64,7 @@ def save(engine: Engine, profile: Profile) -> Path | None:
     Returns the file, or `None` if the engine has no directory. Raises `ProfileError` if the profile is of another model
     or machine.
     """
-    engine.parts.load_control.apply_profile(profile)
+    engine.load_control.apply_profile(profile)
     directory = engine.config.store.directory
     return None if directory is None else save_profile(profile, directory)
 
@@ -78,10 +78,10 @@ def disk_speed(engine: Engine, *, quick: bool = False) -> TierSpeed:
 
 def reading_s(engine: Engine, leases: Sequence[Lease]) -> float:
     """Seconds to read every layer of `leases` like a request does: with the same threads and the same read-ahead."""
-    adapter, ahead = engine.parts.adapter, engine.config.fusion.read_ahead_layers
+    adapter, ahead = engine.model.adapter, engine.config.fusion.read_ahead_layers
     began = time.perf_counter()
     with LayerReader(
-        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine.parts.readers, adapter.device
+        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine.fusor.readers, adapter.device
     ) as reader:
         for layer in range(adapter.layer_count):
             reader.layer(layer)
@@ -93,11 +93,11 @@ class _Measuring:
     """One profile measurement of one engine."""
 
     def __init__(self, engine: Engine, quick: bool, on_progress: Progress) -> None:
-        self._engine, self._adapter, self._on_progress = engine, engine.parts.adapter, on_progress
+        self._engine, self._adapter, self._on_progress = engine, engine.model.adapter, on_progress
         self._quick, self._rounds = quick, 2 if quick else ROUNDS
         self._tier_rounds = 3 if quick else TIER_ROUNDS
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
-        self._identity = engine.parts.encoder.identity
+        self._identity = engine.entries.encoder.identity
         self._generator = torch.Generator().manual_seed(0)
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
@@ -202,8 +202,8 @@ class _Measuring:
         """One pass of the fusor. Placing is timed separately on a CPU; a GPU does it asynchronously."""
         engine, device = self._engine, self._adapter.device
         with (
-            engine.parts.fusor.open(plan, make_selector("first-k"), ratio) as fusing,
-            engine.parts.scheduler.turn(),
+            engine.fusor.open(plan, make_selector("first-k"), ratio) as fusing,
+            engine.scheduler.turn(),
         ):
             _settle(device)
             began = time.perf_counter()
@@ -240,7 +240,7 @@ class _Measuring:
 
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:
-        with self._engine.parts.scheduler.turn():
+        with self._engine.scheduler.turn():
             _settle(self._adapter.device)
             began = time.perf_counter()
             work()

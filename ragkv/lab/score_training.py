@@ -95,7 +95,7 @@ def train(
     The engine must compute in float32 and score behind two texts. Raises `InputError` otherwise, and without examples;
     `UnsupportedModelError` for a model whose RoPE frequencies depend on the prompt's length.
     """
-    adapter = engine.parts.adapter
+    adapter = engine.model.adapter
     if not examples or any(len(example.chunks) < 2 or not example.continuations for example in examples):
         raise InputError("Scores are learned from one example or more, each of at least two chunks and a continuation.")
     if any(not 0 < one.known < len(one.token_ids) for example in examples for one in example.continuations):
@@ -175,7 +175,7 @@ class ScoreTrainer:
 
     def __init__(self, engine: Engine, examples: Sequence[TrainingExample] = ()) -> None:
         self._engine = engine
-        self.adapter = adapt(engine.parts.adapter.model)  # without packed weights, which have no gradients
+        self.adapter = adapt(engine.model.adapter.model)  # without packed weights, which have no gradients
         self._examples = list(examples)
         self._cache: dict[TrainingExample, PreparedExample] = {}
         self._keep_kv = True
@@ -222,7 +222,7 @@ class ScoreTrainer:
         prepared = self._cache.get(example)
         if prepared is None:
             # The lock also guards the scorer, which requests and the background encoder use too.
-            with self._engine.parts.scheduler.turn():
+            with self._engine.scheduler.turn():
                 prepared = self.prepare(example)
             if not self._keep_kv:
                 prepared = prepared.without_kv()
@@ -233,15 +233,15 @@ class ScoreTrainer:
     @torch.no_grad()
     def prepare(self, example: TrainingExample) -> PreparedExample:
         """The tensors of an example, with what a full prefill predicts."""
-        parts, adapter = self._engine.parts, self.adapter
+        encoder, adapter = self._engine.entries.encoder, self.adapter
         tensor = partial(torch.tensor, device=adapter.device)
-        ids = list(parts.runs.before_documents)
+        ids = list(self._engine.intake.runs.before_documents)
         reused: list[int] = []
         features, stored = [], []
-        parts.encoder.make_scores()
+        encoder.make_scores()
         chunks = [chunk.token_ids for chunk in example.chunks]
-        parts.encoder.register(chunks)
-        samples = parts.encoder.training_samples(chunks)
+        encoder.register(chunks)
+        samples = encoder.training_samples(chunks)
         for number, (chunk, (entry, behind_texts)) in enumerate(zip(example.chunks, samples, strict=True)):
             if number:  # the first chunk, right behind the prefix, is exact
                 reused += range(len(ids), len(ids) + len(chunk))

@@ -1,14 +1,12 @@
 """One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no sessions."""
 
-from .active_answer import ActiveAnswer
 from .backend import AnswerBackend, AnswerEvents, ModelBackend
-from .citations import cite
-from .generation import AnswerGenerator
+from .classify import Planned
+from .generation import ActiveAnswer, AnswerGenerator, cite
 from .intake import MAX_LOGPROBS, Intake
 from .load_control import Controlled, LoadControl, selection_of, shape_of, subject_of
-from .parts import EngineParts, SharedModel
-from .planner import Planned, Planner
-from .prefill import Prefiller
+from .planner import Planner
+from .prefill import Prefiller, prompt_spans
 from .request import (
     ActiveRequest,
     AnswerOptions,
@@ -23,7 +21,7 @@ from .request import (
     TurnKV,
 )
 from .request_trace import RequestTrace, traced
-from .spans import prompt_spans
+from .shared_model import SharedModel
 
 __all__ = [
     "MAX_LOGPROBS",
@@ -35,7 +33,6 @@ __all__ = [
     "AnswerOptions",
     "ChunkLike",
     "Controlled",
-    "EngineParts",
     "Intake",
     "LoadControl",
     "ModelBackend",

@@ -6,7 +6,9 @@ from typing import Protocol
 from ragkv.store import PrefetchHint
 from ragkv.types import Answer, TokenEvent
 
-from .parts import EngineParts
+from .generation import AnswerGenerator
+from .planner import Planner
+from .prefill import Prefiller
 from .request import ActiveRequest, Request
 
 # The tokens of each answer, then the answer; each event with the index of its answer.
@@ -39,20 +41,20 @@ class ModelBackend:
 
     makes_kv = True
 
-    def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
+    def __init__(self, planner: Planner, prefiller: Prefiller, generator: AnswerGenerator) -> None:
+        self._planner, self._prefiller, self._generator = planner, prefiller, generator
 
     def check(self, request: Request) -> None:
         """Whatever the intake lets through is served."""
 
     def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
         """The history's blocks and the chunks."""
-        return self._parts.planner.prefetch_hint(active)
+        return self._planner.prefetch_hint(active)
 
     def begin(self, active: ActiveRequest) -> AnswerEvents:
         """Fuse and compute the prompt; then decode."""
-        self._parts.prefiller.prefill(active)
-        return self._parts.generator.stream(active)
+        self._prefiller.prefill(active)
+        return self._generator.stream(active)
 
 
 __all__ = ["AnswerBackend", "AnswerEvents", "ModelBackend"]

@@ -1,6 +1,7 @@
 """From a prefill to answers, token by token. The answers to one prompt decode together."""
 
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,81 @@ import torch
 from ragkv.model import Adapter
 from ragkv.model.decode.decoding import end_tokens
 from ragkv.model.decode.sampling import Sampler
+from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import TokenConstraint
 from ragkv.scheduling import DecodeBatch
-from ragkv.types import Answer, TokenEvent, TokenLogprob
+from ragkv.types import Answer, Chunk, Citation, TokenEvent, TokenLogprob
 
-from .active_answer import ActiveAnswer
 from .request import ActiveRequest, Prefill
+
+_MARKER = re.compile(r"\[(\d+)\]")  # a chunk that an answer names
+
+
+class ActiveAnswer:
+    """An answer while its tokens come, from this model or another server: its text, why it ended, and its report."""
+
+    def __init__(self, active: ActiveRequest, tokenizer: Any | None) -> None:
+        request = active.request
+        self._active, self._text = active, TextStream(tokenizer, request.stop, as_written=request.raw)
+        self._logprobs: list[TokenLogprob] = []
+        self._first_token_s = 0.0
+        self.tokens: list[int] = []
+        self.reason: str | None = None  # why it ended: "stop" or "length"; None: it goes on
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is complete."""
+        return self.reason is not None
+
+    @property
+    def stopped_by_string(self) -> bool:
+        """Whether one of the request's stop strings ended it."""
+        return self._text.stopped
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its report says about this answer."""
+        return self._active.request.sampling.notes
+
+    def end(self) -> None:
+        """Its next token is an end token, which is not part of it."""
+        self._note_token()
+        self.reason = "stop"
+
+    def add(self, token: int, logprob: TokenLogprob | None = None) -> TokenEvent:
+        """Its next token."""
+        self._note_token()
+        self.tokens.append(token)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        event = TokenEvent(self._text.add(token), token, logprob)
+        if self._text.stopped:
+            self.reason = "stop"
+        elif len(self.tokens) == self._active.request.max_new_tokens:
+            self.reason = "length"
+        return event
+
+    def finish(self) -> Iterator[TokenEvent | Answer]:
+        """The text that was held back, and the whole answer."""
+        if rest := self._text.finish():
+            yield TokenEvent(rest, self.tokens[-1])
+        self._note_token()  # unless one had come
+        served = self._active.prefill
+        assert self.reason is not None
+        decode_s = self._active.elapsed_s() - self._first_token_s
+        yield Answer(
+            text=self._text.text,
+            token_ids=tuple(self.tokens),
+            finish_reason=self.reason,
+            timing=replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s),
+            reuse=served.reuse,
+            citations=cite(self._text.text, self._active.request.chunks),
+            spans=served.spans,
+            logprobs=tuple(self._logprobs),
+        ).with_notes(*self.notes)
+
+    def _note_token(self) -> None:
+        self._first_token_s = self._first_token_s or self._active.elapsed_s()
 
 
 class AnswerGenerator:
@@ -97,6 +167,22 @@ class _SampledAnswer(ActiveAnswer):
         return (*super().notes, f"the answer does not have its response format: {what} ended it before")
 
 
+def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
+    """One citation for each chunk that contains the answer (any case, whole words) or that it names as `[n]`."""
+    named = {int(number) - 1 for number in _MARKER.findall(answer)}
+    plain = _MARKER.sub("", answer).strip().strip(".")
+    pattern = re.compile(rf"(?<!\w){re.escape(plain)}(?!\w)", re.IGNORECASE) if plain else None
+    found = []
+    for index, chunk in enumerate(chunks):
+        match = pattern.search(chunk.text) if pattern else None
+        source = str(chunk.metadata.get("source", ""))
+        if match:
+            found.append(Citation(index, match.start(), match.end(), source))
+        elif index in named:
+            found.append(Citation(index, 0, len(chunk.text), source))
+    return tuple(found)
+
+
 def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenLogprob:
     """The log probability of `token` after `logits` (V,), and those of the most probable tokens."""
     logprobs = logits.float().log_softmax(dim=-1)
@@ -105,4 +191,4 @@ def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenL
     return TokenLogprob(token, float(logprobs[token]), tuple(top))
 
 
-__all__ = ["AnswerGenerator"]
+__all__ = ["ActiveAnswer", "AnswerGenerator", "cite"]

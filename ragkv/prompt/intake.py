@@ -30,7 +30,8 @@ class Intake:
     def __init__(
         self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig, grammars: Grammars
     ) -> None:
-        self._tokenizer, self._runs, self._config, self._grammars = tokenizer, runs, config, grammars
+        self.runs = runs
+        self._tokenizer, self._config, self._grammars = tokenizer, config, grammars
         self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
         self._gate_result: GateResult | None = None
         find(config.session.discard)  # raises for an unknown name
@@ -116,7 +117,7 @@ class Intake:
 
         Raises `PromptTooLongError` if the prompt does not fit even without history.
         """
-        runs, chunks, headroom = self._runs, request.chunks, request.max_new_tokens
+        runs, chunks, headroom = self.runs, request.chunks, request.max_new_tokens
         prefix = () if request.raw else runs.before_documents
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
             prefix, chunks = chunks[0].token_ids, chunks[1:]
@@ -179,7 +180,7 @@ class Intake:
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
         for chunk in chunks:
-            self._check_length(len(self._runs.before_documents) + len(chunk), 0)
+            self._check_length(len(self.runs.before_documents) + len(chunk), 0)
 
     def _gated(self, method: PrefillMethod, names_ratio: bool, names_selector: bool) -> PrefillMethod:
         """What the gate's result makes of a request that may name a ratio or a selector, which win."""

@@ -1,35 +1,23 @@
-"""From a prompt to a plan: which stored entries serve it, and whether each run is exact, fused or computed.
+"""From a prompt to a plan: looks up what is stored of its runs, and has them classified (`classify.py`).
 
-Leases are opened here and closed by the caller's exit stack. Which spans are exact is decided here and nowhere else.
+Leases are opened here and closed by the caller's exit stack.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
 
-from ragkv.config import ReuseMode
-from ragkv.fusion import Plan, Scorer, Span, SpanKind, SpanState
+from ragkv.fusion import Plan, Scorer
 from ragkv.model import Adapter
-from ragkv.prompt.history import Block, BlockWriter, exact_blocks
+from ragkv.prompt.history import Block, BlockWriter
 from ragkv.scheduling import Scheduler
 from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
-from ragkv.store import CODECS, EntryKey, HintedEntry, Identity, Lease, PrefetchHint, Store, ids_digest
+from ragkv.store import CODECS, EntryKey, HintedEntry, Lease, PrefetchHint, Store
 
-from .request import ActiveRequest, Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, and what the store could not give for it."""
-
-    plan: Plan
-    missed: tuple[int, ...]  # indices of chunks that were looked up and have no usable entry
-    unused: Mapping[int, str] = field(default_factory=dict)  # why KV is not reused, by the index of the chunk
-    recomputed_blocks: tuple[int, ...] = ()  # indices of history blocks that this pass computes, to be stored again
-    notes: tuple[str, ...] = ()  # what became of inexact history, and which storage does not answer
-    scorer: str = ""  # that made the scores of the plan's spans
+from .classify import FoundPrompt, FoundRun, Planned, RunWish, Wishes, classify, leaves_choice, wishes
+from .request import ActiveRequest, PrefillMethod, Prompt
 
 
 class Planner:
@@ -59,47 +47,15 @@ class Planner:
 
         Acquires the compute lock if the prefix has to be encoded.
         """
-        prompt, method, damaged = active.prompt, active.request.method, active.damaged
-        reuse, length = method.reuse, len(prompt.token_ids)
-        if reuse == "fused" and method.selector.needs_scores:
+        prompt, method = active.prompt, active.request.method
+        if method.reuse == "fused" and method.selector.needs_scores:
             self._encoder.make_scores()
-        frequencies = self.adapter.rope.frequencies(length)
-        scorer = self._encoder.scorer if self._encoder.makes_scores else None
-        history = _HistoryPlan(self.adapter, self._block_writer, scorer, prompt, damaged, leases)
-        spans = [self._prefix(prompt, reuse, length)] if prompt.prefix else []
-        inexact = method.inexact_history if reuse == "fused" and not method.is_full else "recompute"
-        spans += history.spans(reuse, inexact, by_scores=method.selector.needs_scores)
-        behind_prefix = len(prompt.prefix)
-        at, missed, unused = behind_prefix + len(prompt.history), [], dict[int, str]()
-        for index, token_ids in enumerate(prompt.chunks):
-            # A chunk right behind the application's prefix was encoded behind exactly what precedes it here.
-            exact = at == behind_prefix and prompt.own_prefix
-            wanted = index not in prompt.plain and (reuse == "fused" or (reuse == "prefix" and exact))
-            lease = self._lease(self._encoder.identity, token_ids, damaged, leases) if wanted else None
-            if wanted and lease is None:
-                missed.append(index)
-            scores = None if lease is None else self._scores.find(token_ids)
-            if wanted and (lease is None or (scores is None and self._encoder.makes_scores)):
-                self._background.add(token_ids)  # now, so that a deletion from here on cancels it
-            state = SpanState.COMPUTED
-            if lease is not None and exact and lease.info.lossless and lease.info.frequencies == frequencies:
-                state = SpanState.EXACT
-            elif lease is not None and reuse == "fused":
-                state = SpanState.FUSED
-            if state is SpanState.COMPUTED and index not in prompt.plain:
-                is_damaged = self._encoder.identity.key(token_ids) in damaged
-                unused[index] = _why_unused(reuse, exact, lease is not None, is_damaged)
-            used = None if state is SpanState.COMPUTED else lease
-            spans.append(Span(SpanKind.CHUNK, at, at + len(token_ids), state, used, index, scores=scores))
-            at += len(token_ids)
-        if prompt.question:
-            spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
-        plan = Plan.of(torch.tensor(prompt.token_ids), spans)
-        notes = history.notes if reuse == "none" else (*history.notes, *self._away(len(missed)))
-        if missed:
-            notes, self._unreported = (*notes, *self._unreported), ()
-        name = "" if scorer is None or scorer is not self._encoder.scorer else scorer.name
-        return Planned(plan, tuple(missed), unused, tuple(history.recomputed), notes, name)
+        wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
+        found = self._look_up(prompt, method, wished, active.damaged, leases)
+        planned = classify(prompt, method, wished, found)
+        if planned.missed:
+            planned, self._unreported = replace(planned, notes=(*planned.notes, *self._unreported)), ()
+        return planned
 
     def weighted_by_question(self, plan: Plan, prompt: Prompt) -> Plan:
         """`plan` with its candidates' scores weighted by what the prompt asks."""
@@ -131,11 +87,43 @@ class Planner:
         hinted = [HintedEntry(identity, ids, self._bytes(ids), scores_slot=slot) for ids in chunks]
         return PrefetchHint((*blocks, *hinted))
 
-    def _away(self, missed: int) -> Iterator[str]:
-        """What the report says about storage that does not answer."""
-        for kind in self._store.away():
-            what = f"{missed} chunks that are not stored here were computed" if missed else "no chunk was missing here"
-            yield f"{kind} does not answer: {what}"
+    def _look_up(
+        self, prompt: Prompt, method: PrefillMethod, wished: Wishes, damaged: Container[EntryKey], leases: ExitStack
+    ) -> FoundPrompt:
+        """What is stored of the runs that are wanted; missing chunks are given to the background encoder."""
+        scorer = self._encoder.scorer if self._encoder.makes_scores else None  # of this whole look-up
+
+        def opened(key: EntryKey, find: Callable[[], Lease | None]) -> Lease | None:
+            """The lease that `find` gives, opened on `leases`; `None` also for an entry known to be damaged."""
+            lease = None if key in damaged else find()
+            return None if lease is None else self._of_this_model(leases.enter_context(lease))
+
+        def find_block(block: Block, wish: RunWish) -> FoundRun:
+            writer = self._block_writer
+            lease = opened(writer.key(block), lambda: writer.lease(block)) if wish.is_wanted else None
+            if lease is None or not method.selector.needs_scores or not leaves_choice(block, wish, lease, method):
+                return FoundRun(lease)
+            return FoundRun(lease, None if scorer is None else _fitting_scores(writer, block, scorer))
+
+        def find_chunk(ids: tuple[int, ...], wish: RunWish) -> FoundRun:
+            if not wish.is_wanted:
+                return FoundRun()
+            identity = self._encoder.identity
+            key = identity.key(ids)
+            lease = opened(key, lambda: self._store.lease(identity, ids))
+            scores = None if lease is None else self._scores.find(ids)
+            if lease is None or (scores is None and self._encoder.makes_scores):
+                self._background.add(ids)  # now, so that a deletion from here on cancels it
+            return FoundRun(lease, scores, key in damaged)
+
+        prefix = None
+        if method.reuse != "none" and prompt.own_prefix:
+            prefix = self._encoder.prefix(len(prompt.token_ids), self._scheduler.turn)
+        blocks = tuple(map(find_block, prompt.history.blocks, wished.blocks))
+        chunks = tuple(map(find_chunk, prompt.chunks, wished.chunks))
+        is_still_used = scorer is not None and scorer is self._encoder.scorer  # else scores were made by two networks
+        name = scorer.name if scorer is not None and is_still_used else ""
+        return FoundPrompt(prefix, blocks, chunks, name, tuple(self._store.away()))
 
     def _bytes(self, token_ids: Sequence[int]) -> int:
         """Stored bytes of an entry of these tokens."""
@@ -143,133 +131,17 @@ class Planner:
         shape = (2, adapter.kv_heads, len(token_ids), adapter.head_dim)
         return adapter.layer_count * codec.layout(shape, adapter.dtype).nbytes
 
-    def _prefix(self, prompt: Prompt, reuse: ReuseMode, length: int) -> Span:
-        wanted = reuse != "none" and prompt.own_prefix
-        lease = self._encoder.prefix(length, self._scheduler.turn) if wanted else None
-        state = SpanState.COMPUTED if lease is None else SpanState.EXACT
-        return Span(SpanKind.PREFIX, 0, len(prompt.prefix), state, lease)
-
-    def _lease(
-        self, identity: Identity, token_ids: tuple[int, ...], damaged: Container[EntryKey], leases: ExitStack
-    ) -> Lease | None:
-        if identity.key(token_ids) in damaged:
-            return None
-        lease = self._store.lease(identity, token_ids)
-        return None if lease is None else _of_model(leases.enter_context(lease), self.adapter)
+    def _of_this_model(self, lease: Lease) -> Lease | None:
+        """The lease; `None` if its KV has another model's shape: who can write to shared storage can forge it."""
+        info = lease.info
+        return lease if (info.layers, info.kv_heads, info.head_dim) == self.adapter.kv_shape else None
 
 
-def _of_model(lease: Lease, adapter: Adapter) -> Lease | None:
-    """The lease; `None` if its KV has another model's shape: anyone who can write to shared storage can forge it."""
-    info = lease.info
-    return lease if (info.layers, info.kv_heads, info.head_dim) == adapter.kv_shape else None
+def _fitting_scores(writer: BlockWriter, block: Block, scorer: Scorer) -> torch.Tensor | None:
+    """The scores (T, 1 + C) of a block's tokens; `None` if it has none of the scorer in use."""
+    scores = writer.scores(block, scorer.name)
+    fits = scores is not None and scores.shape == (len(block.token_ids), scorer.columns)
+    return scores if fits else None
 
 
-def _why_unused(reuse: ReuseMode, may_be_exact: bool, stored: bool, damaged: bool) -> str:
-    """Why a chunk's KV is computed. `may_be_exact`: the chunk stands where its stored KV could be exact."""
-    if reuse == "none":
-        return "the request asks for a full recompute"
-    if reuse == "prefix" and not may_be_exact:
-        return "the request asks for exact reuse, which only a passage right behind the prefix can have"
-    if damaged:
-        return "the stored KV is damaged, and is made again for the next request"
-    if not stored:
-        return "no usable KV was stored; it is stored for the next request"
-    return "the stored KV is not exact here: it is compressed, or made under other RoPE frequencies"
-
-
-class _HistoryPlan:
-    """How the blocks of a prompt's history are served."""
-
-    def __init__(
-        self,
-        adapter: Adapter,
-        block_writer: BlockWriter,
-        scorer: Scorer | None,
-        prompt: Prompt,
-        damaged: Container[EntryKey],
-        leases: ExitStack,
-    ) -> None:
-        """`scorer` made the scores in use, if any are made."""
-        self._adapter, self._block_writer, self._scorer, self._prompt = adapter, block_writer, scorer, prompt
-        self._frequencies = adapter.rope.frequencies(len(prompt.token_ids))
-        self._damaged, self._leases = damaged, leases
-        self._computed: dict[str, int] = {}  # tokens by the reason why they are computed
-        self._unscored = 0  # inexact tokens that would be candidates if they had scores
-        self.recomputed: list[int] = []  # indices of blocks
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Why history is computed, and why inexact history is not among the candidates."""
-        computed = [f"{count} history tokens recomputed: {why}" for why, count in self._computed.items()]
-        if self._unscored:
-            what = f"{self._unscored} history tokens are not exact and were used as they are: they have no scores"
-            computed.append(what)
-        return tuple(computed)
-
-    def spans(self, reuse: ReuseMode, inexact: str, *, by_scores: bool) -> list[Span]:
-        """The history's spans, in order. `inexact` says what blocks that are not exact are used for.
-
-        "select" makes those of turns that fused chunks candidates; `by_scores`: only those that have scores.
-        "recompute" uses none.
-        """
-        prompt, spans, at = self._prompt, [], len(self._prompt.prefix)
-        approximate = inexact != "recompute"
-        blocks, prefix_digest = prompt.history.blocks, ids_digest(prompt.prefix)
-        found = exact_blocks(prompt.prefix, blocks, self._frequencies)
-        for index, (block, exact) in enumerate(zip(blocks, found, strict=True)):
-            lease, why = (None, None) if reuse == "none" else self._find(block, prefix_digest, exact or approximate)
-            if why is not None:
-                self._computed[why] = self._computed.get(why, 0) + len(block)
-                self.recomputed.append(index)
-            state, scores = SpanState.COMPUTED, None
-            if lease is not None and exact and lease.info.lossless:
-                state = SpanState.EXACT
-            elif lease is not None and approximate:
-                state, scores = self._inexact(block, inexact, by_scores)
-            if state is SpanState.COMPUTED:
-                lease = None
-            stop = at + len(block)
-            offset, rotated_from = (block.start, block.rotated_from) if lease is not None else (0, None)
-            spans.append(
-                Span(SpanKind.HISTORY, at, stop, state, lease, None, offset, rotated_from=rotated_from, scores=scores)
-            )
-            at = stop
-        if prompt.history.tail:
-            spans.append(Span(SpanKind.HISTORY, at, at + len(prompt.history.tail), SpanState.COMPUTED))
-        return spans
-
-    def _inexact(self, block: Block, inexact: str, by_scores: bool) -> tuple[SpanState, torch.Tensor | None]:
-        """How a block that is not exact is used, and its scores.
-
-        Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an answer decoded
-        with KCache and what saw any of these are used as they are.
-        """
-        if inexact == "select" and block.fused and block.rotated_from is None:
-            scores = self._scores(block) if by_scores else None
-            if scores is not None or not by_scores:
-                return SpanState.FUSED, scores
-            self._unscored += len(block)
-        return SpanState.APPROXIMATE, None
-
-    def _scores(self, block: Block) -> torch.Tensor | None:
-        """The scores (T, 1 + C) of a block's tokens; `None` if it has none of the scorer in use."""
-        if self._scorer is None:
-            return None
-        scores = self._block_writer.scores(block, self._scorer.name)
-        fits = scores is not None and scores.shape == (len(block.token_ids), self._scorer.columns)
-        return scores if fits else None
-
-    def _find(self, block: Block, prefix_digest: str, usable: bool) -> tuple[Lease | None, str | None]:
-        """A lease on `block`, or why it is computed."""
-        if block.prefix_digest != prefix_digest:
-            return None, "it stood behind another prefix"
-        if block.frequencies != self._frequencies:
-            return None, "the RoPE frequencies changed"
-        if not usable:
-            return None, "it was not exact"
-        lease = None if self._block_writer.key(block) in self._damaged else self._block_writer.lease(block)
-        lease = None if lease is None else _of_model(self._leases.enter_context(lease), self._adapter)
-        return lease, "its block was lost" if lease is None else None
-
-
-__all__ = ["Planned", "Planner"]
+__all__ = ["Planner"]

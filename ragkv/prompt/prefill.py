@@ -5,27 +5,43 @@ the pass starts again without it: the rows of a cache miss must have passed ever
 """
 
 import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fused, Fusor, Plan, Selector, SpanKind, SpanState, budget, raised_ratio, usable, with_floor
+from ragkv.fusion import (
+    Fused,
+    Fusor,
+    Plan,
+    Selector,
+    Span,
+    SpanKind,
+    SpanState,
+    budget,
+    raised_ratio,
+    usable,
+    with_floor,
+)
 from ragkv.model import Recording
 from ragkv.model.kcache import OffloadedKV, Offloading
 from ragkv.runtime import crowding_notice
 from ragkv.scheduling import Scheduler
-from ragkv.types import Reuse, Timing
+from ragkv.types import PromptSpan, Reuse, Timing
 
+from .classify import Planned
 from .load_control import LoadControl
-from .planner import Planned, Planner
-from .request import ActiveRequest, Prefill, TurnKV
-from .spans import prompt_spans
+from .planner import Planner
+from .request import ActiveRequest, Prefill, Prompt, TurnKV
+
+SLOWER = "computing is quicker than loading the stored KV"
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _Decided:
     """What one pass over a prompt is to do."""
 
     planned: Planned
@@ -47,8 +63,9 @@ class Prefiller:
         offloading: Offloading,
     ) -> None:
         """Between two layers the scheduler may decode a step for other requests, and let other tenants compute."""
-        self._planner, self._fusor, self._adapter = planner, fusor, planner.adapter
-        self._scheduler, self._load_control, self._offloading = scheduler, load_control, offloading
+        self.adapter, self.scheduler = planner.adapter, scheduler
+        self._planner, self._fusor = planner, fusor
+        self._load_control, self._offloading = load_control, offloading
 
     def prefill(self, active: ActiveRequest) -> Prefill:
         """Prefill the request's prompt. Its first layers are read while others still compute.
@@ -59,10 +76,10 @@ class Prefiller:
         def between_layers() -> None:
             active.ticket.check()
             began = time.perf_counter()
-            self._scheduler.between_layers()
+            self.scheduler.between_layers()
             active.other_steps_s += time.perf_counter() - began
 
-        if self._adapter.device.type == "cpu":
+        if self.adapter.device.type == "cpu":
             crowding_notice.look(torch.get_num_threads())
         active.lookup_at_s = active.elapsed_s()
         while True:
@@ -74,7 +91,7 @@ class Prefiller:
                 record = self._recording(active, todo.planned) if active.keep else None
                 active.lookup_s += time.perf_counter() - looked_up
                 try:
-                    with self._scheduler.turn(active.ticket.check):
+                    with self.scheduler.turn(active.ticket.check):
                         active.queue_s, active.other_steps_s = active.elapsed_s() - active.lookup_s, 0.0
                         new_kv = self._offloading.new_kv(len(plan.token_ids))
                         fused = fusing.run(headroom, record, between_layers, new_kv)
@@ -84,7 +101,7 @@ class Prefiller:
         active.prefill = prefill = self._prefilled(active, todo, fused, record)
         return prefill
 
-    def _decide(self, active: ActiveRequest, leases: ExitStack) -> _Pass:
+    def _decide(self, active: ActiveRequest, leases: ExitStack) -> _Decided:
         """Plan the prompt; then selector, ratio and loads, as the controller and the guard want them."""
         method = active.request.method
         planned = self._planner.plan(active, leases)
@@ -94,7 +111,7 @@ class Prefiller:
         if method.controlled:
             loads = self._load_control.decide(planned.plan, selector, method.ratio)
         else:
-            row_layer_s, layers = self._fusor.speeds.row_layer_s, self._adapter.layer_count
+            row_layer_s, layers = self._fusor.speeds.row_layer_s, self.adapter.layer_count
             loads = self._load_control.shed_loads(planned.plan, selector, method.ratio, row_layer_s, layers)
         plan, ratio, guarded = loads.plan, loads.ratio, None
         if selector.needs_scores:
@@ -106,9 +123,9 @@ class Prefiller:
                 guarded = f"guard: ratio raised from {loads.ratio} to {ratio:.3f}, {reason}"
         ratio, floor = _floored(selector, len(plan.candidates), ratio, method.floor_tokens)
         notes = (*planned.notes, *method.notes, *filter(None, (loads.note, fallback, guarded, floor)))
-        return _Pass(replace(planned, plan=plan), selector, ratio, notes, loads.why)
+        return _Decided(replace(planned, plan=plan), selector, ratio, notes, loads.why)
 
-    def _prefilled(self, active: ActiveRequest, todo: _Pass, fused: Fused, record: Recording | None) -> Prefill:
+    def _prefilled(self, active: ActiveRequest, todo: _Decided, fused: Fused, record: Recording | None) -> Prefill:
         plan, prompt = todo.planned.plan, active.prompt
         timing = Timing(
             queue_s=active.queue_s + active.other_steps_s,
@@ -131,13 +148,13 @@ class Prefiller:
 
     def _recording(self, active: ActiveRequest, planned: Planned) -> Recording | None:
         """A recording of all tokens that have no block; `None` where no longer prompt could use it (dynamic RoPE)."""
-        prompt, rope, length = active.prompt, self._adapter.rope, len(planned.plan.token_ids)
+        prompt, rope, length = active.prompt, self.adapter.rope, len(planned.plan.token_ids)
         if rope.frequencies(length) != rope.frequencies(length + 1):
             return None
         blocks = prompt.history.blocks
         reused = blocks[: min(planned.recomputed_blocks, default=len(blocks))]
         start = len(prompt.prefix) + sum(map(len, reused))
-        return self._adapter.new_recording(start, length + active.request.max_new_tokens)
+        return self.adapter.new_recording(start, length + active.request.max_new_tokens)
 
     def _turn_kv(self, active: ActiveRequest, record: Recording, planned: Planned, fused: Fused) -> TurnKV:
         plan, length = planned.plan, len(planned.plan.token_ids)
@@ -146,14 +163,14 @@ class Prefiller:
         # An answer decoded over the largest attention weights alone is not what a full prefill computes.
         end = length if isinstance(fused.kv, OffloadedKV) else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
-        exact_until, frequencies = min(exact_until, end), self._adapter.rope.frequencies(length)
+        exact_until, frequencies = min(exact_until, end), self.adapter.rope.frequencies(length)
         chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
         leaves_stale = stale and any(span.state is SpanState.FUSED for span in chunks)
         selects = leaves_stale and active.request.method.inexact_history == "select"
         scores = _scores_left(plan, fused) if planned.scorer and selects else None
         return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, leaves_stale, scores, planned.scorer)
 
-    def _report(self, active: ActiveRequest, todo: _Pass, fused: Fused) -> Reuse:
+    def _report(self, active: ActiveRequest, todo: _Decided, fused: Fused) -> Reuse:
         plan, missed = todo.planned.plan, todo.planned.missed
         length, forced, recomputed = len(plan.token_ids), plan.forced.numel(), fused.selected_by_layer[-1].numel()
         exact = sum(
@@ -173,7 +190,7 @@ class Prefiller:
             missed_tokens=sum(len(span) for span in plan.spans if span.chunk in missed),
             ratio=todo.ratio,
             selector=todo.selector.name,
-            compute=fused.row_layers / (self._adapter.layer_count * length),
+            compute=fused.row_layers / (self.adapter.layer_count * length),
             notes=(*active.damaged.values(), *active.prompt.notes, *filter(None, notes)),
             decision=todo.decision,
         )
@@ -217,4 +234,55 @@ def _floored(selector: Selector, count: int, ratio: float, floor_tokens: int) ->
     )
 
 
-__all__ = ["Prefiller"]
+def prompt_spans(
+    plan: Plan, selected: torch.Tensor, prompt: Prompt, unused: Mapping[int, str]
+) -> tuple[PromptSpan, ...]:
+    """The runs of a prompt, in order. They cover it, and their sums are those of `Reuse`.
+
+    `selected` (C,) are the positions recomputed in the last layer, ascending. `unused` says why chunks were not looked
+    up or not found, by their index; the other computed chunks were found, and left to be computed.
+    """
+    length = plan.token_ids.numel()
+    positions = selected.tolist()
+    return tuple(
+        _explained(piece, span, unused)
+        for span in plan.spans
+        if len(span)
+        for piece in _pieces(span, length, positions, span.chunk in prompt.plain, prompt.question_tokens)
+    )
+
+
+def _pieces(
+    span: Span, length: int, selected: Sequence[int], plain: bool, question_tokens: int
+) -> Iterator[PromptSpan]:
+    """Cut a span into pieces of one kind and one state. The last token of a prompt is always computed."""
+    if span.kind is SpanKind.QUESTION:
+        cut = min(span.start + question_tokens, span.stop)
+        kinds = [("question", span.start, cut), ("template", cut, span.stop)]
+    elif span.kind is SpanKind.CHUNK and plain:
+        kinds = [("template", span.start, span.stop)]
+    else:
+        kinds = [(span.kind.value, span.start, span.stop)]
+    for kind, start, stop in kinds:
+        reused = stop if span.state is SpanState.COMPUTED else min(stop, length - 1)
+        chunk = span.chunk if kind == "chunk" else None
+        if start < reused:
+            among = slice(bisect_left(selected, start), bisect_left(selected, reused))
+            here = tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
+            yield PromptSpan(kind, start, reused - start, _state(span), here, chunk)
+        if reused < stop and start < stop:
+            yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), chunk)
+
+
+def _explained(piece: PromptSpan, span: Span, unused: Mapping[int, str]) -> PromptSpan:
+    """`piece` of `span`, with the reason if it is a chunk that is not reused."""
+    if piece.chunk is None or span.state is not SpanState.COMPUTED:
+        return piece
+    return replace(piece, why=unused.get(piece.chunk, SLOWER))
+
+
+def _state(span: Span) -> str:
+    return "fused" if span.state is SpanState.APPROXIMATE else span.state.value
+
+
+__all__ = ["Prefiller", "prompt_spans"]

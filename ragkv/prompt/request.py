@@ -87,6 +87,11 @@ class PrefillMethod:
         """Whether every token is recomputed, so that the result always equals a full prefill."""
         return self.ratio == 1.0 or self.selector.name == "all"
 
+    @property
+    def inexact_use(self) -> str:
+        """What history that is not exact is used for: as `inexact_history`, but only where chunks are fused, too."""
+        return self.inexact_history if self.reuse == "fused" and not self.is_full else "recompute"
+
 
 @dataclass(frozen=True, slots=True)
 class TurnKV:

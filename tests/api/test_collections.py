@@ -194,10 +194,10 @@ def test_deleting_a_text_deletes_unnamed_conversations(client: TestClient) -> No
     body = {"model": "reader", "messages": [{"role": "user", "content": f"{FACTS[0]} Who built it?"}]}
     client.post("/v1/chat/completions", json=body)
     engine = engine_of(client.app)
-    assert engine.session_ids()
+    assert engine.conversations.ids()
     client.delete("/v1/collections/facts/documents/0")
     engine.flush()
-    assert engine.session_ids() == () and entries(client) == 1
+    assert engine.conversations.ids() == () and entries(client) == 1
 
 
 # Tenants
@@ -275,7 +275,7 @@ def test_a_leased_tenant_is_not_closed(two: tuple[TestClient, TestClient]) -> No
         with tenants.lease(Principal("", "", "beta")):
             pass
         assert set(tenants.opened()) == {"alpha"}
-        assert alpha.engine.count_tokens("a b") > 0 and alpha.collections.list() == []
+        assert alpha.engine.model.count_tokens("a b") > 0 and alpha.collections.list() == []
 
 
 def test_many_threads_can_open_and_close_tenants_at_once(two: tuple[TestClient, TestClient]) -> None:

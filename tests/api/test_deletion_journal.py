@@ -27,7 +27,8 @@ class Engine:
         self.dropped: list[str] = []
         self.retained: list[str] | None = None
         self.remotes_away: tuple[str, ...] = ()
-        self.parts = SimpleNamespace(store=SimpleNamespace(sample=lambda count: [] if is_new else [count]))
+        self.store = SimpleNamespace(sample=lambda count: [] if is_new else [count])
+        self.entries = self
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool]) -> bool:
         self.dropped += (NAMES[key] for key in keys)

@@ -171,7 +171,7 @@ def test_a_ratio_that_a_request_does_not_name_is_left_to_the_connector(front: Fr
 
 def test_an_answer_in_full_because_the_gate_found_nothing_says_so(front: Front) -> None:
     slow = point("sensitivity", 0.5, 0.9)
-    engine_of(front.app).parts.intake.apply_gate_result(result(slow))
+    engine_of(front.app).intake.apply_gate_result(result(slow))
     body = {name: value for name, value in ASK.items() if name != "ratio"}
     reuse = front.client.post("/v1/ask", json=body).json()["reuse"]
     assert reuse["computed"] == reuse["tokens"]

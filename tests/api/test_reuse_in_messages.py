@@ -87,7 +87,7 @@ def test_the_chunk_of_a_form_is_the_prompts_own_text(talk: TestClient) -> None:
     matches = tenant.dialogue.catalogue.find(text)
     assert [text[match.start : match.stop] for match in matches] == [match.text for match in matches]
     assert [match.key for match in matches] == [key_of(known)]
-    assert engine.count_tokens(matches[0].text) == len(matches[0].text.encode())  # one token for each byte
+    assert engine.model.count_tokens(matches[0].text) == len(matches[0].text.encode())  # one token for each byte
 
 
 def test_another_tenants_passages_are_never_found(talker: Engine, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(app: FastAPI, url: s
 def test_a_disconnect_removes_a_waiting_request_from_the_queue(app: FastAPI, url: str) -> None:
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
-    with engine_of(app).parts.scheduler.turn():  # no request can compute
+    with engine_of(app).scheduler.turn():  # no request can compute
         connections = [raw(url, {**BODY, "stream": stream}) for stream in (True, False, True)]
         wait_until(lambda: working(app) == 3 and queue(app).waiting == 1)
         for connection in connections:

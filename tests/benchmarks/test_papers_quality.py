@@ -254,7 +254,7 @@ def test_a_summary_gets_chunks_from_both_ends(engine: Engine) -> None:
 
 
 def test_chunks_that_do_not_fit_the_models_context_are_left_out_or_the_question_is(engine: Engine) -> None:
-    limit = engine.context_tokens
+    limit = engine.model.context_tokens
     assert limit is not None
     half = "mill " * (limit // 2 - 60)
     found = preparer(engine).prepared(context_of(half, half, "rope"))

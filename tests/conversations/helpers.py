@@ -71,4 +71,4 @@ def files(directory: Path) -> int:
 def pinned(engine: Engine) -> int:
     """Bytes in all tiers that open leases protect from eviction, after a flush."""
     engine.flush()
-    return sum(tier._ledger._pinned_bytes for tier in engine.parts.store._tiers)
+    return sum(tier._ledger._pinned_bytes for tier in engine.store._tiers)

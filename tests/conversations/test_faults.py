@@ -48,7 +48,7 @@ class TestLostBlock:
             session = talk(engine)
             engine.flush()
             lost = session.conversation.history.blocks[which]
-            engine.parts.store.delete(lost.key(engine.parts.encoder.identity))
+            engine.store.delete(lost.key(engine.entries.encoder.identity))
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
             assert reuse.exact == 1 + with_kv(session) - len(lost)
@@ -63,7 +63,7 @@ class TestLostBlock:
             ask(engine, session, 2, ratio=0.0)
             engine.flush()
             lost = session.conversation.history.blocks[-1]
-            engine.parts.store.delete(lost.key(engine.parts.encoder.identity))
+            engine.store.delete(lost.key(engine.entries.encoder.identity))
             ask(engine, session, 3, ratio=0.0)
             assert lost not in session.conversation.history.blocks
             reuse = engine.prefill(question(4), session=session, ratio=0.0).reuse
@@ -94,13 +94,13 @@ class TestLostBlock:
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine)
             engine.flush()
-            engine.parts.store._tiers = (FailingTier(engine.parts.store._tiers[0], {2}, failure),)
+            engine.store._tiers = (FailingTier(engine.store._tiers[0], {2}, failure),)
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.exact == 1
             ask(engine, session, 3)
-            engine.parts.store._tiers[0].layers = ()
+            engine.store._tiers[0].layers = ()
             is_full_prefill(engine, session, 4, ratio=0.0)
-            engine.parts.store._tiers = (engine.parts.store._tiers[0].tier,)
+            engine.store._tiers = (engine.store._tiers[0].tier,)
             assert pinned(engine) == 0
 
     def test_a_block_that_does_not_fit_into_the_save_buffer_is_computed_again(self, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ class TestLostBlock:
             session = talk(engine)
             engine.flush()
             assert files(tmp_path) == 0
-            assert engine.parts.block_writer.dropped_blocks > 3
+            assert engine.conversations.block_writer.dropped_blocks > 3
             assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1
 
 
@@ -124,20 +124,20 @@ class TestOrphanedBlocks:
             later.setattr(LocalSessions, "drop_orphans", lambda _: 0)  # as the engine opens
             engine = engine_at(tmp_path)
         with engine:
-            session, store, turns = engine.session("s"), engine.parts.store, []
+            session, store, turns = engine.session("s"), engine.store, []
             orphans = store.block_keys()
-            owner, name = (store, "sample") if "listed" in moment else (engine.parts.block_writer, "delete")
+            owner, name = (store, "sample") if "listed" in moment else (engine.conversations.block_writer, "delete")
             real = getattr(owner, name)
 
             def while_a_turn_runs(*arguments: Any) -> Any:
                 if not turns:
                     turns.append(engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4))
-                    while not any(turn.saved_keys for turn in engine._sessions._turns):
+                    while not any(turn.saved_keys for turn in engine.conversations._turns):
                         next(turns[0])
                 return real(*arguments)
 
             monkeypatch.setattr(owner, name, while_a_turn_runs)
-            assert orphans and engine._sessions.drop_orphans() == len(orphans)
+            assert orphans and engine.conversations.drop_orphans() == len(orphans)
             engine.flush()
             list(turns[0])
             engine.flush()
@@ -207,7 +207,7 @@ class TestManifest:
             session = engine.session("s")
             assert session.turns == 0
             assert "another model's" in ask(engine, session, 0).reuse.notes[0]
-            assert engine.gc() > 0  # its blocks are deleted only on request
+            assert engine.entries.gc() > 0  # its blocks are deleted only on request
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
             assert session.conversation == before
@@ -267,8 +267,8 @@ class TestEviction:
         block = 8 * 4 * 2 * 2 * 16 * 4
         with engine_at(None, memory_bytes=10 * block) as engine:
             session = talk(engine)
-            (memory,) = engine.parts.store._tiers
-            engine.parts.store._tiers = (ThrottledTier(memory, 1e5),)
+            (memory,) = engine.store._tiers
+            engine.store._tiers = (ThrottledTier(memory, 1e5),)
             done = threading.Event()
 
             def push() -> None:
@@ -287,7 +287,7 @@ class TestEviction:
             finally:
                 done.set()
                 pusher.join()
-            engine.parts.store._tiers = (memory,)
+            engine.store._tiers = (memory,)
             assert memory.stats().evictions > 0
             assert memory.stats().used_bytes <= 10 * block
             assert pinned(engine) == 0
@@ -308,7 +308,7 @@ class TestAbandonedTurn:
             session = talk(engine)
             engine.flush()
             before, blocks = session.conversation, files(tmp_path)
-            references = +engine._sessions._references
+            references = +engine.conversations._references
 
             def as_before() -> None:
                 engine.flush()
@@ -316,8 +316,8 @@ class TestAbandonedTurn:
                 assert not session.lock.locked()
                 assert (files(tmp_path), pinned(engine)) == (blocks, 0)
                 assert engine.stats().store.tiers[0].entries == blocks
-                assert +engine._sessions._references == references
-                assert engine.parts.block_writer.waiting_bytes == 0
+                assert +engine.conversations._references == references
+                assert engine.conversations.block_writer.waiting_bytes == 0
                 assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
                 ask(engine, session, 3)
                 assert session.turns == 4
@@ -346,7 +346,7 @@ class TestAbandonedTurn:
     ) -> None:
         """At the first layer, in the middle of the prefill, and in the middle of the answer."""
         engine, session, as_before = spoken
-        adapter, calls = engine.parts.adapter, iter(range(1000))
+        adapter, calls = engine.model.adapter, iter(range(1000))
         real = adapter.call_layer
 
         def fails(*arguments: Any) -> Any:
@@ -373,7 +373,7 @@ class TestAbandonedTurn:
     ) -> None:
         engine, session, _ = spoken
         blocks = files(tmp_path)
-        engine.parts.store.delete(session.conversation.history.blocks[0].key(engine.parts.encoder.identity))
+        engine.store.delete(session.conversation.history.blocks[0].key(engine.entries.encoder.identity))
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         next(stream)
         stream.close()
@@ -413,9 +413,9 @@ class TestSlowDisk:
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine, 1)
             engine.flush()
-            (disk,) = engine.parts.store._tiers
+            (disk,) = engine.store._tiers
             held = HeldWrites(disk)
-            engine.parts.store._tiers = (held,)
+            engine.store._tiers = (held,)
             talk(engine, 5)
             reuse = is_full_prefill(engine, session, 5, ratio=0.0).reuse
             assert held.waiting and not held.too_long
@@ -428,16 +428,16 @@ class TestSlowDisk:
         with engine_at(tmp_path) as engine:
             session = talk(engine, 1)
             assert session.wait_saved(60) is None
-            with engine._sessions._writing:  # type: ignore[attr-defined]
+            with engine.conversations._writing:  # type: ignore[attr-defined]
                 talk(engine, 2)
                 assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
             assert session.wait_saved(60) is None
 
     def test_closing_an_engine_with_a_slow_disk_keeps_every_turn(self, tmp_path: Path) -> None:
         engine = engine_at(tmp_path)
-        engine.parts.store._tiers = (
-            engine.parts.store._tiers[0],
-            SlowWrites(engine.parts.store._tiers[1], delay_s=0.02),
+        engine.store._tiers = (
+            engine.store._tiers[0],
+            SlowWrites(engine.store._tiers[1], delay_s=0.02),
         )
         talk(engine, 4)
         engine.close()
@@ -479,7 +479,7 @@ def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(tmp_path: Pat
         child.join()
         child.close()
         with engine_at(tmp_path / "kv") as engine:
-            for info in engine.sessions():
+            for info in engine.conversations.list():
                 session = engine.session(info.session_id)
                 assert session.turns == info.turns
                 assert is_full_prefill(engine, session, 99, ratio=0.0).reuse.missed_chunks == 0

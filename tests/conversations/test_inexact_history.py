@@ -38,8 +38,8 @@ def scored_at(directory: Path | None, **session: Any) -> Engine:
 
 def inexact(engine: Engine, session: Session) -> int:
     """How many tokens of the history are in blocks that are not exact."""
-    history, prefix = session.conversation.history, engine.parts.runs.before_documents
-    frequencies = engine.parts.adapter.rope.frequencies(len(prefix) + len(history))
+    history, prefix = session.conversation.history, engine.intake.runs.before_documents
+    frequencies = engine.model.adapter.rope.frequencies(len(prefix) + len(history))
     known = zip(history.blocks, exact_blocks(prefix, history.blocks, frequencies), strict=True)
     return sum(len(block) for block, exact in known if not exact)
 
@@ -92,15 +92,15 @@ class TestSelect:
             session = fused_turn(engine)
             recomputed = engine.prefill(question(1), [A, B, C], ratio=0.3).selected
             engine.flush()
-            scorer, writer = engine.parts.encoder.scorer, engine.parts.block_writer
+            scorer, writer = engine.entries.encoder.scorer, engine.conversations.block_writer
             assert scorer is not None
-            own = [engine.parts.planner._scores.find(tuple(chunk)) for chunk in (B, C)]
+            own = [engine._backend._planner._scores.find(tuple(chunk)) for chunk in (B, C)]
             wanted = torch.zeros(1 + with_kv(session), scorer.columns, dtype=torch.float16)
             wanted[1 + len(A) : 1 + len(A) + len(B) + len(C)] = torch.cat([found for found in own if found is not None])
             wanted[recomputed, 0] = 0.0
             blocks = session.conversation.history.blocks
         with scored_at(tmp_path, inexact_history="select") as engine:
-            session, writer = engine.session("s"), engine.parts.block_writer
+            session, writer = engine.session("s"), engine.conversations.block_writer
             assert session.conversation.history.blocks == blocks
             at = 1
             for block in blocks:
@@ -119,7 +119,7 @@ class TestSelect:
         with scored_at(tmp_path, inexact_history="select") as engine:
             session = fused_turn(engine)
             engine.flush()
-            engine.parts.store.gc(lambda identity: not identity.scorer)
+            engine.store.gc(lambda identity: not identity.scorer)
             reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
             assert reuse.recomputed == 0
             kept = f"{reuse.fused} history tokens are not exact and were used as they are: they have no scores"
@@ -161,7 +161,7 @@ class TestSelect:
             session = fused_turn(engine)
             engine.answer(question(2), session=session, **FOUR)
             fused = [block.fused for block in session.conversation.history.blocks]
-            hint = engine.parts.planner.prefetch_hint(active_request(engine, question(3), session=session))
+            hint = engine._backend._planner.prefetch_hint(active_request(engine, question(3), session=session))
             assert [bool(entry.scores_slot) for entry in hint.entries] == fused
             assert {True, False} == set(fused)
 
@@ -170,8 +170,8 @@ class TestSelect:
             session = fused_turn(engine)
             left = inexact(engine, session)
             engine.flush()
-            scores = engine.parts.encoder.scores_identity
-            engine.parts.store.gc(lambda identity: identity != scores)
+            scores = engine.entries.encoder.scores_identity
+            engine.store.gc(lambda identity: identity != scores)
             prefill = engine.prefill(question(2), [B, C], session=session, ratio=0.3)
             assert prefill.reuse.selector == "hkvd-gradual"
             assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == 0
@@ -183,12 +183,12 @@ class TestSelect:
         with scored_at(tmp_path, inexact_history="select") as engine:
             session = fused_turn(engine)
             engine.flush()
-            chunks = {engine.parts.encoder.identity.key(tuple(chunk)) for chunk in (A, B, C)}
-            scored = engine.parts.store.refused(lambda identity: not identity.scorer)
+            chunks = {engine.entries.encoder.identity.key(tuple(chunk)) for chunk in (A, B, C)}
+            scored = engine.store.refused(lambda identity: not identity.scorer)
             assert {key.kv for key in scored} - chunks
             session.delete()
             engine.delete([A, B, C])
-            assert engine.parts.store.refused(lambda _: False) == set()
+            assert engine.store.refused(lambda _: False) == set()
 
 
 class TestBackground:
@@ -216,10 +216,10 @@ class TestBackground:
 
     def test_nothing_is_made_exact_while_a_request_runs(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            with engine.parts.scheduler.request():
+            with engine.scheduler.request():
                 session = fused_turn(engine)
                 before = session.conversation
-                assert engine._sessions._repair._busy()
+                assert engine.conversations._repair._busy()
                 prefill = engine.prefill(question(2), session=session, ratio=0.3)
                 assert session.conversation is before
                 assert prefill.reuse.fused and prefill.reuse.recomputed  # its tokens are candidates meanwhile
@@ -247,12 +247,12 @@ class TestBackground:
 
     def test_blocks_are_made_exact_one_by_one_and_each_stays_so(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            with engine.parts.scheduler.request():
+            with engine.scheduler.request():
                 session = fused_turn(engine)
-                engine._sessions._repair._waiting.clear()
+                engine.conversations._repair._waiting.clear()
             blocks, left = session.conversation.history.blocks, inexact(engine, session)
             exact = 2  # the number of the first that is not: A takes the two before it
-            assert engine._sessions._repair._repair_block(session)
+            assert engine.conversations._repair._repair_block(session)
             assert inexact(engine, session) == left - len(blocks[exact])
             assert is_full_prefill(engine, session, 2, ratio=1.0).reuse.exact == 1 + len(A) + len(blocks[exact])
 
@@ -267,7 +267,7 @@ class TestBackground:
     def test_a_fork_and_a_session_without_an_id_are_made_exact_too(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
             engine.warm([A, B, C])
-            unsaved = engine.unsaved_session("unsaved")
+            unsaved = engine.conversations.unsaved.new("unsaved")
             engine.answer(question(1), [A, B, C], unsaved, ratio=0.3, **FOUR)
             fork = unsaved.fork("saved")
             engine.flush()
@@ -276,7 +276,7 @@ class TestBackground:
 
     def test_closing_the_engine_gives_up_what_waits(self, tmp_path: Path) -> None:
         engine = engine_at(tmp_path, session={"inexact_history": "background"})
-        with engine.parts.scheduler.request():
+        with engine.scheduler.request():
             session = fused_turn(engine)
             engine.close()
         assert inexact(engine, session) > 0

@@ -29,8 +29,8 @@ class Clock:
 
     def __init__(self, engine: Engine) -> None:
         self.now = 1000.0
-        engine._sessions.clock = lambda: self.now
-        engine._sessions._swept_at = 0.0
+        engine.conversations.clock = lambda: self.now
+        engine.conversations._swept_at = 0.0
 
 
 class TestFork:
@@ -112,12 +112,12 @@ class TestDelete:
         with engine_at(tmp_path) as engine:
             talk(engine, "a"), talk(engine, "b", turns=1)
             engine.flush()
-            engine.delete_session("a")
+            engine.session("a").delete()
             engine.flush()
-            assert [info.session_id for info in engine.sessions()] == ["b"]
+            assert [info.session_id for info in engine.conversations.list()] == ["b"]
             assert files(tmp_path) == len(engine.session("b").conversation.history.blocks)
-            engine.delete_session("b")
-            engine.delete_session("never")
+            engine.session("b").delete()
+            engine.session("never").delete()
             assert files(tmp_path) == len(list((tmp_path / "sessions").iterdir())) == 0
             assert engine.stats().store.tiers[0].entries == 0
 
@@ -147,8 +147,8 @@ class TestDelete:
             engine.flush()
             blocks = len(session.conversation.history.blocks)
             engine.delete([A])
-            assert engine.retain([]) == 1
-            assert engine.gc() == 0
+            assert engine.entries.retain([]) == 1
+            assert engine.entries.gc() == 0
             assert files(tmp_path) == blocks
             assert engine.prefill(question(1), session=session).reuse.notes == ()
 
@@ -161,13 +161,13 @@ def test_sessions_are_listed_with_what_they_hold(tmp_path: Path) -> None:
         talk(engine, "2", turns=1)
         engine.session("empty")
         engine.flush()
-        second, first = engine.sessions()
+        second, first = engine.conversations.list()
         assert (first.session_id, first.turns, first.tokens, first.used_at) == ("1", 3, 27, 1000.0)
         assert first.stored_bytes == with_kv(one) * engine.stats().kv_bytes_per_token
         assert (second.session_id, second.used_at) == ("2", 1005.0)
     with engine_at(tmp_path) as engine:
-        assert {info.session_id for info in engine.sessions()} == {"1", "2"}
-        assert engine.sessions()[1] == first
+        assert {info.session_id for info in engine.conversations.list()} == {"1", "2"}
+        assert engine.conversations.list()[1] == first
 
 
 class TestTtl:
@@ -191,7 +191,7 @@ class TestTtl:
             assert talk(engine, "short") is short
             talk(engine, "long")
         with engine_at(tmp_path) as engine:
-            assert [info.session_id for info in engine.sessions()] == ["long"]
+            assert [info.session_id for info in engine.conversations.list()] == ["long"]
             assert files(tmp_path) == len(engine.session("long").conversation.history.blocks)
 
     def test_a_turn_of_another_session_deletes_expired_conversations(self, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ class TestTtl:
             clock.now += 11
             talk(engine, "busy", turns=1)
             engine.flush()
-            assert [info.session_id for info in engine.sessions()] == ["busy"]
+            assert [info.session_id for info in engine.conversations.list()] == ["busy"]
             assert files(tmp_path) == 1 == len(list((tmp_path / "sessions").iterdir()))
 
     def test_a_session_does_not_expire_while_one_of_its_turns_runs(self, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ class TestTtl:
             next(stream)
             clock.now += 100
             engine.session("s")
-            engine._sessions._sweep()
+            engine.conversations._sweep()
             assert session.turns == 3
             list(stream)
             assert session.turns == 4
@@ -256,7 +256,7 @@ class TestOneSessionAtATime:
             engine.flush()
             del session
             gc.collect()
-            assert "s" not in engine._sessions._live  # a session that is on disk need not stay in memory
+            assert "s" not in engine.conversations._live  # a session that is on disk need not stay in memory
             assert engine.session("s").turns == 3
         with engine_at(None) as engine:
             talk(engine)
@@ -326,7 +326,7 @@ def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts
         assert session.fork("t").title == session.title == "Ovens"
     with engine_at(tmp_path) as engine:
         assert engine.session("s").title == "Ovens"
-        assert {info.title for info in engine.sessions()} == {"Ovens"}
+        assert {info.title for info in engine.conversations.list()} == {"Ovens"}
         engine.session("s").reset()
         assert engine.session("s").title == ""
 
@@ -335,7 +335,7 @@ def test_a_manifest_without_a_title_is_read(tmp_path: Path) -> None:
     """As all manifests were that older versions wrote."""
     with engine_at(tmp_path) as engine:
         talk(engine, turns=1)
-        base = engine.parts.identity
+        base = engine.conversations.block_writer.base
         engine.flush()
         (path,) = (tmp_path / "sessions").glob("*.json")
     _, summary, body = path.read_text("utf-8").splitlines()

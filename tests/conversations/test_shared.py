@@ -161,13 +161,13 @@ def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
         for engine in (here, there):
             engine.flush()
         held = there.session("s")
-        here.delete_session("s")
-        assert held.session_id not in [info.session_id for info in there.sessions()]
+        here.session("s").delete()
+        assert held.session_id not in [info.session_id for info in there.conversations.list()]
         assert there.session("s").turns == 0
-        keys = {block.key(there.parts.identity) for block in kept.conversation.history.blocks}
+        keys = {block.key(there.conversations.block_writer.base) for block in kept.conversation.history.blocks}
         pause = threading.Event()
         for _ in range(100):
-            left = [{info.key for info in engine.parts.store.infos() if info.group} for engine in (here, there)]
+            left = [{info.key for info in engine.store.infos() if info.group} for engine in (here, there)]
             if all(some <= keys for some in left):
                 break
             pause.wait(0.1)
@@ -212,8 +212,8 @@ def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back
                 here.delete([A])
             with Replicas(tmp_path / "here", config, 1):
                 server.start()
-                (deleted, kept), pause = there.keys([A, B]), threading.Event()
-                disk = there.parts.store._tiers[1]
+                (deleted, kept), pause = there.entries.keys([A, B]), threading.Event()
+                disk = there.store._tiers[1]
                 for _ in range(600):
                     if not disk.contains(deleted):
                         break
@@ -232,19 +232,25 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
         for _ in range(10):
             next(stream)  # its turn has saved a block
         engine.flush()
-        history = {block.key(engine.parts.identity) for block in engine.session("s").conversation.history.blocks}
-        under_way = set(engine.parts.store.block_keys()) - history
-        assert under_way and engine._sessions.drop_orphans() == 0
+        history = {
+            block.key(engine.conversations.block_writer.base)
+            for block in engine.session("s").conversation.history.blocks
+        }
+        under_way = set(engine.store.block_keys()) - history
+        assert under_way and engine.conversations.drop_orphans() == 0
         list(stream)
         engine.flush()
-        history = {block.key(engine.parts.identity) for block in engine.session("s").conversation.history.blocks}
+        history = {
+            block.key(engine.conversations.block_writer.base)
+            for block in engine.session("s").conversation.history.blocks
+        }
         assert under_way <= history
-        assert engine._sessions.drop_orphans() == 0
+        assert engine.conversations.drop_orphans() == 0
         shared = _shared(engine)
         shared._server.client.delete(*shared._keys)  # as if no turn had ever ended
-        assert engine._sessions.drop_orphans() > 0
+        assert engine.conversations.drop_orphans() > 0
         engine.flush()
-        assert engine.parts.store.block_keys() == []
+        assert engine.store.block_keys() == []
 
 
 def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, config: RedisConfig) -> None:
@@ -252,7 +258,7 @@ def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, conf
         ask(here, here.session("s"), 0)
         stream = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
         next(stream)
-        here.delete_session("s")
+        here.session("s").delete()
         with pytest.raises(SessionConflictError):
             list(stream)
         assert here.session("s").turns == there.session("s").turns == 0
@@ -272,7 +278,7 @@ def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, confi
         is_full_prefill(there, there.session("t"), 5, ratio=1.0)
         here.session("s").reset()
         assert there.session("s").turns == 0
-        assert there.session_ids() == ("t",)
+        assert there.conversations.ids() == ("t",)
 
 
 def test_an_idle_conversation_is_deleted_on_every_replica(tmp_path: Path, config: RedisConfig) -> None:
@@ -303,7 +309,7 @@ def test_tenants_and_models_share_a_server_and_nothing_else(tmp_path: Path, conf
     ):
         ask(one, one.session("s"), 0)
         for engine in (tenant, model):
-            assert engine.session("s").turns == 0 and engine.session_ids() == ()
+            assert engine.session("s").turns == 0 and engine.conversations.ids() == ()
             ask(engine, engine.session("s"), 3)
         assert one.session("s").turns == 1
         assert question(0)[0] in one.session("s").token_ids
@@ -372,8 +378,8 @@ def test_shared_conversations_need_a_server() -> None:
 
 
 def _shared(engine: Engine) -> SharedManifests:
-    assert isinstance(engine._sessions, SharedSessions)
-    return engine._sessions.manifests
+    assert isinstance(engine.conversations, SharedSessions)
+    return engine.conversations.manifests
 
 
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:

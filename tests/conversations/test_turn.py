@@ -146,7 +146,7 @@ class TestTurnsWithFusedChunks:
             assert is_full_prefill(engine, exact, 2, ratio=0.0).reuse.fused == 0
             assert engine.prefill(question(2), session=sloppy, ratio=0.0).reuse.fused > 0
             first, second = (
-                {block.key(engine.parts.encoder.identity) for block in session.conversation.history.blocks}
+                {block.key(engine.entries.encoder.identity) for block in session.conversation.history.blocks}
                 for session in (sloppy, exact)
             )
             assert len(first & second) == 2  # the blocks of the first turn: the same KV, so the same entries
@@ -181,7 +181,7 @@ def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> N
     with text_engine(CHATML, prompt=PromptConfig(system="Be brief.")) as engine:
         session = engine.session("s")
         first = engine.answer("Why?", session=session, max_new_tokens=4, min_new_tokens=4)
-        runs: TemplateRuns = engine.parts.runs
+        runs: TemplateRuns = engine.intake.runs
         reuse = engine.prefill("And?", session=session).reuse
         between = len(runs.after_answer) + len(runs.before_next_turn)
         assert between > 0

@@ -61,7 +61,7 @@ def test_forgotten_texts_and_conversations_are_not_found_again(dialogue: Dialogu
     dialogue.catalogue.remember([DialogueDocument("A text that came with a request.", {})])
     dialogue.forget_requests()
     dialogue.engine.flush()
-    assert dialogue.engine.session_ids() == ()
+    assert dialogue.engine.conversations.ids() == ()
     assert dialogue.catalogue.find("A text that came with a request.") == []
     assert earlier_turns(dialogue, *longer) == 0
 
@@ -71,5 +71,5 @@ def test_a_turn_in_progress_when_all_is_forgotten_is_not_saved(dialogue: Dialogu
     dialogue.forget_requests()
     dialogue.save_turn(prompt, answer)
     dialogue.engine.flush()
-    assert dialogue.engine.session_ids() == ()
+    assert dialogue.engine.conversations.ids() == ()
     assert earlier_turns(dialogue, *TURNS, Turn("assistant", answer.text), Turn("user", "And now?")) == 0

@@ -51,7 +51,7 @@ def full_prefill(token_ids: Sequence[int], family: str = "llama") -> tuple[torch
 
 def stored(engine: Engine, chunk: Sequence[int]) -> torch.Tensor | None:
     """The stored KV (L, 2, G, T, D) of a chunk, copied; `None` on a miss."""
-    lease = engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk))
+    lease = engine.store.lease(engine.entries.encoder.identity, tuple(chunk))
     if lease is None:
         return None
     with lease:
@@ -70,7 +70,6 @@ def active_request(
     engine: Engine, question: Sequence[int], chunks: Sequence[ChunkLike] = (), session: Session | None = None
 ) -> ActiveRequest:
     """A request as the planner is given it, without serving it."""
-    parts = engine.parts
-    request = parts.intake.prefill_request(question, chunks, {})
-    prompt = parts.intake.prompt(request, session.past if session else Past())
-    return ActiveRequest(request, prompt, parts.scheduler.ticket(), keep=False)
+    request = engine.intake.prefill_request(question, chunks, {})
+    prompt = engine.intake.prompt(request, session.past if session else Past())
+    return ActiveRequest(request, prompt, engine.scheduler.ticket(), keep=False)

@@ -42,7 +42,7 @@ def test_log_probabilities_are_transformers_log_softmax_on_the_same_ids(engine: 
     answer = engine.answer(Q, [A, B], ratio=1.0, logprobs=5, max_new_tokens=10, min_new_tokens=10, **how)
     whole = torch.cat((prompt, torch.tensor(answer.token_ids)))
     with torch.no_grad():
-        logits = engine.parts.adapter.model(whole[None]).logits[0, len(prompt) - 1 : -1].float()
+        logits = engine.model.adapter.model(whole[None]).logits[0, len(prompt) - 1 : -1].float()
     wanted = logits.log_softmax(dim=-1)
     assert [one.token_id for one in answer.logprobs] == list(answer.token_ids)
     for row, one in zip(wanted, answer.logprobs, strict=True):
@@ -126,5 +126,5 @@ def test_an_answer_does_not_begin_with_white_space_unless_it_continues_a_text(
 def test_a_raw_prompt_ends_with_its_question() -> None:
     with text_engine() as engine:
         question = tuple(engine.tokenizer("Once upon", add_special_tokens=False)["input_ids"])
-        request = engine.parts.intake.answer_request("Once upon", [], {"raw": True})
-        assert engine.parts.intake.prompt(request, Past()).token_ids[-len(question) :] == question
+        request = engine.intake.answer_request("Once upon", [], {"raw": True})
+        assert engine.intake.prompt(request, Past()).token_ids[-len(question) :] == question

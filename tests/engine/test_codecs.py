@@ -61,7 +61,7 @@ def test_scores_are_measured_before_rounding() -> None:
     for store in (StoreConfig(), INT8):
         with engine_of(store=store, fusion=FusionConfig(sensitivity_prefixes=1)) as engine:
             engine.warm([A])
-            scores.append(engine.parts.store.scores(engine.parts.encoder.scores_identity, tuple(A)))
+            scores.append(engine.store.scores(engine.entries.encoder.scores_identity, tuple(A)))
     assert torch.equal(*scores)
 
 
@@ -79,7 +79,7 @@ def test_bytes_read_are_counted_in_the_codec_they_are_stored_in(tmp_path: Path, 
         engine.warm([A])
         reuse = engine.prefill(Q, [A], ratio=0.0).reuse
         tier = engine.stats().store.tiers[0]
-        with engine.parts.store.lease(engine.parts.encoder.identity, tuple(A)) as lease:  # type: ignore[union-attr]
+        with engine.store.lease(engine.entries.encoder.identity, tuple(A)) as lease:  # type: ignore[union-attr]
             assert lease.stored_bytes < lease.info.size_bytes  # float32 here: about a quarter
             prefix_bytes = reuse.bytes_by_tier.get("memory", 0) - (lease.stored_bytes if memory_bytes else 0)
             assert prefix_bytes == len(PREFIX) * lease.info.size_bytes // len(A)

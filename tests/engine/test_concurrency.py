@@ -114,13 +114,13 @@ class TestClosing:
         before = set(threading.enumerate())
         engine = engine_of()
         started = threading.Event()
-        original = engine.parts.encoder.chunk
+        original = engine.entries.encoder.chunk
 
         def chunk(token_ids: tuple[int, ...]) -> Any:
             started.set()
             return original(token_ids)
 
-        monkeypatch.setattr(engine.parts.encoder, "chunk", chunk)
+        monkeypatch.setattr(engine.entries.encoder, "chunk", chunk)
         engine.prefill(Q, CHUNKS)
         assert started.wait(20)
         engine.close()
@@ -156,7 +156,7 @@ class TestClosing:
 
 def test_requests_go_before_background_encoding() -> None:
     with engine_of() as engine:
-        with engine.parts.scheduler.request():
+        with engine.scheduler.request():
             engine.prefill(Q, [A])
             engine.prefill(Q, [B])
             assert stored(engine, A) is None

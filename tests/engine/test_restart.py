@@ -37,10 +37,10 @@ def test_a_second_engine_on_the_same_directory_finds_the_entries(tmp_path: Path)
 
 def test_closing_drops_nothing_that_was_computed(tmp_path: Path) -> None:
     engine = Engine(tiny_models.model("llama"), config=config(tmp_path))
-    writer = engine.parts.store._writers._threads[TierKind.DISK]
+    writer = engine.store._writers._threads[TierKind.DISK]
     with writer._changed:  # nothing is written before close
-        entry = engine.parts.encoder.chunk(tuple(A))
-        engine.parts.store.put(entry)
+        entry = engine.entries.encoder.chunk(tuple(A))
+        engine.store.put(entry)
     engine.close()
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
@@ -111,8 +111,8 @@ def test_gc_deletes_entries_of_other_models_and_no_own_ones(tmp_path: Path) -> N
         engine.warm([A])
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
         engine.warm([A, C])
-        assert engine.gc() > 0
-        assert engine.gc() == 0
+        assert engine.entries.gc() > 0
+        assert engine.entries.gc() == 0
         assert engine.warm([A, C]).present == 2
         assert len(list(tmp_path.glob(f"entries/*/{'?' * 64}.safetensors"))) == 3  # ours, and our other tenant's
 

@@ -34,7 +34,7 @@ def run(engine: Engine, question: Any = "Why?", **how: Any) -> tuple[list[TokenE
 def write(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch, end: bool = True) -> None:
     """Make the engine's next answers say `text`, and then end."""
     said = [*engine.tokenizer(text, add_special_tokens=False)["input_ids"], *([EOS] if end else [])]
-    adapter, original = engine.parts.adapter, engine.parts.adapter.logits
+    adapter, original = engine.model.adapter, engine.model.adapter.logits
     step = iter(said)
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:

@@ -42,8 +42,8 @@ def test_a_second_engine_on_a_model_answers_like_a_separate_one(second: Engine) 
 
 
 def test_two_engines_on_one_model_share_its_weights(first: Engine, second: Engine) -> None:
-    assert second.parts.adapter is first.parts.adapter
-    assert second.parts.scheduler.batch is first.parts.scheduler.batch
+    assert second.model.adapter is first.model.adapter
+    assert second.scheduler.batch is first.scheduler.batch
 
 
 def test_two_engines_on_one_model_share_no_entries(first: Engine, second: Engine) -> None:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
-from ragkv.fusion.break_even import MARGIN
 from ragkv.fusion.controller import (
     MOST_SUBSETS,
     R_STAR,
@@ -19,7 +18,7 @@ from ragkv.fusion.controller import (
     decide,
     loads_slower,
 )
-from ragkv.fusion.estimators import Load, Selection, Shape, load_s, recompute_s, ttft_s
+from ragkv.fusion.estimators import MARGIN, Load, Selection, Shape, load_s, recompute_s, ttft_s
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
 
 from .profiles import disk, profile

@@ -10,7 +10,7 @@ from ragkv import FusionConfig
 from ragkv.fusion.gate_result import (
     GateResult,
     Point,
-    Speed,
+    SpeedUp,
     Tolerance,
     _hash,
     candidates,
@@ -25,7 +25,7 @@ TOLERANCE = Tolerance()
 
 def point(selector: str, ratio: float, times: float, agreement: float = 0.99, **given: Any) -> Point:
     """A setting that is `times` as fast as full recompute; `agreement` is also its bound."""
-    speed = Speed(times, times - 0.1, times + 0.1, 0.1 / times, 0.1)
+    speed = SpeedUp(times, times - 0.1, times + 0.1, 0.1 / times, 0.1)
     point = Point(selector, ratio, "score", 0.0, 0.01, agreement, agreement, None, speed, 12)
     return replace(point, **given)
 

@@ -8,8 +8,8 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, raised_ratio
-from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
-from ragkv.fusion.guard import remaining_deviation
+from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
+from ragkv.fusion.selectors import remaining_deviation
 from ragkv.lab.gate import save
 from tests import tiny_models
 from tests.fusion import helpers
@@ -50,7 +50,7 @@ def gate_result(
     agreement: float = 1.0,
 ) -> GateResult:
     """One setting was tried and confirmed, or refused below an agreement of .98."""
-    speed = Speed(3.0, 2.9, 3.1, 0.1, 0.3)
+    speed = SpeedUp(3.0, 2.9, 3.1, 0.1, 0.3)
     point = Point(selector, ratio, order, 0.0, 0.0, agreement, agreement, left, speed, 3)
     return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", 48, "a machine")
 
@@ -86,7 +86,7 @@ class TestEngine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
             assert (reuse.selector, reuse.ratio) == ("first-k", 0.3)
             assert reuse.notes == ("quality gate: first-k and ratio 0.3",)
-            assert engine.preferred_order == "document"
+            assert engine.intake.preferred_order == "document"
 
     def test_the_gates_ratio_is_used_if_it_is_lower_too(self, directory: Path) -> None:
         with self.engine(directory, gate_result(ratio=0.05)) as engine:
@@ -105,7 +105,7 @@ class TestEngine:
         with self.engine(directory, gate_result("first-k", 0.3), ratio=0.1) as engine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
             assert (reuse.selector, reuse.ratio, reuse.notes) == ("sensitivity", 0.1, ())
-            assert engine.preferred_order is None
+            assert engine.intake.preferred_order is None
 
     def test_an_engine_raises_a_requests_ratio_to_keep_the_gates_deviation(self, directory: Path) -> None:
         with self.engine(directory, gate_result(left=1e9)) as engine:

@@ -110,14 +110,14 @@ class TestUse:
 
     def scores(self, engine: Engine) -> list[float]:
         engine.warm(CHUNKS)
-        scores = engine.parts.store.scores(engine.parts.encoder.scores_identity, CHUNKS[1])
+        scores = engine.store.scores(engine.entries.encoder.scores_identity, CHUNKS[1])
         assert scores is not None
         return scores[:, 0].tolist()
 
     def test_scores_come_from_the_network_in_the_models_folder(self, tmp_path: Path) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
-            encoder = engine.parts.encoder
-            assert encoder.scorer.network_digest == network(teacher=engine.parts.adapter.model).digest
+            encoder = engine.entries.encoder
+            assert encoder.scorer.network_digest == network(teacher=engine.model.adapter.model).digest
             found = self.scores(engine)
             encoder.register(CHUNKS)
             entry, others = encoder.training_samples(CHUNKS)[1]
@@ -143,7 +143,7 @@ class TestUse:
             learned = self.scores(engine)
         without = EngineConfig(store=store, fusion=FusionConfig(learned_scores=False))
         with Engine.from_pretrained(model, without) as engine:
-            assert engine.parts.encoder.scorer.network_digest == ""
+            assert engine.entries.encoder.scorer.network_digest == ""
             report = engine.warm(CHUNKS)
             assert (report.encoded, report.present, report.scored) == (0, len(CHUNKS), len(CHUNKS))
             assert self.scores(engine) != learned
@@ -153,7 +153,7 @@ class TestUse:
 
     def test_a_network_for_another_model_is_not_used(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
-            assert engine.parts.encoder.scorer.network_digest == ""
+            assert engine.entries.encoder.scorer.network_digest == ""
         assert "it is for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
 
     def test_a_network_trained_with_other_weights_is_not_used(
@@ -165,14 +165,14 @@ class TestUse:
             next(model.parameters()).mul_(1.5)
         model.save_pretrained(path)
         with Engine.from_pretrained(path) as engine:
-            assert engine.parts.encoder.scorer.network_digest == ""
+            assert engine.entries.encoder.scorer.network_digest == ""
         assert "it was trained with other weights" in caplog.text
 
     def test_a_network_is_used_for_its_weights_in_bfloat16_too(self, tmp_path: Path) -> None:
         path = self.folder(tmp_path / "model")
         for dtype in ("float32", "bfloat16"):
             with Engine.from_pretrained(path, EngineConfig(dtype=dtype)) as engine:
-                assert engine.parts.encoder.scorer.network_digest
+                assert engine.entries.encoder.scorer.network_digest
 
 
 class TestQuestion:
@@ -211,9 +211,11 @@ class TestQuestion:
             again = engine.prefill(questions[0], CHUNKS, ratio=0.2)
             assert torch.equal(one.selected, again.selected)
             with ExitStack() as leases:
-                found = engine.parts.planner.plan(active_request(engine, questions[0], CHUNKS), leases).plan.candidates
+                found = engine._backend._planner.plan(
+                    active_request(engine, questions[0], CHUNKS), leases
+                ).plan.candidates
             assert found.sensitivity is not None and found.topics is not None
-            asked = engine.parts.adapter.embed(torch.tensor(questions[0]))[0]
+            asked = engine.model.adapter.embed(torch.tensor(questions[0]))[0]
             weighed = network().weighted_by_question(found.sensitivity, found.topics, asked)
             assert torch.equal(found.positions[top(weighed, budget(0.2, len(found)))], one.selected)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragkv.fusion.readahead import MOST_BYTES, UNMEASURED, Speeds, buffer_bytes, layers_ahead
+from ragkv.fusion.pipeline import MOST_BYTES, UNMEASURED, Speeds, buffer_bytes, layers_ahead
 
 LAYERS = 24
 

@@ -91,9 +91,9 @@ class TestThroughTheEngine:
     def _bytes(engine: Engine) -> list[bytes]:
         found = []
         for chunk in helpers.CHUNKS:
-            with engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk)) as lease:
+            with engine.store.lease(engine.entries.encoder.identity, tuple(chunk)) as lease:
                 found += [lease.read_layer(layer).numpy().tobytes() for layer in range(4)]
-            scores = engine.parts.store.scores(engine.parts.encoder.scores_identity, tuple(chunk))
+            scores = engine.store.scores(engine.entries.encoder.scores_identity, tuple(chunk))
             found.append(scores.numpy().tobytes())
         return found
 

@@ -68,8 +68,8 @@ class TestScorer:
     @pytest.mark.usefixtures("every_token_behind_every_text")
     def test_scores_equal_the_naive_reference(self) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.parts.encoder.chunk(CHUNK)
-            scorer = Scorer(engine.parts.adapter, (1,), 2)
+            entry = engine.entries.encoder.chunk(CHUNK)
+            scorer = Scorer(engine.model.adapter, (1,), 2)
             scorer.register(OTHERS)
             got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
@@ -79,8 +79,8 @@ class TestScorer:
     def test_one_of_the_texts_is_the_chunks_neighbourhood_which_is_computed_if_it_is_not_there(self) -> None:
         neighbourhood = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.parts.encoder.chunk(CHUNK)
-            scorer = Scorer(engine.parts.adapter, (1,), 2)
+            entry = engine.entries.encoder.chunk(CHUNK)
+            scorer = Scorer(engine.model.adapter, (1,), 2)
             scorer.register(OTHERS[:8])
             scorer.register(neighbourhood)
             got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
@@ -94,8 +94,8 @@ class TestScorer:
     ) -> None:
         monkeypatch.setattr(sensitivity_module, "MOST_MOVED", share)
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            stored = engine.parts.encoder.chunk(CHUNK).kv
-            scorer = Scorer(engine.parts.adapter, (1,), 2)
+            stored = engine.entries.encoder.chunk(CHUNK).kv
+            scorer = Scorer(engine.model.adapter, (1,), 2)
             scorer.register(OTHERS)
             got = scorer.scores([CHUNK], [stored])[0][:, 0]
             ((first, second),) = scorer.kv_behind_texts([CHUNK], [stored], share)
@@ -107,8 +107,8 @@ class TestScorer:
     def test_a_chunk_is_never_scored_behind_itself(self) -> None:
         chunk = OTHERS[0]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.parts.encoder.chunk(chunk)
-            with_itself, without = Scorer(engine.parts.adapter, (1,), 2), Scorer(engine.parts.adapter, (1,), 2)
+            entry = engine.entries.encoder.chunk(chunk)
+            with_itself, without = Scorer(engine.model.adapter, (1,), 2), Scorer(engine.model.adapter, (1,), 2)
             with_itself.register(OTHERS)
             with_itself.register([chunk])
             without.register(OTHERS[4:])
@@ -145,9 +145,9 @@ def no_scores(**store: Any) -> EngineConfig:
 
 
 def scored(engine: Engine, chunk: Sequence[int]) -> torch.Tensor | None:
-    if engine.parts.encoder.scorer is None:
+    if engine.entries.encoder.scorer is None:
         return None
-    return engine.parts.store.scores(engine.parts.encoder.scores_identity, tuple(chunk))
+    return engine.store.scores(engine.entries.encoder.scores_identity, tuple(chunk))
 
 
 class TestStoredScores:
@@ -173,7 +173,7 @@ class TestStoredScores:
     ) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))) as engine:
             engine.warm(helpers.CHUNKS)
-            kv = engine.parts.store.lease(engine.parts.encoder.identity, tuple(helpers.CHUNKS[1])).read_layer(2).clone()
+            kv = engine.store.lease(engine.entries.encoder.identity, tuple(helpers.CHUNKS[1])).read_layer(2).clone()
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             first = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
@@ -185,7 +185,7 @@ class TestStoredScores:
             assert second.reuse.missed_chunks == 0
         with (
             Engine(tiny_models.model("llama"), config=config) as engine,
-            engine.parts.store.lease(engine.parts.encoder.identity, tuple(helpers.CHUNKS[1])) as lease,
+            engine.store.lease(engine.entries.encoder.identity, tuple(helpers.CHUNKS[1])) as lease,
         ):
             assert scored(engine, helpers.CHUNKS[1]) is not None
             assert torch.equal(lease.read_layer(2), kv)  # the KV is scored as it is stored
@@ -236,7 +236,7 @@ class TestAskingSelector:
         weights = model(torch.tensor([ids]), output_attentions=True).attentions  # L of (1, H, S, S)
         wanted = torch.stack([layer[0, :, -1].mean(0) for layer in weights]).mean(0)
         with Engine(tiny_models.model("llama")) as engine:
-            adapter = engine.parts.adapter
+            adapter = engine.model.adapter
             kv, watch, hidden = adapter.new_kv(25), Watch(25, adapter.device), adapter.embed(torch.tensor(ids))
             for layer in range(4):
                 rows, tables = Rows.span(0, 25, adapter.device), adapter.rope.tables(25)
@@ -256,7 +256,7 @@ def test_scored_layers_are_the_last_eighth_of_the_first_five_eighths() -> None:
 
 def test_texts_are_computed_in_no_more_layers_than_are_compared() -> None:
     with Engine(tiny_models.model("llama")) as engine:
-        adapter = engine.parts.adapter
+        adapter = engine.model.adapter
         scorer = Scorer(adapter, (1,), 2)
         scorer.register([CHUNK, *OTHERS])
         contexts = [text.context for text in scorer._texts] + scorer._contexts(CHUNK)
@@ -304,8 +304,8 @@ def test_the_nearest_neighbours_are_taken_where_not_all_fit(monkeypatch: pytest.
     monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 200)
     chunks = [tuple(tiny_models.tokens(80, seed)) for seed in range(5)]
     with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-        stored = [engine.parts.encoder.chunk(chunk).kv for chunk in chunks]
-        scorer = Scorer(engine.parts.adapter, (1,), 2)
+        stored = [engine.entries.encoder.chunk(chunk).kv for chunk in chunks]
+        scorer = Scorer(engine.model.adapter, (1,), 2)
         scorer.register(chunks)
         scorer.kv_behind_texts(chunks, stored, 0.5)
         second, first = scorer._neighbours(chunks[3]), scorer._neighbours(chunks[1])
@@ -320,8 +320,8 @@ def test_the_nearest_neighbours_are_taken_where_not_all_fit(monkeypatch: pytest.
 def test_in_a_small_context_the_nearest_neighbours_are_kept() -> None:
     chunks = [tuple(tiny_models.tokens(150, seed)) for seed in range(4)]  # the tiny model's context has 512 tokens
     with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-        stored = [engine.parts.encoder.chunk(chunk).kv for chunk in chunks]
-        scorer = Scorer(engine.parts.adapter, (1,), 2)
+        stored = [engine.entries.encoder.chunk(chunk).kv for chunk in chunks]
+        scorer = Scorer(engine.model.adapter, (1,), 2)
         scorer.register(chunks)
         scorer.kv_behind_texts(chunks, stored, 0.5)
         context = scorer._neighbours(chunks[3])

@@ -167,7 +167,7 @@ class TestTraining:
     def test_the_training_target_equals_the_attention_that_an_asking_selector_gets(self, engine: Engine) -> None:
         """`Watch` collects the last row's attention in a full prefill."""
         at = ScoreTrainer(engine).prepare(example(engine))
-        adapter, prefix = engine.parts.adapter, engine.parts.runs.before_documents
+        adapter, prefix = engine.model.adapter, engine.intake.runs.before_documents
         for tail, attended in zip(CONTINUATIONS, at.attended, strict=True):
             ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]
             watch = Watch(len(ids), adapter.device)
@@ -185,7 +185,7 @@ class TestTraining:
             torch.testing.assert_close(attended / attended.sum(), wanted / wanted.sum(), atol=1e-4, rtol=1e-3)
 
     def test_training_does_not_change_the_model(self, engine: Engine) -> None:
-        weights = dict(engine.parts.adapter.model.named_parameters())
+        weights = dict(engine.model.adapter.model.named_parameters())
         before = {name: (weight.requires_grad, weight.clone()) for name, weight in weights.items()}
         assert any(wanted for wanted, _ in before.values())
         train(engine, [example(engine)], steps=2)

@@ -150,7 +150,7 @@ def test_the_choice_is_in_the_engines_stats_and_in_the_models_dtype(
     pretend(monkeypatch, 1.0, 7.0)
     with Engine.from_pretrained(saved(tmp_path, torch.bfloat16)) as engine:
         stats = engine.stats()
-        assert (stats.dtype, engine.parts.adapter.dtype) == ("float32", torch.float32)
+        assert (stats.dtype, engine.model.adapter.dtype) == ("float32", torch.float32)
         assert "7.0 times" in stats.dtype_why
     with Engine(tiny_models.model("llama")) as engine:
         assert engine.stats().dtype_why == "float32, in which the model was given"
@@ -164,7 +164,7 @@ def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
     pretend(monkeypatch, 1.0, 1.0)
     with Engine.from_pretrained(folder, config) as engine:
         engine.warm([chunk])
-        assert engine.parts.unused_note is None
+        assert engine.entries.unused_note is None
     pretend(monkeypatch, 1.0, 7.0)
     with Engine.from_pretrained(folder, config) as engine:
         reports = [engine.answer([3, 4], [chunk], max_new_tokens=1).reuse for _ in range(2)]
@@ -174,7 +174,7 @@ def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
     assert reports[0].fused == reports[0].recomputed == 0
     assert not any("bfloat16" in note for note in reports[1].notes)
     with Engine.from_pretrained(folder, config) as engine:  # the store has entries of this dtype now
-        assert engine.parts.unused_note is None
+        assert engine.entries.unused_note is None
 
 
 def test_a_product_is_timed_in_well_under_a_second() -> None:

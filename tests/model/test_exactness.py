@@ -88,8 +88,8 @@ class TestExactness:
     def test_a_raw_key_rotated_to_its_position_equals_the_models_own(self, engine: Engine, fresh: Any) -> None:
         ids = PREFIX + CHUNKS[0]
         _, cache = reference.full_prefill(fresh(), ids)
-        adapter, tables = engine.parts.adapter, engine.parts.adapter.rope.tables(len(ids))
-        lease = engine.parts.store.lease(engine.parts.encoder.identity, tuple(CHUNKS[0]))
+        adapter, tables = engine.model.adapter, engine.model.adapter.rope.tables(len(ids))
+        lease = engine.store.lease(engine.entries.encoder.identity, tuple(CHUNKS[0]))
         assert lease is not None
         with lease:
             for layer in range(adapter.layer_count):
@@ -126,7 +126,7 @@ class TestSensitivityOfTheseTests:
 
     def test_removing_rope_changes_the_logits(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
-        monkeypatch.setattr(engine.parts.adapter, "rotate", lambda _layer, raw, _cos, _sin: raw)
+        monkeypatch.setattr(engine.model.adapter, "rotate", lambda _layer, raw, _cos, _sin: raw)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
     def test_removing_the_causal_mask_changes_the_logits(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ class TestSensitivityOfTheseTests:
         if family not in tiny_models.SLIDING:
             pytest.skip("no sliding layers in this family's tiny config")
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
-        monkeypatch.setattr(engine.parts.adapter, "window", lambda _layer: None)
+        monkeypatch.setattr(engine.model.adapter, "window", lambda _layer: None)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
 

@@ -33,7 +33,7 @@ def changed(family: str, **changes: Any) -> Any:
 
 def identity(model: Any, tokenizer: Any = None, **config: Any) -> Identity:
     with Engine(model, tokenizer, EngineConfig(**config)) as engine:
-        return engine.parts.encoder.identity
+        return engine.entries.encoder.identity
 
 
 def test_a_change_of_any_weight_changes_the_identity() -> None:
@@ -205,7 +205,7 @@ from tests.toy_tokenizers import byte_tokenizer
 keys = [tokenizer_digest(byte_tokenizer())]
 for family in ("llama", "gemma3_text", "mixtral"):
     with Engine(tiny_models.model(family)) as engine:
-        keys.append(engine.parts.encoder.identity.key([5, 6]))
+        keys.append(engine.entries.encoder.identity.key([5, 6]))
 """
 
 

@@ -206,7 +206,7 @@ def test_a_gguf_file_gives_the_logits_of_the_model_it_was_made_of(tmp_path: Path
         assert "GGUF" in engine.stats().dtype_why
         assert len(engine.chunk("abab").token_ids) == 2
         assert engine.prefill(QUESTION, CHUNKS).reuse.tokens >= len(IDS)
-        loaded = engine.parts.adapter.model
+        loaded = engine.model.adapter.model
     with torch.no_grad():
         found, expected = (each(torch.tensor([IDS])).logits for each in (loaded, model))
     assert torch.allclose(found, expected, atol=1e-3)

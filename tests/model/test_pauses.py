@@ -68,9 +68,9 @@ def test_others_decode_within_the_layers_of_a_long_prefill(monkeypatch: pytest.M
     with Engine(tiny_models.model("llama")) as engine:
         question = tiny_models.tokens(30, seed=5)
         alone = engine.prefill(question).logits
-        layers = engine.parts.adapter.layer_count
+        layers = engine.model.adapter.layer_count
         called: list[int] = []
-        monkeypatch.setattr(engine.parts.generator._batch, "step_waiting", lambda: called.append(1))
+        monkeypatch.setattr(engine.scheduler.batch, "step_waiting", lambda: called.append(1))
         paused = engine.prefill(question)
         assert torch.equal(paused.logits, alone)
         assert len(called) >= 6 * (layers - 1)  # attention, four tiles, its end; the last layer computes one row
@@ -81,7 +81,7 @@ def test_a_request_that_is_cancelled_within_a_layer_ends_there(monkeypatch: pyte
     with Engine(tiny_models.model("llama")) as engine:
         question = tiny_models.tokens(30, seed=5)
         wanted = engine.prefill(question).logits
-        adapter, ran = engine.parts.adapter, list[int]()
+        adapter, ran = engine.model.adapter, list[int]()
         run_layer = adapter.run_layer
 
         def counted(layer: int, *how: Any, **more: Any) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_a_request_that_is_cancelled_within_a_layer_ends_there(monkeypatch: pyte
 
         monkeypatch.setattr(adapter, "run_layer", counted)
         with monkeypatch.context() as within:
-            within.setattr(engine.parts.generator._batch, "step_waiting", cancelled)
+            within.setattr(engine.scheduler.batch, "step_waiting", cancelled)
             with pytest.raises(CancelledError, match="enough"):
                 engine.prefill(question)
         assert ran == [0]

@@ -9,7 +9,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import ConfigError, ProfileError
-from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.lab import profiling
 from ragkv.lab.profiling import measure
@@ -31,7 +31,7 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
     """A profile: a row takes 10 ms in each layer, a token from disk takes `disk_token_s`, nothing else takes time."""
     token_bytes = made.stats().kv_bytes_per_token
     return Profile(
-        subject=made.parts.load_control.subject,
+        subject=made.load_control.subject,
         layers=4,
         kv_bytes_per_token=token_bytes,
         stored_bytes_per_token=float(token_bytes),
@@ -148,21 +148,21 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
 
 
 def gate_result(agreement: float) -> GateResult:
-    speed = Speed(3.0, 2.9, 3.1, 0.1, 0.3)
+    speed = SpeedUp(3.0, 2.9, 3.1, 0.1, 0.3)
     point = Point("first-k", 0.3, None, 0.0, 0.0, agreement, agreement, None, speed, 9)
     return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", 99, "a machine")
 
 
 def test_r_star_is_the_gate_results_ratio(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
-        made.parts.intake.apply_gate_result(gate_result(agreement=1.0))
+        made.intake.apply_gate_result(gate_result(agreement=1.0))
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.3
 
 
 def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        made.parts.intake.apply_gate_result(gate_result(agreement=0.5))
+        made.intake.apply_gate_result(gate_result(agreement=0.5))
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.computed, reuse.decision) == (S, ())
 
@@ -217,7 +217,7 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
     assert path == tmp_path / "profile.json"
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
-        assert again.parts.load_control.profile == measured
+        assert again.load_control.profile == measured
         assert again.prefill(QUESTION, CHUNKS).reuse.decision
     assert set(measured.tiers) == {"memory", "disk"}
     assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points

@@ -22,7 +22,7 @@ def engine() -> Engine:
     """An engine that never encodes missed chunks, so that its store does not change."""
     with engine_of() as engine:
         engine.warm(WARM)
-        engine.parts.background.add = lambda _ids: None  # type: ignore[method-assign]
+        engine.entries.background.add = lambda _ids: None  # type: ignore[method-assign]
         yield engine
 
 

@@ -18,7 +18,7 @@ from ragkv import Engine
 from ragkv.errors import InputError
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import tracing
+from ragkv.runtime import run_in_thread, tracing
 from tests.engine.helpers import A, B, Q, engine_of, text_engine
 
 PARTS = {"ragkv.lookup", "ragkv.prefill", "ragkv.load", "ragkv.fuse", "ragkv.decode"}
@@ -77,7 +77,7 @@ def test_the_spans_are_as_long_as_the_report_says(engine: Engine, exporter: InMe
 def test_the_callers_span_is_the_parent_also_from_a_task(engine: Engine, exporter: InMemorySpanExporter) -> None:
     tracer = trace.get_tracer("application")
     with tracer.start_as_current_span("caller") as caller:
-        asyncio.run(engine.aanswer(Q, [A], max_new_tokens=2))
+        asyncio.run(run_in_thread(lambda cancel: engine.answer(Q, [A], max_new_tokens=2, cancel=cancel)))
     request = next(span for span in exporter.get_finished_spans() if span.name == "ragkv.request")
     assert request.parent.span_id == caller.get_span_context().span_id
 

@@ -75,7 +75,7 @@ def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
 
 
 def batch_of(engine: Engine) -> DecodeBatch:
-    return engine.parts.generator._batch
+    return engine.scheduler.batch
 
 
 def at_rest(batch: DecodeBatch) -> bool:
@@ -307,7 +307,7 @@ class TestClosing:
 class TestLongPrefill:
     def test_a_long_prefill_lets_others_decode_between_its_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with engine_of() as engine:
-            batch, adapter = batch_of(engine), engine.parts.adapter
+            batch, adapter = batch_of(engine), engine.model.adapter
             events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
             next(events)
             events_seen: list[object] = []
@@ -342,7 +342,7 @@ class TestLongPrefill:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with engine_of() as engine:
-            batch, adapter = batch_of(engine), engine.parts.adapter
+            batch, adapter = batch_of(engine), engine.model.adapter
             events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
             next(events)
             layers, tokens, step, begun = 0, 0, batch.step_waiting, threading.Event()

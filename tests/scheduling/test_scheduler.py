@@ -193,15 +193,15 @@ class TestQueue:
 
 def held(engine: Engine) -> dict[str, int]:
     """Everything that a request may hold."""
-    tiers = [getattr(tier, "_ledger", ()) for tier in engine.parts.store._tiers]
+    tiers = [getattr(tier, "_ledger", ()) for tier in engine.store._tiers]
     stats = engine.stats().queue
     return {
         "pins": sum(slot.pins for ledger in tiers for slot in ledger),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
-        "queued": len(engine.parts.store._prefetcher._queue),
-        "requests": int(engine.parts.scheduler.busy),
-        "computing": int(engine.parts.shared.turns.lock.held),
+        "queued": len(engine.store._prefetcher._queue),
+        "requests": int(engine.scheduler.busy),
+        "computing": int(engine.model.turns.lock.held),
     }
 
 
@@ -274,7 +274,7 @@ class TestCancellation:
         session = engine.session("s")  # the reference keeps the session object alive
         with session.lock:
             thread = self.answer(engine, cancellation)
-            until(lambda: engine.parts.scheduler.busy)
+            until(lambda: engine.scheduler.busy)
             assert engine.stats().queue.admitted == 0  # a request that waits for a session holds no slot
             assert engine.prefill(Q, [A]).reuse.tokens
             cancellation.now()
@@ -284,7 +284,7 @@ class TestCancellation:
     def test_a_request_can_be_cancelled_while_it_waits_in_the_queue(
         self, engine: Engine, cancellation: Cancellation
     ) -> None:
-        with engine.parts.scheduler.admitted(PrefetchHint(), engine.parts.scheduler.ticket()):
+        with engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()):
             thread = self.answer(engine, cancellation)
             until(lambda: engine.stats().queue.waiting == 1)
             cancellation.now()
@@ -294,7 +294,7 @@ class TestCancellation:
     def test_a_request_can_be_cancelled_while_it_waits_for_the_compute_lock(
         self, engine: Engine, cancellation: Cancellation
     ) -> None:
-        with engine.parts.scheduler.turn():
+        with engine.scheduler.turn():
             thread = self.answer(engine, cancellation)
             until(lambda: held(engine)["pins"] >= 2)
             cancellation.now()
@@ -305,7 +305,7 @@ class TestCancellation:
         self, engine: Engine, cancellation: Cancellation, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         layers: list[int] = []
-        run_layer = engine.parts.adapter.run_layer
+        run_layer = engine.model.adapter.run_layer
 
         def spy(layer: int, *args: Any, **kwargs: Any) -> Any:
             layers.append(layer)
@@ -314,7 +314,7 @@ class TestCancellation:
             return run_layer(layer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine.parts.adapter, "run_layer", spy)
+            patch.setattr(engine.model.adapter, "run_layer", spy)
             thread = self.answer(engine, cancellation)
             thread.join(20)
         assert layers == [0, 1]
@@ -334,7 +334,7 @@ class TestCancellation:
     ) -> None:
         cancellation = Cancellation("cancel")
         cancellation.now()
-        monkeypatch.setattr(engine.parts.prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
+        monkeypatch.setattr(engine._backend._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
         self.answer(engine, cancellation).join(20)
         assert self.was_cancelled and held(engine) == NOTHING
         with pytest.raises(CancelledError):
@@ -360,7 +360,7 @@ def test_an_open_stream_blocks_no_other_request_even_on_its_own_thread() -> None
 def test_an_engine_with_a_full_queue_refuses_with_one_clear_error() -> None:
     with engine_of(scheduler=SchedulerConfig(workers=1, queue_limit=0)) as engine:
         with (
-            engine.parts.scheduler.admitted(PrefetchHint(), engine.parts.scheduler.ticket()),
+            engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()),
             pytest.raises(QueueFullError, match="Ask again later"),
         ):
             engine.answer(Q, [A])
@@ -372,7 +372,7 @@ class TestPrefetching:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
         """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
-        with engine.parts.scheduler.admitted(PrefetchHint(), engine.parts.scheduler.ticket()):
+        with engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()):
             thread = threading.Thread(target=lambda: got.append(ask()))
             thread.start()
             until(lambda: engine.stats().store.tiers[0].entries == entries)

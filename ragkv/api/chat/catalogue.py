@@ -125,7 +125,7 @@ class ChunkCatalogue:
         if wait:
             self._engine.warm(chunks)
         else:
-            self._engine.warm_soon(chunks)
+            self._engine.entries.warm_soon(chunks)
 
     def form(self, text: str, token_ids: tuple[int, ...], key: str | None, *, is_passage: bool) -> Chunk:
         """The chunk of a prompt's own text, in which the passage `key` was found.

@@ -116,7 +116,7 @@ class Conversations:
         self._delete_soon()
 
     def _turn(self, generation: int, past: Session | None, *notes: str) -> Conversation:
-        session = self._engine.unsaved_session(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
+        session = self._engine.conversations.unsaved.new(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
         return Conversation(session, generation, True, session.turns, len(session.token_ids))
 
     def _find(self, name: str) -> Session | None:
@@ -150,7 +150,7 @@ class Conversations:
             self._list_now()
 
     def _list_now(self) -> None:
-        uses, abandoned = self._engine.session_uses(), []
+        uses, abandoned = self._engine.conversations.uses(), []
         latest = time.time() - (ABANDONED_S if self._shared else 0.0)  # another replica may be answering a turn
         with self._lock:
             if self._listed:
@@ -163,7 +163,7 @@ class Conversations:
                     self._saved[name] = None
             self._saved.update(mine)
             self._listed = True
-        self._engine.delete_sessions(abandoned)
+        self._engine.conversations.delete_all(abandoned)
 
     def _trim(self) -> None:
         """Delete the sessions that were used least recently if there are too many. Raises `SessionUnavailableError`."""
@@ -171,16 +171,16 @@ class Conversations:
         with self._lock:
             excess = min(TRIMMED, len(self._saved) - MAX_SAVED)
             dropped = [self._saved.popitem(last=False)[0] for _ in range(excess)]
-        self._engine.delete_sessions(dropped)
+        self._engine.conversations.delete_all(dropped)
 
     def _delete_cleared(self) -> None:
         """Delete what is to be deleted. Raises `SessionUnavailableError`, and does the rest the next time."""
         with self._lock:
             clearing, names = self._clearing, set(self._to_delete)
         if clearing:
-            names |= set(_unnamed(self._engine.session_uses()))
+            names |= set(_unnamed(self._engine.conversations.uses()))
         if names:
-            self._engine.delete_sessions(names)
+            self._engine.conversations.delete_all(names)
         with self._lock:
             self._to_delete -= names
             self._clearing = self._clearing and not clearing

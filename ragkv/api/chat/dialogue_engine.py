@@ -78,7 +78,7 @@ class DialogueEngine:
     def separator(self) -> str:
         """The text after a document that is put into the prompt."""
         # The bundled reader was trained on documents without anything between them; each begins with its own space.
-        return self.engine.config.prompt.chunk_end or (" " if self.engine.is_reader else "\n\n")
+        return self.engine.config.prompt.chunk_end or (" " if self.engine.model.is_reader else "\n\n")
 
     def build_prompt(
         self, request: DialogueRequest, find_conversation: bool = True, session_id: str | None = None

@@ -156,7 +156,7 @@ class Collections(Closing):
                 chunks.append(rag.chunk(passage))
         except QueueError:
             return WarmReport(0, 0, 0, left=len(passages))
-        self._take_out(self._engine.keys(chunks))
+        self._take_out(self._engine.entries.keys(chunks))
         return self._engine.warm(chunks, check=check)
 
     def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
@@ -205,7 +205,9 @@ class Collections(Closing):
         unheld = self.folders.unheld(texts)
         self._take_out(self._keys(texts - unheld))
         chunks = [self._engine.chunk(text) for text in unheld]
-        self.journal.add(self._engine.keys(chunks))  # again: a replica may have read the index before its change
+        self.journal.add(
+            self._engine.entries.keys(chunks)
+        )  # again: a replica may have read the index before its change
         self._engine.delete(chunks)
 
     def _note(self, passages: Iterable[Passage]) -> None:
@@ -220,7 +222,7 @@ class Collections(Closing):
             log.warning("Notes of deletions stay, so stored texts lose their KV once: %s", error)
 
     def _keys(self, texts: Iterable[str]) -> Sequence[EntryKey]:
-        return self._engine.keys([self._engine.chunk(text) for text in texts])
+        return self._engine.entries.keys([self._engine.chunk(text) for text in texts])
 
     def _erase(self, folder: Path) -> None:
         """Drop the KV that only a deleted collection needs, then its files."""

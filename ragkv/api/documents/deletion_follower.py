@@ -85,7 +85,7 @@ class DeletionFollower(Closing):
             chunks = [self._engine.chunk(text) for text in self._texts() if not self._stop.is_set()]
             if self._stop.is_set():  # the list is not whole
                 return False
-            self._engine.retain(chunks)
+            self._engine.entries.retain(chunks)
             return True
         is_of_this = self._seen.journal == found.end.journal and self._seen.number <= found.end.number
         seen = self._seen.number if is_of_this else 0
@@ -95,7 +95,7 @@ class DeletionFollower(Closing):
             self._forgot = Position(found.end.journal, told[-1])
         # What this process deletes itself it deletes at once; the second time tells whether it came to that.
         keys = [note.key for note in found.notes if note.number <= seen or not note.is_own]
-        return self._engine.drop(list(dict.fromkeys(keys)), self._stop.is_set)
+        return self._engine.entries.drop(list(dict.fromkeys(keys)), self._stop.is_set)
 
     def _read(self) -> Position:
         """How far this replica is."""
@@ -103,7 +103,7 @@ class DeletionFollower(Closing):
             found = json.loads(self._path.read_text(encoding="utf-8"))
             return Position(str(found["journal"]), int(found["number"]))
         except FileNotFoundError:
-            is_new = not self._engine.parts.store.sample(1)
+            is_new = not self._engine.store.sample(1)
             return self._journal.before(NEW_S) if is_new else Position()
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%s): all notes of deletions are followed again.", self._path, error)

@@ -117,7 +117,7 @@ async def _as_text(items: AsyncGenerator[NamedEvent | AskResponse, None]) -> Asy
 
 def _retrieve(tenant: Tenant, body: CompareRequest, check: Check) -> tuple[Sequence[Hit], list[Chunk]]:
     """The passages for a question, and their chunks."""
-    with tenant.engine.parts.scheduler.request(), tenant.collections.lease(body.collection, "collection") as collection:
+    with tenant.engine.scheduler.request(), tenant.collections.lease(body.collection, "collection") as collection:
         rag = collection.rag
         hits = rag.retrieve(
             body.question, body.k, retriever=body.retriever, where=body.filter, order=body.order, check=check

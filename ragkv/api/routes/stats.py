@@ -90,7 +90,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
 
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
-        remotes, method, server = found.remotes.items(), engine.parts.intake.method({}), executor.service.vllm
+        remotes, method, server = found.remotes.items(), engine.intake.method({}), executor.service.vllm
         if server is not None:
             server.failure()  # asks it, so that its stats say how it is now
         vllm = None if server is None else server.stats()
@@ -103,7 +103,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             kv_bytes_per_token=found.kv_bytes_per_token,
             dtype=found.dtype,
             dtype_why=found.dtype_why,
-            context_tokens=engine.context_tokens,
+            context_tokens=engine.model.context_tokens,
             collections_open=tenant.collections.open_count,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
             queue=QueueInfo.model_validate(found.queue),

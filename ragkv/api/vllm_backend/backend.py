@@ -5,14 +5,16 @@ and end tokens are the engine's own, exactly as for its own model.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ragkv.engine import BackendMaker
+from ragkv.entries import Entries
 from ragkv.errors import AnswerServerError, UnsupportedError
 from ragkv.model.decode.decoding import end_tokens
-from ragkv.prompt import ActiveAnswer, ActiveRequest, AnswerEvents, EngineParts, Prompt, Request, ServedPrompt
+from ragkv.prompt import ActiveAnswer, ActiveRequest, AnswerEvents, Prompt, Request, ServedPrompt, SharedModel
 from ragkv.prompt.history import PartKind
-from ragkv.store import PrefetchHint
+from ragkv.store import PrefetchHint, Store
 from ragkv.types import Answer, TokenEvent
 
 from .prompt_report import differences, served_prompt
@@ -27,15 +29,15 @@ class VllmBackend:
 
     makes_kv = False
 
-    def __init__(self, parts: EngineParts, server: VllmServer) -> None:
-        self._parts, self._server, self._tokenizer = parts, server, parts.shared.tokenizer
-        self._ends = end_tokens(parts.adapter.model, self._tokenizer)
-        self._shares_kv = not parts.identity.tenant  # the keys of other tenants' entries are salted with their names
+    def __init__(self, model: SharedModel, entries: Entries, store: Store, server: VllmServer) -> None:
+        self._entries, self._store, self._server, self._tokenizer = entries, store, server, model.tokenizer
+        self._ends = end_tokens(model.adapter.model, self._tokenizer)
+        self._shares_kv = not entries.identity.tenant  # the keys of other tenants' entries are salted with their names
 
     @classmethod
-    def on(cls, server: VllmServer) -> Callable[[EngineParts], "VllmBackend"]:
+    def on(cls, server: VllmServer) -> BackendMaker:
         """What makes the backend of an engine."""
-        return lambda parts: cls(parts, server)
+        return lambda model, entries, store: cls(model, entries, store, server)
 
     def check(self, request: Request) -> None:
         """Raise `UnsupportedError` for what is not sent to vLLM."""
@@ -102,7 +104,7 @@ class VllmBackend:
         self, active: ActiveRequest, answer: Mapping[str, Any], sent_s: float, first_token_s: float
     ) -> ServedPrompt:
         """What the connector's answer says of the prompt. Raises `AnswerServerError` if it is not of this model."""
-        if other := differences(self._parts.encoder.identity, answer["identity"]):
+        if other := differences(self._entries.identity, answer["identity"]):
             raise self._broken(f"serves another model or has other settings than this server: {', '.join(other)}")
         report = answer["report"]
         if report is None:
@@ -131,7 +133,7 @@ class VllmBackend:
     def _stored_history(self, prompt: Prompt) -> Iterator[list[int]]:
         """The positions of whole chunks of earlier turns whose KV is stored: they are fused again."""
         history, at = prompt.history.token_ids, 0
-        identity, store = self._parts.encoder.identity, self._parts.store
+        identity, store = self._entries.identity, self._store
         for part in prompt.history.parts:
             if part.kind is PartKind.CHUNK and store.contains(identity.key(history[at : at + len(part)])):
                 yield [len(prompt.prefix) + at, len(prompt.prefix) + at + len(part)]
@@ -139,10 +141,10 @@ class VllmBackend:
 
     def _encode_missing(self, prompt: Prompt) -> None:
         """Have the chunks without stored KV encoded in the background."""
-        identity, store = self._parts.encoder.identity, self._parts.store
+        identity, store = self._entries.identity, self._store
         for index, ids in enumerate(prompt.chunks):
             if index not in prompt.plain and not store.contains(identity.key(ids)):
-                self._parts.background.add(ids)
+                self._entries.background.add(ids)
 
     def _broken(self, what: str) -> AnswerServerError:
         return AnswerServerError(f"vLLM at {self._server.url} {what}. See docs/vllm.md.")

@@ -3,7 +3,17 @@
 from ragkv.errors import ConfigError
 
 from ..plan import Candidates
-from .base import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, top, with_floor
+from .base import (
+    AskingSelector,
+    CheckingSelector,
+    Selector,
+    StaticSelector,
+    budget,
+    raised_ratio,
+    remaining_deviation,
+    top,
+    with_floor,
+)
 from .hkvd import HKVD, GradualHKVD
 from .sensitivity import QuerySensitivity, Sensitivity
 from .static import Everything, FirstK, Nothing, Random
@@ -40,6 +50,8 @@ __all__ = [
     "StaticSelector",
     "budget",
     "make_selector",
+    "raised_ratio",
+    "remaining_deviation",
     "top",
     "usable",
     "with_floor",

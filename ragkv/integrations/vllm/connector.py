@@ -219,11 +219,11 @@ def _open(vllm_config: Any, worker: Worker) -> PromptScheduler:
     settings, config = ConnectorSettings.read(extra, dtype, device)
     engine, weights = _engine(model.model, config, worker)
     try:
-        if engine.parts.adapter.rope.depends_on_length:
+        if engine.model.adapter.rope.depends_on_length:
             raise UnsupportedModelError(
                 "The RoPE frequencies depend on the prompt's length; RagKVConnector needs fixed ones."
             )
-        worker.cache.check(engine.parts.adapter)
+        worker.cache.check(engine.model.adapter)
         prompts = PromptScheduler(engine, settings)
     except BaseException:
         engine.close()
@@ -246,7 +246,7 @@ def _engine(name: str, config: EngineConfig, worker: Worker) -> tuple[Engine, st
         engine, shared = Engine(model, load_tokenizer(name), config), ""
     except UnsupportedModelError as error:
         engine, shared = Engine.from_pretrained(name, config), str(error)
-    size = sum(p.numel() * p.element_size() for p in engine.parts.adapter.model.parameters()) / 1e9
+    size = sum(p.numel() * p.element_size() for p in engine.model.adapter.model.parameters()) / 1e9
     if shared:
         return (
             engine,

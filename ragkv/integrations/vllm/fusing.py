@@ -93,26 +93,26 @@ class FusingQueue(Closing):
         stored, lacking = self._stored(layout)
         if stored < self._settings.least_reuse * layout.promised:
             if lacking:
-                engine.warm_soon(lacking)
+                engine.entries.warm_soon(lacking)
             job.missed = list(map(len, lacking))
             job.why = f"only {stored} of {layout.promised} tokens up to the last chunk have stored KV"
             return
         question = layout.question(whole=self._needs_question(layout))
         prefill = engine.prefill(question, layout.runs, raw=True, cancel=job.cancel, **layout.options)
-        engine.parts.adapter.wait_for_device()  # vLLM reads the KV on another stream
+        engine.model.adapter.wait_for_device()  # vLLM reads the KV on another stream
         job.prefill = prefill
 
     def _stored(self, layout: FusedLayout) -> tuple[int, list[tuple[int, ...]]]:
         """How many tokens of the prompt's chunks have stored KV, and the chunks that have none."""
-        store, identity = self._engine.parts.store, self._engine.parts.encoder.identity
+        store, identity = self._engine.store, self._engine.entries.encoder.identity
         chunks = [run.token_ids for run in layout.runs if not isinstance(run, Text)]
         lacking = [ids for ids in chunks if not store.contains(identity.key(ids))]
         return sum(map(len, chunks)) - sum(map(len, lacking)), lacking
 
     def _needs_question(self, layout: FusedLayout) -> bool:
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it too."""
-        selector = self._engine.parts.intake.method(cast(PrefillOptions, layout.options)).selector
-        scorer = self._engine.parts.encoder.scorer
+        selector = self._engine.intake.method(cast(PrefillOptions, layout.options)).selector
+        scorer = self._engine.entries.encoder.scorer
         by_network = selector.needs_scores and scorer is not None and bool(scorer.network_digest)
         return isinstance(selector, AskingSelector) or by_network
 

@@ -81,7 +81,7 @@ class PromptScheduler:
 
     def __init__(self, engine: Engine, settings: ConnectorSettings) -> None:
         self._engine, self._settings = engine, settings
-        identity, store = engine.parts.encoder.identity, engine.parts.store
+        identity, store = engine.entries.encoder.identity, engine.store
         self._index = ChunkIndex(
             lambda: (info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity == identity),
             settings.refresh_s,
@@ -164,7 +164,7 @@ class PromptScheduler:
     def _begin(self, name: str) -> None:
         """Note that vLLM has the request `name`."""
         if not self._waiting_or_running:
-            self._busy.enter_context(self._engine.parts.scheduler.request())
+            self._busy.enter_context(self._engine.scheduler.request())
         self._waiting_or_running.add(name)
 
     def _promised(self, request: Any) -> int | None:
@@ -202,7 +202,7 @@ class PromptScheduler:
             self._names[request.request_id] = wish.name
             if wish.name not in self._named:  # another answer to the same prompt, or this one before vLLM preempted it
                 self._keep(request.request_id, left_report())
-        found = layout(ids, wish, self._index, self._engine.parts.runs.before_documents)
+        found = layout(ids, wish, self._index, self._engine.intake.runs.before_documents)
         merged = 0 if wish.chunks is not None or wish.exact else sum(map(self._index.merged, uncovered(ids, found)))
         note = MERGED.format(merged) if merged else ""
         if found is None and note:
@@ -230,9 +230,9 @@ class PromptScheduler:
 
     def _answer(self, name: str) -> dict[str, Any]:
         """What a request gets that asks for a report; it is kept no longer."""
-        method = self._engine.parts.intake.method({})
+        method = self._engine.intake.method({})
         ratio = None if method.controlled else method.ratio
-        identity = self._engine.parts.encoder.identity
+        identity = self._engine.entries.encoder.identity
         answer: dict[str, Any] = connector_answer(self._named.pop(name, None), identity, ratio, method.selector.name)
         return answer
 

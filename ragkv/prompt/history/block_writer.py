@@ -25,7 +25,7 @@ class BlockWriter:
 
     def __init__(self, store: Store, base: Identity, capacity_bytes: int) -> None:
         """`base` is the engine's identity; its context does not count."""
-        self._store, self._base = store, base
+        self.base, self._store = base, store
         self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
         self._dropped = 0
 
@@ -41,11 +41,11 @@ class BlockWriter:
 
     def key(self, block: Block) -> EntryKey:
         """The key of a block's entry."""
-        return block.key(self._base)
+        return block.key(self.base)
 
     def lease(self, block: Block) -> Lease | None:
         """A block's entry, held for reading, from the buffer or from the store; `None` if it is in neither."""
-        identity = block.identity(self._base)
+        identity = block.identity(self.base)
         # The buffer is searched first: an entry that leaves it in between is in the store by then.
         entry = self._worker.entry(identity.key(block.token_ids))
         if entry is not None and entry.info.matches(identity, block.token_ids):
@@ -54,7 +54,7 @@ class BlockWriter:
 
     def scores(self, block: Block, scorer: str) -> torch.Tensor | None:
         """The scores (T, 1 + C) float16 that `scorer` made for a block's tokens, from the buffer or from the store."""
-        identity = replace(block.identity(self._base), scorer=scorer)
+        identity = replace(block.identity(self.base), scorer=scorer)
         entry = self._worker.entry(identity.key(block.token_ids))
         if entry is not None and entry.info.matches(identity, block.token_ids):
             return entry.sensitivity
@@ -68,7 +68,7 @@ class BlockWriter:
         `False`, at once, if the buffer is full: then neither is stored.
         """
         layers, _, kv_heads, _, head_dim = kv.shape
-        identity = block.identity(self._base)
+        identity = block.identity(self.base)
         key = identity.key(block.token_ids)
         shape = (layers, kv_heads, head_dim)
         info = EntryInfo(key, identity, block.token_ids, block.frequencies, *shape, group, block.index)
@@ -100,6 +100,15 @@ class BlockWriter:
             pass  # a read-only store has the block in memory alone, and memory has deleted it
         except StoreError as error:
             log.warning("A block of a conversation could not be deleted: %s", error)
+
+    def on_this_machine(self) -> set[EntryKey]:
+        """The keys of all blocks that are stored here, also those of other models. Reads no file."""
+        return set(self._store.block_keys())
+
+    def own(self) -> set[EntryKey]:
+        """The keys of the entries on this machine that are this model's and application's."""
+        own = replace(self.base, context="")
+        return {info.key for info in self._store.sample() if replace(info.identity, context="") == own}
 
     def stored(self, key: EntryKey) -> bool:
         """Whether a block is in the buffer or in the store. Policies do not count this as a use."""

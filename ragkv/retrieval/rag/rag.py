@@ -30,7 +30,7 @@ DEFAULT_K = 6  # chunks for a question, as in the evaluation of the CacheBlend p
 
 def default_chunk_tokens(engine: Engine) -> int:
     """128 for the bundled reader, which was trained on chunks of up to 128 tokens; else 512."""
-    return 128 if engine.is_reader else 512
+    return 128 if engine.model.is_reader else 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Rag(Closing):
     ) -> None:
         """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used."""
         self.engine = engine
-        self._splitter = Splitter(engine.count_tokens, chunk_tokens, tokenizer_id=engine.tokenizer_id)
+        self._splitter = Splitter(engine.model.count_tokens, chunk_tokens, tokenizer_id=engine.model.tokenizer_id)
         self.index = Index(directory, splitter=self._splitter, embedder=embedder, read_only=read_only)
         self._writer = CorpusWriter(engine, self.index)
 
@@ -153,7 +153,7 @@ class Rag(Closing):
     @property
     def default_order(self) -> str:
         """The order of passages where a question names none."""
-        return self.engine.preferred_order or ("document" if self.engine.is_reader else "score")
+        return self.engine.intake.preferred_order or ("document" if self.engine.model.is_reader else "score")
 
     def stream(
         self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Unpack[AnswerOptions]
@@ -189,7 +189,7 @@ class Rag(Closing):
 
         A process that was killed between its changes to the index and to the store leaves such entries.
         """
-        return self.engine.retain(self.chunks())
+        return self.engine.entries.retain(self.chunks())
 
     def chunks(self) -> list[Chunk]:
         """The chunks of all passages."""

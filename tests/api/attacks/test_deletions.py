@@ -64,7 +64,7 @@ class World:
         filled(one)
         ask(other)
         engine = engine_of(other.app)
-        keys = engine.keys([engine.chunk(text) for text in FACTS])
+        keys = engine.entries.keys([engine.chunk(text) for text in FACTS])
         wait_until(lambda: all(self.has(name, key) for name in ("one", "other") for key in keys), WAIT_S)
         return one, other, list(keys)
 
@@ -93,7 +93,7 @@ def test_what_is_deleted_while_redis_is_away_is_gone_from_all_disks(world: World
     wait_until(lambda: not world.has("other", deleted), WAIT_S)  # Redis is still away
     assert world.has("one", kept) and world.has("other", kept)
     redis.come_back()
-    remote = engine_of(one.app).parts.store._tiers[-1]
+    remote = engine_of(one.app).store._tiers[-1]
     wait_until(lambda: remote.answers and not remote.contains(deleted) and remote.contains(kept), WAIT_S)
 
 
@@ -109,7 +109,7 @@ def test_a_replica_that_is_killed_before_it_announces_a_deletion_leaves_no_kv_be
         world.stop("one")
     assert world.has("one", deleted)
     wait_until(lambda: not world.has("other", deleted), WAIT_S)
-    remote = engine_of(other.app).parts.store._tiers[-1]
+    remote = engine_of(other.app).store._tiers[-1]
     wait_until(lambda: not remote.contains(deleted) and remote.contains(kept), WAIT_S)
     world.start("one")  # after all
     wait_until(lambda: not world.has("one", deleted), WAIT_S)
@@ -163,7 +163,7 @@ def test_a_form_of_a_deleted_passage_is_gone_from_the_other_replica(world: World
         form.text, form.token_ids, None, is_passage=False
     )  # as a prompt's text that was found
     tenant.engine.warm([form])
-    (key,) = tenant.engine.keys([form])
+    (key,) = tenant.engine.entries.keys([form])
     assert world.has("other", key)
     assert one.delete(DOCUMENT).status_code == 200
     wait_until(lambda: not world.has("other", key), WAIT_S)
@@ -181,8 +181,8 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
         assert one.post("/v1/ask", json=body).status_code == 200
     engine = engine_of(one.app)
     engine.flush()
-    (info,) = [info for info in engine.sessions() if info.session_id.endswith("s")]
-    blocks = {entry.key for entry in engine.parts.store.sample() if entry.group == info.session_id}
+    (info,) = [info for info in engine.conversations.list() if info.session_id.endswith("s")]
+    blocks = {entry.key for entry in engine.store.sample() if entry.group == info.session_id}
     assert blocks and all(world.has("one", key) for key in blocks)
     redis.server.kill()
     redis.server.start()

@@ -219,7 +219,7 @@ def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is
     with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
         attacker.post("/v1/collections", json={"name": "c"})
         (tenant,) = service_of(flooded.app).tenants.opened().values()
-        with tenant.engine.parts.scheduler.turn():  # no chunk can be computed
+        with tenant.engine.scheduler.turn():  # no chunk can be computed
             threads, results = in_threads(1, lambda: store(attacker, 60))
             wait_until(lambda: attacker.get("/v1/collections/c").json()["documents"] == 60)
             service_of(flooded.app).cut()

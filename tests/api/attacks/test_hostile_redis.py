@@ -48,8 +48,8 @@ def connector_of(store: Any) -> Any:
 
 
 def shared_of(engine: Engine) -> Any:
-    assert isinstance(engine._sessions, SharedSessions)
-    return engine._sessions.manifests
+    assert isinstance(engine.conversations, SharedSessions)
+    return engine.conversations.manifests
 
 
 def forged_head(key: str, facts: dict[str, Any], old: bytes) -> bytes:
@@ -136,11 +136,11 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(redis_serve
     with engine_at(None, redis=config, memory_bytes=0) as engine:
         engine.warm([A])
         wanted = engine.answer(question(0), [A], max_new_tokens=4, reuse="none").token_ids
-        (info,) = engine.parts.store.infos()
+        (info,) = engine.store.infos()
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv, sensitivity=None)
-        connector = connector_of(engine.parts.store)
+        connector = connector_of(engine.store)
         for layer_group, value in enumerate(values.pack(EncodedEntry.of(entry), config.group_bytes, Digester())):
             connector._client.set(connector._value(info.key, layer_group), value)
         answer = engine.answer(question(0), [A], max_new_tokens=4, reuse="prefix")
@@ -292,10 +292,10 @@ def test_lists_and_deletions_survive_forged_rows(tmp_path: Path, config: RedisCo
         client = shared._server.client
         client.hset(shared._keys[0], mapping={row: row})
         client.xadd(shared._keys[2], {"keys": row, "by": "attacker"})
-        assert [info.session_id for info in engine.sessions()] == ["s"]
-        assert "s" in engine.session_ids() and "s" in engine.session_uses()
-        engine._sessions._drop_deleted()  # type: ignore[attr-defined]
-        assert engine._sessions._last_deletion != "0"  # type: ignore[attr-defined]
+        assert [info.session_id for info in engine.conversations.list()] == ["s"]
+        assert "s" in engine.conversations.ids() and "s" in engine.conversations.uses()
+        engine.conversations._drop_deleted()  # type: ignore[attr-defined]
+        assert engine.conversations._last_deletion != "0"  # type: ignore[attr-defined]
 
 
 # Tenants
@@ -316,7 +316,7 @@ def _names(folder: Path, config: RedisConfig, tenant: str) -> set[str]:
             ask(engine, engine.session("s"), 0)
             engine.answer(question(1), [A, B], session=engine.session("s"), max_new_tokens=2)
             engine.delete([B])
-            engine.delete_session("s")
+            engine.session("s").delete()
         Client(config).client.echo("the end of the test")
         for command in monitor.listen():
             if "the end of the test" in command["command"]:

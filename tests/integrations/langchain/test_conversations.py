@@ -102,13 +102,13 @@ def test_an_answer_can_be_requested_again_and_a_conversation_can_branch(llm: Cha
 def test_a_cancelled_or_failed_answer_leaves_no_session(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?")
     more = [*messages, HumanMessage("And why?")]
-    before = {info.session_id for info in llm.shared.engine.sessions()}
+    before = {info.session_id for info in llm.shared.engine.conversations.list()}
     stream = llm.stream(more)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     with pytest.raises(InputError):
         llm.invoke([*messages, HumanMessage("x" * 9_000)])
-    assert {info.session_id for info in llm.shared.engine.sessions()} == before
+    assert {info.session_id for info in llm.shared.engine.conversations.list()} == before
     assert turns(llm.invoke(more)) == 1
 
 
@@ -136,7 +136,7 @@ def test_beyond_the_limit_the_least_recently_used_session_is_deleted(
 ) -> None:
     monkeypatch.setattr("ragkv.api.chat.conversations.MAX_SAVED", 2)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
-    assert len([one for one in llm.shared.engine.sessions() if one.session_id.startswith("chat-")]) == 2
+    assert len([one for one in llm.shared.engine.conversations.list() if one.session_id.startswith("chat-")]) == 2
     assert turns(llm.invoke([*talks[1], HumanMessage("So?")])) == 1
     assert turns(llm.invoke([*talks[0], HumanMessage("So?")])) == 0
 

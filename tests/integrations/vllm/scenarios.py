@@ -176,7 +176,7 @@ def shared(folder: Path, family: str) -> Any:
     llm = setup.vllm()
     outputs = asked(llm, [ids(prompt) for prompt in prompts], [{"ratio": 0.15}] * len(prompts))
     core = llm.llm_engine.engine_core.engine_core
-    views = core.scheduler.connector._prompts._engine.parts.adapter.model
+    views = core.scheduler.connector._prompts._engine.model.adapter.model
     theirs = core.model_executor.driver_worker.worker.model_runner.model
     held = {parameter.untyped_storage().data_ptr() for parameter in theirs.parameters()}
     return {

@@ -71,7 +71,7 @@ def test_a_prompt_is_promised_once_it_is_fused_and_then_written(prompts: PromptS
     (load,) = prompts.take_loads(idle=False)
     assert (load.tokens, load.block_ids) == (promised, (3, 5))
     own = engine.prefill(QUESTION, CHUNKS).fused.kv
-    for layer in range(engine.parts.adapter.layer_count):
+    for layer in range(engine.model.adapter.layer_count):
         for found, wanted in zip(load.kv.view(layer, promised), own.view(layer, promised), strict=True):
             assert (found - wanted).abs().max() < 1e-4
     assert prompts.take_loads(idle=False) == ()
@@ -233,7 +233,7 @@ def test_a_named_report_is_given_once_with_the_spans_and_the_identity(prompts: P
         ("chunk", 17),
     ]
     assert report["reuse"]["exact"] == len(PREFIX) + len(A)
-    assert answer["identity"]["weights"] == engine.parts.identity.weights
+    assert answer["identity"]["weights"] == engine.conversations.block_writer.base.weights
     assert (answer["ratio"], answer["selector"]) == (0.15, engine.config.fusion.selector)
     assert asked_for(prompts, "mine")["report"] is None
     assert asked_for(prompts, "unknown")["report"] is None

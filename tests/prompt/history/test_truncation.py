@@ -143,7 +143,7 @@ class TestReuseAfterTruncation:
             assert prefill.token_ids.tolist() == ids
             raw = []
             for block in blocks:
-                lease = engine.parts.block_writer.lease(block)
+                lease = engine.conversations.block_writer.lease(block)
                 with lease:
                     raw.append(torch.stack([lease.read_layer(layer) for layer in range(4)]))
             stored = torch.cat(raw, dim=3)[:, :, :, -(kept - 1) :]  # (L, 2, G, T, D)
@@ -151,7 +151,7 @@ class TestReuseAfterTruncation:
             places = torch.arange(1, kept)
             for layer in range(4):
                 cos, sin = reference.embeddings_at(naive, layer, places, len(ids))
-                k_rot = engine.parts.adapter.rotate(layer, stored[layer, 0][None], cos, sin)
+                k_rot = engine.model.adapter.rotate(layer, stored[layer, 0][None], cos, sin)
                 cache.update(k_rot, stored[layer, 1][None], layer)
             rest = torch.tensor([ids[kept:]])
             out = naive(rest, past_key_values=cache, position_ids=torch.arange(kept, len(ids))[None])

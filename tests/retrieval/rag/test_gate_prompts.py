@@ -8,7 +8,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import InputError
-from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
 from ragkv.lab.gate import gate, save
 from ragkv.lab.gate_prompts import gate_prompts, read_questions
 from ragkv.retrieval import Document
@@ -72,7 +72,7 @@ def test_a_corpus_of_two_passages_gives_no_prompts(rag: Rag) -> None:
 
 @pytest.mark.parametrize("order", ["score", "document"])
 def test_questions_that_name_no_order_have_the_one_that_was_applied(rag: Rag, order: str) -> None:
-    speed = Speed(3.0, 2.9, 3.1, 0.1, 0.3)
+    speed = SpeedUp(3.0, 2.9, 3.1, 0.1, 0.3)
     point = Point("first-k", 0.1, order, 0.0, 0.0, 1.0, 1.0, None, speed, 3)
     save(rag.engine, GateResult(Tolerance(), (point,), (point,), "retrieved passages", 48, "a machine"))
     question = "the quill and the rope"

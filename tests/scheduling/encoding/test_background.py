@@ -22,7 +22,7 @@ def on_disk(directory: Path, **changes: Any) -> Engine:
 
 
 def file_of(engine: Engine, directory: Path, chunk: list[int]) -> Path:
-    key = engine.parts.encoder.identity.key(chunk)
+    key = engine.entries.encoder.identity.key(chunk)
     (found,) = directory.glob(f"entries/*/{key.to_text()}.safetensors")
     return found
 
@@ -78,7 +78,7 @@ class TestDamage:
             assert counts(damaged.reuse) == counts(missed.reuse)
             assert (damaged.reuse.missed_chunks, damaged.reuse.bytes_by_tier) == (1, missed.reuse.bytes_by_tier)
             (note,) = damaged.reuse.notes
-            assert str(engine.parts.encoder.identity.key(B)) in note
+            assert str(engine.entries.encoder.identity.key(B)) in note
             assert "miss" in note
 
             engine.flush()
@@ -165,7 +165,7 @@ class TestDeletion:
 
     def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(self) -> None:
         with engine_of() as engine:
-            with engine.parts.scheduler.request():  # background encoding waits
+            with engine.scheduler.request():  # background encoding waits
                 assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
                 assert engine.delete([A]) == 0
             engine.flush()
@@ -177,14 +177,14 @@ class TestDeletion:
     ) -> None:
         with engine_of() as engine:
             encoding, deleted = threading.Event(), threading.Event()
-            original = engine.parts.encoder.chunk
+            original = engine.entries.encoder.chunk
 
             def slow(token_ids: tuple[int, ...]) -> Any:
                 encoding.set()
                 assert deleted.wait(20)
                 return original(token_ids)
 
-            monkeypatch.setattr(engine.parts.encoder, "chunk", slow)
+            monkeypatch.setattr(engine.entries.encoder, "chunk", slow)
             engine.prefill(Q, [A])
             assert encoding.wait(20)
             engine.delete([A])
@@ -196,13 +196,13 @@ class TestDeletion:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with engine_of() as engine:
-            original = engine.parts.fusor.open
+            original = engine.fusor.open
 
             def fuse(*args: Any, **kwargs: Any) -> Any:
                 engine.delete([A])
                 return original(*args, **kwargs)
 
-            monkeypatch.setattr(engine.parts.fusor, "open", fuse)
+            monkeypatch.setattr(engine.fusor, "open", fuse)
             engine.prefill(Q, [A])
             monkeypatch.undo()
             engine.flush()

@@ -21,7 +21,7 @@ def encode_while(
         begun.set()
         time.sleep(0.05)  # more than an owner may use before another one is due
 
-    monkeypatch.setattr(engine.parts.scheduler.batch, "step_waiting", slow_layer)
+    monkeypatch.setattr(engine.scheduler.batch, "step_waiting", slow_layer)
 
     def run() -> None:
         with working_for("first"):
@@ -38,14 +38,14 @@ def encode_while(
 @pytest.mark.parametrize("how", ["warm", "background"])
 def test_another_tenant_computes_before_the_chunk_is_complete(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of() as engine:
-        identity, seen = engine.parts.encoder.identity, []
+        identity, seen = engine.entries.encoder.identity, []
 
         def compute() -> None:
-            with engine.parts.scheduler.turn():
-                seen.append(engine.parts.store.lease(identity, tuple(A)) is None)
+            with engine.scheduler.turn():
+                seen.append(engine.store.lease(identity, tuple(A)) is None)
 
         def background() -> None:
-            engine.parts.background.add(tuple(A))
+            engine.entries.background.add(tuple(A))
             engine.flush()
 
         encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)

@@ -60,7 +60,7 @@ def test_a_chunk_encoded_after_a_miss_is_a_hit_on_the_other_replica(replicas: li
     one.flush()
     assert other.prefill(Q, [A]).reuse.missed_chunks == 0
     one.delete([A])
-    other.parts.store.delete(other.parts.encoder.identity.key(tuple(A)))
+    other.store.delete(other.entries.encoder.identity.key(tuple(A)))
     assert stored(one, A) is stored(other, A) is None
 
 
@@ -99,7 +99,7 @@ def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
 def wait_patiently(engines: list[Engine]) -> None:
     """Let the engines believe that encoding takes long, so that on a busy machine none gives up waiting."""
     for engine in engines:
-        engine.parts.background.single_flight.took(1, 10.0)
+        engine.entries.background.single_flight.took(1, 10.0)
 
 
 def run_together(*work: Any) -> None:
@@ -118,8 +118,8 @@ def test_two_replicas_that_miss_a_chunk_at_once_encode_it_once(
     pair[1].warm([C])
     wait_patiently(pair)
     run_together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
-    key = pair[0].parts.encoder.identity.key(tuple(A))
-    wait_until(lambda: all(engine.parts.store.contains(key) for engine in pair), 120)
+    key = pair[0].entries.encoder.identity.key(tuple(A))
+    wait_until(lambda: all(engine.store.contains(key) for engine in pair), 120)
     assert counting.encoded.count(tuple(A)) == 1
     for engine in pair:
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
@@ -248,7 +248,7 @@ class TestLoadingOrComputing:
         self, network: Network
     ) -> None:
         network.engine.prefill(Q, [A, B, C])  # no speed was measured before
-        network.engine.parts.store._tiers[-1]._health.meter._s_per_byte = 1 / 20e3  # type: ignore[attr-defined]
+        network.engine.store._tiers[-1]._health.meter._s_per_byte = 1 / 20e3  # type: ignore[attr-defined]
         prefill = network.engine.prefill(Q, [A, B, C])
         assert prefill.reuse.missed_chunks == 0
         assert any("quicker than loading" in note and "redis" in note for note in prefill.reuse.notes)
@@ -256,7 +256,7 @@ class TestLoadingOrComputing:
 
     def test_chunks_that_load_fast_are_loaded(self, network: Network) -> None:
         for _ in range(3):
-            network.engine.parts.store._tiers[-1]._health.meter._s_per_byte = 1e-12  # type: ignore[attr-defined]
+            network.engine.store._tiers[-1]._health.meter._s_per_byte = 1e-12  # type: ignore[attr-defined]
             prefill = network.engine.prefill(Q, [A, B, C])
             assert not any("quicker" in note for note in prefill.reuse.notes)
             assert prefill.reuse.bytes_by_tier["redis"] > 0
@@ -266,7 +266,7 @@ def test_reports_count_the_bytes_of_redis_and_of_s3_apart(redis_server: RedisSer
     both = StoreConfig(redis=redis_config(redis_server, timeout_s=10.0), s3=s3_config(s3_server), memory_bytes=0)
     with engine_of(store=both) as engine:
         engine.warm([A, B])
-        engine.parts.store._tiers[0].delete(engine.parts.encoder.identity.key(tuple(B)))
+        engine.store._tiers[0].delete(engine.entries.encoder.identity.key(tuple(B)))
         assert set(engine.prefill(Q, [A, B]).reuse.bytes_by_tier) >= {"redis", "s3"}
 
 
@@ -277,7 +277,7 @@ def test_a_profile_measures_shared_storage_and_leaves_nothing_there(redis_server
     with engine_of(store=StoreConfig(redis=config)) as engine:
         profile = profiling.measure(engine, quick=True)
         assert profile.tier("redis").bytes_per_s > 0
-        assert engine.parts.store.stats().tiers[-1].entries == 0  # what was measured with is gone
+        assert engine.store.stats().tiers[-1].entries == 0  # what was measured with is gone
         profiling.save(engine, profile)
         engine.warm([A, B])
         assert engine.prefill(Q, [A, B], ratio=None).reuse.decision

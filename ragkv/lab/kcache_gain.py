@@ -17,8 +17,7 @@ import math
 from dataclasses import dataclass
 
 from ragkv.config import KCacheConfig
-
-from .profile import Profile
+from ragkv.fusion.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)

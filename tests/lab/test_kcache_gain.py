@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv import KCacheConfig
-from ragkv.fusion.kcache_gain import (
+from ragkv.fusion.profile import LengthFit
+from ragkv.lab.kcache_gain import (
     Bandwidths,
     advise,
     bandwidths_of,
@@ -14,9 +15,7 @@ from ragkv.fusion.kcache_gain import (
     prefill_hides,
     tokens_from_which_it_pays,
 )
-from ragkv.fusion.profile import LengthFit
-
-from .profiles import profile
+from tests.fusion.profiles import profile
 
 A100 = Bandwidths(device=2039e9, to_device=32e9, to_host=32e9)
 SOME = st.floats(1e6, 1e13)

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 
 from ragkv.config import PricesConfig
-from ragkv.fusion.break_even import Kind, least_tokens, pays, recompute_ttft_s, request, uses_until_paid
 from ragkv.fusion.controller import decide
-from ragkv.fusion.estimators import Load, Shape, ttft_s
+from ragkv.fusion.estimators import Load, Shape, pays, recompute_ttft_s, ttft_s
 from ragkv.fusion.profile import LengthFit, RecomputeFit, TierSpeed
-
-from .profiles import profile
+from ragkv.lab.break_even import Kind, least_tokens, request, uses_until_paid
+from tests.fusion.profiles import profile
 
 IN_MEMORY = profile(tiers={"memory": TierSpeed(0.0, 0.0)})  # a prefill takes 1 s + 30 ms a token
 KIND = Kind("memory", 0.1, chunk_tokens=100, question_tokens=10)

@@ -1,39 +1,17 @@
-"""Where fusing pays: compared with a full recompute, and against the time that its entries took to make.
+"""From how many tokens on fusing pays, and after how many uses an entry has paid for its making.
 
 Pure functions of a profile: times in seconds, lengths in tokens. Few tokens are computed in hardly more time than they
 take to load, rotate and recompute in part; then a full recompute is as fast, and exact.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .estimators import Load, Selection, Shape, ttft_s
-from .profile import Profile
+from ragkv.fusion.estimators import Load, Selection, Shape, pays, recompute_ttft_s, ttft_s
+from ragkv.fusion.profile import Profile
 
-MARGIN = 1.05  # fusing must be faster by this factor to pay, ...
-UNPROFILED_S = 8e-4  # ... after what a profile leaves out: finding entries and selecting
-FEWEST_TOKENS, MOST_TOKENS = 16, 1 << 17  # of the chunks of a request
-STEPS_A_DOUBLING = 4
-
-
-def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float:
-    """Time to first token if all fused chunks are computed; exact chunks and history are loaded as before."""
-    kept = [load for load in loads if not is_fused_chunk(load)]
-    rows = min(shape.prompt_tokens, shape.forced_rows + shape.fused_tokens)
-    if not kept:
-        return profile.prefill.at(shape.prompt_tokens)
-    return ttft_s(profile, Shape(0, rows, shape.prompt_tokens), 0.0, kept)
-
-
-def is_fused_chunk(load: Load) -> bool:
-    """Whether it is an entry that may be computed instead, to which fusing is an approximation."""
-    return load.fused and not load.fixed
-
-
-def pays(fused_s: float, recompute_s: float) -> bool:
-    """Whether fusing is faster by more than the margin and what a profile leaves out."""
-    return fused_s * MARGIN + UNPROFILED_S < recompute_s
+FEWEST_TOKENS, MOST_TOKENS = 16, 1 << 17  # `least_tokens` looks between these tokens of chunks,
+STEPS_A_DOUBLING = 4  # in so many steps for each doubling.
 
 
 @dataclass(frozen=True, slots=True)

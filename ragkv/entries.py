@@ -1,0 +1,178 @@
+"""The stored entries of one engine, `engine.entries`: encoded ahead or later, deleted, scored anew, cleared of old.
+
+What a question needs is looked up by the planner (`prompt/planner.py`), not here.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from .config import EngineConfig
+from .errors import InputError
+from .fusion import ScoreModel, gate_result, learned
+from .prompt import ChunkLike, Intake
+from .runtime import Check, no_check
+from .scheduling import Scheduler
+from .scheduling.encoding import BackgroundEncoder, Encoder, Rescorer, RescoreReport, Warmer, WarmReport
+from .store import EntryKey, Identity, Store
+from .types import Chunk
+
+SAMPLE = 64  # `SAMPLE` entries are looked at for their dtype: reading one takes a tenth of a millisecond.
+
+
+class Entries:
+    """The entries of one engine's chunks, in every tier. All methods are thread-safe."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        encoder: Encoder,
+        store: Store,
+        scheduler: Scheduler,
+        background: BackgroundEncoder,
+        telling: Callable[[Sequence[EntryKey]], AbstractContextManager[None]],
+        config: EngineConfig,
+        unused_note: str | None = None,
+    ) -> None:
+        """`telling(keys)` is entered while the entries of `keys` are deleted: other replicas are told of it.
+
+        `unused_note` says why entries of an earlier run are not reused; `None`: they are, or there are none.
+        """
+        self.encoder, self.background, self.unused_note = encoder, background, unused_note
+        self._intake, self._store, self._scheduler, self._telling = intake, store, scheduler, telling
+        self._config = config
+        self._warmer = Warmer(encoder, store, scheduler, background.single_flight)
+
+    @property
+    def identity(self) -> Identity:
+        """What all entries of the engine's chunks have in common; `identity.key(token_ids)` is the key of one."""
+        return self.encoder.identity
+
+    def keys(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
+        """The keys of the entries of `chunks`, whether they are stored or not."""
+        return [self.identity.key(chunk.token_ids) for chunk in self._intake.chunks(chunks)]
+
+    def warm(
+        self,
+        chunks: Sequence[ChunkLike],
+        on_progress: Callable[[int, int], None] | None = None,
+        check: Check = no_check,
+    ) -> WarmReport:
+        """See `Engine.warm`."""
+        checked = self._encodable(chunks)
+        return self._warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check)
+
+    def warm_soon(self, chunks: Sequence[ChunkLike]) -> None:
+        """Compute and store the entries of `chunks` that are not stored, in the background, between requests."""
+        for chunk in self._encodable(chunks):
+            self.background.add(chunk.token_ids)
+
+    def delete(self, chunks: Sequence[ChunkLike]) -> int:
+        """See `Engine.delete`."""
+        checked = self._intake.chunks(chunks)
+        keys = self.keys(checked)
+        for chunk in checked:
+            self.background.forget(chunk.token_ids)
+        with self._telling(keys):
+            return sum(self._store.delete(key) for key in keys)
+
+    def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
+        """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
+
+        While a remote tier does not answer they are dropped from the tiers of this machine alone. No one is told.
+        """
+        self.background.forget_keys(keys)
+        for key in keys:
+            if stop():
+                return False
+            (self._store.delete_here if self._store.away() else self._store.delete)(key)
+        return True
+
+    def retain(self, chunks: Sequence[ChunkLike]) -> int:
+        """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
+        others = self._others(chunks)
+        with self._telling(others):
+            return sum(self._store.delete(key) for key in others)
+
+    def gc(self) -> int:
+        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant, and scores not in use.
+
+        Returns the bytes freed.
+        """
+        return self._store.gc(self._is_own)
+
+    def count_stale(self, chunks: Sequence[ChunkLike]) -> tuple[int, int]:
+        """How many entries `gc()` and `retain(chunks)` would drop. Changes nothing."""
+        refused = {key.kv for key in self._store.refused(self._is_own)}  # scores go with their entry
+        return len(refused), len(self._others(chunks))
+
+    def rescore(
+        self,
+        network: ScoreModel,
+        chunks: Sequence[ChunkLike] = (),
+        on_progress: Callable[[int, int], None] | None = None,
+        check: Check = no_check,
+    ) -> RescoreReport:
+        """Score every stored chunk with `network`, from its KV, and use these scores from then on.
+
+        Meanwhile requests are answered with the old scores. `chunks`, those of documents in order, come first. With a
+        store directory the network is saved there at the end, and later engines use it. `on_progress(done, total)` is
+        called after each batch of chunks, `check` before; a `QueueError` that it raises ends the work, the old scores
+        stay in use, and the next call goes on. Raises `StoreReadOnlyError`, and `InputError` if
+        `fusion.learned_scores` is off.
+        """
+        directory, fusion, old = self._config.store.directory, self._config.fusion, self.encoder.scorer
+        if old is None or not fusion.learned_scores:
+            raise InputError(
+                "Learned scores are switched off: set fusion.learned_scores and fusion.sensitivity_prefixes."
+            )
+        checked = self._intake.chunks(chunks)
+        scorer = old.with_network(network)
+        rescorer = Rescorer(self.encoder, self._store, self._scheduler)
+        report = rescorer.rescore(scorer, [chunk.token_ids for chunk in checked], on_progress, check)
+        if report.is_complete and directory is not None and scorer.learned is not None:
+            learned.save(scorer.learned, directory)
+            self._intake.apply_gate_result(gate_result.load(directory, self.encoder.measured_as, fusion))
+        return report
+
+    def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
+        checked = self._intake.chunks(chunks)
+        self._intake.check_encodable(checked)
+        return checked
+
+    def _others(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
+        """The keys of this model's and application's entries of all other chunks."""
+        self.background.flush()
+        self._store.flush()
+        retained = set(self.keys(chunks))
+        own = (info.key for info in self._store.infos() if info.identity == self.identity)
+        return [key for key in own if key not in retained]
+
+    def _is_own(self, identity: Identity) -> bool:
+        """Whether entries of `identity` are of this model, dtype, adapter and tokenizer."""
+        own, used = self.identity, "" if self.encoder.scorer is None else self.encoder.scorer.name
+        return identity.scorer in ("", used) and replace(identity.of_kv, context=own.context, tenant=own.tenant) == own
+
+
+def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:
+    """Why nothing stored on this machine is reused, if entries of this model were made in another dtype.
+
+    `own` is the identity of this engine's entries. `None` if some of them are of its dtype, or none of this model. The
+    weights are not compared: their digest depends on the dtype.
+    """
+    mine = (own.architecture, own.rope, own.tokenizer, own.adapter)
+    found = {
+        info.identity.dtype
+        for info in store.sample(SAMPLE)
+        if (info.identity.architecture, info.identity.rope, info.identity.tokenizer, info.identity.adapter) == mine
+    }
+    if not found or own.dtype in found:
+        return None
+    others = " and ".join(sorted(found))
+    return (
+        f"the entries stored here were made in {others} and are not reused, because the model computes in {dtype_why}. "
+        f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
+    )
+
+
+__all__ = ["Entries", "other_dtype_note"]

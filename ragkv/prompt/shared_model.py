@@ -1,0 +1,83 @@
+"""A loaded model, and what every engine on it shares: whose turn it is, tokenizer and identity."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ragkv.config import EngineConfig
+from ragkv.errors import InputError
+from ragkv.model import Adapter, adapt
+from ragkv.model.decode.decoding import end_tokens
+from ragkv.model.dtype_choice import DtypeChoice
+from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
+from ragkv.model.layout import encode
+from ragkv.model.loading import READER
+from ragkv.prompt.constraints import ConstraintTokenizer
+from ragkv.runtime import limit_kernel_caches
+from ragkv.scheduling import ModelTurns
+from ragkv.store import Identity, dtype_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """A loaded model. All engines on it compute one after another and decode together."""
+
+    adapter: Adapter
+    tokenizer: Any | None
+    identity: Identity  # of every entry this model makes; an engine adds its application's part
+    turns: ModelTurns
+    dtype_choice: DtypeChoice
+    constraint_tokenizer: ConstraintTokenizer
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig, choice: DtypeChoice | None = None) -> Self:
+        """Adapt a loaded transformers model. Raises `UnsupportedModelError` if its KV cannot be fused exactly.
+
+        `choice` says why it was loaded in its dtype; `None`: the caller loaded it. Raises `InputError` for a name.
+        """
+        if isinstance(model, str | os.PathLike):
+            raise InputError(
+                f"Engine takes a loaded model, not the name {str(model)!r}. Load it by name with "
+                f"Engine.from_pretrained({str(model)!r}), or with transformers, and pass model and tokenizer."
+            )
+        limit_kernel_caches()
+        adapter = adapt(model, config.packed_bytes)
+        identity = Identity(
+            weights=weights_digest(adapter.model),
+            architecture=architecture_digest(adapter),
+            rope=rope_digest(adapter),
+            dtype=dtype_name(adapter.dtype),
+            adapter="",
+            tokenizer=tokenizer_digest(tokenizer),
+            context="",
+        )
+        choice = choice or DtypeChoice(identity.dtype, f"{identity.dtype}, in which the model was given")
+        log.info("The model computes in %s.", choice.why)
+        turns = ModelTurns(adapter, config.scheduler.batch_rows)
+        constraint_tokenizer = ConstraintTokenizer(tokenizer, adapter.vocabulary, end_tokens(adapter.model, tokenizer))
+        return cls(adapter, tokenizer, identity, turns, choice, constraint_tokenizer)
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether the model is the bundled one, by whatever name it was loaded."""
+        return str(getattr(self.tokenizer, "name_or_path", "")) == str(READER)
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The most tokens of a prompt and its answer; `None`: no limit is known."""
+        return self.adapter.context_length
+
+    @property
+    def tokenizer_id(self) -> str:
+        """Digest of the tokenizer: text splits the same under the same id."""
+        return self.identity.tokenizer
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens `text` has, without special tokens. Raises `InputError` without a tokenizer."""
+        return len(encode(self.tokenizer, text))
+
+
+__all__ = ["SharedModel"]
