@@ -16,12 +16,13 @@ from .embedders import Embedder
 from .values import TextNumbers, Vectors
 
 logger = logging.getLogger(__name__)
+FORM = 2  # of snapshots; higher when the same texts give other terms
 Built = TypeVar("Built")
 Builder = Callable[["Corpus", Check], Built]
 
 
 class Corpus:
-    """The texts and vectors of one revision, read when asked for. Snapshots are named `<retriever>-<revision>`."""
+    """The texts and vectors of one revision, read when asked for. Snapshots: `<retriever>-<form>-<revision>`."""
 
     def __init__(self, database: Database, revision: str, embedder: Embedder | None) -> None:
         self.revision = revision
@@ -94,12 +95,12 @@ class Corpus:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _snapshot(self, name: str, revision: str) -> Path | None:
-        return None if self._database.directory is None else self._database.directory / f"{name}-{revision}"
+        return None if self._database.directory is None else self._database.directory / f"{name}-{FORM}-{revision}"
 
 
 def drop_snapshots(directory: Path, names: Iterable[str], revision: str) -> None:
     """Removes unfinished snapshots and those of other revisions, because they hold words of deleted documents."""
     for name in names:
         for snapshot in directory.glob(f"{name}-*"):
-            if snapshot.name != f"{name}-{revision}":
+            if snapshot.name != f"{name}-{FORM}-{revision}":
                 shutil.rmtree(snapshot, ignore_errors=True)

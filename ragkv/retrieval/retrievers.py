@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.runtime import Check, no_check
+from ragkv.runtime.words import Word, words
 
 from .corpus import Corpus
 from .values import TextNumbers, Vectors
@@ -25,10 +27,7 @@ from .values import TextNumbers, Vectors
 RRF_CONSTANT = 60  # k in the paper of reciprocal-rank fusion
 FUSED_DEPTH = 100  # how many texts of each ranking are fused, at least
 
-# Scripts written without spaces: runs of them are cut into single characters and pairs, or no query would ever match.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_TERMS = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
-_UNSPACED_START = re.compile(rf"[{_UNSPACED}]")
+_HANGUL = re.compile("[\uac00-\ud7a3]{3,}")  # Korean words with what is appended to them: their pairs find them, too
 
 
 class ScoredText(NamedTuple):
@@ -189,14 +188,16 @@ def fuse(rankings: Iterable[Sequence[ScoredText]]) -> list[ScoredText]:
 
 
 def terms(text: str) -> list[str]:
-    """The terms of a text for BM25: lowercased words; in scripts without spaces, characters and pairs of them."""
+    """The terms of a text for BM25: its words; of scripts without spaces, and of Korean, also pairs of characters."""
     found: list[str] = []
-    for run in _TERMS.findall(text.lower()):
-        if _UNSPACED_START.match(run):
-            found += run
-            found += (run[i : i + 2] for i in range(len(run) - 1))
-        else:
-            found.append(run)
+    before: Word | None = None
+    for word in words(text):
+        found.append(word.text)
+        if word.is_cut and before is not None and before.is_cut and before.end == word.start:
+            found.append(before.text + word.text)
+        elif _HANGUL.fullmatch(word.text):
+            found += map("".join, pairwise(word.text))
+        before = word
     return found
 
 

@@ -1,0 +1,60 @@
+"""The words of a text, in the form in which they are compared: for BM25, citations and passages that are looked for.
+
+Two writings of a word have one form: composed or not, in full width, with ligatures, in capitals, "ss" for the sharp s
+(NFKC and case folding). Marks belong to their letters: without them words of Hindi and Bengali mean something else.
+Only the points that Arabic and Hebrew are mostly written without are left out. Scripts that are written without spaces
+are cut at every character that a reader sees, because no rule finds their words. Unlike a double click (UAX 29) this
+ends a word at an apostrophe and at a dot: who asks for "example" looks for "example.com", too.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import regex
+
+_UNSPACED = (
+    r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u30fc\uff70\uff9e\uff9f]&&[\p{L}\p{M}\p{N}]]"
+)
+_LETTER = r"[\p{L}\p{M}\p{N}\p{Pc}]"
+_RUNS = regex.compile(
+    rf"(?V1)(?P<cut>{_UNSPACED}\p{{M}}*+)(?:{_UNSPACED}|\p{{M}})*+|(?:(?!{_UNSPACED}){_LETTER}[\u00ad\u200c\u200d]*+)++"
+)
+_CHARACTER = regex.compile(r"\X")
+# `_LEFT_OUT` are the points of Hebrew and Arabic, the stretched line of Arabic, invisible joints, and the dot that
+# lower case gives to a Turkish capital I.
+_LEFT_OUT = regex.compile(
+    "[\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed\u00ad\u200c\u200d]|(?<=i)\u0307"
+)
+
+
+class Word(NamedTuple):
+    """A word, and where it stands."""
+
+    text: str  # its form for comparisons
+    start: int  # offsets in the original text
+    end: int
+    is_cut: bool  # a character of a script without spaces
+
+
+def words(text: str) -> Iterator[Word]:
+    """The words of `text` in order."""
+    for run in _RUNS.finditer(text):
+        if run["cut"] is None:
+            if form := normal(run[0]):
+                yield Word(form, *run.span(), False)
+            continue
+        for character in _CHARACTER.finditer(run[0]):
+            if form := normal(character[0]):
+                yield Word(form, run.start() + character.start(), run.start() + character.end(), True)
+
+
+def normal(word: str) -> str:
+    """The form of a word in which it is compared."""
+    if word.isascii():
+        return word.lower()
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
+    return _LEFT_OUT.sub("", folded)
+
+
+__all__ = ["Word", "normal", "words"]

@@ -1,0 +1,56 @@
+"""Words have one form in all their writings, and stand where they stood."""
+
+import time
+import unicodedata
+
+import pytest
+
+from ragkv.runtime.words import normal, words
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("caf\u00e9", "cafe\u0301"),
+        ("\ufb01nd", "FIND"),
+        ("Stra\u00dfe", "STRASSE"),
+        ("\u0130zmir", "izmir"),
+        ("\uff2b\uff36", "kv"),
+        ("\u0645\u064f\u062d\u064e\u0645\u0651\u062f", "\u0645\u062d\u0645\u062f"),
+        ("\uff76\uff9e", "\u30ac"),
+        ("co\u00adoperate", "cooperate"),
+    ],
+)
+def test_writings_of_a_word_have_one_form(one: str, other: str) -> None:
+    assert normal(one) == normal(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("don't e-mail foo_bar 3.14", ["don", "t", "e", "mail", "foo_bar", "3", "14"]),
+        ("\u0915\u093f \u0915\u0940", ["\u0915\u093f", "\u0915\u0940"]),
+        ("\u5317\u4eacx \u0e40\u0e21\u0e37\u0e2d", ["\u5317", "\u4eac", "x", "\u0e40", "\u0e21\u0e37", "\u0e2d"]),
+        ("\u3042\u3002\u3044", ["\u3042", "\u3044"]),
+        ("**bold**\nline \U0001f600", ["bold", "line"]),
+        ("", []),
+    ],
+)
+def test_a_text_is_cut_into_words(text: str, expected: list[str]) -> None:
+    assert [word.text for word in words(text)] == expected
+
+
+def test_a_word_says_where_it_stands_in_the_original() -> None:
+    text = unicodedata.normalize("NFD", "Der \ufb01nale Stra\u00dfe-Caf\u00e9 \u6771\u30ab\u3099")
+    assert all(normal(text[word.start : word.end]) == word.text for word in words(text))
+    assert [text[word.start : word.end] for word in words(text)][-2:] == ["\u6771", "\u30ab\u3099"]
+
+
+@pytest.mark.parametrize("unit", ["a", "\u4e2d", "\u0301", "a\u200d", "\u0e01\u0e33", "-", "a "])
+def test_words_take_linear_time(unit: str) -> None:
+    def seconds(size: int) -> float:
+        began = time.process_time()
+        list(words(unit * size))
+        return time.process_time() - began
+
+    assert seconds(80_000) < 16 * max(seconds(20_000), 0.01)
