@@ -42,7 +42,7 @@ def words(text: str) -> Iterator[Word]:
     for run in _RUNS.finditer(text):
         if run["cut"] is None:
             if form := normal(run[0]):
-                yield Word(form, *run.span(), False)
+                yield Word(form, run.start(), run.end(), False)
             continue
         for character in _CHARACTER.finditer(run[0]):
             if form := normal(character[0]):
@@ -54,7 +54,7 @@ def normal(word: str) -> str:
     if word.isascii():
         return word.lower()
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
-    return _LEFT_OUT.sub("", folded)
+    return str(_LEFT_OUT.sub("", folded))
 
 
 __all__ = ["Word", "normal", "words"]
