@@ -61,11 +61,10 @@ class TokenTimes:
 
 def read_profile(path: Path) -> "Profile":
     """The profile that `ragkv profile` saved last in the file `path`; raises `ConfigError`."""
-    from ragkv.fusion import json_file  # these load torch, which no other part of the simulator needs
-    from ragkv.fusion.profile import Profile
+    from ragkv.fusion.profile import Profile, read_measurements  # loads torch, which the rest of the simulator does not
 
     try:
-        values = list(json_file.read(path).values())
+        values = list(read_measurements(path).values())
         if not values:
             raise ConfigError(f"There is no profile in {path}. Measure one: `ragkv profile`.")
         return Profile.from_dict(values[-1])
