@@ -8,6 +8,7 @@ tenants as keys, and no session, document or path is a label.
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -157,38 +158,60 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-_QUEUE_COUNTERS = {
-    "served": "Prefilled requests",
-    "refused": "Requests refused by a full queue",
-    "expired": "Requests whose deadline passed",
-    "cancelled": "Cancelled requests",
-}
-_TIER_COUNTERS = {
-    "hits": "Lookups that found an entry",
-    "misses": "Lookups that found no entry",
-    "evictions": "Evicted entries",
-    "damaged": "Entries dropped because their bytes were wrong",
-    "read_bytes": "Bytes read",
-    "written_bytes": "Bytes written",
-}
-_STORE_COUNTERS = {
-    "dropped_writes": "Entries that were never written",
-    "prefetched": "Entries fetched for waiting requests",
-}
-_REMOTE_COUNTERS = {  # attribute: (name, help)
-    "away_s": ("away_seconds", "Time in which it did not answer"),
-    "lost_s": ("lost_seconds", "Time that calls without an answer took"),
-    "failures": ("failures", "Calls that failed, timeouts included"),
-    "timeouts": ("timeouts", "Calls without an answer in time"),
-    "skipped": ("skipped", "Calls that were not made because it did not answer before"),
-}
-_TIER_GAUGES = {"entries": "Stored entries", "used_bytes": "Stored bytes", "capacity_bytes": "Bytes the tier may store"}
+class _Read(NamedTuple):
+    """A metric that is read from the open tenants at each scrape."""
 
-_Counts = dict[tuple[str, ...], float]  # by the counter's name and its label values
+    name: str  # without "ragkv_"
+    help_: str
+    value: str  # the attribute of a tenant, a tier or a remote storage
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily
+
+
+_GAUGE = GaugeMetricFamily
+
+
+_OF_TENANTS = (
+    _Read("queue_served", "Prefilled requests", "engine.queue.served"),
+    _Read("queue_refused", "Requests refused by a full queue", "engine.queue.refused"),
+    _Read("queue_expired", "Requests whose deadline passed", "engine.queue.expired"),
+    _Read("queue_cancelled", "Cancelled requests", "engine.queue.cancelled"),
+    _Read("store_dropped_writes", "Entries that were never written", "engine.store.dropped_writes"),
+    _Read("store_prefetched", "Entries fetched for waiting requests", "engine.store.prefetched"),
+    _Read("queue_waiting", "Requests that wait for their prefill", "engine.queue.waiting", _GAUGE),
+    _Read("queue_admitted", "Requests in planning or prefill", "engine.queue.admitted", _GAUGE),
+    _Read("store_pending_bytes", "Bytes that wait to be written", "engine.store.pending_bytes", _GAUGE),
+    _Read("sessions", "Stored conversations", "sessions", _GAUGE),
+    _Read("collections_open", "Open collections", "collections_open", _GAUGE),
+)
+_OF_TIERS = (
+    _Read("tier_hits", "Lookups that found an entry", "hits"),
+    _Read("tier_misses", "Lookups that found no entry", "misses"),
+    _Read("tier_evictions", "Evicted entries", "evictions"),
+    _Read("tier_damaged", "Entries dropped because their bytes were wrong", "damaged"),
+    _Read("tier_read_bytes", "Bytes read", "read_bytes"),
+    _Read("tier_written_bytes", "Bytes written", "written_bytes"),
+    _Read("tier_entries", "Stored entries", "entries", _GAUGE),
+    _Read("tier_used_bytes", "Stored bytes", "used_bytes", _GAUGE),
+    _Read("tier_capacity_bytes", "Bytes the tier may store", "capacity_bytes", _GAUGE),
+)
+_OF_REMOTES = (
+    _Read("remote_away_seconds", "Time in which it did not answer", "away_s"),
+    _Read("remote_lost_seconds", "Time that calls without an answer took", "lost_s"),
+    _Read("remote_failures", "Calls that failed, timeouts included", "failures"),
+    _Read("remote_timeouts", "Calls without an answer in time", "timeouts"),
+    _Read("remote_skipped", "Calls that were not made because it did not answer before", "skipped"),
+    _Read("remote_answers", "1 if shared storage answered its last call", "answers", _GAUGE),
+    _Read(
+        "remote_pending_deletions", "Deletions that shared storage has not confirmed yet", "pending_deletions", _GAUGE
+    ),
+)
+_LABELS = {_OF_TENANTS: ["tenant"], _OF_TIERS: ["tenant", "tier"], _OF_REMOTES: ["tenant", "remote"]}
+
+_Values = dict[tuple[str, ...], float]  # by the metric's name and its label values
 
 
 class _EngineCollector(Collector):
-    """Reads the counters of the open tenants' engines at each scrape.
+    """Reads the numbers of the open tenants' engines at each scrape.
 
     A Prometheus counter must never decrease, so the last counts of a closed engine are kept and added.
     """
@@ -196,8 +219,8 @@ class _EngineCollector(Collector):
     def __init__(self, tenants: Callable[[], Sequence[TenantStats]]) -> None:
         self._tenants = tenants
         self._lock = threading.Lock()
-        self._last: _Counts = {}  # of the engines that were open at the last scrape
-        self._closed: _Counts = defaultdict(float)  # of engines that are closed
+        self._last: _Values = {}  # of the engines that were open at the last scrape
+        self._closed: _Values = defaultdict(float)  # of engines that are closed
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: no engine is open yet at registration."""
@@ -207,37 +230,32 @@ class _EngineCollector(Collector):
         """All gauges and counters of the open engines."""
         with self._lock:
             tenants = self._tenants()
-            counts = self._counts(tenants)
+            values = _values(tenants)
+            for key, last in self._last.items():
+                if values.get(key, 0.0) < last:  # the engine was closed, and perhaps opened again
+                    self._closed[key] += last
+            self._last = values  # gauges too: nothing reads what is kept of them
+            counts = {key: values.get(key, 0.0) + self._closed.get(key, 0.0) for key in {*values, *self._closed}}
         yield GaugeMetricFamily("ragkv_tenants_open", "Open tenants", value=len(tenants))
-        yield from _gauges(tenants)
-        for prefix, helps, labels in (
-            ("ragkv_queue_", _QUEUE_COUNTERS, ["tenant"]),
-            ("ragkv_tier_", _TIER_COUNTERS, ["tenant", "tier"]),
-            ("ragkv_store_", _STORE_COUNTERS, ["tenant"]),
-            ("ragkv_remote_", dict(_REMOTE_COUNTERS.values()), ["tenant", "remote"]),
-        ):
-            for name, help_ in helps.items():
-                family = CounterMetricFamily(prefix + name, help_, labels=labels)
-                for (counter, *values), value in sorted(counts.items()):
-                    if counter == prefix + name:
-                        family.add_metric(values, value)
+        for metrics, labels in _LABELS.items():
+            for metric in metrics:
+                family = metric.family(f"ragkv_{metric.name}", metric.help_, labels=labels)
+                found = counts if metric.family is CounterMetricFamily else values
+                for (name, *label_values), value in sorted(found.items()):
+                    if name == metric.name:
+                        family.add_metric(label_values, value)
                 yield family
 
-    def _counts(self, tenants: Sequence[TenantStats]) -> _Counts:
-        now: _Counts = {}
-        for tenant, stats, *_ in tenants:
-            now |= {(f"ragkv_queue_{name}", tenant): getattr(stats.queue, name) for name in _QUEUE_COUNTERS}
-            now |= {(f"ragkv_store_{name}", tenant): getattr(stats.store, name) for name in _STORE_COUNTERS}
-            for tier in stats.store.tiers:
-                now |= {(f"ragkv_tier_{n}", tenant, tier.kind.value): getattr(tier, n) for n in _TIER_COUNTERS}
-            for name, remote in stats.remotes.items():
-                for attribute, (counter, _) in _REMOTE_COUNTERS.items():
-                    now[(f"ragkv_remote_{counter}", tenant, name)] = getattr(remote, attribute)
-        for key, last in self._last.items():
-            if now.get(key, 0.0) < last:  # the engine was closed, and perhaps opened again
-                self._closed[key] += last
-        self._last = now
-        return {key: now.get(key, 0.0) + self._closed.get(key, 0.0) for key in {*now, *self._closed}}
+
+def _values(tenants: Sequence[TenantStats]) -> _Values:
+    """The value of every metric of the open tenants, as it is now; those that are unknown are left out."""
+    found: dict[tuple[str, ...], float | None] = {}
+    for tenant in tenants:
+        tiers, remotes = tenant.engine.store.tiers, tenant.engine.remotes.items()
+        found |= {(m.name, tenant.name): attrgetter(m.value)(tenant) for m in _OF_TENANTS}
+        found |= {(m.name, tenant.name, t.kind.value): attrgetter(m.value)(t) for t in tiers for m in _OF_TIERS}
+        found |= {(m.name, tenant.name, name): attrgetter(m.value)(r) for name, r in remotes for m in _OF_REMOTES}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 class _VllmCollector(Collector):
@@ -260,43 +278,3 @@ class _VllmCollector(Collector):
         for end in ("answered", "failed", "cancelled"):
             ended.add_metric([end], getattr(stats, end))
         yield ended
-
-
-def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
-    tiers = {
-        name: GaugeMetricFamily(f"ragkv_tier_{name}", help_, labels=["tenant", "tier"])
-        for name, help_ in _TIER_GAUGES.items()
-    }
-    waiting = GaugeMetricFamily("ragkv_queue_waiting", "Requests that wait for their prefill", labels=["tenant"])
-    admitted = GaugeMetricFamily("ragkv_queue_admitted", "Requests in planning or prefill", labels=["tenant"])
-    pending = GaugeMetricFamily("ragkv_store_pending_bytes", "Bytes that wait to be written", labels=["tenant"])
-    sessions = GaugeMetricFamily("ragkv_sessions", "Stored conversations", labels=["tenant"])
-    collections = GaugeMetricFamily("ragkv_collections_open", "Open collections", labels=["tenant"])
-    shared = ["tenant", "remote"]
-    answers = GaugeMetricFamily("ragkv_remote_answers", "1 if shared storage answered its last call", labels=shared)
-    unconfirmed = GaugeMetricFamily(
-        "ragkv_remote_pending_deletions", "Deletions that shared storage has not confirmed yet", labels=shared
-    )
-    for tenant, stats, session_count, collections_open in tenants:
-        collections.add_metric([tenant], collections_open)
-        for tier in stats.store.tiers:
-            for name, family in tiers.items():
-                family.add_metric([tenant, tier.kind.value], getattr(tier, name))
-        waiting.add_metric([tenant], stats.queue.waiting)
-        admitted.add_metric([tenant], stats.queue.admitted)
-        pending.add_metric([tenant], stats.store.pending_bytes)
-        if session_count is not None:
-            sessions.add_metric([tenant], session_count)
-        for name, remote in stats.remotes.items():
-            answers.add_metric([tenant, name], remote.answers)
-            unconfirmed.add_metric([tenant, name], remote.pending_deletions)
-    yield from (
-        *tiers.values(),
-        waiting,
-        admitted,
-        pending,
-        sessions,
-        collections,
-        answers,
-        unconfirmed,
-    )
