@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from tests import tiny_models
 from tests.integrations.langchain.standard_table import Suite
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
-from .helpers import BARE, app_on, client_at, client_of, filled, on_port, plain
+from .helpers import BARE, app_on, client_of
 from .small_app import small_client
 
 CHATML = (
@@ -56,21 +55,6 @@ def talker() -> Iterator[Engine]:
     model.generation_config.eos_token_id = []  # no token ends an answer
     with Engine(model, byte_tokenizer(CHATML), BARE) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def openai_client(talker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The openai client of a server on a port, which the tests of a file share."""
-    pytest.importorskip("openai")
-    import pytest_socket
-
-    pytest_socket.enable_socket()
-    home = tmp_path_factory.mktemp("talker")
-    app = app_on(talker, home / "talks", model=str(home / "talker"))
-    with on_port(app) as url, client_at(url, max_retries=0) as client:
-        with plain(url) as poster:
-            filled(poster, "facts")
-        yield client
 
 
 @pytest.fixture

@@ -89,18 +89,6 @@ def test_clients_that_disconnect_while_sending_do_no_harm(up: serving.Process) -
                 one.sendall(head % len(body) + body[:kept])
 
 
-def test_a_client_that_does_not_read_its_stream_delays_no_other_client(up: serving.Process) -> None:
-    slow = socket.create_connection(("127.0.0.1", up.port))
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    body = json.dumps({"question": QUESTION, "collection": "c", "stream": True, "max_tokens": 500}).encode()
-    head = "POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    slow.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    with up.client() as client:
-        assert ask(client, QUESTION).status_code == 200
-    time.sleep(0.2)
-    slow.close()
-
-
 def test_a_client_that_sends_its_body_too_slowly_gets_408(up: serving.Process) -> None:
     with socket.create_connection(("127.0.0.1", up.port), timeout=20) as slow:
         head = (
@@ -279,24 +267,6 @@ def test_an_uploaded_file_name_with_a_path_stores_an_ordinary_document(up: servi
                 gone = client.delete(f"{path}{_quoted(added)}")
                 assert gone.status_code == 200, gone.text
         assert client.get("/v1/collections/c").json()["documents"] == 10
-
-
-def test_requests_above_the_queue_limit_get_503_with_retry_after(up: serving.Process) -> None:
-    seen: list[tuple[int, str | None]] = []
-
-    def one() -> None:
-        with up.client() as client:
-            response = ask(client, QUESTION, max_tokens=64)
-            seen.append((response.status_code, response.headers.get("retry-after")))
-
-    threads = [threading.Thread(target=one) for _ in range(48)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {status for status, _ in seen} <= {200, 503}
-    assert sum(status == 200 for status, _ in seen) >= 8
-    assert all(after is not None for status, after in seen if status == 503)
 
 
 def test_bytes_that_are_not_http_do_no_harm(up: serving.Process) -> None:

@@ -94,6 +94,11 @@ def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(talk
     assert notes == ["decoding is greedy because temperature is 0: top_p has no effect"]
 
 
+@pytest.mark.parametrize("how", [{"temperature": 0, "seed": 9}, {"top_p": 1e-6}, {"top_k": 1}], ids=str)
+def test_where_one_token_is_left_to_sample_the_answer_is_greedy(talk: TestClient, how: dict[str, Any]) -> None:
+    assert said(chat(talk, **{"temperature": 1.5, "seed": 1, **how})) == said(chat(talk))
+
+
 def test_penalties_and_biases_change_the_answer(talk: TestClient) -> None:
     always = said(chat(talk, logit_bias={"68": 100}))
     assert len(set(always)) == 1
@@ -121,10 +126,12 @@ def test_several_answers_are_those_of_their_seeds_and_count_the_prompt_once(talk
 
 def test_log_probabilities_come_with_every_token_also_streamed(talk: TestClient) -> None:
     how: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "ragkv": {"ratio": 1}}
-    content = chat(talk, **how)["choices"][0]["logprobs"]["content"]
+    whole = chat(talk, **how)
+    content = whole["choices"][0]["logprobs"]["content"]
     assert len(content) == 12 and all(len(one["top_logprobs"]) == 2 for one in content)
     for one in content:  # greedy: the token is the most probable one
         assert one["logprob"] == one["top_logprobs"][0]["logprob"] >= one["top_logprobs"][1]["logprob"]
+    assert b"".join(bytes(one["bytes"]) for one in content).decode("utf-8", "replace").strip() == said(whole).strip()
     assert chat(talk)["choices"][0]["logprobs"] is None
     streamed = [data for _, data in chat(talk, **how, stream=True)][:-1]
     together = [one for chunk in streamed for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]

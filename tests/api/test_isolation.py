@@ -164,7 +164,10 @@ def test_quotas_for_documents_and_sessions_hold(tmp_path: Path) -> None:
         assert ingest(client, docs[:3], a).status_code == 201
         assert ingest(client, docs[:3], a).status_code == 201  # no new document
         assert ingest(client, docs[3:4], a, name="other").status_code == 403  # the quota counts all collections
-        client.delete(f"/v1/collections/c/documents/{docs[0]['id']}", headers=a)
+        there = f"/v1/collections/c/documents/{docs[0]['id']}"
+        assert client.put(there, json={"text": "Changed text."}, headers=a).status_code == 200  # still three documents
+        assert client.put(f"{there}x", json={"text": "One more text."}, headers=a).status_code == 403
+        client.delete(there, headers=a)
         assert ingest(client, docs[3:4], a).status_code == 201
         for number in range(2):
             _chat(client, a, "x", session_id=f"s{number}")

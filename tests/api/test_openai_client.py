@@ -1,4 +1,4 @@
-"""The openai client, unmodified, against a server on a port."""
+"""The openai client, unmodified, against a server on a port: it parses what the other tests say of the answers."""
 
 import threading
 from collections.abc import Iterator
@@ -10,14 +10,13 @@ import pytest
 from fastapi import FastAPI
 
 from ragkv import Engine
-from ragkv.api.keys import KeyFile
+from ragkv.api.keys import KeyFile, RateLimit
 from ragkv.api.settings import LimitsConfig, QueueConfig
 
-from .helpers import FACTS, app_on, client_at, on_port, service_of, wait_until
+from .helpers import app_on, client_at, on_port, service_of, wait_until
 
 pytestmark = pytest.mark.enable_socket
 SAY: list[Any] = [{"role": "user", "content": "Tell me of the harbour."}]
-DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
 
 
 @pytest.fixture
@@ -57,22 +56,6 @@ def test_openais_client_gets_a_streamed_chat_completion(client: openai.OpenAI) -
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [9]
 
 
-def test_openais_client_can_set_stop_strings(client: openai.OpenAI) -> None:
-    text = client.chat.completions.create(model="talker", messages=SAY, max_tokens=30).choices[0].message.content or ""
-    stop = text[12:14]
-    got = client.chat.completions.create(model="talker", messages=SAY, max_tokens=30, stop=[stop])
-    assert got.choices[0].message.content == text[: text.index(stop)] and got.choices[0].finish_reason == "stop"
-
-
-def test_openais_client_can_send_documents_and_read_the_report(client: openai.OpenAI) -> None:
-    body: Any = {"documents": [*DOCUMENTS, {"text": "x"}], "session_id": "s"}
-    text = client.chat.completions.create(model="talker", messages=SAY, max_tokens=4).choices[0].message.content or ""
-    body["documents"][2]["text"] = f"Some say so: {text.strip()} and nothing else."
-    got = client.chat.completions.create(model="talker", messages=SAY, max_tokens=4, extra_body=body)
-    assert got.model_extra and len(got.model_extra["ragkv"]["sources"]) == 3
-    assert client.chat.completions.create(model="talker", messages=SAY, extra_headers={"x-session-id": "s"})
-
-
 def test_openais_client_parses_the_annotations(reader: Engine, tmp_path: Path) -> None:
     app = app_on(reader, tmp_path)
     with on_port(app) as url, client_at(url) as client:
@@ -94,17 +77,6 @@ def test_openais_client_gets_several_answers_with_log_probabilities(client: open
     for choice in got.choices:
         assert choice.logprobs and choice.logprobs.content and len(choice.logprobs.content) == 5
         assert all(len(token.top_logprobs) == 3 and token.bytes for token in choice.logprobs.content)
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [{"modalities": ["text", "audio"]}, {"prediction": {"type": "content", "content": "x"}}],
-    ids=lambda extra: next(iter(extra)),
-)
-def test_openais_client_raises_bad_request_for_what_is_not_offered(client: openai.OpenAI, extra: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match=next(iter(extra))) as caught:
-        client.chat.completions.create(model="talker", messages=SAY, **extra)
-    assert str(caught.value.param).startswith(next(iter(extra)))
 
 
 def test_openais_client_raises_not_found_for_an_unknown_model(client: openai.OpenAI) -> None:
@@ -151,3 +123,62 @@ def test_openais_client_raises_authentication_error_for_a_wrong_key(talker: Engi
         with client_at(url, "rk-wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
             client.models.list()
     assert caught.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "code"),
+    [
+        ({"n": 99}, "n", None),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction", None),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "",
+            None,
+        ),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, None, "context_length_exceeded"),
+    ],
+    ids=["too many answers", "not offered", "an image", "too long"],
+)
+def test_openais_client_raises_bad_request(
+    client: openai.OpenAI, extra: dict[str, Any], param: str | None, code: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": "talker", "messages": SAY, **extra})
+    assert caught.value.code == code and (param is None or str(caught.value.param).startswith(param))
+
+
+def test_openais_client_raises_rate_limit_error_above_the_rate_of_its_key(talker: Engine, tmp_path: Path) -> None:
+    key, _ = KeyFile(tmp_path / "keys.json").add("me", rate=RateLimit(requests_per_minute=1))
+    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
+    with on_port(app) as url, client_at(url, key, max_retries=0) as client:
+        assert client.models.list().data
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.models.list()
+    assert int(caught.value.response.headers["retry-after"]) > 0
+
+
+def test_openais_client_raises_a_status_error_for_a_body_that_is_too_large(talker: Engine, tmp_path: Path) -> None:
+    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"), limits=LimitsConfig(json_bytes=2000))
+    with on_port(app) as url, client_at(url, max_retries=0) as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.chat.completions.create(model="talker", messages=[{"role": "user", "content": "x" * 5000}])
+        assert client.chat.completions.create(model="talker", messages=SAY, max_tokens=1).choices
+    assert caught.value.status_code == 413
+
+
+def test_the_streams_helper_of_openais_client_assembles_the_answer(client: openai.OpenAI) -> None:
+    how: Any = {"model": "talker", "messages": SAY, "max_tokens": 30}
+    text = client.chat.completions.create(**how).choices[0].message.content or ""
+    how["stop"] = text[12:14]  # the helper refuses an answer that is cut by its length
+    with client.chat.completions.stream(**how) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == text[: text.index(how["stop"])]
+
+
+def test_openais_client_can_close_a_stream_before_its_end_and_read_the_servers_headers(client: openai.OpenAI) -> None:
+    how: Any = {"model": "talker", "messages": SAY}
+    stream = client.chat.completions.create(**how, max_tokens=4000, stream=True)
+    assert next(iter(stream)).choices
+    stream.close()
+    raw = client.chat.completions.with_raw_response.create(**how, max_tokens=2)
+    assert raw.headers["x-request-id"] and raw.parse().choices
