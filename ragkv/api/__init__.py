@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .server import check_network_exposure, serve
     from .sse import format_event
 
-_LAZY = {  # imported at first use, because these modules load FastAPI, uvicorn or torch
+_LAZY = {  # These names are imported at first use, because their modules load FastAPI, uvicorn or torch.
     "COLLECTION_NAME": "documents.collections",
     "DEFAULT_COLLECTION": "documents.collections",
     "ApiError": "errors",

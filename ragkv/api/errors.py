@@ -22,8 +22,8 @@ from .validation import describe_errors
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1  # for a 503 without a better estimate
-CLIENT_GONE = 499  # the client closed the connection, so this status only appears in logs
+RETRY_AFTER_S = 1  # A client waits so long after a 503, where there is no better estimate.
+CLIENT_GONE = 499  # The status of a request whose client closed the connection: it appears in logs only.
 
 _TYPES = {
     400: "invalid_request_error",
@@ -42,7 +42,9 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_MAPPED: dict[type[Exception], tuple[int, str | None]] = {  # status and code; subclasses before their base class
+_MAPPED: dict[
+    type[Exception], tuple[int, str | None]
+] = {  # Status and code of each error; subclasses stand before their base class.
     errors.PromptTooLongError: (400, "context_length_exceeded"),
     errors.UnsupportedError: (400, "unsupported_value"),
     errors.SchemaError: (400, "unsupported_schema"),

@@ -27,15 +27,20 @@ from .errors import ApiError, invalid_key
 from .logs import logger
 from .server_state import ServerState
 
-PROBE_INTERVAL_S = 5.0  # how long the result of a write probe is reused
+PROBE_INTERVAL_S = 5.0  # The result of a write probe is reused for so long.
 PROBE_BYTES = 4096
-PROBE_WAIT_S = 3.0  # a disk that needs longer for one page is not ready
+PROBE_WAIT_S = 3.0  # A disk that needs longer for one page is not ready.
 # What a replica does without while shared storage does not answer.
 CONVERSATIONS = (
     "The Redis server of the conversations does not answer: a request that names a conversation is refused with 503, "
     "and a conversation without a name is computed from its messages."
 )
-PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # the client is on another machine
+PROXY_HEADERS = (
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-real-ip",
+)  # With one of these the client is on another machine.
 
 
 class HealthBody(BaseModel):

@@ -34,9 +34,9 @@ from ragkv.runtime.setting_values import build
 
 SECRET_BYTES = 32
 ID_BYTES = 6
-TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # a directory's name on any file system
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # A tenant's name can name a directory on any file system.
 _KEY = re.compile(r"rk-(?P<id>[0-9a-f]{12})-[A-Za-z0-9_-]{43}")
-_NO_DIGEST = "0" * 64  # compared with when no key has the id, so that the check takes as long
+_NO_DIGEST = "0" * 64  # It is compared with when no key has the id, so that the check takes as long.
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import structlog
 
 from .settings import LogConfig
 
-FRAMES = 12  # innermost frames of a traceback that are logged
-CAUSES = 4  # errors of a chain of causes that are logged
+FRAMES = 12  # So many innermost frames of a traceback are logged,
+CAUSES = 4  # and so many errors of a chain of causes.
 
 
 @dataclass(slots=True)

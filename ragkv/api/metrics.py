@@ -32,7 +32,7 @@ from ragkv.types import Reuse, Timing
 
 PARTS = ("queue", "lookup", "load", "fuse", "prefill")
 STATES = ("exact", "fused", "recomputed", "computed")
-CLOSED = (  # why connections are closed; see `connections.py`
+CLOSED = (  # The reasons for which connections are closed; see `connections.py`.
     "body_timeout",
     "client_limit",
     "head_timeout",

@@ -17,7 +17,7 @@ from ragkv.types import Answer, Chunk
 from .bodies.resources import CitationBody, ReuseBody, SourceBody, SpanBody, TimingBody
 
 _MARKER = re.compile(r"\[(\d{1,4})\]")
-_PARTIAL = re.compile(r"\[\d{0,4}$")  # the beginning of a possible marker
+_PARTIAL = re.compile(r"\[\d{0,4}$")  # This matches the beginning of a possible marker.
 _FINAL = re.compile(r" (?:\[\d{1,4}\])+$")
 
 

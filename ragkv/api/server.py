@@ -30,10 +30,10 @@ from .work.connections import Config
 from .work.descriptors import raise_limit
 
 POLL_S = 0.05
-CUT_SHARE = 0.5  # of `close_s`: how long a cut request may take to end before its socket is closed
-BACKLOG = 512  # connections that the kernel accepts ahead of the server
-ACCEPTED_AT_ONCE = 8  # each takes a descriptor before `ConnectionTable` sees it
-SWITCH_S = 0.0002  # a thread that wants Python's lock gets it after so long: the event loop waits behind many answers
+CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end; then its socket is closed.
+BACKLOG = 512  # The kernel accepts so many connections ahead of the server.
+ACCEPTED_AT_ONCE = 8  # Each of them takes a descriptor before `ConnectionTable` sees it.
+SWITCH_S = 0.0002  # A thread gets Python's lock after so long: the event loop waits behind many answers.
 
 
 class DrainingServer(uvicorn.Server):

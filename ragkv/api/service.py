@@ -33,8 +33,8 @@ from .work.worker_pool import PoolLimits, WorkerPool
 
 log = logging.getLogger(__name__)
 
-VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # the environment variable with the key of the vLLM server, if it has one
-ASK_S = 5.0  # between two questions to a Redis server that no open tenant uses
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # This variable has the key of the vLLM server, if it has one.
+ASK_S = 5.0  # So long passes between two questions to a Redis server that no open tenant uses.
 
 T = TypeVar("T")
 

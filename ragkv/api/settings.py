@@ -19,7 +19,7 @@ from ragkv.runtime.setting_values import build, gather, overlay
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
 ANSWER_ENGINES = ("ragkv", "vllm")
-SHARED = ("home", "model")  # settings of the server and of the commands
+SHARED = ("home", "model")  # These settings are of the server and of the commands.
 
 
 @dataclass(frozen=True, slots=True)

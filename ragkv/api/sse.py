@@ -13,8 +13,8 @@ from .errors import as_api_error
 
 T = TypeVar("T")
 
-DONE = "data: [DONE]\n\n"  # how OpenAI's streams end
-PING_S = 15.0  # after this much silence a ping tells proxies that the connection is alive
+DONE = "data: [DONE]\n\n"  # OpenAI's streams end with it.
+PING_S = 15.0  # After so much silence a ping tells proxies that the connection is alive.
 PING = ": ping\n\n"
 
 

@@ -33,7 +33,7 @@ from .work.descriptors import collection_limit
 
 log = logging.getLogger(__name__)
 
-_NAMED = "named-"  # prefix of sessions that a client named; the others are found by their messages' text
+_NAMED = "named-"  # Sessions that a client named have this prefix; others are found by their text.
 
 
 class Tenant(Closing):

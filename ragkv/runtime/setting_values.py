@@ -16,8 +16,8 @@ from typing import Any
 
 from ragkv.errors import ConfigError
 
-PREFIX = "RAGKV_"  # of the environment variables
-FILE_VARIABLE = "RAGKV_CONFIG"  # names the settings file, for commands
+PREFIX = "RAGKV_"  # The environment variables of settings begin with it.
+FILE_VARIABLE = "RAGKV_CONFIG"  # It names the settings file, for commands.
 # Kubernetes sets these in every pod for a service whose name is `ragkv` or begins with `ragkv-`.
 _KUBERNETES_NAME = re.compile(
     r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"

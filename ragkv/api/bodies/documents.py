@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-FIELDS = 100  # more than any object here has
+FIELDS = 100  # No object here has as many fields.
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
 NO_NUL = r"^[^\x00]*$"  # SQLite ends a text at NUL
 

@@ -20,7 +20,7 @@ from .auth import STATIC_PREFIX
 from .base import HTTPMiddleware
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-PROBED_ROUTES = ("/livez", "/readyz", "/metrics")  # requested every few seconds
+PROBED_ROUTES = ("/livez", "/readyz", "/metrics")  # They are requested every few seconds, so they fill no log.
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

@@ -20,7 +20,7 @@ from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-POSITION = r"^[0-9]{1,20}(\.[0-9]{1,20})?:.{1,128}$"  # the last use and the id of a page's last conversation
+POSITION = r"^[0-9]{1,20}(\.[0-9]{1,20})?:.{1,128}$"  # Last use and id of a page's last conversation.
 
 SessionPath = Annotated[str, Path(pattern=SESSION_PATTERN, description="The conversation's id.", examples=["s1"])]
 
