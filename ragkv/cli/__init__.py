@@ -10,7 +10,7 @@ import sys
 
 from ragkv.errors import RagKVError
 
-INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended
+INTERRUPTED = 130  # A command that Ctrl-C ended has this exit status.
 
 
 def main() -> None:

@@ -45,7 +45,8 @@ COMPARED_POLICIES = "lru,t-lru,t-lru-guarded,tail-belady"
 # The variable of OpenTelemetry that names the exporters of traces, and the group in which packages register them.
 TRACES_VARIABLE = "OTEL_TRACES_EXPORTER"
 _EXPORTERS = "opentelemetry_traces_exporter"
-_REGISTERED = {"otlp": ("otlp", "otlp_proto_http", "otlp_proto_grpc")}  # the names that exporters register
+# Exporters register these names for the names that users write.
+_REGISTERED = {"otlp": ("otlp", "otlp_proto_http", "otlp_proto_grpc")}
 POLICIES = sorted((*POLICY_NAMES, *SIMULATOR_POLICY_NAMES))
 
 app = command_group(

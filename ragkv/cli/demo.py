@@ -24,14 +24,15 @@ from .output import console
 if TYPE_CHECKING:
     from ragkv.retrieval.rag import Rag
 
-_EXAMPLES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")  # installed; a checkout
+# The examples lie here in an installation, and there in a checkout.
+_EXAMPLES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")
 _NEW_TOKENS = 24
-_FOLLOW_UP = (  # why the times of a follow-up differ from those of other questions
+_FOLLOW_UP = (  # These lines say why the times of a follow-up differ from those of other questions.
     "a follow-up, timed without the question before it, with which the passages came. full computes all of it again;",
     "prefix and cold computed the first question in full, so their history is exact and reused; warm fused it, and now",
     "recomputes the tokens of that history that this question needs (by default: session.inexact_history = select)",
 )
-_PASSAGES = 12  # for each question: the whole example corpus
+_PASSAGES = 12  # Each question gets so many passages: the whole example corpus.
 
 
 @dataclass(frozen=True, slots=True)

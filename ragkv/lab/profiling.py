@@ -34,17 +34,18 @@ from .fits import fit_length, fit_recompute, fit_tier
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (128, 384, 768, 1536)  # prompt tokens S
+LENGTHS = (128, 384, 768, 1536)  # Prompts of so many tokens S are timed.
 QUICK_LENGTHS = (128, 384)
 RATIOS = (0.0, 0.1, 0.3, 0.7)
 CHUNK_TOKENS = 128
 QUESTION_TOKENS = 32
-SLICE_TOKENS = (64, 128, 256, 512)  # tokens of the entries that are read from a tier
+SLICE_TOKENS = (64, 128, 256, 512)  # Entries of so many tokens are read from a tier.
 TIER_ENTRIES = 4
 ROUNDS = 3
-TIER_ROUNDS = 9  # of reads, which are short
-MOST_ROUNDS, LEAST_S = 12, 3.0  # there are more rounds than three while they have taken less than this time
-BUDGET_S = 90.0  # no further round starts after this time
+TIER_ROUNDS = 9  # Reads are short, so they have more rounds.
+# There are up to so many rounds while all of them together have taken less than this time.
+MOST_ROUNDS, LEAST_S = 12, 3.0
+BUDGET_S = 90.0  # No further round starts after this time.
 COPY_BYTES = 64 * 2**20
 
 Progress = Callable[[int, int], None]

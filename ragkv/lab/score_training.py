@@ -34,16 +34,16 @@ from ragkv.types import Chunk
 
 from .mixed_pass import PreparedExample, predict
 
-RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # the budget of a step is drawn from these
-SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
-NOISE = 0.5  # added to log scores before the step, so that shares end up near 0 or 1
+RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # The budget of a step is drawn from these.
+SHARPNESS = 0.5  # The step from a share of 0 to 1 is so wide, in units of a log score.
+NOISE = 0.5  # Noise of this size is added to log scores before the step, so that shares end up near 0 or 1.
 RATE, WARMUP_STEPS = 1e-3, 40
-QUESTION_STEPS = 4  # steps that train gains, per step that trains scores; they do not run the model
+QUESTION_STEPS = 4  # Gains get so many steps for each step that trains scores; these do not run the model.
 TOGETHER_RATE = 3e-4
-FOLLOWING_TOKENS = 32  # of a chunk, as the continuation of the chunks before it
-KNOWN_TOKENS = 12  # of a continuation, at most, are given like a question
-CHUNKS = 6  # of an example made of documents
-KEPT_BYTES = 2 << 30  # of prepared examples; others are prepared again at each use
+FOLLOWING_TOKENS = 32  # So many tokens of a chunk are the continuation of the chunks before it.
+KNOWN_TOKENS = 12  # At most so many tokens of a continuation are given, like a question.
+CHUNKS = 6  # An example made of documents has so many chunks.
+KEPT_BYTES = 2 << 30  # Prepared examples are kept up to this size; others are prepared again at each use.
 
 
 _Loss = Callable[[ScoreModel], torch.Tensor]

@@ -12,7 +12,6 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api import ServeConfig
 from tests import tiny_models
-from tests.integrations.langchain.standard_table import Suite
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 from .helpers import BARE, app_on, client_of
@@ -22,21 +21,6 @@ CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
-
-ran = {"TestChat": Suite(), "TestEmbeddings": Suite()}  # the results of LangChain's suites in this session
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    *_, place, name = report.nodeid.split("::")
-    if "test_langchain_openai" in report.nodeid and place in ran:
-        ran[place].add(name, report)
-
-
-@pytest.fixture
-def suites() -> dict[str, Suite]:
-    """The results of LangChain's suites so far."""
-    return ran
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
 """LangChain's own suites through the server, with `ChatOpenAI` and `OpenAIEmbeddings` as they are.
 
-What does not apply is switched off here and named in docs/api.md.
+What does not apply is switched off here.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,9 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
 from ragkv import Engine
-from tests.integrations.langchain.standard_table import Suite, reason, table
 from tests.integrations.langchain.unaided import ENDING, UnaidedChatTests, needs_skill
 
 from .helpers import app_on, on_port
-
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
-BEGIN, END = "<!-- written by tests/api/test_langchain_openai.py -->", "<!-- end -->"
 
 pytestmark = [
     pytest.mark.enable_socket,
@@ -96,24 +91,3 @@ class TestEmbeddings(EmbeddingsIntegrationTests):
     @property
     def embedding_model_params(self) -> dict[str, Any]:
         return {"model": "hash", "check_embedding_ctx_length": False, **SERVED}
-
-
-def test_the_table_of_langchains_suites_is_true(suites: dict[str, Suite]) -> None:
-    if suites["TestChat"].total < 50:
-        pytest.skip("the suites did not run, or not all of them")
-    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    shown, _, behind = rest.partition(END)
-    written = "\n" + "\n".join(_lines(suites)) + "\n"
-    if os.environ.get("RAGKV_WRITE_TABLE"):
-        PAGE.write_text(before + BEGIN + written + END + behind, "utf-8")
-        return
-    assert shown == written, "run these tests with RAGKV_WRITE_TABLE=1"
-
-
-def _lines(suites: dict[str, Suite]) -> list[str]:
-    assert not any(one.failed for one in suites.values())
-
-    def why(name: str, skip: str) -> str:
-        return "one model is served" if "override" in skip.lower() else reason(name, skip)
-
-    return table(dict(zip(("`ChatOpenAI`", "`OpenAIEmbeddings`"), suites.values(), strict=True)), why)

@@ -42,7 +42,7 @@ FUSION = ("ratio", "selector", "reuse")
 # The settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
 OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *TOOLS, *LOGPROBS, *FUSION, *SAMPLING)
 NOT_OFFERED = {"functions": "the old form of tools"}
-_LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # added by LangChain itself; ignored
+_LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # LangChain itself adds these settings; they are ignored.
 
 
 class ChatRagKV(BaseChatModel):

@@ -16,7 +16,8 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from ragkv.errors import InputError
 
-_NAMED = {"properties", "$defs", "definitions", "patternProperties"}  # their values are schemas by name
+# The values of these keywords are schemas by name.
+_NAMED = {"properties", "$defs", "definitions", "patternProperties"}
 _OPEN = {"allOf", "anyOf", "oneOf", "$ref", "not", "if", "patternProperties", "unevaluatedProperties"}
 
 Method = Literal["json_schema", "json_mode", "function_calling"]

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ragkv.scheduling.replica_routing import RoutingRequest
 
-QUEUED_MESSAGES = 64  # parts of a response that the application may be ahead of the reader
+QUEUED_MESSAGES = 64  # The application may be so many parts of a response ahead of the reader.
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

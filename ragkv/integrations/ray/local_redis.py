@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 PROGRAMS = ("redis-server", "valkey-server")
 START_S = 20.0
-END_S = 60.0  # it writes its data
-TENANT_BYTES = GIB  # of one tenant's entries
-ALL_BYTES = 2 * GIB  # of the server; entries are evicted above, conversations never
-SOCKET_CHARS = 100  # the system's limit is 104 to 108
+END_S = 60.0  # The server gets so long to write its data at the end.
+TENANT_BYTES = GIB  # One tenant's entries take at most this much.
+ALL_BYTES = 2 * GIB  # Above this size of the server entries are evicted, conversations never.
+SOCKET_CHARS = 100  # The system's limit of a socket's path is 104 to 108.
 
 
 class LocalRedis(Closing):

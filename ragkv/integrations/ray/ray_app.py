@@ -51,9 +51,9 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # replicas that a request is sent to if they are lost
-INSPECTION_S = 0.1  # maximum delay of a request by its inspection
-REDIS_CHECK_S = 1.0  # between two looks at the Redis server that was started here
+TRIES = 3  # A request is sent to so many replicas, if they are lost.
+INSPECTION_S = 0.1  # The inspection delays a request by at most this time.
+REDIS_CHECK_S = 1.0  # So much time lies between two looks at the Redis server that was started here.
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 

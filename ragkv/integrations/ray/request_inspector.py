@@ -21,7 +21,7 @@ from ragkv.scheduling.replica_routing import RoutedPart, RoutingRequest
 
 log = logging.getLogger(__name__)
 
-CHARS_PER_TOKEN = 4  # an estimate: routers weigh parts and need no exact counts
+CHARS_PER_TOKEN = 4  # This is an estimate: routers weigh parts and need no exact counts.
 OPEN_INDEXES = 32
 SESSION_TOKENS = 2_000  # The weight of a conversation's history against chunks, in tokens.
 _SESSION = re.compile(r"/v1/sessions/([^/]+)")

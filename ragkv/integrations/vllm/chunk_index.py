@@ -11,9 +11,9 @@ from ragkv.runtime import Closing
 
 log = logging.getLogger(__name__)
 
-HEAD_TOKENS = 8  # a chunk is looked up by its first tokens; shorter ones are not found
-MOST_CHUNKS = 1_000_000  # chunks that are known at a time
-SHARE_OF_TIME = 0.05  # of one thread's time that reading the store's list may take
+HEAD_TOKENS = 8  # A chunk is looked up by its first tokens; shorter ones are not found.
+MOST_CHUNKS = 1_000_000  # So many chunks are known at a time.
+SHARE_OF_TIME = 0.05  # Reading the store's list may take this share of one thread's time.
 
 
 @dataclass(frozen=True, slots=True, order=True)

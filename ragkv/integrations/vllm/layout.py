@@ -19,7 +19,7 @@ from ragkv.types import Chunk, Text
 from .chunk_index import ChunkIndex, Occurrence
 
 KNOWN = ("chunks", "ratio", "selector", "reuse", "name", "report_of")
-MOST_NAME_CHARS = 64  # of the name of a report
+MOST_NAME_CHARS = 64  # The name of a report has at most so many characters.
 
 
 @dataclass(frozen=True, slots=True)

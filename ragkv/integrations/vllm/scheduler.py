@@ -29,9 +29,9 @@ MERGED = (
     "{} chunks are computed: their first or last tokens merged with the text around them; put the same text behind "
     "each that `ragkv ingest` put there (prompt.chunk_end)"
 )
-IDLE_S = 0.005  # a step that has nothing to compute waits so long for a prompt that is being fused
-MOST_NAMED = 4096  # reports that are kept until they are asked for
-MOST_ENTRIES = 1_000_000  # entries of the store that are listed
+IDLE_S = 0.005  # A step that has nothing to compute waits so long for a prompt that is being fused.
+MOST_NAMED = 4096  # So many reports are kept until they are asked for.
+MOST_ENTRIES = 1_000_000  # So many entries of the store are listed.
 
 # What the connector counts, and what its metrics say of each.
 COUNTERS = {

@@ -17,7 +17,8 @@ from ragkv.errors import UnsupportedModelError
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PLAIN = ("o_proj", "down_proj")
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest product
+# Products may differ by this share of the largest one.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def served_model(name: str, layer: Any) -> nn.Module | None:

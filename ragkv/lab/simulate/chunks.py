@@ -103,7 +103,8 @@ class ChunkTier:
             self._on_evict(key)
 
 
-STORED = frozenset({"sys_prompt", "passages_ids", "web_search"})  # parts worth an entry; others are a user's own words
+# These parts are worth an entry; the others are a user's own words.
+STORED = frozenset({"sys_prompt", "passages_ids", "web_search"})
 
 
 def position_free(requests: Iterable[RagRequest]) -> list[Read]:

@@ -1,7 +1,6 @@
 """LangChain's own suites for chat models, with tools and structured output, on a model with random weights.
 
-A test that only an able model passes is expected to fail, and says what the model would have to do. docs/langchain.md
-lists these tests, and those that do not apply.
+A test that only an able model passes is expected to fail, and says what the model would have to do.
 """
 
 from typing import Any

@@ -89,12 +89,26 @@ def test_a_collection_that_was_deleted_and_created_again_is_opened_again(
 def test_beyond_the_limit_the_least_recently_used_index_is_closed(
     inspector: RequestInspector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed = []
+
+    class Watched(Index):
+        def __init__(self, directory: Path, **how: Any) -> None:
+            super().__init__(directory, **how)
+            self.name = directory.name
+
+        def close(self) -> None:
+            closed.append(self.name)
+            super().close()
+
     monkeypatch.setattr("ragkv.integrations.ray.request_inspector.OPEN_INDEXES", 2)
+    monkeypatch.setattr("ragkv.integrations.ray.request_inspector.Index", Watched)
     for name in "abc":
         collection(tmp_path, name, "The harp is old.")
     for name in "abcb":
         assert inspect(inspector, "/v1/ask", {"question": "harp", "collection": name}).parts
-    assert [directory.name for directory in inspector._indexes] == ["c", "b"]
+    assert closed == ["a"]
+    inspector.close()
+    assert sorted(closed) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

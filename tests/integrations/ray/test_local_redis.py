@@ -48,10 +48,13 @@ def test_it_listens_on_a_socket_that_only_its_user_can_reach_and_on_no_port(star
 def test_it_starts_again_if_it_ends(started: LocalRedis) -> None:
     with client(started) as connection:
         connection.shutdown(nosave=True)
-    wait_until(lambda: started._process is not None and started._process.poll() is not None)
-    assert not redis_answers(started.config)
-    started.restart_if_ended()
-    assert redis_answers(started.config)
+    wait_until(lambda: not redis_answers(started.config))
+
+    def answers_again() -> bool:
+        started.restart_if_ended()
+        return redis_answers(started.config)
+
+    wait_until(answers_again)
 
 
 def test_what_it_holds_is_there_after_a_restart(started: LocalRedis, tmp_path: Path) -> None:

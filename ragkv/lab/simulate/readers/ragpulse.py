@@ -12,7 +12,7 @@ from ragkv.errors import InputError
 from ..trace import Trace, TraceBuilder, common_prefix
 from .json_lines import json_lines
 
-PARTS = {  # file, its id field; prompts are laid out in this order
+PARTS = {  # By kind of part: its file and its id field. Prompts are laid out in this order.
     "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
     "passages_ids": ("2_passages.jsonl", "passage_id"),
     "history": ("3_history.jsonl", "history_id"),
