@@ -31,9 +31,10 @@ from .estimators import (
 )
 from .profile import Profile
 
-R_STAR = 0.15  # until the quality gate has run: the paper's value, from its figure 16
-SLACK = 1e-6  # relative, on times: sums in another order differ by rounding
-MOST_SUBSETS = 256  # subsets of entries tried one by one; beyond it only those with the slowest entries
+R_STAR = 0.15  # `R_STAR` is the least ratio until the quality gate has run: the paper's value, from its figure 16.
+SLACK = 1e-6  # Times may exceed a bound by the share `SLACK`: sums in another order are rounded otherwise.
+# At most `MOST_SUBSETS` sets of entries are tried one by one; of more only those with the slowest entries.
+MOST_SUBSETS = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from .profile import read_measurements, save_measurement
 log = logging.getLogger(__name__)
 
 FILE_NAME = "gate.json"
-SURE = math.log(2)  # full recompute is sure of a token that is twice as likely as the second best
+SURE = math.log(2)  # A full recompute is sure of a token whose logit is `SURE` above the next: twice as likely.
 IN_WORDS = {"score": "passages best first", "document": "passages in the order of the documents"}
 
 

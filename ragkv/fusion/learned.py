@@ -30,17 +30,17 @@ from ragkv.runtime import replace_file
 
 from .variance import scored_layers
 
-FILE_NAME = "ragkv-scores.safetensors"  # in a store's directory, or in a model's folder
-TEXTS = 2  # k of the scorer: the network reads a chunk's KV behind two texts
+FILE_NAME = "ragkv-scores.safetensors"  # `FILE_NAME` lies in a store's directory, or in a model's folder.
+TEXTS = 2  # The network reads a chunk's KV behind `TEXTS` texts: k of the scorer.
 WIDTH = 64
-KERNEL = 5  # tokens per convolution
-TOPICS = 24  # C, numbers per token
-QUESTION_TOKENS = 96  # the last ones of the question and the conversation before it
-VALUE_PARTS = 5  # vectors of G D values per token in the features
-KEY_PARTS = 4  # vectors of G D keys per token, read for topics only
-FLOOR = 1e-4  # smaller relative squared distances are rounding errors
-SCALE = 3.0  # of the logarithms of distances, which lie between -9 and 3
-CACHED_BYTES = 2 << 20  # of layers in float32 that are compared at once
+KERNEL = 5  # A convolution sees `KERNEL` tokens.
+TOPICS = 24  # A token has `TOPICS` numbers that a question is matched with: C.
+QUESTION_TOKENS = 96  # Of the question and the conversation before it the last `QUESTION_TOKENS` are read.
+VALUE_PARTS = 5  # The features of a token have `VALUE_PARTS` vectors of G D values,
+KEY_PARTS = 4  # and `KEY_PARTS` vectors of G D keys, which are read for topics only.
+FLOOR = 1e-4  # Relative squared distances below `FLOOR` are rounding errors.
+SCALE = 3.0  # Logarithms of distances, which lie between -9 and 3, are divided by `SCALE`.
+CACHED_BYTES = 2 << 20  # Layers are compared in float32 at most `CACHED_BYTES` at a time.
 
 log = logging.getLogger(__name__)
 

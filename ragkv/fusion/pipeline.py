@@ -27,7 +27,7 @@ MOST_BYTES = 256 * 1024**2  # `MOST_BYTES` bounds one request's read buffers, wh
 UNMEASURED = 2  # `UNMEASURED` is how many layers are read ahead before anything was measured.
 WEIGHT = 0.3  # `WEIGHT` is the share of the latest measurement in a running mean.
 REUSABLE_BUFFERS = 2
-REUSABLE_BYTES = 64 * 1024**2  # `REUSABLE_BYTES` bounds a buffer that is kept for reuse; larger ones are given back.
+REUSABLE_BYTES = 64 * 1024**2  # A buffer of at most `REUSABLE_BYTES` is kept for reuse; larger ones are given back.
 
 _Slices = dict[int, list[torch.Tensor]]  # by index of the lease: slices (2, G, T, D) of consecutive layers
 

@@ -23,13 +23,14 @@ from .learned import QUESTION_TOKENS, TEXTS, TOPICS, ScoreModel, misfit
 from .plan import Plan
 from .variance import scored_layers, variance
 
-TEXT_TOKENS = 256  # of a kept text behind which chunks are scored
-NEIGHBOUR_TOKENS = 512  # of the neighbouring text from the chunk's document, at most
-COMPUTED_TOKENS = 128  # of neighbours that are computed, where the KV of fewer is there
-KNOWN_TOKENS = 512  # of the chunks encoded last, whose KV is kept for their neighbours
-MOST_MOVED = 0.5  # of a chunk's tokens, those that moved most behind the first text: the others move behind none
-MOST_MOVED_LEARNED = 0.3  # for a network, which loses nothing by it (docs/selection.md)
-VARIANCE, LEARNED = "variance-3", "learned-2"  # how scores are made: they are compared with no others
+TEXT_TOKENS = 256  # A kept text behind which chunks are scored has `TEXT_TOKENS`.
+NEIGHBOUR_TOKENS = 512  # The neighbouring text from the chunk's document has at most `NEIGHBOUR_TOKENS`;
+COMPUTED_TOKENS = 128  # where the KV of fewer is there, `COMPUTED_TOKENS` of it are computed.
+KNOWN_TOKENS = 512  # The KV of the last `KNOWN_TOKENS` encoded is kept for their neighbours.
+# Behind further texts only the share `MOST_MOVED` is computed, the tokens that moved most behind the first;
+MOST_MOVED = 0.5
+MOST_MOVED_LEARNED = 0.3  # a network loses nothing by `MOST_MOVED_LEARNED` (docs/selection.md).
+VARIANCE, LEARNED = "variance-3", "learned-2"  # Scores made as `VARIANCE` and as `LEARNED` are compared with no others.
 
 
 @dataclass(frozen=True, slots=True)

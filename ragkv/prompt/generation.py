@@ -18,7 +18,7 @@ from ragkv.types import Answer, Chunk, Citation, TokenEvent, TokenLogprob
 
 from .request import ActiveRequest, Prefill
 
-_MARKER = re.compile(r"\[(\d+)\]")  # a chunk that an answer names
+_MARKER = re.compile(r"\[(\d+)\]")  # `_MARKER` is how an answer names a chunk, by its number from 1.
 
 
 class ActiveAnswer:

@@ -20,8 +20,8 @@ from ragkv.types import Chunk, Text
 
 from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
 
-MAX_NEW_TOKENS = 64  # where a caller gives no limit
-MAX_LOGPROBS = 20  # most probable tokens that are reported with each token, as OpenAI does
+MAX_NEW_TOKENS = 64  # An answer has at most `MAX_NEW_TOKENS` tokens where the caller gives no limit.
+MAX_LOGPROBS = 20  # With each token at most `MAX_LOGPROBS` probable ones are reported, as OpenAI does.
 
 
 class Intake:

@@ -99,16 +99,6 @@ class TestAnAbandonedStream:
         assert len(list(events)) == 20  # the stream itself goes on: what it needs is its own
 
 
-def test_turns_of_one_session_run_one_after_another() -> None:
-    with text_engine() as engine:
-        session = engine.session("s")
-        how: dict[str, Any] = dict(session=session, max_new_tokens=3, min_new_tokens=3)
-        together([lambda n=n: engine.answer(f"question {n}", ["ab"], **how) for n in range(4)])
-        assert session.turns == 4
-        assert len(session.token_ids) == 4 * (len("question 0") + 2 + 3)
-        assert engine.session("s") is session
-
-
 class TestClosing:
     def test_closing_ends_background_encoding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         before = set(threading.enumerate())

@@ -8,22 +8,11 @@ from ragkv.errors import PromptTooLongError
 from tests.model.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import BOS
 
-from .helpers import A, B, C, Q, close, engine_of, full_prefill, text_engine
+from .helpers import A, B, C, Q, engine_of, text_engine
 
 
 def text_ids(engine: Engine, text: str) -> list[int]:
     return engine.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def test_a_turn_equals_a_full_prefill_of_everything_before_it() -> None:
-    with engine_of() as engine:
-        session = engine.session("s")
-        first = engine.answer(Q, [A], session, max_new_tokens=3, min_new_tokens=3)
-        second = engine.prefill([9, 8], [B, A], session, ratio=1.0)
-        history = [*A, *Q, *first.token_ids]
-        assert list(session.token_ids) == history
-        assert second.token_ids.tolist() == [1, *history, *B, *A, 9, 8]
-        close(second.logits, full_prefill(second.token_ids.tolist())[0])
 
 
 @pytest.mark.parametrize(("ratio", "recomputed"), [(0.0, 0), (0.4, 7), (1.0, 16)])
@@ -37,17 +26,6 @@ def test_history_is_exact_and_chunks_behind_it_are_fused(ratio: float, recompute
         last = 1  # the answer's last token: nothing followed it, so it has no KV yet
         assert (reuse.exact, reuse.computed, reuse.recomputed) == (history, last + 2, recomputed)
         assert reuse.fused == len(A) + len(B) - recomputed
-
-
-@pytest.mark.parametrize("reuse", ["prefix", "none"])
-def test_a_turn_without_fusion_is_a_full_prefill(reuse: str) -> None:
-    with engine_of() as engine:
-        engine.warm([A, B])
-        session = engine.session("s")
-        engine.answer(Q, [A], session, max_new_tokens=3)
-        prefill = engine.prefill([9, 8], [A, B], session, reuse=reuse)  # type: ignore[arg-type]
-        close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])
-        assert prefill.reuse.fused == 0
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADERS], ids=["chatml", "headers"])
@@ -97,13 +75,3 @@ def test_a_prefill_reads_a_session_and_does_not_change_it() -> None:
         first = engine.prefill(Q, [C], session)
         assert torch.equal(engine.prefill(Q, [C], session).logits, first.logits)
         assert session.token_ids == before
-
-
-def test_sessions_do_not_see_each_other() -> None:
-    with engine_of() as engine:
-        one, two = engine.session("1"), engine.session("2")
-        engine.answer(Q, [A], one, max_new_tokens=2)
-        assert two.token_ids == ()
-        assert engine.prefill(Q, [A], two).token_ids.tolist() == engine.prefill(Q, [A]).token_ids.tolist()
-        one.reset()
-        assert (one.token_ids, one.turns) == ((), 0)

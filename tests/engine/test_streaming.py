@@ -88,13 +88,6 @@ def test_an_answer_that_ends_at_once_is_empty(engine: Engine, monkeypatch: pytes
     assert (events, answer.text, answer.token_ids, answer.finish_reason) == ([], "", (), "stop")
 
 
-def test_the_end_token_is_never_part_of_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(engine, "so", monkeypatch)
-    _, answer = run(engine)
-    assert (len(answer.token_ids), answer.finish_reason) == (2, "stop")
-    assert EOS not in answer.token_ids
-
-
 def test_an_answer_cut_by_the_limit_says_so(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     write(engine, "so it is", monkeypatch)
     events, answer = run(engine, max_new_tokens=3)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
-from ragkv.errors import ConfigError, ProfileError
+from ragkv.errors import ConfigError
 from ragkv.fusion.estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierPoint, TierSpeed
+from ragkv.fusion.profile import Profile, RecomputeFit, TierPoint, TierSpeed
 
 from .profiles import disk, profile
 
@@ -104,11 +104,6 @@ def test_a_smaller_codec_makes_loading_and_storage_cheaper_but_not_the_copy_to_t
     assert load_s(dataclasses.replace(small, copy_bytes_per_s=1e3), [Load("disk", 10)]).layer_s == pytest.approx(10.0)
 
 
-def test_an_unmeasured_tier_is_refused() -> None:
-    with pytest.raises(ProfileError, match="redis"):
-        load_s(profile(), [Load("redis", 1)])
-
-
 @pytest.mark.parametrize(("seconds_a_token", "ttft"), [(0.001, 0.5 + 0.1 + 2 * 1.6), (0.1, 0.5 + 10 + 2 * 10)])
 def test_ttft_is_the_first_layers_load_plus_the_longer_of_load_and_recompute_per_layer(
     seconds_a_token: float, ttft: float
@@ -183,10 +178,6 @@ def test_a_month_of_storage_costs_gigabytes_times_price() -> None:
 def test_a_negative_or_infinite_price_is_refused(price: float) -> None:
     with pytest.raises(ConfigError, match="disk_usd_per_gb_month"):
         PricesConfig(disk_usd_per_gb_month=price)
-
-
-def test_a_length_fit_is_a_parabola() -> None:
-    assert LengthFit(1.0, 0.5, 0.25).at(4) == 1 + 2 + 4
 
 
 def test_the_time_to_read_keys_does_not_depend_on_the_rows() -> None:

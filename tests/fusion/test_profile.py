@@ -21,7 +21,6 @@ from ragkv.fusion.profile import (
     load,
     save,
 )
-from ragkv.runtime import cpu_model
 
 from .profiles import SUBJECT, profile
 
@@ -135,7 +134,3 @@ def test_a_profile_with_a_missing_or_unknown_field_is_refused() -> None:
 def test_an_unmeasured_tier_is_refused_with_the_measured_ones() -> None:
     with pytest.raises(ProfileError, match=r"no tier 'remote'; it has disk, memory"):
         profile().tier("remote")
-
-
-def test_the_name_of_the_processor_is_known() -> None:
-    assert cpu_model()

@@ -22,7 +22,7 @@ needs_stories = pytest.mark.skipif(
 )
 
 
-def unrotated(self: "fusor._ProbePass", layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
+def unrotated(self: "fusor._FusionPass", layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
     """`place`, broken on purpose: keys keep the positions at which they were encoded."""
     for span, piece in zip(spans, slices, strict=True):
         start = min(span.start, 1)
@@ -65,7 +65,7 @@ class TestStories:
     ) -> None:
         with Engine(model) as engine:
             right = engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits
-            monkeypatch.setattr(fusor._ProbePass, "place", unrotated)
+            monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
             assert torch.equal(engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits, right)
             result = gate(engine, chunks[:30], selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.5])
         assert result.answer is None
@@ -97,7 +97,7 @@ def test_the_bundled_reader_passes_on_the_built_in_text_and_is_refused_without_r
     with Engine.from_pretrained("reader") as engine:
         right = gate(engine, selectors=["sensitivity"], ratios=[0.3], tolerance=near)  # prose it was not trained on
         assert right.points[0].keeps_mean(near) and right.source == "built-in text"
-        monkeypatch.setattr(fusor._ProbePass, "place", unrotated)
+        monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
         broken = gate(engine, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
     assert not broken.points[0].keeps_mean(near) and broken.answer is None
 

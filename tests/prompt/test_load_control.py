@@ -12,7 +12,6 @@ from ragkv.errors import ConfigError, ProfileError
 from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.lab import profiling
-from ragkv.lab.profiling import measure
 from tests import reference, tiny_models
 
 CHUNKS = [tiny_models.tokens(40, seed) for seed in range(4)]
@@ -71,13 +70,6 @@ def test_a_ratio_given_in_the_call_is_used_as_it_is(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004, ratio=0.3) as made:
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == pytest.approx(7 / 15)
-
-
-def test_r_star_is_used_when_loading_is_fast(tmp_path: Path) -> None:
-    with filed(tmp_path, disk_token_s=1e-6) as made:
-        reuse = made.prefill(QUESTION, CHUNKS).reuse
-    assert reuse.ratio == 0.15
-    assert "r*" in reuse.decision[0]
 
 
 def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_again(tmp_path: Path) -> None:
@@ -200,54 +192,6 @@ def test_a_damaged_entry_leads_to_a_new_decision(tmp_path: Path) -> None:
     assert reuse.missed_chunks == 1
     assert reuse.ratio == 0.15  # 120 x 4 ms = 48 x 10 ms: computing the missed chunk hides the other loads
     assert len(reuse.decision) == 2
-
-
-def test_an_answers_report_has_the_decision(tmp_path: Path) -> None:
-    with filed(tmp_path, disk_token_s=0.004) as made:
-        assert made.answer(QUESTION, CHUNKS, max_new_tokens=2).reuse.decision
-
-
-def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path) -> None:
-    steps: list[tuple[int, int]] = []
-    with engine(tmp_path) as made:
-        measured = measure(made, quick=True, on_progress=lambda done, total: steps.append((done, total)))
-        path = profiling.save(made, measured)
-        made.warm(CHUNKS)
-        assert made.prefill(QUESTION, CHUNKS).reuse.decision
-    assert path == tmp_path / "profile.json"
-    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
-    with engine(tmp_path) as again:
-        assert again.load_control.profile == measured
-        assert again.prefill(QUESTION, CHUNKS).reuse.decision
-    assert set(measured.tiers) == {"memory", "disk"}
-    assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points
-    assert measured.layers == 4 and measured.stored_bytes_per_token == measured.kv_bytes_per_token
-    assert all(point.rows <= point.keys for point in measured.recompute.points)
-    assert measured.prefill.at(400) >= measured.prefill.at(0) >= 0  # equal on a busy machine
-    assert not list(tmp_path.glob("profile-*"))
-
-
-def test_only_memory_is_measured_without_a_directory() -> None:
-    with engine(None, memory=True) as made:
-        measured = measure(made, quick=True)
-        assert set(measured.tiers) == {"memory"}
-        assert profiling.save(made, measured) is None
-        made.warm(CHUNKS)
-        assert made.prefill(QUESTION, CHUNKS).reuse.decision
-
-
-@pytest.mark.parametrize(("quick", "least_s", "rounds"), [(True, 3.0, 2), (False, 0.0, 3), (False, 1e9, 12)])
-def test_short_passes_are_profiled_in_more_rounds(
-    quick: bool, least_s: float, rounds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, lengths, reported = profiling._Measuring._decode_s, list[int](), list[tuple[int, int]]()
-    monkeypatch.setattr(profiling._Measuring, "_decode_s", lambda own, n: lengths.append(n) or real(own, n))
-    monkeypatch.setattr(profiling, "LEAST_S", least_s)
-    with engine(None) as made:
-        measure(made, quick=quick, on_progress=lambda *done: reported.append(done))
-    assert {lengths.count(length) for length in lengths} == {rounds}
-    assert reported[-1][0] == reported[-1][1]
-    assert all(done <= total for done, total in reported)
 
 
 def test_the_setting_may_leave_the_ratio_to_the_controller(tmp_path: Path) -> None:

@@ -75,14 +75,6 @@ class TestMisses:
             engine.warm([B])
             close(engine.prefill(Q, [A, B, C], ratio=1.0).logits, full_prefill(ids([A, B, C]))[0])
 
-    def test_only_chunks_that_were_looked_up_count_as_missed(self) -> None:
-        with engine_of() as engine:
-            assert engine.prefill(Q, [A, B], reuse="none").reuse.missed_chunks == 0
-            assert engine.prefill(Q, [A, B], reuse="prefix").reuse.missed_chunks == 1
-            engine.flush()
-            assert stored(engine, A) is not None
-            assert stored(engine, B) is None
-
 
 class TestShapes:
     @pytest.mark.parametrize(
@@ -119,11 +111,6 @@ class TestShapes:
             engine.warm(chunks)
             close(engine.prefill(Q, chunks, ratio=0.0).logits, concatenated(chunks, Q, family))
             close(engine.prefill(Q, chunks, ratio=1.0).logits, full_prefill(ids(chunks), family)[0])
-
-    def test_a_chunk_given_twice_is_exact_only_right_behind_the_prefix(self) -> None:
-        with engine_of() as engine:
-            engine.warm([A])
-            assert counts(engine.prefill(Q, [A, A], ratio=0.0).reuse) == (1 + len(A), len(A), 0, len(Q))
 
     def test_a_request_does_not_change_the_result_of_the_next(self) -> None:
         with engine_of() as engine:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ragkv import Answer, Engine, PromptSpan, Reuse, SessionConfig, StoreConfig, Text
+from ragkv import Answer, Engine, PromptSpan, Reuse, StoreConfig, Text
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 from tests.toy_tokenizers import byte_tokenizer
 
@@ -55,19 +55,6 @@ def test_recomputed_tokens_are_those_selected_in_the_last_layer(selector: str) -
         assert named == prefill.selected.tolist()
 
 
-def test_every_chunk_has_its_own_state() -> None:
-    with engine_of() as engine:
-        engine.warm([A, C])
-        spans = engine.prefill(Q, CHUNKS, ratio=0.0).spans
-    assert [(span.kind, span.state, span.chunk, span.tokens) for span in spans] == [
-        ("prefix", "exact", None, 1),
-        ("chunk", "exact", 0, len(A)),
-        ("chunk", "computed", 1, len(B)),
-        ("chunk", "fused", 2, len(C)),
-        ("question", "computed", None, len(Q)),
-    ]
-
-
 def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed() -> None:
     with engine_of() as engine:
         engine.warm(CHUNKS)
@@ -86,20 +73,6 @@ def test_the_template_behind_the_question_and_text_among_chunks_are_of_kind_temp
         check(prefill.spans, prefill.reuse)
         assert [span.kind for span in prefill.spans] == ["prefix", "chunk", "template", "question", "template"]
         assert prefill.spans[3].tokens == len("what?")
-
-
-def test_history_is_exact_behind_an_exact_turn_and_fused_behind_a_fused_one() -> None:
-    with engine_of(session=SessionConfig(block_tokens=4)) as engine:
-        engine.warm(CHUNKS)
-        states = []
-        for name, chunks in (("exact", ()), ("fused", CHUNKS)):
-            session = engine.session(name)
-            engine.answer(Q, chunks, session, max_new_tokens=3, ratio=0.0)
-            prefill = engine.prefill(Q, (), session)
-            check(prefill.spans, prefill.reuse)
-            states.append({span.state for span in prefill.spans if span.kind == "history"})
-    assert "exact" in states[0] and "fused" not in states[0]
-    assert "fused" in states[1]
 
 
 def test_an_answers_spans_are_known_before_its_first_token() -> None:
@@ -135,9 +108,3 @@ def test_a_chunk_that_is_computed_says_why_it_was_not_reused(tmp_path: Path) -> 
         assert any("is damaged" in why for why in damaged)
         # An entry that another read dropped meanwhile is no longer there.
         assert all("is damaged" in why or "no usable KV" in why for why in damaged)
-
-
-def test_spans_that_are_no_chunks_have_no_reason_to_say() -> None:
-    with engine_of() as engine:
-        spans = engine.prefill(Q, CHUNKS, reuse="none").spans
-    assert [span.why for span in spans if span.kind != "chunk"] == [None, None]

@@ -23,7 +23,7 @@ SELECTORS: dict[str, type[Selector]] = {
     for selector in (HKVD, GradualHKVD, Sensitivity, QuerySensitivity, FirstK, Random, Nothing, Everything)
 }
 
-UNSCORED = GradualHKVD.name  # replaces a selector whose scores are missing
+UNSCORED = GradualHKVD.name  # The selector `UNSCORED` replaces one whose scores are missing.
 
 
 def make_selector(name: str | Selector) -> Selector:

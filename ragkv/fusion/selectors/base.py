@@ -19,7 +19,7 @@ import torch
 
 from ..plan import Candidates
 
-SLACK = 1e-6  # `SLACK` is the share by which a limit of deviation may be exceeded: sums in another order are rounded.
+SLACK = 1e-6  # A limit of deviation may be exceeded by the share `SLACK`: sums in another order are rounded otherwise.
 
 
 def budget(ratio: float, count: int) -> int:

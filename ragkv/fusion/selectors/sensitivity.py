@@ -8,8 +8,9 @@ import torch
 from ..plan import Candidates
 from .base import AskingSelector, StaticSelector, budget, top
 
-ATTENTION_POWER = 0.3  # of the question's attention against the score; low: attention to stale keys misleads
-INHERITED_SHARE = 0.7  # of an attended token's attention that the token before it inherits
+# The question's attention counts to the power `ATTENTION_POWER`; low, because attention to stale keys misleads.
+ATTENTION_POWER = 0.3
+INHERITED_SHARE = 0.7  # A token inherits `INHERITED_SHARE` of the attention to the token behind it.
 
 
 class Sensitivity(StaticSelector):

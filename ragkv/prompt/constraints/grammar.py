@@ -19,10 +19,10 @@ from ragkv.errors import InputError, SchemaError
 from .response_format import CallFormat, Path, ResponseFormat, pointer
 from .token_bytes import ConstraintTokenizer
 
-CACHED = 64  # compiled grammars that an engine keeps
-COMPILE_S = 5.0  # the most that a caller waits for a grammar
-_SEARCH_S = 1.0  # the most that is spent on finding the part of a schema that is at fault
-_LEXER_STATES = 50_000  # of one grammar; a state takes 1 to 2 KB
+CACHED = 64  # An engine keeps `CACHED` compiled grammars.
+COMPILE_S = 5.0  # A caller waits at most `COMPILE_S` for a grammar.
+_SEARCH_S = 1.0  # Finding the part of a schema that is at fault takes at most `_SEARCH_S`.
+_LEXER_STATES = 50_000  # A grammar has at most `_LEXER_STATES`, of 1 to 2 KB each.
 # On one line, with at most one space after a separator: a model can fill any number of tokens with white space.
 _OPTIONS = {
     "whitespace_flexible": False,

@@ -12,11 +12,13 @@ from typing import Any, Literal, Self
 
 from ragkv.errors import InputError, SchemaError
 
-SCHEMA_CHARS = 100_000  # of a schema as JSON
-SCHEMA_DEPTH = 64  # JSON values inside one another; an object in an object is two levels
-SCHEMA_VALUES = 10_000  # JSON values in a schema
-JOINED_PATTERNS = 8  # patterns and formats, if `allOf` or a `$ref` with neighbours joins subschemas
-MULTIPLE_DIGITS = 4  # significant digits of `multipleOf`: an automaton has as many states as the number
+SCHEMA_CHARS = 100_000  # A schema has at most `SCHEMA_CHARS` characters as JSON.
+SCHEMA_DEPTH = 64  # Values nest at most `SCHEMA_DEPTH` deep; an object in an object is two levels.
+SCHEMA_VALUES = 10_000  # A schema has at most `SCHEMA_VALUES` JSON values.
+# If `allOf` or a `$ref` with neighbours joins subschemas, at most `JOINED_PATTERNS` patterns and formats are accepted.
+JOINED_PATTERNS = 8
+# `multipleOf` has at most `MULTIPLE_DIGITS` digits that count: an automaton has as many states as the number.
+MULTIPLE_DIGITS = 4
 
 Path = tuple[str | int, ...]
 _NEXT_TO_REF = {"$ref", "$defs", "definitions", "description", "title", "default", "examples", "deprecated", "$comment"}
