@@ -5,7 +5,6 @@ by layer -> decode -> store the turn's new KV in the background. The engine hold
 threads may call it, and their passes over the model run one after another.
 """
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,8 +48,7 @@ from .scheduling.encoding import BackgroundEncoder, Encoder, WarmReport
 from .store import Identity, RemoteStats, Store, StoreStats
 from .types import Answer, Chunk, TokenEvent
 
-log = logging.getLogger(__name__)
-
+# Makes what computes the answers of an engine, instead of its own model.
 BackendMaker = Callable[[SharedModel, Entries, Store], AnswerBackend]
 
 
@@ -75,7 +73,11 @@ class EngineStats:
 
 
 class Engine(Closing):
-    """One model, its store, and the path from question to answer."""
+    """One model, its store, and the path from question to answer.
+
+    `entries` and `conversations` are the doors to what is stored. Who measures or serves also finds here the `model`
+    that engines share, the `intake` of requests, the `store`, the `scheduler`, the `fusor` and the `load_control`.
+    """
 
     def __init__(
         self,
@@ -109,8 +111,6 @@ class Engine(Closing):
         background = BackgroundEncoder(encoder, store, scheduler)
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
         unused = other_dtype_note(store, identity, self.model.dtype_choice.why)
-        if unused is not None:
-            log.info("In %s %s.", directory, unused)
 
         # How a prompt is planned and fused.
         if directory is not None:

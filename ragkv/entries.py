@@ -3,6 +3,7 @@
 What a question needs is looked up by the planner (`prompt/planner.py`), not here.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,6 +17,8 @@ from .scheduling import Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, Rescorer, RescoreReport, Warmer, WarmReport
 from .store import EntryKey, Identity, Store
 from .types import Chunk
+
+log = logging.getLogger(__name__)
 
 SAMPLE = 64  # `SAMPLE` entries are looked at for their dtype: reading one takes a tenth of a millisecond.
 
@@ -41,6 +44,8 @@ class Entries:
         self.encoder, self.background, self.unused_note = encoder, background, unused_note
         self._intake, self._store, self._scheduler, self._telling = intake, store, scheduler, telling
         self._config = config
+        if unused_note is not None:
+            log.info("In %s %s.", config.store.directory, unused_note)
         self._warmer = Warmer(encoder, store, scheduler, background.single_flight)
 
     @property

@@ -47,7 +47,7 @@ def _prompt(loaded: Engine) -> Any:
     from ragkv.retrieval.rag import DOCUMENT_END
 
     prompt = EngineConfig().prompt
-    return prompt if loaded.is_reader else replace(prompt, chunk_end=DOCUMENT_END)
+    return prompt if loaded.model.is_reader else replace(prompt, chunk_end=DOCUMENT_END)
 
 
 @pytest.fixture
