@@ -1,4 +1,5 @@
 # ragkv serve on CPU. Build: docker build -t ragkv .   Run: see compose.yaml and docs/deploy.md
+# It listens on the loopback address of its container; nginx, which shares that address, is what others reach.
 # TORCH_INDEX is a package index of torch wheels: PyTorch's CPU one saves gigabytes of CUDA (docker build --build-arg
 # TORCH_INDEX=... .). A GPU image: another base with CUDA's driver libraries, and the index of wheels for that version.
 FROM python:3.11-slim AS build
@@ -23,11 +24,9 @@ ENV PATH=/opt/ragkv/bin:$PATH \
     TOKENIZERS_PARALLELISM=false \
     HF_HOME=/data/models \
     RAGKV_HOME=/data \
-    RAGKV_SERVE__HOST=0.0.0.0 \
     RAGKV_SERVE__LOG__FORMAT=json
 USER ragkv
 VOLUME /data
-EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]

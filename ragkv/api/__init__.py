@@ -2,8 +2,8 @@
 
     app = create_app(ServeConfig(home=".ragkv"))  # for any ASGI server
 
-Blocking work runs in bounded thread pools (`worker_pool.py`). The files of each tenant lie in the tenant's own
-directory (`tenants.py`). Every failure is answered in one JSON shape (`errors.py`).
+Blocking work runs on threads, with a limiter for each tenant (`work.py`). The files of each tenant lie in the tenant's
+own directory (`tenants.py`). Every failure is answered in one JSON shape (`errors.py`).
 """
 
 import importlib

@@ -19,7 +19,7 @@ from .keys import Principal
 from .server_state import record_answer
 from .settings import LimitsConfig
 from .tenants import Tenant
-from .work.work_context import WorkContext
+from .work import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
 FILTER_VALUES = 1_000  # The most values that one filter compares with.

@@ -56,7 +56,7 @@ from .reports import (
 )
 from .service import Service
 from .tenants import Tenant
-from .work.work_context import WorkContext
+from .work import WorkContext
 
 
 @dataclass(frozen=True, slots=True)

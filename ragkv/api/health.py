@@ -25,6 +25,7 @@ from ragkv import __version__
 
 from .errors import ApiError, invalid_key
 from .logs import logger
+from .middleware.auth import came_through_proxy
 from .server_state import ServerState
 
 PROBE_INTERVAL_S = 5.0  # The result of a write probe is reused for so long.
@@ -35,12 +36,6 @@ CONVERSATIONS = (
     "The Redis server of the conversations does not answer: a request that names a conversation is refused with 503, "
     "and a conversation without a name is computed from its messages."
 )
-PROXY_HEADERS = (
-    "forwarded",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-real-ip",
-)  # With one of these the client is on another machine.
 
 
 class HealthBody(BaseModel):
@@ -119,7 +114,7 @@ def router(server: ServerState, probe: WriteProbe) -> APIRouter:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 raise invalid_key("The metrics require the token of the setting auth.metrics_token.")
-        elif not server.config.on_loopback or any(name in request.headers for name in PROXY_HEADERS):
+        elif not server.config.is_private or came_through_proxy(request.headers):
             raise ApiError(403, "The metrics are for this machine only. Set auth.metrics_token to read them remotely.")
         is_ready = server.readiness.unavailable_reason is None
         return Response(await asyncio.to_thread(server.metrics.render, is_ready), media_type=CONTENT_TYPE_LATEST)

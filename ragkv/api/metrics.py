@@ -32,16 +32,6 @@ from ragkv.types import Reuse, Timing
 
 PARTS = ("queue", "lookup", "load", "fuse", "prefill")
 STATES = ("exact", "fused", "recomputed", "computed")
-CLOSED = (  # The reasons for which connections are closed; see `connections.py`.
-    "body_timeout",
-    "client_limit",
-    "head_timeout",
-    "head_too_large",
-    "limit",
-    "malformed",
-    "replaced",
-    "rest_timeout",
-)
 TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 PART_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
@@ -99,17 +89,11 @@ class Metrics:
         self._answer_tokens = Counter("ragkv_answer_tokens", "Generated tokens", registry=registry)
         self._embedding_tokens = Counter("ragkv_embedding_tokens", "Embedded tokens", registry=registry)
         self._missed = Counter("ragkv_missed_chunks", "Prompt chunks without a usable entry", registry=registry)
-        self._connections = Gauge("ragkv_connections", "Open connections", registry=registry)
-        self._closed_connections = Counter(
-            "ragkv_connections_closed", "Connections closed because of their client", ["reason"], registry=registry
-        )
         self._ready = Gauge("ragkv_ready", "1 while requests are accepted", registry=registry)
         Info("ragkv_build", "Version of ragkv", registry=registry).info({"version": __version__})
         Info("ragkv_replica", "This process, as in the header x-replica", registry=registry).info({"replica": replica})
         for part in PARTS:
             self._parts.labels(part)
-        for reason in CLOSED:
-            self._closed_connections.labels(reason)
         for state in STATES:
             self._prompt_tokens.labels(state)
         registry.register(_EngineCollector(tenants))
@@ -143,14 +127,6 @@ class Metrics:
     def change_running(self, change: int) -> None:
         """Add `change` to the number of running requests."""
         self._running.inc(change)
-
-    def set_connections(self, count: int) -> None:
-        """Set the number of open connections."""
-        self._connections.set(count)
-
-    def record_closed_connection(self, reason: str) -> None:
-        """Count a connection that was refused, or closed because its client was too slow."""
-        self._closed_connections.labels(reason).inc()
 
     def render(self, is_ready: bool) -> bytes:
         """The metrics in Prometheus' text format. Blocks while the engines collect their stats."""

@@ -1,4 +1,7 @@
-"""The uvicorn server: how it starts, and how it shuts down. `connections.py` has the limits of its connections.
+"""The uvicorn server: how it starts, and how it shuts down.
+
+It listens on loopback, and nginx stands in front of it (`deploy/nginx.conf`): nginx bounds connections, heads, bodies,
+rates and times, so this process sees whole requests. Nothing here does that a second time.
 
 On SIGTERM or SIGINT it keeps listening, answers new requests and /readyz with 503, and lets running requests finish for
 up to `graceful_s`. Then it cancels the others, which end at their next check, and closes its tenants, which writes what
@@ -9,6 +12,7 @@ store survives both.
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import sys
 import threading
@@ -26,14 +30,18 @@ from .keys import KeyRing
 from .logs import configure_logging, logger
 from .server_state import Readiness, ServerState
 from .settings import ServeConfig
-from .work.connections import Config
-from .work.descriptors import raise_limit
 
-POLL_S = 0.05
-CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end; then its socket is closed.
-BACKLOG = 512  # The kernel accepts so many connections ahead of the server.
-ACCEPTED_AT_ONCE = 8  # Each of them takes a descriptor before `ConnectionTable` sees it.
-SWITCH_S = 0.0002  # A thread gets Python's lock after so long: the event loop waits behind many answers.
+POLL_S = 0.05  # While the server drains, it looks this often whether the last request has ended.
+CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end before its socket is closed.
+HEAD_BYTES = 32 * 1024  # A request's line and headers may be so long: more than nginx passes on.
+MOST_FILES = 65_536  # The limit of open files is raised to no more: some libraries loop over all possible descriptors.
+SWITCH_S = 0.0002  # A thread that wants Python's lock gets it after so long: the event loop waits behind many answers.
+
+
+WITHOUT_NGINX = (
+    "Nothing bounds connections, slow clients and rates here, and there is no TLS: listen on 127.0.0.1 and put nginx "
+    "with deploy/nginx.conf in front (docs/deploy.md)."
+)
 
 
 class DrainingServer(uvicorn.Server):
@@ -48,7 +56,6 @@ class DrainingServer(uvicorn.Server):
         """Start uvicorn and log its addresses."""
         await super().startup(sockets)
         for one in sockets or []:
-            one.listen(BACKLOG)  # asyncio takes its `backlog` for both numbers
             host, port = one.getsockname()[:2]
             logger().info("listening", host=host, port=port, pid=os.getpid())
 
@@ -83,12 +90,29 @@ class DrainingServer(uvicorn.Server):
 
 
 def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
-    """Raise `ConfigError` if other machines could send requests without a key and `auth.required` is not off."""
-    if not config.on_loopback and config.auth.required and not keys.exists:
+    """Raise `ConfigError` if other machines could send requests without a key and `auth.required` is not off.
+
+    On an address other than loopback the log says what is missing there.
+    """
+    if config.auth.required and not keys.exists and not config.is_private:
+        reached = "The proxy in front" if config.on_loopback else config.host
         raise ConfigError(
-            f"{config.host} can be reached from other machines, and there are no keys at {config.keys_path}. Make one "
-            "with `ragkv keys add NAME`, listen on 127.0.0.1, or let anyone in with --no-auth."
+            f"{reached} can be reached from other machines, and there are no keys at {config.keys_path}. Make one with "
+            "`ragkv keys add NAME`, listen on 127.0.0.1 without `proxies`, or let anyone in with --no-auth."
         )
+    if not config.on_loopback:
+        logger().warning("listening_without_nginx", host=config.host, hint=WITHOUT_NGINX)
+
+
+def raise_file_limit() -> None:
+    """Raise the process's limit of open files as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            logger().warning("file_limit_not_raised", limit=soft, wanted=wanted, error=str(error))
 
 
 def folders_open_to_others(home: Path) -> list[Path]:
@@ -102,24 +126,23 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
     server: ServerState = app.state.server
     configure_logging(config.log, server.replica)
-    raise_limit()
+    raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
     check_network_exposure(config, server.keys)
     if too_open := folders_open_to_others(Path(config.home)):
         folders, hint = [str(path) for path in too_open[:5]], f"chmod -R go-rwx {config.home}"
         logger().warning("home_open_to_others", folders=folders, hint=hint)
-    settings = Config(
+    settings = uvicorn.Config(
         app,
-        config,
-        server.metrics,
-        loop="asyncio",  # uvloop accepts all waiting connections at once, more than there are descriptors
+        http="h11",  # httptools does not bound a head
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        loop="asyncio",  # everywhere the same, whatever is installed
         ws="none",
         host=config.host,
         port=config.port,
         log_config=None,
         access_log=False,
         server_header=False,
-        backlog=ACCEPTED_AT_ONCE,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips=list(config.proxies),
         timeout_graceful_shutdown=max(1, round(CUT_SHARE * config.close_s)),
@@ -129,9 +152,6 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     # asyncio sets this itself only where the socket names its protocol, which uvicorn's does not. Without it a small
     # answer of two parts takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(AttributeError, OSError):  # Linux only
-        # The kernel, too, closes connections whose client does not read; its own limit would be many minutes.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
     with contextlib.ExitStack() as stack:
         if config.on_loopback:
             _announce(stack, config, listener, server.replica)

@@ -88,7 +88,7 @@ class ServerState:
     @property
     def requires_key(self) -> bool:
         """Whether a request needs an API key."""
-        return self.config.auth.required and (self.keys.exists or not self.config.on_loopback)
+        return self.config.auth.required and (self.keys.exists or not self.config.is_private)
 
 
 def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int) -> None:

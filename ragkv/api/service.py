@@ -18,7 +18,7 @@ from ragkv.errors import AnswerServerError
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import DOCUMENT_END
-from ragkv.runtime import Check, Closing, make_private_folder
+from ragkv.runtime import Check, Closing, make_private_folder, never_urgent
 
 from .documents.collections import Collection
 from .documents.parser import DocumentParser
@@ -27,9 +27,7 @@ from .keys import ANONYMOUS, Principal
 from .metrics import TenantStats
 from .settings import ServeConfig
 from .tenants import Tenant, Tenants
-from .work.task_pauses import TaskPauses
-from .work.work_context import WorkContext
-from .work.worker_pool import PoolLimits, WorkerPool
+from .work import PoolLimits, WorkContext, WorkerPool, giving_way
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +47,9 @@ class Service(Closing):
         queue = config.queue
         answers = PoolLimits(queue.limit, queue.limit, queue.tenant_limit, queue.tenant_limit)
         tasks = PoolLimits(queue.tasks, queue.limit, queue.tenant_tasks, queue.tenant_limit)
-        self.answer_pool = WorkerPool("answer", answers, queue.deadline_s)
-        self.task_pool = WorkerPool("task", tasks, queue.task_deadline_s)  # ingesting, searching, embedding, listing
-        self._pauses = TaskPauses()
-        self.parser = DocumentParser(config.parsing, config.limits)
+        self.answer_pool = WorkerPool(answers, queue.deadline_s)
+        self.task_pool = WorkerPool(tasks, queue.task_deadline_s)  # ingesting, searching, embedding, listing
+        self.parser = DocumentParser(config.parsing)
         self._tenants: Tenants | None = None
         self._asked_at, self._redis_answers = -ASK_S, True  # of a server that no open tenant uses
         self.vllm = None
@@ -134,8 +131,8 @@ class Service(Closing):
         """Return what `work` returns, which is not an answer. `work` calls what it is given before each batch."""
 
         def on_thread(context: WorkContext) -> T:
-            with self._pauses.task(context, self.tenants.scheduler, principal.tenant) as check:
-                return work(check)
+            with never_urgent():
+                return work(giving_way(context, self.tenants.scheduler.wait_idle, lambda: self.task_pool.computing))
 
         return await self.task_pool.run(request, on_thread)
 

@@ -29,8 +29,6 @@ class LimitsConfig:
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
     json_bytes: int = 4 * MIB  # of a JSON body without documents to store; it is parsed in the server's own process
     json_values: int = 50_000  # commas and opening brackets in such a body, counted as they arrive
-    json_bodies: int = 16  # such bodies above 64 KiB that are received at once; more wait, and are not read yet
-    tenant_json_bodies: int = 8  # the same, of one tenant
     prompt_tokens: int | None = None  # of a prompt, documents included; None: the model's context
     documents: int = 64  # documents in one request
     document_chars: int = 2_000_000  # characters of one document
@@ -46,47 +44,24 @@ class LimitsConfig:
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     inputs: int = 256  # texts in one embeddings request
     input_chars: int = 1_000_000  # characters of all texts in one embeddings request
-    body_s: float = 60.0  # seconds a request's body may take to arrive
-    body_idle_s: float = 10.0  # seconds between two pieces of a body
-    stall_s: float = 60.0  # seconds a client may not read its answer before it is disconnected
     upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # accepted file name endings
 
     def __post_init__(self) -> None:
-        seconds = {"body_s": 0.001, "body_idle_s": 0.001, "stall_s": 0.001}
-        counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("upload_types", *seconds)}
-        at_least(self, **counts, **seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionsConfig:
-    """Limits on connections, before a key is checked. A client is an IPv4 address or an IPv6 network of 64 bits."""
-
-    limit: int = 512  # connections at once, at most half of the file descriptors less 24
-    per_client: int = 128  # connections of one client; does not apply to `proxies`
-    head_bytes: int = 16 * 1024  # bytes of a request's line and headers
-    headers: int = 100  # headers of one request
-    head_s: float = 10.0  # seconds a request's line and headers may take to arrive
-    idle_s: float = 30.0  # seconds a connection stays open without a request
-
-    def __post_init__(self) -> None:
-        at_least(self, limit=1, per_client=1, head_bytes=1024, headers=8, head_s=0.001, idle_s=0.001)
+        at_least(self, **{f.name: 1 for f in dataclasses.fields(self) if f.name != "upload_types"})
 
 
 @dataclass(frozen=True, slots=True)
 class ParsingConfig:
     """The processes that parse uploads, and what one upload may use: above it 400; without a free process 503."""
 
-    workers: int = 2  # processes; one tenant uses all but one of them, if there are several
-    uploads: int = 8  # uploads received or parsed at once; more wait, and their bodies are not read yet
-    tenant_uploads: int = 4  # the same, of one tenant
-    wait_s: float = 30.0  # seconds an upload may wait to be received, and to be parsed
+    workers: int = 2  # processes at once; one tenant uses all but one of them, if there are several
+    wait_s: float = 30.0  # seconds an upload may wait for one of them; its body is not read before
     wall_s: float = 60.0  # seconds the parsing of one upload may take
-    cpu_s: float = 20.0  # seconds of CPU time it may take
+    cpu_s: int = 20  # seconds of CPU time it may take
     memory_bytes: int = 512 * MIB  # memory it may take (on Linux)
 
     def __post_init__(self) -> None:
-        at_least(self, workers=1, uploads=1, tenant_uploads=1, wait_s=0.0, wall_s=0.001, cpu_s=0.001)
-        at_least(self, memory_bytes=MIB)
+        at_least(self, workers=1, wait_s=0.0, wall_s=0.001, cpu_s=1, memory_bytes=MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +166,6 @@ class ServeConfig:
     close_s: float = 10.0  # and then: how long cutting the others and writing may take before the process ends
     engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
     limits: LimitsConfig = field(default_factory=LimitsConfig)
-    connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     parsing: ParsingConfig = field(default_factory=ParsingConfig)
     quotas: QuotaConfig = field(default_factory=QuotaConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
@@ -234,8 +208,13 @@ class ServeConfig:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Whether the server listens on an address of this machine alone."""
         return is_loopback(self.host)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach the server, and no proxy stands in front of it."""
+        return self.on_loopback and not self.proxies
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

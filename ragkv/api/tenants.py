@@ -29,7 +29,6 @@ from .keys import TENANT, Principal, Quota
 from .limits import QuotaGuard
 from .metrics import TenantStats
 from .settings import LimitsConfig, QuotaConfig, ServeConfig
-from .work.descriptors import collection_limit
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class Tenants(Closing):
         self._config, self._model = config, model
         self._ending = False  # the server shuts down
         self._tenants: LeasePool[str, Tenant] = LeasePool("open_tenants", config.open_tenants, self._close_tenant)
-        self._collections = collection_pool(collection_limit(config))
+        self._collections = collection_pool(config.open_collections)
 
     @property
     def scheduler(self) -> Scheduler:

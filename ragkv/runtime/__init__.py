@@ -14,7 +14,7 @@ from .processor import cpu_features, cpu_model
 from .rates import Rate, duration
 from .sqlite_files import FileState, create_private, state_of
 from .thread_stream import iterate_in_thread, run_in_thread
-from .time_shares import OwnerQueues, TimeShareQueue, current_owner, working_for
+from .time_shares import TimeShareQueue, current_owner, working_for
 
 __all__ = [
     "Check",
@@ -22,7 +22,6 @@ __all__ = [
     "FairLock",
     "FileState",
     "LeasePool",
-    "OwnerQueues",
     "PriorityThreadPool",
     "Rate",
     "TimeShareQueue",

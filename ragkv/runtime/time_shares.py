@@ -1,4 +1,4 @@
-"""Queues that are fair to the owners of their items, and the owner of a thread's work.
+"""A queue that is fair to the owners of its items, and the owner of a thread's work.
 
 An owner is a tenant of a server; `working_for` tells a thread for which one it works. `TimeShareQueue` is for something
 that one thread uses at a time: the owner that used least time is next, so a tenant with one request waits for one batch
@@ -33,11 +33,14 @@ def current_owner() -> str:
     return getattr(_thread, "owner", "")
 
 
-class OwnerQueues(Generic[T]):
-    """Waiting items, first in, first out for each owner. Not safe for threads, but for `bool`."""
+class TimeShareQueue(Generic[T]):
+    """Waiting items. The next one is the oldest of the owner that used least. Not safe for threads, but for `bool`."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; none is empty
+        # What each owner used, in seconds. An owner that was away starts where the others are: it is not owed the time.
+        self._used_s: dict[str, float] = {}
+        self._level_s = 0.0  # what the owner that was served last had used when it began
 
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))
@@ -46,9 +49,12 @@ class OwnerQueues(Generic[T]):
         """Whether an item waits. Another thread may change the queue meanwhile: counting would then raise."""
         return bool(self._items)
 
-    def add(self, owner: str, item: T) -> None:
-        """Append an item of `owner`."""
-        self._items.setdefault(owner, deque()).append(item)
+    def add(self, owner: str, item: T, *, first: bool = False) -> None:
+        """Add an item of `owner`, in front of its others if it is to be `first`."""
+        if owner not in self._items:
+            self._used_s[owner] = self._used(owner)
+        items = self._items.setdefault(owner, deque())
+        items.appendleft(item) if first else items.append(item)
 
     def remove(self, owner: str, item: T) -> bool:
         """Remove an item; whether it was here."""
@@ -59,30 +65,6 @@ class OwnerQueues(Generic[T]):
         if not items:
             del self._items[owner]
         return True
-
-    def clear(self) -> list[T]:
-        """Remove all items and return them."""
-        items = [item for queue in self._items.values() for item in queue]
-        self._items.clear()
-        return items
-
-
-class TimeShareQueue(OwnerQueues[T]):
-    """Waiting items. The next one is the oldest of the owner that used least. Not safe for threads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # What each owner used, in seconds. An owner that was away starts where the others are: it is not owed the time.
-        self._used_s: dict[str, float] = {}
-        self._level_s = 0.0  # what the owner that was served last had used when it began
-
-    def add(self, owner: str, item: T, *, first: bool = False) -> None:
-        """Add an item of `owner`, in front of its others if it is to be `first`."""
-        if owner not in self._items:
-            self._used_s[owner] = self._used(owner)
-        super().add(owner, item)
-        if first:
-            self._items[owner].rotate()
 
     def take(self) -> tuple[str, T]:
         """Remove and return the next item and its owner. There must be one."""
@@ -112,4 +94,4 @@ class TimeShareQueue(OwnerQueues[T]):
         return max(self._used_s.get(owner, 0.0), self._level_s)
 
 
-__all__ = ["OwnerQueues", "TimeShareQueue", "current_owner", "working_for"]
+__all__ = ["TimeShareQueue", "current_owner", "working_for"]

@@ -26,12 +26,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
 
     pytest_socket.enable_socket()
     home = tmp_path_factory.mktemp("home")
-    settings = {
-        "RAGKV_SERVE__LIMITS__BODY_S": "2",
-        "RAGKV_SERVE__LIMITS__STALL_S": "2",
-        "RAGKV_SERVE__QUEUE__LIMIT": "8",
-    }
-    with server(home, settings) as process:
+    with server(home, {"RAGKV_SERVE__QUEUE__LIMIT": "8"}) as process:
         with process.client() as client:
             ingest(client, documents())
             ask(client, QUESTION)
@@ -87,24 +82,6 @@ def test_clients_that_disconnect_while_sending_do_no_harm(up: serving.Process) -
         for _ in range(4):
             with socket.create_connection(("127.0.0.1", up.port)) as one:
                 one.sendall(head % len(body) + body[:kept])
-
-
-def test_a_client_that_sends_its_body_too_slowly_gets_408(up: serving.Process) -> None:
-    with socket.create_connection(("127.0.0.1", up.port), timeout=20) as slow:
-        head = (
-            "POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"
-        )
-        slow.sendall(head.encode())
-        began, got = time.monotonic(), b""
-        slow.settimeout(0.3)
-        while not got and time.monotonic() - began < 15:
-            try:
-                slow.sendall(b" ")
-                got = slow.recv(4096)
-            except TimeoutError:
-                continue
-        assert b" 408 " in got.split(b"\r\n")[0]
-        assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions", "/v1/collections/c/documents", "/v1/embeddings"])

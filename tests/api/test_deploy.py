@@ -13,6 +13,7 @@ from .tables import DOCS, TABLES, table_of
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+NGINX = (ROOT / "deploy" / "nginx.conf").read_text("utf-8")
 IGNORED = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
 
 
@@ -40,7 +41,8 @@ def test_environment_variables_of_image_and_compose_are_settings(compose: Any) -
     written = compose["services"]["ragkv"]["environment"]
     started = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in written.items()}
     config = ServeConfig.gather(environment={**image, **started})
-    assert (config.host, config.home, config.log.format, config.model) == ("0.0.0.0", "/data", "json", "reader")
+    assert (config.host, config.home, config.log.format, config.model) == ("127.0.0.1", "/data", "json", "reader")
+    assert config.on_loopback and not config.is_private  # it stands behind nginx: keys are needed
     assert config.engine.store.memory_bytes == 1024**3
 
 
@@ -48,7 +50,7 @@ def test_the_image_runs_as_an_ordinary_user_and_stores_data_in_a_volume() -> Non
     stages = DOCKERFILE.split("\nFROM ")
     assert len(stages) == 3 and all(stage.startswith("python:3.") for stage in stages[1:])
     last = stages[-1]
-    for line in ("USER ragkv", "VOLUME /data", "EXPOSE 8000", "STOPSIGNAL SIGTERM", 'CMD ["ragkv", "serve"]'):
+    for line in ("USER ragkv", "VOLUME /data", "STOPSIGNAL SIGTERM", 'CMD ["ragkv", "serve"]'):
         assert re.search(rf"^{re.escape(line)}$", last, re.MULTILINE)
     assert "HEALTHCHECK" in last and "/readyz" in last
 
@@ -62,8 +64,13 @@ def test_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
 
 def test_compose_publishes_on_loopback_and_lets_answers_finish(compose: Any) -> None:
     service = compose["services"]["ragkv"]
-    assert service["ports"] == ["127.0.0.1:8000:8000"]
+    assert service["ports"] == ["127.0.0.1:8000:8080"] and "listen 8080;" in NGINX
+    front = compose["services"]["nginx"]
+    assert front["network_mode"] == "service:ragkv" and "ports" not in front
+    assert front["read_only"] is True and front["cap_drop"] == ["ALL"]
     assert service["volumes"] == ["data:/data"] and "data" in compose["volumes"]
     assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
     config = ServeConfig()
+    assert f"client_max_body_size {config.limits.body_bytes >> 20}m;" in NGINX
+    assert f"127.0.0.1:{config.port} " in NGINX
     assert int(service["stop_grace_period"].rstrip("s")) > config.graceful_s + config.close_s

@@ -1,11 +1,9 @@
 """Rates and quotas: a key's requests and tokens per minute, a tenant's documents and sessions; slow clients."""
 
-import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,9 +13,7 @@ from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, RateLimit
 from ragkv.api.limits import Held, QuotaGuard, RateLimiter
 from ragkv.api.middleware.body import count_values
-from ragkv.api.settings import LimitsConfig, QuotaConfig, ServeConfig
-
-from .small_app import small_app
+from ragkv.api.settings import LimitsConfig, QuotaConfig
 
 
 def _who(requests: int | None = None, tokens: int | None = None, key_id: str = "a") -> Principal:
@@ -141,49 +137,6 @@ def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota() -> Non
         pass
 
 
-# Slow clients, as plain ASGI calls: the test client is never slow
-
-
-async def _asked(app: Any, receive: Any, send: Any, path: str, method: str = "POST", length: int | None = None) -> None:
-    size = (b"transfer-encoding", b"chunked") if length is None else (b"content-length", str(length).encode())
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), size]
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"count=1000",
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 8000),
-        "state": {},
-    }
-    await app(scope, receive, send)
-
-
-async def test_a_body_that_does_not_arrive_in_time_gets_408(tmp_path: Path) -> None:
-    app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(body_s=0.1)))
-    sent: list[Any] = []
-    pieces = iter([{"type": "http.request", "body": b"{", "more_body": True}])
-
-    async def receive() -> Any:
-        for piece in pieces:
-            return piece
-        return await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    await asyncio.wait_for(_asked(app, receive, send, "/v1/echo"), 5)
-    assert sent[0]["status"] == 408
-    assert b"did not arrive within 0.1 s" in sent[1]["body"]
-    assert app.state.server.readiness.running == 0
-
-
 def test_the_most_values_of_a_json_body_hold_the_event_loop_for_a_moment() -> None:
     parts = [{"type": "text", "text": "x"}] * (LimitsConfig().json_values // 3)  # of all fields these take longest
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
@@ -195,60 +148,3 @@ def test_the_most_values_of_a_json_body_hold_the_event_loop_for_a_moment() -> No
         took_s.append(time.thread_time() - began)
     print(f"{count_values(body)} values: {1000 * min(took_s):.0f} ms")
     assert min(took_s) < 0.15  # 0.05 on a machine that does nothing else
-
-
-async def test_large_json_bodies_wait_in_their_sockets_until_another_one_is_complete(tmp_path: Path) -> None:
-    app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(json_bodies=2, body_s=2.0)))
-    read: list[str] = []
-    complete = asyncio.Event()
-
-    async def post(name: str, length: int | None) -> int:
-        sent: list[Any] = []
-
-        async def receive() -> Any:
-            read.append(name)
-            if name.startswith("large"):
-                await complete.wait()
-            return {"type": "http.request", "body": b"{}", "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await _asked(app, receive, send, "/v1/echo", length=length)
-        if sent[0]["status"] == 503:
-            assert b"limits.json_bodies" in sent[1]["body"] and b"bodies_busy" in sent[1]["body"]
-        return int(sent[0]["status"])
-
-    sizes = {"large-1": 70_000, "large-2": None, "large-3": 70_000}
-    large = [asyncio.ensure_future(post(*one)) for one in sizes.items()]
-    while len(read) < 2:
-        await asyncio.sleep(0.001)
-    assert await post("small", 2) == 200  # which waits for none
-    assert read == ["large-1", "large-2", "small"]
-    assert await large[2] == 503
-    fourth = asyncio.ensure_future(post("large-4", 70_000))
-    await asyncio.sleep(0.01)
-    assert "large-4" not in read
-    complete.set()
-    assert [await one for one in (*large[:2], fourth)] == [200, 200, 200]
-
-
-async def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
-    app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(stall_s=0.1)))
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if len(sent) == 3:
-            await asyncio.Event().wait()
-
-    began = time.monotonic()
-    with pytest.raises(BaseException) as caught:  # of any type: it matters only that the request ends
-        await asyncio.wait_for(_asked(app, receive, send, "/v1/stream", "GET"), 60)
-    assert "Timeout" in repr(caught.value)
-    assert time.monotonic() - began < 30
-    assert len(sent) == 3
-    assert app.state.server.readiness.running == 0

@@ -17,7 +17,7 @@ JSON = {"content-type": "application/json"}
 
 
 def _config(home: Path, **more: Any) -> ServeConfig:
-    return ServeConfig(home=str(home), limits=LimitsConfig(body_bytes=1000, body_s=0.3), **more)
+    return ServeConfig(home=str(home), limits=LimitsConfig(body_bytes=1000), **more)
 
 
 def _refused(response: Any, status: int, code: str | None = None) -> str:

@@ -6,6 +6,7 @@ collection holds file descriptors and memory. Listing opens none (`collection_fo
 """
 
 import logging
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,8 @@ from .deletion_journal import DeletionJournal
 
 log = logging.getLogger(__name__)
 
+FILES = 5  # An open collection has so many: its database, a journal while it is written, mapped arrays of a snapshot.
+FEWEST = 4  # So many collections are kept open even if the process may have very few files open.
 LEASE_WAIT_S = 10.0  # how long a request waits for an open collection if all are in use
 LOOK_S = 5.0  # how often a tenant looks whether other processes deleted collections that are open here
 
@@ -46,7 +49,13 @@ CollectionPool = LeasePool[CollectionKey, Collection]
 
 
 def collection_pool(limit: int) -> CollectionPool:
-    """The open collections of all tenants, `limit` at most. A tenant that opens many closes its own."""
+    """The open collections of all tenants, `limit` at most. A tenant that opens many closes its own.
+
+    They take at most half of the files that the process may have open: the rest is for connections and stores.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY:
+        limit = min(limit, max(FEWEST, files // 2 // FILES))
     return LeasePool("open_collections", limit, _close, group=lambda key: key.path.parent, wait_s=LEASE_WAIT_S)
 
 

@@ -1,51 +1,102 @@
-"""The process that parses uploads: `python -m ragkv.api.documents.upload_worker`. The server starts and kills it.
+"""What a process that parses one upload does: it limits itself, parses, and answers in JSON.
 
-A request is what is known of the upload, as JSON, and its body. The answer is a JSON value and the documents' texts.
+It is forked from multiprocessing's fork server, which has this module loaded and nothing of the model: no torch, no web
+framework. It inherits no open file of the server.
 """
 
 import contextlib
+import ctypes
 import json
+import os
+import resource
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from ragkv.retrieval import Document
-from ragkv.runtime.worker_process import answer_requests
 
 from .upload_parsing import Upload, UploadError, parse_upload
 
 with contextlib.suppress(ImportError):
-    import pypdf  # noqa: F401 - an extra, loaded before the first request so that it counts against no budget
+    import pypdf  # noqa: F401 - an extra, loaded before the first upload so that it counts against no limit
 
+NICENESS = 10  # Answers are computed first.
+PR_SET_PDEATHSIG = 1  # The number of prctl's option that names the signal which the end of a parent sends.
 _TEXT = ("utf-8", "surrogatepass")  # the index refuses half characters, and says where they are
 
 
-def encode_documents(documents: Sequence[Document]) -> list[bytes]:
-    """The answer that says these documents."""
-    heads = [{**asdict(document), "text": ""} for document in documents]
-    return [json.dumps({"documents": heads}).encode(), *(document.text.encode(*_TEXT) for document in documents)]
+class WorkerMemoryError(Exception):
+    """An upload needed more memory than it may have."""
 
 
-def decode_documents(answer: Sequence[bytes]) -> list[Document]:
-    """The documents of an answer. Raises `UploadError` with the child's reason, and `ValueError` for a wrong answer."""
-    head, *texts = answer
-    found = json.loads(head)
-    if "refused" in found:
-        raise UploadError(**found["refused"])
-    return [
-        Document(one["id"], text.decode(*_TEXT), one["source"], one["metadata"], tuple(one["page_starts"]))
-        for one, text in zip(found["documents"], texts, strict=True)
-    ]
-
-
-def answer(request: list[bytes]) -> list[bytes]:
-    """Parse one upload."""
-    known, body = request
+def parse_alone(upload: Upload, body: bytes, cpu_s: int, memory_bytes: int) -> bytes:
+    """The answer for one upload: documents, a refusal, or that the memory was not enough."""
     try:
-        return encode_documents(parse_upload(Upload.from_dict(json.loads(known)), body))
+        _limit_this_process(cpu_s, memory_bytes)
+        return encode_documents(parse_upload(upload, body))
     except UploadError as error:
-        refused = {name: getattr(error, name) for name in ("status", "message", "param", "code")}
-        return [json.dumps({"refused": refused}).encode()]
+        return json.dumps({"refused": [error.status, error.message, error.param, error.code]}).encode()
+    except BaseException as error:
+        # Libraries in Rust panic when no memory is left, which raises no `Exception`.
+        if isinstance(error, Exception) and not isinstance(error, MemoryError):
+            raise
+        return b'{"memory": true}'
 
 
-if __name__ == "__main__":
-    answer_requests(answer)
+def encode_documents(documents: Sequence[Document]) -> bytes:
+    """The answer that says these documents."""
+    found = {"documents": [asdict(document) for document in documents]}
+    return json.dumps(found, ensure_ascii=False).encode(*_TEXT)
+
+
+def decode_documents(answer: bytes) -> list[Document]:
+    """The documents of an answer.
+
+    Raises `UploadError` with the process's reason, `WorkerMemoryError`, and `ValueError`, `KeyError` or `TypeError` for
+    a wrong answer.
+    """
+    found = json.loads(answer.decode(*_TEXT))
+    if "memory" in found:
+        raise WorkerMemoryError
+    if "refused" in found:
+        raise UploadError(*found["refused"])
+    return [Document(**{**one, "page_starts": tuple(one["page_starts"])}) for one in found["documents"]]
+
+
+def _virtual_bytes() -> int | None:
+    """The size of this process's address space; `None` where the system is not Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+_IDLE_BYTES = _virtual_bytes()  # The size before a body is there: the fork server imports this module.
+
+
+def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
+    """No written files, no child processes, no environment, no log; so much CPU time and memory.
+
+    It ends at the first signal, and with the fork server, which ends with the server: also if that was killed.
+    """
+    os.environ.clear()
+    os.nice(NICENESS)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for output in (1, 2):  # libraries quote what they read
+        os.dup2(nowhere, output)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(AttributeError, OSError):  # Linux only
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+    }
+    if _IDLE_BYTES is not None:
+        limits[resource.RLIMIT_AS] = _IDLE_BYTES + memory_bytes
+    # It ends by SIGXCPU, which says why, also if the server was killed meanwhile; at the second number by SIGKILL.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    for kind, most in limits.items():
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (most, most))

@@ -9,7 +9,7 @@ from ragkv.retrieval import Document, ParseLimits
 from ..errors import ApiError
 from ..keys import Principal
 from ..settings import LimitsConfig
-from ..work.worker_pool import consume_exception, unless_disconnected
+from ..work import consume_exception, unless_disconnected
 from .parser import DocumentParser
 from .upload_parsing import FORM, Upload, UploadError, parse_upload
 
@@ -25,21 +25,17 @@ async def documents_in(
 ) -> list[Document]:
     """The documents of a request's body; with `document_id`, the one document that it is. Raises `ApiError`."""
     upload = _upload(request, limits, document_id)
-
-    async def receive_and_parse() -> list[Document]:
-        body = await _body(request)
-        parsing = asyncio.ensure_future(parser.parse(principal.tenant, upload, body))
-        parsing.add_done_callback(consume_exception)
-        try:
-            return await unless_disconnected(request, parsing)
-        finally:
-            parsing.cancel()
-            await asyncio.wait({parsing})
-
     try:
         if _is_small_json(request):
             return parse_upload(upload, await _body(request))
-        return await parser.receive(principal.tenant, receive_and_parse)
+        async with parser.place(principal.tenant):
+            parsing = asyncio.ensure_future(parser.parse(upload, await _body(request)))
+            parsing.add_done_callback(consume_exception)
+            try:
+                return await unless_disconnected(request, parsing)
+            finally:
+                parsing.cancel()
+                await asyncio.wait({parsing})
     except UploadError as error:
         raise ApiError(error.status, error.message, error.code, error.param) from error
 

@@ -4,7 +4,7 @@ From the outside in:
 1. `ObservabilityMiddleware` gives the request an id, times, logs and counts it, and answers every error.
 2. `OriginMiddleware` refuses a request that is addressed to another host, or that a foreign web page sends.
 3. `AuthMiddleware` refuses a request while the server is not ready, without a valid key, or above the key's rate.
-4. `BodyMiddleware` refuses a body of the wrong type, one that is too large, and one that does not arrive in time.
+4. `BodyMiddleware` refuses a body of the wrong type, and one that is too large.
 """
 
 from fastapi import FastAPI

@@ -10,11 +10,18 @@ from .base import HTTPMiddleware
 # These paths need no key and are served while the server is not ready.
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/version", "/metrics", "/openapi.json", "/favicon.ico")
 STATIC_PREFIX = "/static/"
+# A request with one of these headers came through a proxy: its client may be on another machine.
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
 def is_public(path: str) -> bool:
     """Whether `path` is served without a key."""
     return path in PUBLIC_PATHS or path.startswith(STATIC_PREFIX)
+
+
+def came_through_proxy(headers: Headers) -> bool:
+    """Whether a proxy stands between the client and this server."""
+    return any(name in headers for name in PROXY_HEADERS)
 
 
 class AuthMiddleware(HTTPMiddleware):
@@ -40,6 +47,11 @@ class AuthMiddleware(HTTPMiddleware):
 
     def _principal(self, headers: Headers) -> Principal:
         if not self._server.requires_key:
+            if self._server.config.auth.required and came_through_proxy(headers):
+                raise invalid_key(
+                    "This server has no keys and serves this machine alone, and the request came through a proxy. Make "
+                    "a key with `ragkv keys add NAME`."
+                )
             return ANONYMOUS
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():

@@ -1,21 +1,13 @@
-"""Request bodies: type, size, number of JSON values, and the time they may take; answers must be read in time too."""
+"""Request bodies: their type, their size, and how many JSON values they have."""
 
-import asyncio
 import re
-import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import ApiError
-from ..keys import Principal
-from ..server_state import ServerState
 from ..settings import LimitsConfig
-from ..work.fair_slots import FairSlots, NoSlotError
 from .base import HTTPMiddleware
-
-SMALL_BYTES = 1 << 16  # a body up to this size waits for no slot
 
 _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
 # Bodies of these paths are parsed in processes of their own.
@@ -28,16 +20,11 @@ def count_values(body: bytes) -> int:
 
 
 class BodyMiddleware(HTTPMiddleware):
-    """Refuses a body of the wrong type, one above the limits on bytes and values, and one that arrives too slowly.
+    """Refuses a body of the wrong type, and one above the limits on bytes and values.
 
-    Bytes are counted as they arrive, whatever content length was announced. The rest of an oversized body is not read.
-    Large JSON bodies wait in their sockets until a slot is free, so that their number in memory is bounded.
+    nginx has the whole body before it arrives here, so no time is bounded. Bytes are counted all the same, whatever
+    content length was announced, because on loopback nginx may not be there.
     """
-
-    def __init__(self, app: ASGIApp, server: ServerState) -> None:
-        super().__init__(app, server)
-        limits = server.config.limits
-        self._slots = FairSlots(limits.json_bodies, limits.tenant_json_bodies)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits, headers = self._server.config.limits, Headers(scope=scope)
@@ -47,101 +34,36 @@ class BodyMiddleware(HTTPMiddleware):
             _check_size(int(announced[:20]), limits, holds_documents)
         if announced not in ("", "0") or "transfer-encoding" in headers:
             _check_type(headers.get("content-type", ""), scope["path"])
-        is_small = int(announced[:20]) <= SMALL_BYTES if announced.isdigit() else "transfer-encoding" not in headers
-        needs_slot = not holds_documents and not is_small
-        slot = self._slots.hold(_tenant_of(scope), limits.body_s / 2) if needs_slot else None
-        body, started = _Body(limits, receive, holds_documents, slot), False
+        size, values, started = 0, 0, False
+        refused: ApiError | None = None
 
-        async def send_timely(message: Message) -> None:
+        async def receive_counted() -> Message:
+            nonlocal size, values, refused
+            message = await receive()
+            piece = message.get("body", b"")
+            size += len(piece)
+            values += 0 if holds_documents else count_values(piece)
+            try:
+                _check_size(size, limits, holds_documents)
+                _check_values(values, limits)
+            except ApiError as error:
+                refused = error
+                raise
+            return message
+
+        async def send_unless_refused(message: Message) -> None:
             nonlocal started
-            if body.refused is not None and not started:
-                return  # drop the route's answer to a broken body; `refused` is answered instead
-            started = True
-            async with asyncio.timeout(limits.stall_s):
+            if refused is None or started:  # else drop the route's answer to a broken body: `refused` is the answer
+                started = True
                 await send(message)
 
         try:
-            await self._app(scope, body.receive, send_timely)
+            await self._app(scope, receive_counted, send_unless_refused)
         except Exception:
-            if body.refused is None or started:
+            if refused is None or started:
                 raise
-        finally:
-            await body.release()
-        if body.refused is not None and not started:
-            raise body.refused
-
-
-class _Body:
-    """A body while it arrives. From its first piece to its last it holds its slot, if it needs one."""
-
-    def __init__(
-        self,
-        limits: LimitsConfig,
-        receive: Receive,
-        holds_documents: bool,
-        slot: AbstractAsyncContextManager[None] | None,
-    ) -> None:
-        self.refused: ApiError | None = None
-        self._limits, self._receive, self._holds_documents, self._slot = limits, receive, holds_documents, slot
-        self._held = AsyncExitStack()
-        self._bytes = self._values = 0
-        self._deadline: float | None = None  # from the first reading on: the body may have waited until it was read
-        self._complete = False
-
-    async def receive(self) -> Message:
-        """The next message. Raises `ApiError` if the body is refused."""
-        if self._complete:
-            return await self._receive()  # the next message is a disconnect, which may come at any time
-        try:
-            message = await self._next_message()
-            self._count(message.get("body", b""))
-        except ApiError as error:
-            self.refused = error
-            raise
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            self._complete = True
-            await self.release()
-        return message
-
-    async def release(self) -> None:
-        """Free the slot. Twice is harmless."""
-        await self._held.aclose()
-
-    async def _next_message(self) -> Message:
-        limits = self._limits
-        if self._deadline is None:
-            await self._take_slot()
-            self._deadline = time.monotonic() + limits.body_s
-        left_s = max(0.0, self._deadline - time.monotonic())
-        try:
-            async with asyncio.timeout(min(left_s, limits.body_idle_s)):
-                return await self._receive()
-        except TimeoutError:
-            raise _too_late(limits, left_s <= limits.body_idle_s) from None
-
-    async def _take_slot(self) -> None:
-        if self._slot is None:
-            return
-        try:
-            await self._held.enter_async_context(self._slot)
-        except NoSlotError:
-            message = (
-                "Other large JSON bodies are being received, and none was complete in time. At most "
-                f"{self._limits.json_bodies} are received at once (limits.json_bodies), of one tenant "
-                f"{self._limits.tenant_json_bodies} (limits.tenant_json_bodies). Ask again."
-            )
-            raise ApiError(503, message, "bodies_busy", retry_after_s=5, headers={"connection": "close"}) from None
-
-    def _count(self, piece: bytes) -> None:
-        self._bytes += len(piece)
-        self._values += 0 if self._holds_documents else count_values(piece)
-        _check_size(self._bytes, self._limits, self._holds_documents)
-        _check_values(self._values, self._limits)
-
-
-def _tenant_of(scope: Scope) -> str:
-    principal: Principal | None = scope["state"]["principal"]
-    return "" if principal is None else principal.tenant
+        if refused is not None and not started:
+            raise refused
 
 
 def _check_size(size: int, limits: LimitsConfig, holds_documents: bool) -> None:
@@ -155,14 +77,6 @@ def _check_values(values: int, limits: LimitsConfig) -> None:
     """Raise `ApiError` 413 for a JSON body of too many values, which are much work to parse however short they are."""
     if values > limits.json_values:
         raise _too_large(f"has more than {limits.json_values} commas and opening brackets (limits.json_values)")
-
-
-def _too_late(limits: LimitsConfig, in_all: bool) -> ApiError:
-    if in_all:
-        why = f"The body did not arrive within {limits.body_s:g} s (limits.body_s)."
-    else:
-        why = f"Nothing of the body arrived for {limits.body_idle_s:g} s (limits.body_idle_s)."
-    return ApiError(408, why, "body_timeout", headers={"connection": "close"})
 
 
 def _too_large(problem: str) -> ApiError:

@@ -11,7 +11,6 @@ from ragkv.runtime import is_loopback
 
 from ..errors import ApiError
 from ..server_state import ServerState
-from ..settings import ConnectionsConfig
 from .base import HTTPMiddleware
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -36,7 +35,6 @@ class OriginMiddleware(HTTPMiddleware):
         headers = Headers(scope=scope)
         if len(scope.get("raw_path") or b"") > PATH_BYTES or _CONTROL.search(scope["path"]):
             raise ApiError(400, f"The path is longer than {PATH_BYTES} bytes, or has control characters.")
-        _check_head(scope, self._server.config.connections)
         host = headers.get("host", "")
         if not self._is_known_host(_host_name(host)):
             raise ApiError(
@@ -56,7 +54,7 @@ class OriginMiddleware(HTTPMiddleware):
         if self._server.requires_key:
             return not self._hosts
         # A name can be made to resolve to this server; an address cannot.
-        return not self._server.config.on_loopback and _is_address(name)
+        return not self._server.config.is_private and _is_address(name)
 
     def _check_origin(self, text: str, host: str) -> None:
         """Raise `ApiError` 403 unless the origin is this server's own, whatever its scheme, or is in `cors_origins`."""
@@ -68,19 +66,6 @@ class OriginMiddleware(HTTPMiddleware):
                 f"A page of {text[:100]!r} may not change anything here. If it should, add it to `cors_origins`.",
                 "cross_origin",
             )
-
-
-def _check_head(scope: Scope, limits: ConnectionsConfig) -> None:
-    """Raise `ApiError` 431 for too many or too large headers. A head that arrives in one piece was not measured yet."""
-    closing = {"connection": "close"}
-    if len(scope["headers"]) > limits.headers:
-        message = f"The request has {len(scope['headers'])} headers; this server accepts {limits.headers}"
-        raise ApiError(431, f"{message} (connections.headers).", headers=closing)
-    line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-    size = line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-    if size > limits.head_bytes:
-        message = f"The headers have {size} bytes; this server accepts {limits.head_bytes} (connections.head_bytes)."
-        raise ApiError(431, message, headers=closing)
 
 
 def _host_name(host: str) -> str:

@@ -20,7 +20,7 @@ from ..service import PrincipalDep, ServiceDep
 from ..settings import LimitsConfig
 from ..sse import EventStream, format_event
 from ..tenants import Tenant
-from ..work.work_context import WorkContext
+from ..work import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["ask"])
 

@@ -178,11 +178,10 @@ class Front:
     async def _read(self, request: Request) -> ForwardedRequest:
         """Read the whole request and find out what it will read. Raises `ApiError` if the body is too large."""
         body, limit = bytearray(), self._config.limits.body_bytes
-        async with asyncio.timeout(self._config.limits.body_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    raise ApiError(413, f"The body is larger than {limit} bytes. Send less.", code="body_too_large")
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                raise ApiError(413, f"The body is larger than {limit} bytes. Send less.", code="body_too_large")
         scope = request.scope
         forwarded = ForwardedRequest(
             method=scope["method"],

@@ -78,11 +78,13 @@ class Target:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def children(self) -> list[int]:
-        """The ids of the server's child processes."""
-        found: list[int] = []
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            with contextlib.suppress(OSError):  # the thread has ended
-                found += map(int, (task / "children").read_text().split())
+        """The ids of the server's child processes and of theirs: those that parse are the fork server's."""
+        found, asked = list[int](), [self.pid]
+        while asked:
+            with contextlib.suppress(OSError):  # it has ended, or one of its threads has
+                for task in Path(f"/proc/{asked.pop()}/task").iterdir():
+                    asked += (new := list(map(int, (task / "children").read_text().split())))
+                    found += new
         return found
 
 

@@ -267,8 +267,6 @@ def test_a_flood_of_collections_takes_no_descriptors_from_others(tmp_path: Path)
         assert set(statuses) == {200, 201}, statuses
         assert up.descriptors() < DESCRIPTORS // 2
         watch.assert_unharmed(quiet, NOISY_S + up.prefill_s, livez_s=NOISY_LIVEZ_S)
-        chosen = next(line for line in up.process.lines if line["event"] == "descriptors")
-        assert chosen["limit"] == DESCRIPTORS and chosen["open_collections"] < 120
 
 
 @pytest.mark.slow

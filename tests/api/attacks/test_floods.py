@@ -1,6 +1,5 @@
 """One tenant sends all the work it may: the others are served as before, and the server still ends in time."""
 
-import asyncio
 import signal
 import threading
 import time
@@ -11,14 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from starlette.requests import Request
 
 from ragkv import Engine
 from ragkv.api import create_app
-from ragkv.api.keys import Principal
 from ragkv.api.settings import LimitsConfig, QueueConfig, ServeConfig
-from ragkv.api.work.work_context import WorkContext
-from ragkv.api.work.worker_pool import BURST, PoolLimits, WorkerPool
 from ragkv.retrieval.testing import HashEmbedder
 from ragkv.runtime import Check, no_check
 from tests.api.helpers import BARE, on_port, plain, service_of, wait_until
@@ -108,56 +103,6 @@ def test_a_tenants_tasks_leave_threads_to_other_tenants_and_above_its_limit_get_
         for thread in threads:
             thread.join()
     assert [(one.status_code, one.json()["error"]["code"]) for one in results] == [(503, "shutting_down")] * 3
-
-
-def request_of(tenant: str) -> Request:
-    """A request whose client stays."""
-
-    async def receive() -> Any:
-        return await asyncio.Event().wait()
-
-    principal = Principal(key_id=tenant, name=tenant, tenant=tenant)
-    return Request({"type": "http", "state": {"principal": principal}}, receive)
-
-
-async def test_threads_take_waiting_work_from_the_tenants_in_turns() -> None:
-    pool = WorkerPool("test", PoolLimits(threads=1, accepted=20, tenant_threads=1, tenant_accepted=10), None)
-    order: list[str] = []
-    free, begun = threading.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def work(context: WorkContext) -> None:
-        loop.call_soon_threadsafe(begun.set)
-        free.wait()
-        order.append(context.request.state.principal.tenant)
-
-    tasks = [asyncio.ensure_future(pool.run(request_of("first"), work))]
-    await begun.wait()  # the one thread is busy: all others wait
-    tasks += [asyncio.ensure_future(pool.run(request_of(tenant), work)) for tenant in "aaaaabbc"]
-    while pool.running < 9:
-        await asyncio.sleep(0.01)
-    free.set()
-    await asyncio.gather(*tasks)
-    assert "".join(order[1:]) == "abcabaaa"
-    assert pool.close(5.0)
-
-
-async def test_memory_is_released_after_a_burst_and_now_and_then_on_a_server_that_is_never_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    released: list[float] = []
-    monkeypatch.setattr("ragkv.api.work.worker_pool.release_memory", lambda: released.append(time.monotonic()))
-    pool = WorkerPool("test", PoolLimits(threads=16, accepted=20, tenant_threads=16, tenant_accepted=20), None)
-    all_run = threading.Barrier(BURST)
-    await asyncio.gather(*(pool.run(request_of("a"), lambda _: all_run.wait(10)) for _ in range(BURST)))
-    await asyncio.to_thread(wait_until, lambda: len(released) == 1)
-    await pool.run(request_of("a"), lambda _: None)
-    await asyncio.to_thread(wait_until, lambda: pool.running == 0)  # its thread has decided that nothing is released
-    assert len(released) == 1
-    monkeypatch.setattr("ragkv.api.work.worker_pool.RELEASE_S", 0.0)
-    await pool.run(request_of("a"), lambda _: None)
-    await asyncio.to_thread(wait_until, lambda: len(released) == 2)
-    assert pool.close(5.0)
 
 
 def test_abandoned_embeddings_stop_within_one_batch(flooded: Flooded) -> None:

@@ -1,0 +1,356 @@
+"""Blocking work for an event loop that must not block: anyio's threads, a limiter for each tenant, and streams.
+
+A pool accepts a bounded number of work items, in all and of one tenant, and refuses the next one immediately. One
+tenant holds at most a share of the threads; the one fair queue, by time, is at the model (`scheduling/`). The thread of
+a stream pauses when it is `AHEAD` items ahead of the reader, so a slow reader delays only itself. When the client
+disconnects, its work is cancelled: it stops at the next token, layer, batch or poll.
+"""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import Request
+
+from ragkv.errors import CancelledError, DeadlineError
+from ragkv.runtime import Check, openmp, release_memory, working_for
+
+from .errors import CLIENT_GONE, ApiError
+
+T = TypeVar("T")
+WaitIdle = Callable[[float, Callable[[], bool]], None]
+
+AHEAD = 64  # A stream's thread may be so many items ahead of the reader.
+POLL_S = 0.1  # A thread that waits for its reader looks this often whether it is cancelled.
+BURST = 8  # After so many jobs at once, their freed memory is given back when none is left ...
+RELEASE_S = 60.0  # ... and on a server that is never idle, so often.
+BATCH_S = 0.01  # Less computing than this is not worth a pause.
+PAUSE_SHARE = 4.0  # A task waits at most so many times what its last batch computed, for each task that runs ...
+PAUSE_S = 0.5  # ... and no longer than this, so that a cancelled one ends soon.
+
+
+class WorkContext:
+    """The request that a piece of work serves, its deadline, and whether it is cancelled."""
+
+    def __init__(self, request: Request, deadline_s: float | None) -> None:
+        """`deadline_s` counts from now; `None`: no deadline."""
+        self.request = request
+        self.cancelled = threading.Event()  # set once the result is no longer needed
+        self.has_begun = False  # whether it has a thread
+        self.shutting_down = False  # whether it was the server that cancelled the work
+        self._ends = None if deadline_s is None else time.monotonic() + deadline_s
+        self._deadline_s = deadline_s
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the request's key; "" without keys."""
+        return str(self.request.state.principal.tenant)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline; raises `DeadlineError` if it passed."""
+        if self._ends is None:
+            return None
+        if (remaining := self._ends - time.monotonic()) <= 0:
+            raise DeadlineError(f"The request's deadline of {self._deadline_s:g} s passed; ask for less, or ask again.")
+        return remaining
+
+    def check(self) -> None:
+        """Raise `CancelledError` or `DeadlineError` if the work should end. Long work calls it between batches."""
+        if self.cancelled.is_set():
+            raise CancelledError("The request was cancelled.")
+        self.remaining_s  # noqa: B018 - raises
+
+
+def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], int]) -> Check:
+    """What a task calls before each batch, on its own thread: it pauses while answers run, and raises as `context`.
+
+    `wait_idle` waits while answers run (`Scheduler.wait_idle`), `tasks` tells how many tasks run. So all tasks together
+    take about a fifth of a core from answers, and each still comes to an end.
+    """
+    resumed = time.thread_time()
+
+    def check() -> None:
+        nonlocal resumed
+        context.check()
+        if (computed_s := time.thread_time() - resumed) < BATCH_S:
+            return
+        openmp.release_threads()
+        wait_idle(min(PAUSE_S, PAUSE_SHARE * computed_s * tasks()), context.cancelled.is_set)
+        resumed = time.thread_time()
+        context.check()
+
+    return check
+
+
+class TenantLimiter:
+    """At most `total` holders at once, and `per_tenant` of one tenant. Without keys all are one, which may hold all."""
+
+    def __init__(self, total: int, per_tenant: int) -> None:
+        self._all, self._per_tenant = CapacityLimiter(total), per_tenant
+        self._of_tenant: dict[str, CapacityLimiter] = {"": CapacityLimiter(total)}
+
+    @asynccontextmanager
+    async def hold(self, tenant: str) -> AsyncIterator[None]:
+        """Hold one of them inside the block; waits until there is one. A task may hold one at a time."""
+        limiter = self._of_tenant.setdefault(tenant, CapacityLimiter(self._per_tenant))
+        async with limiter, self._all:
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """How much work a pool accepts and runs, of all tenants and of one tenant with a key."""
+
+    threads: int  # pieces of work that run at once
+    accepted: int  # pieces of work that run or wait
+    tenant_threads: int  # of `threads`
+    tenant_accepted: int  # of `accepted`
+
+
+class WorkerPool:
+    """Runs work on threads. Call `run`, `run_stream` and `stream` on the event loop's thread."""
+
+    def __init__(self, limits: PoolLimits, deadline_s: float | None) -> None:
+        self._limits, self._deadline_s = limits, deadline_s
+        self._limiter = TenantLimiter(limits.threads, limits.tenant_threads)
+        self._threads = CapacityLimiter(math.inf)  # anyio's own bound would be a second one
+        self._accepted: dict[WorkContext, asyncio.Task[Any]] = {}  # work that waits or runs
+        self._computing: set[WorkContext] = set()  # work on a thread
+        self._most = 0  # accepted work at once since memory was released
+        self._released_at = time.monotonic()
+        self._closed = False
+
+    @property
+    def running(self) -> int:
+        """Pieces of work that are accepted and not finished."""
+        return len(self._accepted)
+
+    @property
+    def computing(self) -> int:
+        """Pieces of work that have a thread."""
+        return len(self._computing)
+
+    async def run(self, request: Request, work: Callable[[WorkContext], T]) -> T:
+        """Return what `work` returns; cancel it when the client of `request` disconnects."""
+        context, task = self._start(request, work)
+        try:
+            return await unless_disconnected(request, task)
+        except asyncio.CancelledError:
+            raise _shutting_down() if context.shutting_down else asyncio.CancelledError from None
+        finally:
+            self._abandon(context, task)
+
+    async def run_stream(
+        self, request: Request, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
+    ) -> T:
+        """Run the stream of `work` to its end; return its last item, which is a `kind`."""
+
+        def last(context: WorkContext) -> T:
+            *_, item = work(context)
+            assert isinstance(item, kind)
+            return item
+
+        return await self.run(request, last)
+
+    async def stream(
+        self, request: Request, work: Callable[[WorkContext], Generator[T, None, None]]
+    ) -> AsyncGenerator[T, None]:
+        """The items that `work` yields. Closing the stream ends the work.
+
+        Returns when the first item is there, so that an error before it can still be answered with its own status.
+        """
+        items = self._items(request, work)
+        first = asyncio.ensure_future(anext(items))
+        try:
+            item = await unless_disconnected(request, first)
+        except BaseException:
+            first.cancel()
+            await asyncio.wait({first})
+            await items.aclose()
+            raise
+
+        async def all_items() -> AsyncGenerator[T, None]:
+            async with contextlib.aclosing(items):
+                yield item
+                async for later in items:
+                    yield later
+
+        return all_items()
+
+    def cut(self) -> None:
+        """Accept no more work and cancel what is accepted: what waits ends now, what runs ends at its next check."""
+        self._closed = True
+        for context, task in list(self._accepted.items()):
+            context.shutting_down = True
+            context.cancelled.set()
+            if not context.has_begun:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    task.get_loop().call_soon_threadsafe(self._abandon, context, task)
+
+    def close(self, timeout_s: float) -> bool:
+        """Cancel what is running and wait until it has ended, for `timeout_s` at most; whether it has."""
+        self.cut()
+        ends = time.monotonic() + timeout_s
+        while self._computing and time.monotonic() < ends:
+            time.sleep(0.01)
+        return not self._computing
+
+    async def _items(
+        self, request: Request, work: Callable[[WorkContext], Generator[T, None, None]]
+    ) -> AsyncGenerator[T, None]:
+        channel: _Channel[T] = _Channel(asyncio.get_running_loop())
+
+        def drain(context: WorkContext) -> None:
+            with contextlib.closing(work(context)) as items:
+                for item in items:
+                    if not channel.put(item, context):
+                        context.check()
+                        break
+
+        context, task = self._start(request, drain)
+        task.add_done_callback(lambda task: channel.end(_error_of(task)))
+        try:
+            async for item in channel:
+                yield item
+        finally:
+            self._abandon(context, task)
+            channel.stop_reading()
+
+    def _start(self, request: Request, work: Callable[[WorkContext], T]) -> "tuple[WorkContext, asyncio.Task[T]]":
+        """Accept `work`; raises `ApiError` if too much of the tenant's or of all tenants' work is accepted already."""
+        context = WorkContext(request, self._deadline_s)
+        self._check_space(context.tenant)
+        task = asyncio.get_running_loop().create_task(self._run(context, work))
+        self._accepted[context] = task
+        self._most = max(self._most, len(self._accepted))
+        task.add_done_callback(lambda _: self._end(context, task))
+        return context, task
+
+    def _check_space(self, tenant: str) -> None:
+        limits, mine = self._limits, sum(context.tenant == tenant for context in self._accepted)
+        if self._closed:
+            raise _shutting_down()
+        if tenant and mine >= limits.tenant_accepted:
+            message = (
+                f"{mine} requests of this key's tenant are running or waiting already, and the setting "
+                "queue.tenant_limit allows no more. Ask again when one of them has ended."
+            )
+            raise ApiError(429, message, "tenant_queue_full", retry_after_s=1)
+        if len(self._accepted) >= limits.accepted:
+            message = (
+                f"{len(self._accepted)} requests are running or waiting already, and the setting queue.limit allows no "
+                "more. Ask again."
+            )
+            raise ApiError(503, message, "queue_full", retry_after_s=1)
+
+    async def _run(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
+        async with self._limiter.hold(context.tenant):
+            context.has_begun = True  # from now on its task is not cancelled: it holds its place until the thread ends
+            return await to_thread.run_sync(self._on_thread, context, work, limiter=self._threads)
+
+    def _on_thread(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
+        self._computing.add(context)
+        try:
+            with working_for(context.tenant):
+                context.check()
+                return work(context)
+        except CancelledError as error:
+            if context.shutting_down:
+                raise _shutting_down() from error
+            raise
+        finally:
+            openmp.release_threads()
+            self._computing.discard(context)
+
+    def _abandon(self, context: WorkContext, task: "asyncio.Task[Any]") -> None:
+        """Cancel work whose result is no longer needed: at once if it waits for a thread, else at its next check."""
+        context.cancelled.set()
+        if not context.has_begun:
+            task.cancel()
+
+    def _end(self, context: WorkContext, task: "asyncio.Task[Any]") -> None:
+        del self._accepted[context]
+        consume_exception(task)
+        burst_ended = self._most >= BURST and not self._accepted
+        if burst_ended or time.monotonic() - self._released_at > RELEASE_S:
+            self._most, self._released_at = 0, time.monotonic()
+            threading.Thread(target=release_memory, name="ragkv-release", daemon=True).start()  # it may take a while
+
+
+class _Channel(Generic[T]):
+    """A queue of at most `AHEAD` unread items from a thread to the event loop. The thread never waits for the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._free = threading.Semaphore(AHEAD)
+        self._items: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
+
+    def put(self, item: T, context: WorkContext) -> bool:
+        """Wait for a free place, add `item`; `False` if the reader has stopped. Raises what `context.check` raises."""
+        while not self._free.acquire(timeout=POLL_S):
+            context.check()
+        if context.cancelled.is_set():
+            return False
+        try:
+            self._loop.call_soon_threadsafe(self._items.put_nowait, (item,))
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """End the stream, with an error if there is one."""
+        self._items.put_nowait(error)
+
+    def stop_reading(self) -> None:
+        """Wake a thread that waits for a free place, so that it sees `cancelled`."""
+        self._free.release()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (item := await self._items.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            self._free.release()
+            yield item[0]
+
+
+async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") -> T:
+    """The result of `outcome`; raises `ApiError` 499 if the client disconnects first. The body must be read already."""
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watcher = asyncio.ensure_future(disconnect())
+    try:
+        waiting: list[asyncio.Future[Any]] = [outcome, watcher]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not outcome.done():
+            raise ApiError(CLIENT_GONE, "The client closed the connection.")
+        return outcome.result()
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await watcher
+
+
+def consume_exception(outcome: "asyncio.Future[Any]") -> None:
+    """Read the exception of an abandoned future, so that asyncio does not report it as never retrieved."""
+    if not outcome.cancelled():
+        outcome.exception()
+
+
+def _error_of(task: "asyncio.Task[Any]") -> BaseException | None:
+    """What a stream's task ended with. It is cancelled only while it waits for a thread."""
+    return _shutting_down() if task.cancelled() else task.exception()
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(503, "The server is shutting down. Ask again.", "shutting_down", retry_after_s=5)

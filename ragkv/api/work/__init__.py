@@ -1,1 +1,0 @@
-"""Work of the server: threads and slots shared fairly by tenants, and bounds on connections."""

@@ -1,0 +1,163 @@
+"""Work on threads: shared by the tenants, cancelled with its request, and giving way to answers."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from ragkv.api.errors import ApiError
+from ragkv.api.keys import Principal
+from ragkv.api.work import BURST, PAUSE_S, PAUSE_SHARE, PoolLimits, TenantLimiter, WorkContext, WorkerPool, giving_way
+from ragkv.errors import CancelledError
+
+ONE_EACH = PoolLimits(threads=2, accepted=20, tenant_threads=1, tenant_accepted=3)
+
+
+def request_of(tenant: str, left: asyncio.Event | None = None) -> Request:
+    """A request whose client stays until `left` is set."""
+
+    async def receive() -> Any:
+        await (left or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    principal = Principal(key_id=tenant, name=tenant, tenant=tenant)
+    return Request({"type": "http", "state": {"principal": principal}}, receive)
+
+
+async def until(true: Any) -> None:
+    ends = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.01)
+
+
+async def test_a_tenant_holds_its_share_of_the_threads_and_above_its_requests_gets_429() -> None:
+    pool, free, order = WorkerPool(ONE_EACH, None), threading.Event(), list[str]()
+
+    def work(context: WorkContext) -> None:
+        order.append(context.tenant)
+        free.wait()
+
+    tasks = [asyncio.ensure_future(pool.run(request_of(tenant), work)) for tenant in "aaab"]
+    await until(lambda: sorted(order) == ["a", "b"])
+    with pytest.raises(ApiError, match=r"queue\.tenant_limit") as raised:
+        await pool.run(request_of("a"), work)
+    assert raised.value.status == 429
+    assert (pool.running, pool.computing) == (4, 2)
+    free.set()
+    await asyncio.gather(*tasks)
+    assert pool.running == 0 and order.count("a") == 3 and pool.close(5.0)
+
+
+async def test_a_client_that_leaves_frees_its_waiting_work_at_once_and_its_thread_at_the_next_check() -> None:
+    pool, left, ended = WorkerPool(ONE_EACH, None), asyncio.Event(), list[str]()
+
+    def work(context: WorkContext) -> None:
+        try:
+            while True:
+                context.check()
+                time.sleep(0.01)
+        except CancelledError:
+            ended.append(context.tenant)
+            raise
+
+    tasks = [asyncio.ensure_future(pool.run(request_of("a", left), work)) for _ in range(3)]
+    await until(lambda: pool.computing == 1)
+    left.set()
+    for task in tasks:
+        with pytest.raises(ApiError, match="closed the connection"):
+            await task
+    await until(lambda: pool.running == 0)
+    assert ended == ["a"]  # the other two never began
+
+
+async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> None:
+    pool = WorkerPool(ONE_EACH, None)
+
+    def work(context: WorkContext) -> None:
+        while True:
+            context.check()
+            time.sleep(0.01)
+
+    def endless(_: WorkContext) -> Generator[int, None, None]:
+        yield from iter(int, 1)
+
+    stream = await pool.stream(request_of("b"), endless)
+    tasks = [asyncio.ensure_future(pool.run(request_of("a"), work)) for _ in range(2)]
+    await until(lambda: pool.computing == 2)
+    assert await asyncio.to_thread(pool.close, 5.0)
+    for ending in (*tasks, asyncio.ensure_future(_read(stream))):
+        with pytest.raises(ApiError, match="shutting down") as raised:
+            await ending
+        assert raised.value.status == 503
+    with pytest.raises(ApiError, match="shutting down"):
+        await pool.run(request_of("c"), work)
+
+
+async def _read(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_the_thread_of_a_stream_waits_for_its_reader() -> None:
+    pool, made = WorkerPool(ONE_EACH, None), list[int]()
+
+    def numbers(_: WorkContext) -> Generator[int, None, None]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    stream = await pool.stream(request_of("a"), numbers)
+    await asyncio.sleep(0.3)
+    assert len(made) < 100
+    assert [number async for number in stream] == list(range(1000))
+
+
+async def test_memory_is_released_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = list[int]()
+    monkeypatch.setattr("ragkv.api.work.release_memory", lambda: released.append(1))
+    pool = WorkerPool(PoolLimits(threads=16, accepted=20, tenant_threads=16, tenant_accepted=20), None)
+    await pool.run(request_of("a"), lambda _: None)
+    assert released == []
+    await asyncio.gather(*(pool.run(request_of("a"), lambda _: None) for _ in range(BURST)))
+    await until(lambda: released == [1])
+
+
+async def test_places_go_to_waiting_tenants_and_a_cancelled_one_takes_none() -> None:
+    limiter = TenantLimiter(1, 1)
+    async with limiter.hold("a"):
+        waiting = asyncio.ensure_future(limiter.hold("b").__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    async with asyncio.timeout(1), limiter.hold("c"):
+        pass
+
+
+def test_a_task_pauses_before_a_batch_for_as_long_as_its_last_one_computed_and_tasks_run() -> None:
+    pauses, context = list[float](), WorkContext(request_of("a"), None)
+    check = giving_way(context, lambda seconds, _: pauses.append(seconds), lambda: 2)
+    check()  # nothing is computed yet
+    _compute(0.03)
+    check()
+    _compute(10 * PAUSE_S / PAUSE_SHARE / 20)
+    check()
+    assert len(pauses) == 2 and 0.03 * PAUSE_SHARE * 2 <= pauses[0] <= PAUSE_S == pauses[1]
+
+
+def test_a_cancelled_task_ends_at_its_next_check() -> None:
+    context = WorkContext(request_of("a"), None)
+    check = giving_way(context, lambda *_: None, lambda: 1)
+    context.cancelled.set()
+    with pytest.raises(CancelledError):
+        check()
+
+
+def _compute(seconds: float) -> None:
+    ends = time.thread_time() + seconds
+    while time.thread_time() < ends:
+        pass
