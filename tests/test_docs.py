@@ -139,19 +139,28 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert (first.split()[:2], second.split()[:2]) == (["make", "demo"], ["make", "test"])
 
 
-def paths_in(page: str) -> list[str]:
-    """The paths in backticks in a page of docs/."""
-    return re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", (ROOT / "docs" / page).read_text("utf-8"))
+def paths_in(page: Path) -> list[str]:
+    """The paths in backticks in a page."""
+    return re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", page.read_text("utf-8"))
 
 
-def test_every_file_named_in_the_docs_exists() -> None:
-    for page in ("architecture.md", "papers.md"):
-        for name in paths_in(page):
-            assert any((base / name).exists() for base in (ROOT, ROOT / "ragkv")), f"docs/{page} names {name}"
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    strict = page.name in ("architecture.md", "papers.md")  # every path of these is one of the checkout
+    ours = ("ragkv/", "tests/", "benchmarks/", "training/", "examples/", "docs/")
+    for name in paths_in(page):
+        if strict or name.endswith(".py") or name.startswith(ours):
+            assert any((base / name).exists() for base in (ROOT, ROOT / "ragkv")), f"{page.name} names {name}"
+
+
+def test_every_benchmark_that_a_page_names_exists() -> None:
+    for page in (ROOT / "README.md", *DOCS):
+        for name in re.findall(r"python -m ((?:benchmarks|training)\.\w+)", page.read_text("utf-8")):
+            assert (ROOT / f"{name.replace('.', '/')}.py").is_file(), f"{page.name} names {name}"
 
 
 def test_every_module_is_in_the_table_of_packages() -> None:
-    named = tuple(paths_in("architecture.md"))
+    named = tuple(paths_in(ROOT / "docs" / "architecture.md"))
     package = ROOT / "ragkv"
     modules = [path.relative_to(package).as_posix() for path in package.rglob("*/*.py")]
     modules = [name for name in modules if not name.endswith("__.py")]
