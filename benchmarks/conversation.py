@@ -26,7 +26,7 @@ import torch
 
 from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
-from ragkv.conversations import SessionTurn
+from ragkv.conversations import Turn
 from ragkv.fusion.pipeline import buffer_bytes, layers_ahead
 from ragkv.lab.testing import ThrottledTier
 from ragkv.model.shapes import SHAPES, random_model
@@ -170,7 +170,7 @@ class Bench:
                 for number in range(self.options.runs + 1):
                     prompt = self.ids(self.options.prompt)  # a new prompt: equal conversations would share their blocks
                     for on in (True, False):
-                        with mock.patch.object(SessionTurn, "keeps", on):
+                        with mock.patch.object(Turn, "keeps", on):
                             answer, gap = self._decode(engine, f"{on}-{number}", prompt)
                         if number:
                             decoded[on].append(answer.timing.decode_s)
@@ -217,7 +217,7 @@ class Bench:
 
     def _compute(self, engine: Engine, session: Session, question: list[int]) -> tuple[float, int]:
         """Seconds of the turn's prefill without loading, and the bytes of its history."""
-        size = sum(len(block) for block in session.conversation.history.blocks) * engine.stats().kv_bytes_per_token
+        size = sum(len(block) for block in session.state.history.blocks) * engine.stats().kv_bytes_per_token
         self._computed(engine, session, question)
         return statistics.median(self._computed(engine, session, question) for _ in range(self.options.runs)), size
 

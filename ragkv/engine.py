@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
 from .config import EngineConfig
-from .conversations import DetachedTurn, Session, Sessions, open_sessions
+from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
 from .errors import InputError, RagKVError, UnsupportedError
 from .fusion import Fusor, Readers, Scorer, gate_result, learned, make_selector
@@ -124,7 +124,7 @@ class Engine(Closing):
         prefiller = Prefiller(planner, self.fusor, scheduler, self.load_control, offloading)
 
         # Who waits, who answers, and what is kept of it.
-        self._conversations = open_sessions(prefiller, runs, block_writer, config)
+        self._conversations = Conversations.open(prefiller, runs, block_writer, config)
         self._entries = Entries(
             self.intake, encoder, store, scheduler, background, self._conversations.telling, config, unused
         )
@@ -185,7 +185,7 @@ class Engine(Closing):
         return self._entries
 
     @property
-    def conversations(self) -> Sessions:
+    def conversations(self) -> Conversations:
         """All conversations: list, open, delete. Raises `RagKVError` once closed."""
         self._check_open()
         return self._conversations
@@ -292,7 +292,7 @@ class Engine(Closing):
     @contextmanager
     def _prefilled(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[ActiveRequest, DetachedTurn, AnswerEvents]]:
+    ) -> Iterator[tuple[ActiveRequest, Turn, AnswerEvents]]:
         """What every request begins with: wait for the session, lay out the prompt, be admitted, prefill.
 
         Without `keep` the session is only read: no turn is added.
@@ -386,7 +386,7 @@ def _own_prefill(active: ActiveRequest) -> Prefill:
 
 
 def _shut(
-    background: BackgroundEncoder, scheduler: Scheduler, conversations: Sessions, store: Store, readers: Readers
+    background: BackgroundEncoder, scheduler: Scheduler, conversations: Conversations, store: Store, readers: Readers
 ) -> None:
     """Stop the engine's threads, then close what they use. Holds no reference to the engine, so that it can go."""
     if background.close():

@@ -1,19 +1,8 @@
-"""Conversations: their turns, and their state in manifests on disk or on a server that replicas share."""
+"""Conversations: their turns, and their states in a folder or on a server that replicas share."""
 
-from .local import LocalSessions
-from .manifest import Manifests
-from .opening import open_sessions
-from .registry import Sessions
+from .conversations import Conversations
 from .session import Session, SessionInfo
-from .turn import DetachedTurn, SessionTurn
+from .storage import SessionStorage
+from .turn import Turn
 
-__all__ = [
-    "DetachedTurn",
-    "LocalSessions",
-    "Manifests",
-    "Session",
-    "SessionInfo",
-    "SessionTurn",
-    "Sessions",
-    "open_sessions",
-]
+__all__ = ["Conversations", "Session", "SessionInfo", "SessionStorage", "Turn"]

@@ -6,33 +6,26 @@ finds the blocks as they are.
 """
 
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ragkv.errors import CancelledError, RagKVError
 from ragkv.fusion import make_selector
 from ragkv.prompt import ActiveRequest, Prefiller, PrefillMethod, Prompt, Request
 from ragkv.prompt.history import History, exact_blocks
-from ragkv.runtime import openmp
-from ragkv.scheduling import IdleTicket, Ticket
+from ragkv.scheduling import IdleWorker, Ticket
 from ragkv.store import CODECS, ids_digest
 
-from .turn import SessionTurn
-
-if TYPE_CHECKING:
-    from .session import Session
+from .session import Session
+from .turn import Turn
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 60.0  # longest wait for idle time before it is looked for again
 EXACTLY = PrefillMethod(0.0, make_selector("none"), "prefix", inexact_history="recompute")
 
 
-class RepairTurn(SessionTurn):
+class RepairTurn(Turn):
     """What replaces blocks of a history by exact ones; it adds no turn, and policies do not count it as one."""
 
     def _announce(self) -> None:
@@ -40,6 +33,7 @@ class RepairTurn(SessionTurn):
 
     def end(self, answer: tuple[int, ...] = ()) -> None:
         """Make the blocks that were computed part of the history, in place of those that were not exact."""
+        assert self._session is not None
         before, made = self._before.history, self._made
         if made is not None:
             blocks = (*self._blocks, *before.blocks[len(self._blocks) :])
@@ -50,94 +44,47 @@ class RepairTurn(SessionTurn):
         self._drop_unused()
 
 
-TurnOf = Callable[["Session", Ticket], AbstractContextManager[RepairTurn]]
+TurnOf = Callable[[Session, Ticket], AbstractContextManager[RepairTurn]]
 
 
 class Repair:
-    """The conversations whose history is to be made exact, and the thread that does it. Thread-safe."""
+    """The conversations whose history is to be made exact. Thread-safe."""
 
     def __init__(self, prefiller: Prefiller, prefix: tuple[int, ...], codec: str, turn: TurnOf) -> None:
         """`prefix` is the application's. `turn` holds a session and makes a `RepairTurn` of it."""
         self._prefiller, self._prefix, self._turn = prefiller, prefix, turn
-        self._scheduler, self._lossless = prefiller.scheduler, CODECS[codec].lossless
-        self._waiting: OrderedDict[str, Session] = OrderedDict()  # by id, so that each waits once
-        self._working = False
-        self._changed = threading.Condition()
-        self._closing = False
-        self._flushing = 0  # calls of `flush` under way; meanwhile no request stops the work
-        self._thread: threading.Thread | None = None
+        self._lossless = CODECS[codec].lossless
+        self._worker = IdleWorker[str, Session](prefiller.scheduler, "ragkv-repair", self._repair)
 
-    def add(self, session: "Session") -> None:
+    def add(self, session: Session) -> None:
         """Make the session's history exact when there is time. With a rounding codec no block can be."""
-        with self._changed:
-            if self._closing or not self._lossless:
-                return
-            self._waiting[session.session_id] = session
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="ragkv-repair", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        if self._lossless:
+            self._worker.add(session.session_id, session)
 
     def flush(self) -> None:
         """Return when no history waits, except of conversations of which a turn runs."""
-        openmp.release_threads()
-        with self._changed:
-            self._flushing += 1
-            self._scheduler.wake()
-            self._changed.wait_for(lambda: self._closing or not (self._waiting or self._working))
-            self._flushing -= 1
+        self._worker.flush()
 
     def close(self) -> None:
         """Give up the pass under way, and what waits. Twice is harmless."""
-        with self._changed:
-            self._closing = True
-            self._waiting.clear()
-            self._changed.notify_all()
-        self._scheduler.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.close()
 
-    def _work(self) -> None:
-        while (session := self._next()) is not None:
-            done = True
-            try:
-                while not session.deleted and self._repair_block(session):
-                    pass
-            except CancelledError:
-                done = session.lock.locked()  # a turn that holds it adds the session again
-            except RagKVError as error:  # another replica changed the conversation, a server is away, or it is closed
-                log.debug("The history of %r stays inexact for now: %s", session.session_id, error)
-            except Exception:
-                log.exception("The history of %r could not be made exact; it stays as it is.", session.session_id)
-            openmp.release_threads()
-            with self._changed:
-                self._working = False
-                if not done and not self._closing:
-                    self._waiting.setdefault(session.session_id, session)
-                self._changed.notify_all()
-            del session  # otherwise it would live until the next one comes
+    def _repair(self, session: Session) -> bool:
+        """Make a session's history exact; `False` if a request came first."""
+        try:
+            while not session.deleted and self._repair_block(session):
+                pass
+        except CancelledError:
+            return session.lock.locked()  # a turn that holds it adds the session again
+        except RagKVError as error:  # another replica changed the conversation, a server is away, or it is closed
+            log.debug("The history of %r stays inexact for now: %s", session.session_id, error)
+        return True
 
-    def _next(self) -> "Session | None":
-        """The next session once no request runs; `None` when this is closed."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-            self._scheduler.wait_idle(LOOK_S, lambda: self._closing or self._flushing > 0)
-            with self._changed:
-                if self._closing:
-                    return None
-                if self._waiting and not self._busy():
-                    self._working = True
-                    return self._waiting.popitem(last=False)[1]
-
-    def _busy(self) -> bool:
-        return self._closing or (self._scheduler.busy and not self._flushing)
-
-    def _repair_block(self, session: "Session") -> bool:
+    def _repair_block(self, session: Session) -> bool:
         """Compute the first block that is not exact; whether there was one. Raises `CancelledError`."""
-        ticket = IdleTicket(self._busy)
+        ticket = self._worker.ticket()
         with self._turn(session, ticket) as turn:
-            prompt = self._prompt(session.conversation.history)
+            prompt = self._prompt(session.state.history)
             if prompt is None:
                 return False
             request = Request((), (), EXACTLY)

@@ -1,20 +1,19 @@
-"""One conversation, as its user holds it. Its state is an immutable `Conversation` that only its registry replaces."""
+"""One conversation, as its user holds it. Its state is an immutable `SessionState`, which `Conversations` replaces."""
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ragkv.config import SessionConfig
 from ragkv.errors import InputError
-from ragkv.model import Adapter
-from ragkv.model.layout import TemplateRuns
 from ragkv.prompt import Past
-from ragkv.prompt.history import BlockWriter, Conversation, Discard, History, discardable, find, fitted, merged
+from ragkv.prompt.history import Discard, History, SessionState, discardable, find, fitted, merged
 from ragkv.scheduling import Ticket
-from ragkv.store import EntryKey
+
+if TYPE_CHECKING:
+    from .conversations import Conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,61 +28,24 @@ class SessionInfo:
     title: str = ""
 
 
-class SessionOwner(ABC):
-    """What a session and its turns need of the `Sessions` that made it.
-
-    The caller of `refresh`, `commit`, `clear` or `delete` must hold the session.
-    """
-
-    adapter: Adapter
-    runs: TemplateRuns  # what the template puts around answers
-    block_writer: BlockWriter
-    settings: SessionConfig
-    clock: Callable[[], float]  # seconds since the epoch
-    request_numbers: Iterator[int]  # one higher each time
-
-    @abstractmethod
-    def refresh(self, session: "Session") -> None:
-        """Bring the session up to date before it is used."""
-
-    @abstractmethod
-    def commit(self, session: "Session", conversation: Conversation) -> None:
-        """Replace the session's state, save it, and delete the blocks that no history has any more."""
-
-    def wait_saved(self, session: "Session", timeout_s: float) -> str | None:
-        """Return when the session's last state is saved, or a note for the report if it is not within `timeout_s`."""
-        return None  # what `commit` did not save is saved nowhere
-
-    @abstractmethod
-    def clear(self, session: "Session") -> None:
-        """Delete the session's turns, and the blocks that no other history has."""
-
-    @abstractmethod
-    def delete(self, session: "Session") -> None:
-        """Clear a session for good."""
-
-    @abstractmethod
-    def fork(self, session: "Session", session_id: str) -> "Session":
-        """A session of that id with the same past, without a turn that is under way."""
-
-    @abstractmethod
-    def drop(self, keys: Iterable[EntryKey]) -> None:
-        """Delete the blocks of these keys that are in no history."""
-
-
 class Session:
     """One conversation. `Engine.session` makes it; `lock` lets one turn run at a time."""
 
     def __init__(
-        self, owner: SessionOwner, session_id: str, conversation: Conversation, notes: tuple[str, ...] = ()
+        self,
+        owner: "Conversations",
+        session_id: str,
+        state: SessionState,
+        notes: tuple[str, ...] = (),
+        saved: bool = True,
     ) -> None:
-        self.session_id = session_id
+        self.session_id, self.saved = session_id, saved
         self.lock = threading.Lock()
-        self.conversation = conversation
+        self.state = state
         self.notes = notes  # for the report of the next turn
         self.repaired_tokens = 0  # of its history, that were made exact since its last turn
         self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
-        self.version: str | None = None  # of `conversation` on the server, where replicas share it
+        self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
         self.first_title = ""  # the title from the next turn on, unless it has one
         self.write: Future[str | None] | None = None  # the last one to disk; its result is a note if it failed
         self.deleted = False
@@ -93,31 +55,31 @@ class Session:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The history that the next turn builds on, without the application's prefix."""
-        return self.conversation.history.token_ids
+        return self.state.history.token_ids
 
     @property
     def turns(self) -> int:
         """How many turns it has."""
-        return len(self.conversation.turns)
+        return len(self.state.turns)
 
     @property
     def title(self) -> str:
         """What the conversation is called in lists; "" if it has no title."""
-        return self.conversation.title
+        return self.state.title
 
     @property
     def past(self) -> Past:
         """What the next turn builds on."""
         repaired = f"{self.repaired_tokens} history tokens were made exact since the last turn"
         notes = (*self.notes, repaired) if self.repaired_tokens else self.notes
-        return Past(self.conversation.history, self.discard_by, notes)
+        return Past(self.state.history, self.discard_by, notes)
 
     def wait_saved(self, timeout_s: float) -> str | None:
         """Return when the last turn survives a crash; a note for its report if that is not so within `timeout_s`.
 
         Call it when the turn has ended: the session is not held meanwhile, and its next turn may run.
         """
-        return self.owner.wait_saved(self, timeout_s)
+        return self.owner.storage.wait_saved(self, timeout_s)
 
     def reset(self) -> None:
         """Delete every turn, and the blocks that no other conversation has."""
@@ -139,10 +101,10 @@ class Session:
         Raises `InputError` if there are fewer turns.
         """
         with self.held():
-            past = self.conversation.turns
+            past = self.state.turns
             if not 1 <= turns <= len(past):
                 raise InputError(f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}.")
-            self.owner.commit(self, replace(self.conversation, turns=past[:-turns], history=past[-turns].began))
+            self.owner.commit(self, replace(self.state, turns=past[:-turns], history=past[-turns].began))
 
     def discard(self, what: Iterable[tuple[int, int]] | str | Discard) -> int:
         """Drop tokens from the history now: ranges of indices, or the choice of a discarding list.
@@ -151,7 +113,7 @@ class Session:
         """
         settings = self.owner.settings
         with self.held():
-            history = self.conversation.history
+            history = self.state.history
             if isinstance(what, str) or callable(what):
                 what = find(what)(discardable(history, 0, settings))
             ranges = merged(what, len(history))
@@ -167,7 +129,7 @@ class Session:
                 return 0
             discard = settings.discard if self.discard_by is None else self.discard_by
             prefix = self._prefix_tokens
-            cut, _ = fitted(self.conversation.history, limit - prefix - tokens, settings, discard, prefix)
+            cut, _ = fitted(self.state.history, limit - prefix - tokens, settings, discard, prefix)
             return self._replace(cut)
 
     @property
@@ -176,9 +138,9 @@ class Session:
 
     def _replace(self, history: History) -> int:
         """Make `history` the conversation's; returns how many tokens fewer it has."""
-        before = self.conversation.history
+        before = self.state.history
         if history is not before:
-            self.owner.commit(self, replace(self.conversation, history=history))
+            self.owner.commit(self, replace(self.state, history=history))
         return len(before) - len(history)
 
     @contextmanager
@@ -206,4 +168,4 @@ class Session:
             self.lock.release()
 
 
-__all__ = ["Session", "SessionInfo", "SessionOwner"]
+__all__ = ["Session", "SessionInfo"]

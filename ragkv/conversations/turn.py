@@ -8,44 +8,36 @@ was, and its blocks are deleted. The planner decides which blocks are exact.
 import secrets
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
-from ragkv.prompt.history import Block, Chain, History, Part, PartKind, PastTurn
+from ragkv.prompt.history import Block, Chain, History, Part, PartKind, PastTurn, SessionState
 from ragkv.runtime import Closing
-from ragkv.store import EntryKey, Turn, ids_digest
+from ragkv.store import EntryKey, ids_digest
+from ragkv.store import Turn as PolicyTurn
 from ragkv.types import Answer, TokenEvent
 
-from .session import Session, SessionOwner
+from .session import Session
+
+if TYPE_CHECKING:
+    from .conversations import Conversations
 
 
-class DetachedTurn:
-    """A turn of no session: nothing of it is kept. A request without a session has one."""
+class Turn(Closing):
+    """A turn of a conversation, which cuts the KV that it makes into blocks; or of none, and then nothing is kept."""
 
-    past = Past()
-    keeps = False
-
-    def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
-        """The prompt's KV is complete."""
-
-    def follow(self, event: TokenEvent | Answer) -> None:
-        """The answer has one more token, or is complete."""
-
-    def end(self, answer: tuple[int, ...] = ()) -> None:
-        """Finish the turn."""
-
-
-class SessionTurn(DetachedTurn, Closing):
-    """A turn of a conversation. It cuts the KV that it makes into blocks."""
-
-    keeps = True
-
-    def __init__(self, owner: SessionOwner, session: Session) -> None:
-        self._owner, self._session, self._writer = owner, session, owner.block_writer
-        self.past = session.past
-        self._before = session.conversation
+    def __init__(self, owner: "Conversations", session: Session | None) -> None:
+        self._owner, self._writer = owner, owner.block_writer
+        self._session, self._before = session, SessionState() if session is None else session.state
+        self.past = Past() if session is None else session.past
         self._taint = secrets.token_hex(16)  # in the context of inexact blocks, so that only this session finds them
         self._saved: list[EntryKey] = []
-        self._ended = False
+        self._ended = session is None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the turn's KV is kept."""
+        return self._session is not None
 
     @property
     def saved_keys(self) -> tuple[EntryKey, ...]:
@@ -53,7 +45,9 @@ class SessionTurn(DetachedTurn, Closing):
         return tuple(self._saved)
 
     def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
-        """Save the prompt's complete blocks: blocks of history that were computed again, then new ones."""
+        """The prompt's KV is complete: save blocks of history that were computed again, then complete new ones."""
+        if self._session is None:
+            return
         self._prompt, self._made = prompt, prefill.turn_kv
         self._ids = list(prompt.token_ids)
         self._prefix_digest, self._chain = ids_digest(prompt.prefix), Chain(prompt.prefix)
@@ -68,7 +62,9 @@ class SessionTurn(DetachedTurn, Closing):
         self._save_complete_blocks()
 
     def follow(self, event: TokenEvent | Answer) -> None:
-        """Save blocks as they become complete. An `Answer` finishes the turn."""
+        """The answer has one more token: save blocks as they become complete. An `Answer` finishes the turn."""
+        if self._session is None:
+            return
         if isinstance(event, Answer):
             self.end(event.token_ids)
         else:
@@ -77,6 +73,8 @@ class SessionTurn(DetachedTurn, Closing):
 
     def end(self, answer: tuple[int, ...] = ()) -> None:
         """Make the turn part of the history: tokens with KV become blocks, the others the tail."""
+        if self._session is None:
+            return
         prompt, runs, made = self._prompt, self._owner.runs, self._made
         between = runs.after_answer + runs.before_next_turn
         self._ids = [*prompt.token_ids, *answer]
@@ -93,9 +91,9 @@ class SessionTurn(DetachedTurn, Closing):
         history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
         turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
         self._session.notes, self._session.repaired_tokens = (), 0
-        conversation = self._session.conversation
-        title = conversation.title or self._session.first_title
-        self._owner.commit(self._session, replace(conversation, turns=turns, history=history, title=title))
+        state = self._session.state
+        title = state.title or self._session.first_title
+        self._owner.commit(self._session, replace(state, turns=turns, history=history, title=title))
         self._ended = True
         self._drop_unused()
 
@@ -103,6 +101,12 @@ class SessionTurn(DetachedTurn, Closing):
         """Delete the blocks of a turn that did not end. Does nothing after `end`."""
         if not self._ended:
             self._drop_unused()
+
+    @property
+    def _group(self) -> str:
+        """The session's id, by which policies see which blocks belong together."""
+        assert self._session is not None
+        return self._session.session_id
 
     def _recorded_to(self, made: TurnKV) -> int:
         return min(made.record.filled_to, len(self._ids))
@@ -140,7 +144,7 @@ class SessionTurn(DetachedTurn, Closing):
             scores = made.scores.new_zeros(len(ids), made.scores.shape[1])  # 0 for the answer, which has no scores
             own = made.scores[self._at : stop]
             scores[: len(own)] = own
-        self._writer.save(block, kv, self._session.session_id, scores, made.scorer)
+        self._writer.save(block, kv, self._group, scores, made.scorer)
         return block
 
     def _announce(self) -> None:
@@ -148,16 +152,16 @@ class SessionTurn(DetachedTurn, Closing):
         assert self._made is not None
         self._writer.served(self._policy_turn(self._made))
 
-    def _policy_turn(self, made: TurnKV) -> Turn:
+    def _policy_turn(self, made: TurnKV) -> PolicyTurn:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""
         prompt, turns = self._prompt, self._before.turns
         size, now = self._owner.settings.block_tokens, self._owner.clock()
         held = len(prompt.history.blocks)
         covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))  # tokens in front of the new blocks
-        return Turn(
+        return PolicyTurn(
             at=now,
             request=next(self._owner.request_numbers),
-            group=self._session.session_id,
+            group=self._group,
             prompt=held + _blocks(covered, len(prompt.token_ids), made.exact_until, size),
             shared=held - len(made.recomputed_blocks),
             length=held + _blocks(covered, made.record.stop, made.exact_until, size),
@@ -167,7 +171,8 @@ class SessionTurn(DetachedTurn, Closing):
 
     def _drop_unused(self) -> None:
         """Delete the blocks that were saved and are in no history."""
-        used = {self._writer.key(block) for block in self._session.conversation.history.blocks}
+        assert self._session is not None
+        used = {self._writer.key(block) for block in self._session.state.history.blocks}
         if unused := set(self._saved) - used:
             self._writer.then(partial(self._owner.drop, unused))
 
@@ -178,4 +183,4 @@ def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:
     return -(-(cut - start) // size) - (-(stop - cut) // size)
 
 
-__all__ = ["DetachedTurn", "SessionTurn"]
+__all__ = ["Turn"]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decode_batch import DecodeBatch, DecodeSlot
+    from .idle_worker import IdleWorker
     from .scheduler import ModelTurns, QueueStats, Scheduler
     from .ticket import IdleTicket, Ticket
 
-_MODULES = (".ticket", ".decode_batch", ".scheduler")
+_MODULES = (".ticket", ".decode_batch", ".scheduler", ".idle_worker")
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +28,7 @@ __all__ = [
     "DecodeBatch",
     "DecodeSlot",
     "IdleTicket",
+    "IdleWorker",
     "ModelTurns",
     "QueueStats",
     "Scheduler",

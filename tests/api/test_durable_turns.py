@@ -10,13 +10,13 @@ import pytest
 
 from ragkv import Engine
 from ragkv.api import answers
-from ragkv.conversations import Manifests
+from ragkv.conversations import storage
+from ragkv.runtime import replace_file
 
 from .helpers import app_on, client_of, events, filled, on_port, plain
 
 pytestmark = pytest.mark.enable_socket
 QUESTION = {"question": "Who built the harbour of Oro?", "collection": "facts", "session_id": "s"}
-SAVE = Manifests.save
 
 
 class HeldDisk:
@@ -26,16 +26,16 @@ class HeldDisk:
         self.free, self.asked = threading.Event(), threading.Event()
         self.free.set()
 
-    def save(self, manifests: Manifests, *what: Any) -> None:
+    def write(self, path: Path, *data: bytes) -> None:
         self.asked.set()
         assert self.free.wait(30)
-        SAVE(manifests, *what)
+        replace_file(path, *data)
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
     disk = HeldDisk()
-    monkeypatch.setattr(Manifests, "save", lambda *what: disk.save(*what))
+    monkeypatch.setattr(storage, "replace_file", disk.write)
     yield disk
     disk.free.set()
 
@@ -93,7 +93,7 @@ def test_an_answer_whose_turn_could_not_be_written_says_so(
 
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
-        monkeypatch.setattr(Manifests, "save", full)
+        monkeypatch.setattr(storage, "replace_file", full)
         message = {"role": "user", "content": QUESTION["question"]}
         chat = {"model": "reader", "messages": [message], "session_id": "s", "stream": True}
         response = client.post(path, json=QUESTION if path == "/v1/ask" else chat)

@@ -61,7 +61,7 @@ def carry_on(directory: Path, family: str, turns: int, restarts: Container[int])
 
 def with_kv(session: Session) -> int:
     """How many tokens of the session's history have KV."""
-    return sum(map(len, session.conversation.history.blocks))
+    return sum(map(len, session.state.history.blocks))
 
 
 def files(directory: Path) -> int:

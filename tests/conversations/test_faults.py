@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.conversations.local import LocalSessions
+from ragkv.conversations import Conversations
 from ragkv.lab.testing import FailingTier, Failure, ThrottledTier, WrappedTier
 from ragkv.store import Tier
 from tests import tiny_models
@@ -47,7 +47,7 @@ class TestLostBlock:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             engine.flush()
-            lost = session.conversation.history.blocks[which]
+            lost = session.state.history.blocks[which]
             engine.store.delete(lost.key(engine.entries.encoder.identity))
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
@@ -62,10 +62,10 @@ class TestLostBlock:
             engine.answer(question(1), [A, B], session, ratio=0.0, max_new_tokens=4, min_new_tokens=4)
             ask(engine, session, 2, ratio=0.0)
             engine.flush()
-            lost = session.conversation.history.blocks[-1]
+            lost = session.state.history.blocks[-1]
             engine.store.delete(lost.key(engine.entries.encoder.identity))
             ask(engine, session, 3, ratio=0.0)
-            assert lost not in session.conversation.history.blocks
+            assert lost not in session.state.history.blocks
             reuse = engine.prefill(question(4), session=session, ratio=0.0).reuse
             assert (reuse.notes, reuse.computed) == ((), 6)
             engine.flush()
@@ -118,10 +118,10 @@ class TestOrphanedBlocks:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
     ) -> None:
         with engine_at(tmp_path) as engine:
-            before = talk(engine, 1).conversation
+            before = talk(engine, 1).state
         manifest(tmp_path).unlink()
         with monkeypatch.context() as later:
-            later.setattr(LocalSessions, "drop_orphans", lambda _: 0)  # as the engine opens
+            later.setattr(Conversations, "drop_orphans", lambda _: 0)  # as the engine opens
             engine = engine_at(tmp_path)
         with engine:
             session, store, turns = engine.session("s"), engine.store, []
@@ -141,7 +141,7 @@ class TestOrphanedBlocks:
             engine.flush()
             list(turns[0])
             engine.flush()
-            assert session.conversation.history == before.history
+            assert session.state.history == before.history
             assert set(store.block_keys()) == set(orphans)
 
 
@@ -202,7 +202,7 @@ class TestManifest:
 
     def test_a_manifest_of_another_model_is_left_where_it_is(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
-            before = talk(engine).conversation
+            before = talk(engine).state
         with engine_at(tmp_path, "qwen2") as engine:
             session = engine.session("s")
             assert session.turns == 0
@@ -210,7 +210,7 @@ class TestManifest:
             assert engine.entries.gc() > 0  # its blocks are deleted only on request
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
-            assert session.conversation == before
+            assert session.state == before
             assert is_full_prefill(engine, session, 3).reuse.exact == 1
 
     def test_a_killed_write_leaves_the_new_manifest_or_the_previous_one(
@@ -307,12 +307,12 @@ class TestAbandonedTurn:
         with engine_at(tmp_path, session=dict(block_tokens=4)) as engine:
             session = talk(engine)
             engine.flush()
-            before, blocks = session.conversation, files(tmp_path)
+            before, blocks = session.state, files(tmp_path)
             references = +engine.conversations._references
 
             def as_before() -> None:
                 engine.flush()
-                assert session.conversation == before
+                assert session.state == before
                 assert not session.lock.locked()
                 assert (files(tmp_path), pinned(engine)) == (blocks, 0)
                 assert engine.stats().store.tiers[0].entries == blocks
@@ -373,7 +373,7 @@ class TestAbandonedTurn:
     ) -> None:
         engine, session, _ = spoken
         blocks = files(tmp_path)
-        engine.store.delete(session.conversation.history.blocks[0].key(engine.entries.encoder.identity))
+        engine.store.delete(session.state.history.blocks[0].key(engine.entries.encoder.identity))
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         next(stream)
         stream.close()
@@ -422,13 +422,13 @@ class TestSlowDisk:
             assert reuse.exact == 1 + with_kv(session)
             held.go.set()
             engine.flush()
-            assert files(tmp_path) == len(session.conversation.history.blocks)
+            assert files(tmp_path) == len(session.state.history.blocks)
 
     def test_a_session_tells_when_its_last_turn_is_on_disk(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine, 1)
             assert session.wait_saved(60) is None
-            with engine.conversations._writing:  # type: ignore[attr-defined]
+            with engine.conversations.storage._writing:  # type: ignore[attr-defined]
                 talk(engine, 2)
                 assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
             assert session.wait_saved(60) is None
@@ -502,7 +502,7 @@ def test_history_is_never_read_as_a_chunk_nor_a_chunk_as_history(tmp_path: Path)
         session = engine.session("s")
         engine.append(session, A, Q)
         engine.flush()
-        assert files(tmp_path) == 1 + len(session.conversation.history.blocks)
+        assert files(tmp_path) == 1 + len(session.state.history.blocks)
         session.delete()
         assert engine.warm([A]).present == 1
 

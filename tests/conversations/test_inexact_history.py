@@ -38,7 +38,7 @@ def scored_at(directory: Path | None, **session: Any) -> Engine:
 
 def inexact(engine: Engine, session: Session) -> int:
     """How many tokens of the history are in blocks that are not exact."""
-    history, prefix = session.conversation.history, engine.intake.runs.before_documents
+    history, prefix = session.state.history, engine.intake.runs.before_documents
     frequencies = engine.model.adapter.rope.frequencies(len(prefix) + len(history))
     known = zip(history.blocks, exact_blocks(prefix, history.blocks, frequencies), strict=True)
     return sum(len(block) for block, exact in known if not exact)
@@ -98,10 +98,10 @@ class TestSelect:
             wanted = torch.zeros(1 + with_kv(session), scorer.columns, dtype=torch.float16)
             wanted[1 + len(A) : 1 + len(A) + len(B) + len(C)] = torch.cat([found for found in own if found is not None])
             wanted[recomputed, 0] = 0.0
-            blocks = session.conversation.history.blocks
+            blocks = session.state.history.blocks
         with scored_at(tmp_path, inexact_history="select") as engine:
             session, writer = engine.session("s"), engine.conversations.block_writer
-            assert session.conversation.history.blocks == blocks
+            assert session.state.history.blocks == blocks
             at = 1
             for block in blocks:
                 scores = writer.scores(block, scorer.name)
@@ -160,7 +160,7 @@ class TestSelect:
         with scored_at(tmp_path) as engine:
             session = fused_turn(engine)
             engine.answer(question(2), session=session, **FOUR)
-            fused = [block.fused for block in session.conversation.history.blocks]
+            fused = [block.fused for block in session.state.history.blocks]
             hint = engine._backend._planner.prefetch_hint(active_request(engine, question(3), session=session))
             assert [bool(entry.scores_slot) for entry in hint.entries] == fused
             assert {True, False} == set(fused)
@@ -218,10 +218,10 @@ class TestBackground:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
             with engine.scheduler.request():
                 session = fused_turn(engine)
-                before = session.conversation
-                assert engine.conversations._repair._busy()
+                before = session.state
+                assert engine.conversations._repair._worker.busy
                 prefill = engine.prefill(question(2), session=session, ratio=0.3)
-                assert session.conversation is before
+                assert session.state is before
                 assert prefill.reuse.fused and prefill.reuse.recomputed  # its tokens are candidates meanwhile
             engine.flush()
             assert inexact(engine, session) == 0
@@ -249,8 +249,8 @@ class TestBackground:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
             with engine.scheduler.request():
                 session = fused_turn(engine)
-                engine.conversations._repair._waiting.clear()
-            blocks, left = session.conversation.history.blocks, inexact(engine, session)
+                engine.conversations._repair._worker.forget(lambda _: True)
+            blocks, left = session.state.history.blocks, inexact(engine, session)
             exact = 2  # the number of the first that is not: A takes the two before it
             assert engine.conversations._repair._repair_block(session)
             assert inexact(engine, session) == left - len(blocks[exact])
@@ -259,15 +259,15 @@ class TestBackground:
     def test_rounded_history_is_left_alone(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "background"}, codec="int8") as engine:
             session = fused_turn(engine)
-            before = session.conversation
+            before = session.state
             engine.flush()
-            assert session.conversation is before
+            assert session.state is before
             assert engine.prefill(question(2), session=session, ratio=0.3).reuse.notes
 
     def test_a_fork_and_a_session_without_an_id_are_made_exact_too(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
             engine.warm([A, B, C])
-            unsaved = engine.conversations.unsaved.new("unsaved")
+            unsaved = engine.conversations.unsaved("unsaved")
             engine.answer(question(1), [A, B, C], unsaved, ratio=0.3, **FOUR)
             fork = unsaved.fork("saved")
             engine.flush()

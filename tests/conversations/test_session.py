@@ -95,7 +95,7 @@ class TestRewind:
             session = talk(engine, turns=4)
             session.rewind(3)
             engine.flush()
-            assert files(tmp_path) == len(session.conversation.history.blocks)
+            assert files(tmp_path) == len(session.state.history.blocks)
             ask(engine, session, 9)
             is_full_prefill(engine, session, 2)
         with engine_at(tmp_path) as engine:
@@ -115,7 +115,7 @@ class TestDelete:
             engine.session("a").delete()
             engine.flush()
             assert [info.session_id for info in engine.conversations.list()] == ["b"]
-            assert files(tmp_path) == len(engine.session("b").conversation.history.blocks)
+            assert files(tmp_path) == len(engine.session("b").state.history.blocks)
             engine.session("b").delete()
             engine.session("never").delete()
             assert files(tmp_path) == len(list((tmp_path / "sessions").iterdir())) == 0
@@ -145,7 +145,7 @@ class TestDelete:
             session = engine.session("s")
             engine.answer(question(0), [A, B], session, max_new_tokens=4, min_new_tokens=4)
             engine.flush()
-            blocks = len(session.conversation.history.blocks)
+            blocks = len(session.state.history.blocks)
             engine.delete([A])
             assert engine.entries.retain([]) == 1
             assert engine.entries.gc() == 0
@@ -192,7 +192,7 @@ class TestTtl:
             talk(engine, "long")
         with engine_at(tmp_path) as engine:
             assert [info.session_id for info in engine.conversations.list()] == ["long"]
-            assert files(tmp_path) == len(engine.session("long").conversation.history.blocks)
+            assert files(tmp_path) == len(engine.session("long").state.history.blocks)
 
     def test_a_turn_of_another_session_deletes_expired_conversations(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
@@ -309,10 +309,10 @@ def test_a_manifest_grows_in_proportion_to_the_turns(tmp_path: Path) -> None:
             if turn in (19, 39):
                 engine.flush()
                 sizes.append(next((tmp_path / "sessions").iterdir()).stat().st_size)
-        before = session.conversation
+        before = session.state
     assert sizes[1] < 2.2 * sizes[0]
     with engine_at(tmp_path) as engine:
-        assert engine.session("s").conversation == before
+        assert engine.session("s").state == before
 
 
 def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts(tmp_path: Path) -> None:

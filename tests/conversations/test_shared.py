@@ -9,8 +9,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig
 from ragkv.config import RedisConfig, SessionConfig
-from ragkv.conversations.shared import SharedSessions
-from ragkv.conversations.shared_manifest import SharedManifests
+from ragkv.conversations.redis_storage import RedisStorage
 from ragkv.errors import ConfigError, InputError, SessionConflictError, SessionUnavailableError
 from ragkv.types import TokenEvent
 from tests.engine.helpers import A, B
@@ -151,7 +150,7 @@ def test_an_abandoned_turn_leaves_the_conversation_as_it_was_on_every_replica(
 def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.conversations.shared.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
     with Replicas(tmp_path, config, 2) as (here, there):
         for turn in range(2):
             ask(here, here.session("s"), turn)
@@ -164,7 +163,7 @@ def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
         here.session("s").delete()
         assert held.session_id not in [info.session_id for info in there.conversations.list()]
         assert there.session("s").turns == 0
-        keys = {block.key(there.conversations.block_writer.base) for block in kept.conversation.history.blocks}
+        keys = {block.key(there.conversations.block_writer.base) for block in kept.state.history.blocks}
         pause = threading.Event()
         for _ in range(100):
             left = [{info.key for info in engine.store.infos() if info.group} for engine in (here, there)]
@@ -178,7 +177,7 @@ def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
 def test_documents_deleted_on_one_replica_are_deleted_on_all(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.conversations.shared.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
     with Replicas(tmp_path, config, 2) as (here, there):
         for engine in (here, there):
             engine.warm([A, B])
@@ -200,7 +199,7 @@ def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine that deleted them was closed before it could tell the others, and is opened again."""
-    monkeypatch.setattr("ragkv.conversations.shared.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
     server = RedisServer()
     try:
         config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=5.0)
@@ -233,16 +232,14 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
             next(stream)  # its turn has saved a block
         engine.flush()
         history = {
-            block.key(engine.conversations.block_writer.base)
-            for block in engine.session("s").conversation.history.blocks
+            block.key(engine.conversations.block_writer.base) for block in engine.session("s").state.history.blocks
         }
         under_way = set(engine.store.block_keys()) - history
         assert under_way and engine.conversations.drop_orphans() == 0
         list(stream)
         engine.flush()
         history = {
-            block.key(engine.conversations.block_writer.base)
-            for block in engine.session("s").conversation.history.blocks
+            block.key(engine.conversations.block_writer.base) for block in engine.session("s").state.history.blocks
         }
         assert under_way <= history
         assert engine.conversations.drop_orphans() == 0
@@ -295,9 +292,9 @@ def test_a_ttl_given_on_another_replica_applies_from_its_next_turn(tmp_path: Pat
     with Replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         session = there.session("s", ttl_s=60.0)
-        assert (session.turns, session.conversation.ttl_s) == (1, 60.0)
+        assert (session.turns, session.state.ttl_s) == (1, 60.0)
         ask(there, session, 1)
-        assert here.session("s").conversation.ttl_s == 60.0
+        assert here.session("s").state.ttl_s == 60.0
 
 
 def test_tenants_and_models_share_a_server_and_nothing_else(tmp_path: Path, config: RedisConfig) -> None:
@@ -327,7 +324,7 @@ def test_no_turn_is_answered_without_the_server(tmp_path: Path) -> None:
             server.kill()
             with pytest.raises(SessionUnavailableError, match="ask again"):
                 list(stream)  # computed, but no replica could find it
-            assert session.conversation.history.blocks and session.turns == 1
+            assert session.state.history.blocks and session.turns == 1
             with pytest.raises(SessionUnavailableError):
                 engine.session("s")
             assert engine.answer(
@@ -369,7 +366,7 @@ def test_a_manifest_written_without_the_secret_is_not_read(
         shared = _shared(engine)
         shared._secret = "another"
         found = shared.load("s", None)
-        assert found is not None and found.conversation is None
+        assert found is not None and found.state is None
 
 
 def test_shared_conversations_need_a_server() -> None:
@@ -377,9 +374,9 @@ def test_shared_conversations_need_a_server() -> None:
         EngineConfig(session=SessionConfig(shared=True))
 
 
-def _shared(engine: Engine) -> SharedManifests:
-    assert isinstance(engine.conversations, SharedSessions)
-    return engine.conversations.manifests
+def _shared(engine: Engine) -> RedisStorage:
+    assert isinstance(engine.conversations.storage, RedisStorage)
+    return engine.conversations.storage
 
 
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:

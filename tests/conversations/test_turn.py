@@ -59,11 +59,11 @@ def test_kv_that_no_longer_prompt_can_use_is_not_stored(tmp_path: Path, family: 
         session = engine.session("s")
         for turn in range(5):
             ask(engine, session, turn)
-        blocks = session.conversation.history.blocks
+        blocks = session.state.history.blocks
         answer = engine.answer([5], session=session, max_new_tokens=6, min_new_tokens=6)
         assert answer.reuse.tokens == tiny_models.ORIGINAL_LENGTH - 1
         engine.flush()
-        assert session.conversation.history.blocks == blocks
+        assert session.state.history.blocks == blocks
         assert files(tmp_path) == len(blocks)
 
 
@@ -146,7 +146,7 @@ class TestTurnsWithFusedChunks:
             assert is_full_prefill(engine, exact, 2, ratio=0.0).reuse.fused == 0
             assert engine.prefill(question(2), session=sloppy, ratio=0.0).reuse.fused > 0
             first, second = (
-                {block.key(engine.entries.encoder.identity) for block in session.conversation.history.blocks}
+                {block.key(engine.entries.encoder.identity) for block in session.state.history.blocks}
                 for session in (sloppy, exact)
             )
             assert len(first & second) == 2  # the blocks of the first turn: the same KV, so the same entries
@@ -159,7 +159,7 @@ def test_equal_conversations_share_their_blocks(tmp_path: Path) -> None:
             for turn in range(3):
                 ask(engine, session, turn)
         engine.flush()
-        assert engine.stats().store.tiers[-1].entries == len(one.conversation.history.blocks)
+        assert engine.stats().store.tiers[-1].entries == len(one.state.history.blocks)
         one.delete()
         assert is_full_prefill(engine, two, 3).reuse.exact == 1 + with_kv(two)
         two.delete()
@@ -196,7 +196,7 @@ def test_parts_say_the_kind_of_every_token_of_a_history(tmp_path: Path) -> None:
         chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
         engine.answer(question(0), chunks, session, max_new_tokens=4, min_new_tokens=4)
         ask(engine, session, 1)
-        parts = [(part.kind.value, len(part), part.turn, part.source) for part in session.conversation.history.parts]
+        parts = [(part.kind.value, len(part), part.turn, part.source) for part in session.state.history.parts]
         assert parts == [
             ("chunk", len(A), 0, "a.md"),
             ("chunk", len(B), 0, ""),
@@ -205,4 +205,4 @@ def test_parts_say_the_kind_of_every_token_of_a_history(tmp_path: Path) -> None:
             ("question", 5, 1, ""),
             ("answer", 4, 1, ""),
         ]
-        assert sum(len(part) for part in session.conversation.history.parts) == len(session.token_ids)
+        assert sum(len(part) for part in session.state.history.parts) == len(session.token_ids)

@@ -403,7 +403,7 @@ class TestPrefetching:
             engine.flush()
         with text_engine(**config) as engine:
             session = engine.session("s")
-            blocks = len(session.conversation.history.blocks)
+            blocks = len(session.state.history.blocks)
             assert blocks > 2
             how: dict[str, Any] = dict(max_new_tokens=1, min_new_tokens=1, reuse="prefix")
             answer = self.ask_behind_another(engine, lambda: engine.answer("more", (), session, **how), blocks)

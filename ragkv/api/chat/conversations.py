@@ -116,7 +116,7 @@ class Conversations:
         self._delete_soon()
 
     def _turn(self, generation: int, past: Session | None, *notes: str) -> Conversation:
-        session = self._engine.conversations.unsaved.new(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
+        session = self._engine.conversations.unsaved(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
         return Conversation(session, generation, True, session.turns, len(session.token_ids))
 
     def _find(self, name: str) -> Session | None:

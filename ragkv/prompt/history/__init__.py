@@ -1,14 +1,14 @@
 """A conversation's history as values, which tokens leave it, and its blocks written to the store."""
 
 from .block_writer import BlockWriter
-from .history import EMPTY, Block, Chain, Conversation, History, Part, PartKind, PastTurn, Ranges, exact_blocks
+from .history import EMPTY, Block, Chain, History, Part, PartKind, PastTurn, Ranges, SessionState, exact_blocks
 from .truncation import TDLS, Discard, Discardable, discardable, find, fitted, keep_dialogue, merged, oldest
 
 __all__ = [
     "Block",
     "BlockWriter",
     "Chain",
-    "Conversation",
+    "SessionState",
     "Discard",
     "Discardable",
     "EMPTY",

@@ -128,8 +128,8 @@ class PastTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """The state of a session."""
+class SessionState:
+    """What a conversation is at one moment."""
 
     turns: tuple[PastTurn, ...] = ()
     history: History = EMPTY  # what the next turn builds on
@@ -188,7 +188,7 @@ __all__ = [
     "EMPTY",
     "Block",
     "Chain",
-    "Conversation",
+    "SessionState",
     "History",
     "Part",
     "PartKind",

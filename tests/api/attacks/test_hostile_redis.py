@@ -16,7 +16,7 @@ import pytest
 from ragkv import Engine
 from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
-from ragkv.conversations.shared import SharedSessions
+from ragkv.conversations.redis_storage import RedisStorage
 from ragkv.errors import RemoteError
 from ragkv.store import EncodedEntry
 from ragkv.store.remote import values
@@ -48,8 +48,8 @@ def connector_of(store: Any) -> Any:
 
 
 def shared_of(engine: Engine) -> Any:
-    assert isinstance(engine.conversations, SharedSessions)
-    return engine.conversations.manifests
+    assert isinstance(engine.conversations.storage, RedisStorage)
+    return engine.conversations.storage
 
 
 def forged_head(key: str, facts: dict[str, Any], old: bytes) -> bytes:
@@ -223,7 +223,7 @@ def test_a_replayed_older_state_is_named_in_the_report(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It verifies, and it may be a restored backup: it is used, and the report says that it is older."""
-    monkeypatch.setattr("ragkv.conversations.shared.CLOCK_SKEW_S", 0.0)
+    monkeypatch.setattr("ragkv.conversations.redis_storage.CLOCK_SKEW_S", 0.0)
     with engine_at(tmp_path, session=SHARED, redis=config) as engine:
         ask(engine, engine.session("s"), 0)
         shared = shared_of(engine)
@@ -294,8 +294,8 @@ def test_lists_and_deletions_survive_forged_rows(tmp_path: Path, config: RedisCo
         client.xadd(shared._keys[2], {"keys": row, "by": "attacker"})
         assert [info.session_id for info in engine.conversations.list()] == ["s"]
         assert "s" in engine.conversations.ids() and "s" in engine.conversations.uses()
-        engine.conversations._drop_deleted()  # type: ignore[attr-defined]
-        assert engine.conversations._last_deletion != "0"  # type: ignore[attr-defined]
+        engine.conversations._deletions._drop_deleted()  # type: ignore[attr-defined]
+        assert engine.conversations._deletions._position != "0"  # type: ignore[attr-defined]
 
 
 # Tenants

@@ -135,7 +135,7 @@ class TestReuseAfterTruncation:
         """The logits equal the model's own pass over the kept raw keys, rotated to their new positions."""
         with small_engine() as engine:
             session = fill(engine, 6)
-            blocks = session.conversation.history.blocks
+            blocks = session.state.history.blocks
             prefill = engine.prefill(question(6), session=session)
             assert prefill.reuse.fused > 0
             kept = len(session.token_ids) - len(session.token_ids) // 2
@@ -176,14 +176,14 @@ class TestReuseAfterTruncation:
     def test_a_failed_turn_truncates_nothing(self) -> None:
         with small_engine() as engine:
             session = fill(engine, 6)
-            before = session.conversation
+            before = session.state
             with pytest.raises(PromptTooLongError):
                 engine.answer([5] * CONTEXT, session=session)
             stream = engine.stream(question(6), session=session, max_new_tokens=4, min_new_tokens=4)
             next(stream)
             stream.close()
             engine.prefill(question(6), session=session)
-            assert session.conversation == before
+            assert session.state == before
 
     def test_truncation_is_durable_and_deletes_blocks_that_no_history_has(self, tmp_path: Path) -> None:
         with small_engine(tmp_path) as engine:
@@ -192,11 +192,11 @@ class TestReuseAfterTruncation:
             before = files(tmp_path)
             ask(engine, session, 6)
             engine.flush()
-            history = session.conversation.history
+            history = session.state.history
             assert files(tmp_path) == len({block.token_ids for block in history.blocks}) < before + 2
         with small_engine(tmp_path) as engine:
             session = engine.session("s")
-            assert session.conversation.history == history
+            assert session.state.history == history
             assert engine.prefill(question(7), session=session).reuse.computed == 6
 
     def test_rewinding_a_turn_that_truncated_restores_the_dropped_tokens(self, tmp_path: Path) -> None:
@@ -284,10 +284,10 @@ class TestDiscardingLists:
         with small_engine() as engine:
             session = engine.session("s", discard=lambda _: [(5, 1000)])
             fill(engine, 6)
-            before = session.conversation
+            before = session.state
             with pytest.raises(InputError, match="no range"):
                 ask(engine, session, 6)
-            assert session.conversation == before
+            assert session.state == before
 
     def test_session_discard_drops_tokens_at_any_time(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
@@ -317,7 +317,7 @@ class TestDiscardingLists:
 
 def by_part(session: Any) -> list[tuple[Part, int]]:
     ids = iter(session.token_ids)
-    return [(part, next(ids)) for part in session.conversation.history.parts for _ in range(len(part))]
+    return [(part, next(ids)) for part in session.state.history.parts for _ in range(len(part))]
 
 
 def test_truncated_history_is_never_exact_in_another_session(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_truncated_history_is_never_exact_in_another_session(tmp_path: Path) -> 
         session = fill(engine, 6)
         ask(engine, session, 6)
         other = engine.session("other")
-        history = session.conversation.history
+        history = session.state.history
         kept = history.token_ids
         engine.append(other, kept[:-4], kept[-4:], ratio=0.0)
         assert with_kv(other) == len(kept)

@@ -1,5 +1,11 @@
 """Manifests on a Redis server, so that any replica can continue a conversation.
 
+A turn begins with the newest state. It saves its own state before its answer is reported complete, so the next request
+finds it on every replica. If two replicas answer turns of one conversation at once, both compute, and the second one to
+end gets `SessionConflictError`; on one replica turns wait for each other, so it pays to route a conversation to one
+replica. If the state cannot be read nothing is answered: an old state might be wrong. Blocks are in the store; a block
+in no tier of this replica and in no shared tier is computed again.
+
 A manifest is the same three lines of JSON as in a file (`manifest.py`). Next to it is a *version*, a random word that
 changes with every write. A writer names the version it read: if another replica wrote meanwhile, nothing is written
 and `SessionConflictError` is raised, so no turn ever overwrites another one. A log of keys tells all replicas which
@@ -10,18 +16,22 @@ live on the server, because `volatile-lru` might evict it: the next replica that
 import hashlib
 import json
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError, SessionConflictError, SessionUnavailableError
-from ragkv.prompt.history import Conversation
-from ragkv.store import EntryKey, Identity
+from ragkv.prompt.history import SessionState
+from ragkv.store import EntryKey, Identity, RemoteStats
 from ragkv.store.remote.health import Health
 from ragkv.store.remote.redis_server import RedisServer
 
 from .manifest import NOT_A_MANIFEST, ManifestVersionError, Summary, decode, encode
+from .session import Session
+from .storage import SessionStorage, StoredState
 
 DELETIONS = 1_000  # kept in the log, for replicas that were offline
 SWEPT = 100  # idle conversations deleted at a time
@@ -29,6 +39,9 @@ LOGGED = 100  # rows of the log of deletions in one answer
 MANIFEST_BYTES = 64 * 1024**2  # a larger manifest is damage, not a reason to allocate
 PATIENCE = 4  # times `timeout_s`: without its state a conversation is refused, while KV that is late is computed
 PROBE_PAUSE_S = 2.0  # the longest between two probes of a server that is away: conversations wait for it
+
+CLOCK_SKEW_S = 5.0  # `CLOCK_SKEW_S` is by how much the clocks of replicas may differ.
+REMEMBERED = 10_000  # `REMEMBERED` is the number of conversations whose last use is known here.
 
 T = TypeVar("T")
 
@@ -98,60 +111,60 @@ return #idle
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SharedState:
-    """A conversation as it is on the server."""
-
-    version: str | None  # None: there is no manifest
-    conversation: Conversation | None  # None: there is no manifest, or it could not be read
-    note: str | None = None  # for the report of the next turn
-
-
-class SharedManifests:
-    """The conversations of one tenant and model, from all replicas. All methods are thread-safe.
+class RedisStorage(SessionStorage):
+    """The conversations of one tenant and model, from all replicas.
 
     Every method that reads or writes raises `SessionUnavailableError` if the server does not answer as it should. While
     its circuit breaker is open it does so at once; `probe` closes it.
     """
 
-    def __init__(self, config: RedisConfig, base: Identity, secret: str | None = None) -> None:
-        """`base` is the engine's identity; its context does not count. Does not connect yet."""
+    shared = True
+
+    def __init__(self, config: RedisConfig, base: Identity, vocabulary: int, secret: str | None = None) -> None:
+        """`base` is the engine's identity, whose context does not count. The model has `vocabulary` token ids.
+
+        Does not connect yet.
+        """
         model = replace(base, context="").to_json()
         digest = hashlib.blake2b(f"{model}{secret or ''}".encode(), digest_size=16).hexdigest()
         root = f"{config.prefix}:sessions:{digest}:"
         self._root, self._keys = f"{root}m:", (f"{root}summaries", f"{root}expiries", f"{root}deletions")
-        self._base, self._secret = base, secret
+        self._base, self._vocabulary, self._secret = base, vocabulary, secret
+        self._lock = threading.Lock()
+        self._latest: OrderedDict[str, float] = OrderedDict()  # last uses of the latest states seen here, by id
         self._replica = secrets.token_hex(8)  # skips its own deletions: the entries may have been stored again since
         config = replace(config, timeout_s=PATIENCE * config.timeout_s)
         self._server = RedisServer(config)
         self.health = Health("redis (conversations)", config.timeout_s, longest_pause_s=PROBE_PAUSE_S)
 
-    def load(self, session_id: str, known: str | None) -> SharedState | None:
-        """The state on the server, or `None` if its version still is `known`."""
+    def load(self, session_id: str, known: str | None) -> StoredState | None:
         found = self._call(lambda: self._versioned(self._run(LOAD, session_id, known or "", MANIFEST_BYTES)))
         if found is None:
-            return SharedState(None, None) if known is not None else None
+            return StoredState(None, None) if known is not None else None
         version, data = found
         if data is None:
             return None
         try:
-            return SharedState(version, decode(session_id, data, self._base, self._secret))
+            state = decode(session_id, data, self._base, self._secret)
+            if not self._in_vocabulary(state):
+                raise ValueError("unknown token ids")
         except ManifestVersionError as error:
             raise SessionUnavailableError(
                 f"Conversation {session_id!r} was written by another version of ragkv (format {error}); "
                 "ask a replica of that version, or delete the conversation."
             ) from error
         except NOT_A_MANIFEST as error:
-            return SharedState(version, None, f"the conversation's manifest is damaged ({error}): it starts empty")
+            return StoredState(version, None, (f"the conversation's manifest is damaged ({error}): it starts empty",))
+        return StoredState(version, state, self._age_notes(session_id, state))
 
-    def save(self, session_id: str, conversation: Conversation, known: str | None, ttl_s: float | None) -> str:
-        """Save a conversation; returns its new version. `known` is the version it was read as, `None` for a new one.
+    def save(self, session: Session, state: SessionState, ttl_s: float | None) -> None:
+        """See `SessionStorage`. Raises `SessionConflictError` if the version on the server is not the session's.
 
-        Raises `SessionConflictError` if the version on the server differs. After an error the server has the previous
-        state; if the server did not answer it may have this one.
+        If the server did not answer it may have this state.
         """
-        summary = Summary.of(session_id, conversation, self._base)
-        version, data = secrets.token_hex(8), encode(summary, conversation, self._base, self._secret)
+        session_id, known = session.session_id, session.version
+        summary = Summary.of(session_id, state, self._base)
+        version, data = secrets.token_hex(8), encode(summary, state, self._base, self._secret)
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
         arguments = (session_id, known or "", version, data, summary.to_json(), ttl_ms)
         if not self._call(lambda: self._run(SAVE, *arguments)):
@@ -159,11 +172,32 @@ class SharedManifests:
                 f"Another replica changed conversation {session_id!r} meanwhile, or deleted it; this turn is not "
                 "part of it. Ask again: it is answered on the newest state."
             )
-        return version
+        session.version = version
+        self._remember(session_id, state.used_at)
 
-    def delete(self, session_id: str) -> bool:
-        """Delete a conversation and add its blocks to the log of deletions; returns whether it existed."""
-        return bool(self._call(lambda: self._run(DELETE, session_id)))
+    def _age_notes(self, session_id: str, state: SessionState) -> tuple[str, ...]:
+        """A note if a newer state than this one was seen here."""
+        latest = self._latest.get(session_id, 0.0)
+        self._remember(session_id, max(latest, state.used_at))
+        if not state.turns or state.used_at >= latest - CLOCK_SKEW_S:
+            return ()
+        return ("the conversation is older than it was here: its server was restored, or an old state replayed",)
+
+    def _remember(self, session_id: str, used_at: float) -> None:
+        with self._lock:
+            self._latest[session_id] = used_at
+            self._latest.move_to_end(session_id)
+            if len(self._latest) > REMEMBERED:
+                self._latest.popitem(last=False)
+
+    def _in_vocabulary(self, state: SessionState) -> bool:
+        """Whether the model has all token ids; without a secret anyone who can write to the server can forge them."""
+        ids = state.history.token_ids
+        return not ids or (min(ids) >= 0 and max(ids) < self._vocabulary)
+
+    def delete(self, session_id: str) -> None:
+        """Delete a conversation and add its blocks to the log of deletions."""
+        self._call(lambda: self._run(DELETE, session_id))
 
     def sweep(self) -> int:
         """Delete some of the conversations that were idle for too long; returns how many."""
@@ -203,6 +237,9 @@ class SharedManifests:
             if fields.get(b"by") != self._replica.encode():
                 keys += _logged_keys(fields.get(b"keys", b""))
         return (rows[-1][0].decode() if rows else since), keys
+
+    def stats(self) -> RemoteStats:
+        return self.health.stats(0)
 
     def probe(self) -> None:
         """Ask a server that did not answer whether it does again, if it is time to."""
@@ -244,4 +281,4 @@ def _logged_keys(row: bytes) -> list[EntryKey]:
     return [key for text in texts if (key := EntryKey.from_text(text)) is not None]
 
 
-__all__ = ["SharedState", "SharedManifests"]
+__all__ = ["RedisStorage"]

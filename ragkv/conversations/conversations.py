@@ -1,0 +1,413 @@
+"""The conversations of one engine: which there are, their turns, and which blocks their histories have.
+
+Where their states are kept is the storage's business (`storage.py`, `redis_storage.py`). A conversation that is not
+saved has its state in its `Session` alone: the turn of a conversation that is found by its messages works on one, and
+`fork` saves it under an id once the turn is answered. No other process can see it, so none can delete it during its
+turn. It ends with its process; its blocks are then evicted like any entry that is not used.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from ragkv.config import EngineConfig, SessionConfig
+from ragkv.errors import InputError, SessionUnavailableError
+from ragkv.model.layout import TemplateRuns
+from ragkv.prompt import Prefiller
+from ragkv.prompt.history import BlockWriter, Discard, SessionState, find
+from ragkv.scheduling import Ticket
+from ragkv.store import EntryKey, RemoteStats
+
+from .deletions import SharedDeletions
+from .manifest import Summary
+from .repair import Repair, RepairTurn
+from .session import Session, SessionInfo
+from .storage import FolderStorage, SessionStorage
+from .turn import Turn
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0  # `SWEEP_S` is how often idle conversations are looked for at most.
+UNTOLD = "deletions-untold.json"  # `UNTOLD` has keys of deleted entries that other replicas were not told of yet.
+
+T = TypeVar("T", bound=Turn)
+
+
+class Conversations:
+    """The conversations of one engine. All methods are thread-safe.
+
+    With a storage that replicas share, methods raise `SessionUnavailableError` if it does not answer.
+    """
+
+    def __init__(
+        self,
+        prefiller: Prefiller,
+        runs: TemplateRuns,
+        block_writer: BlockWriter,
+        settings: SessionConfig,
+        storage: SessionStorage,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`runs` are what the template puts around answers. `storage` is closed with this object."""
+        self.adapter, self.runs, self.block_writer = prefiller.adapter, runs, block_writer
+        self.settings, self.storage, self.clock = settings, storage, clock
+        # Guards the fields below. No thread waits for a session or a server while it holds this lock.
+        self._lock = threading.RLock()
+        self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
+        self._known: dict[str, Summary] = {}  # every conversation, by its id
+        self._unsaved: dict[str, Summary] = {}  # every one that is not saved and has blocks
+        self._references: Counter[EntryKey] = Counter()  # how many histories have a block, by the block's key
+        self._turns: set[Turn] = set()  # under way
+        self.request_numbers = count(1)
+        self._swept_at = 0.0
+        self._repair = Repair(prefiller, runs.before_documents, block_writer.base.codec, self._repair_turn)
+        self._deletions: SharedDeletions | None = None
+        if not storage.shared:
+            for summary in storage.summaries():
+                self._set_summary(self._known, summary.session_id, summary)
+            self._sweep()
+            block_writer.flush()
+            block_writer.then(self.drop_orphans)
+
+    @classmethod
+    def open(
+        cls, prefiller: Prefiller, runs: TemplateRuns, block_writer: BlockWriter, config: EngineConfig
+    ) -> "Conversations":
+        """Those on the store's Redis server if they are shared, else those of its folder, if the store may write it."""
+        settings, base = config.store, block_writer.base
+        folder = None if settings.directory is None or settings.read_only else Path(settings.directory)
+        if not config.session.shared:
+            return cls(prefiller, runs, block_writer, config.session, FolderStorage(folder, base))
+        from ragkv.store.remote import secret_from_environment
+
+        from .redis_storage import RedisStorage  # imports redis-py
+
+        assert settings.redis is not None  # `EngineConfig` refuses shared sessions without a server
+        secret = secret_from_environment(settings.redis)
+        storage = RedisStorage(settings.redis, base, prefiller.adapter.vocabulary, secret)
+        opened = cls(prefiller, runs, block_writer, config.session, storage)
+        opened._deletions = SharedDeletions(opened, storage, None if folder is None else folder / UNTOLD)
+        return opened
+
+    # One conversation.
+
+    def session(self, session_id: str, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
+        """The conversation of that id, new or as it stands. A given `ttl_s` or `discard` applies from now on."""
+        if not isinstance(session_id, str) or not session_id:
+            raise InputError(f"A session's id must be a string that is not empty, not {session_id!r:.80}.")
+        if ttl_s is not None and not ttl_s > 0:
+            raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
+        if discard is not None:
+            find(discard)
+        with self._lock:
+            session = self._live.get(session_id)
+            if session is None:
+                session = self._live[session_id] = Session(self, session_id, self._empty())
+                if not self.storage.shared:  # otherwise `refresh` reads its state
+                    self._load(session)
+            if discard is not None:
+                session.discard_by = discard
+            self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
+        if session.lock.acquire(blocking=False):  # otherwise a turn runs, and the next one refreshes the session
+            try:
+                self.refresh(session)
+            finally:
+                session.lock.release()
+        with self._lock:
+            self._set_ttl(session, ttl_s)  # again, because the refresh may have read a state with another ttl
+        return session
+
+    def unsaved(self, session_id: str, past: Session | None = None, notes: Sequence[str] = ()) -> Session:
+        """A conversation that is saved nowhere until it is forked, with the past of another one or with none.
+
+        `session_id` is the group of its blocks; `notes` are for the report of its first turn.
+        """
+        session = Session(self, session_id, self._empty() if past is None else past.state, tuple(notes), saved=False)
+        if past is not None:
+            session.discard_by = past.discard_by
+            self._count(session)
+        return session
+
+    @contextmanager
+    def turn(self, session: Session | None, ticket: Ticket | None = None) -> Iterator[Turn]:
+        """A turn of `session`, or of none. A turn that does not end leaves the session as it was."""
+        if session is None:
+            yield Turn(self, None)
+            return
+        with self._turn_of(session, ticket, Turn) as turn:
+            yield turn
+        self._repair_later(session)
+
+    def fork(self, session: Session, session_id: str) -> Session:
+        """A conversation of that id with the same past, without a turn that is under way."""
+        past, other = session.state, self.session(session_id, discard=session.discard_by)
+        if other is session:
+            raise InputError(f"{session_id!r} is the id of the conversation to be forked itself: choose another.")
+        with other.held():
+            if other.turns:
+                raise InputError(f"There is a conversation {session_id!r} already: choose another id, or delete it.")
+            self.commit(other, replace(past, created_at=self.clock()))
+        self._repair_later(other)
+        return other
+
+    # What a session and its turns need. The caller holds the session.
+
+    def refresh(self, session: Session) -> None:
+        """Bring the session up to date before it is used: another replica may have changed it, or it was idle."""
+        if session.saved and self.storage.shared:
+            self._load(session)
+        elif session.saved:
+            if self._expired(session.session_id):
+                self.clear(session)
+            self._sweep()
+
+    def commit(self, session: Session, state: SessionState) -> None:
+        """Replace the session's state, save it, and delete the blocks that no history has any more.
+
+        If it raises, the session's state is unchanged.
+        """
+        state = replace(state, used_at=self.clock())
+        if session.saved:
+            self.storage.save(session, state, self.settings.ttl_s if state.ttl_s is None else state.ttl_s)
+        session.state = state
+        if unused := self._count(session):
+            self.block_writer.then(partial(self.drop_unused, unused))
+
+    def clear(self, session: Session) -> None:
+        """Delete the session's turns, and the blocks that no other history has."""
+        version, session.version = session.version, None
+        if session.saved:
+            try:
+                self.storage.delete(session.session_id)
+            except SessionUnavailableError:
+                session.version = version
+                raise
+        session.state, session.notes = self._empty(session.state.ttl_s), ()
+        with self._lock:
+            table = self._known if session.saved else self._unsaved
+            unused = self._set_summary(table, session.session_id, None)
+        self.drop_unused(unused)
+
+    def delete(self, session: Session) -> None:
+        """Clear a session for good."""
+        self.clear(session)
+        with self._lock:
+            session.deleted = True
+            if session.saved:
+                self._live.pop(session.session_id, None)
+
+    # All conversations.
+
+    def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
+        """Every conversation that has turns, the last used first; with `session_ids`, of these only."""
+        found = self._summaries() if session_ids is None else self._summaries_of(session_ids)
+        return tuple(self._info(summary) for summary in _last_used_first(found) if summary.turns)
+
+    def has(self, session_id: str) -> bool:
+        """Whether there is a conversation of that id that has turns: quick."""
+        return any(summary.turns for summary in self._summaries_of([session_id]))
+
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the conversations that have turns, in no order, without looking anything up: quick."""
+        if self.storage.shared:
+            return self.storage.ids()
+        return tuple(summary.session_id for summary in self._summaries() if summary.turns)
+
+    def uses(self) -> dict[str, float]:
+        """When each conversation was used last (seconds since the epoch), by its id, the last used first: quick."""
+        return {summary.session_id: summary.used_at for summary in _last_used_first(self._summaries())}
+
+    def delete_all(self, session_ids: Iterable[str]) -> None:
+        """Delete conversations: those that replicas share also while a turn of theirs runs."""
+        unused = set[EntryKey]()
+        for session_id in session_ids:
+            if not self.storage.shared:
+                self.session(session_id).delete()
+                continue
+            self.storage.delete(session_id)
+            with self._lock:
+                session = self._live.pop(session_id, None)
+                unused |= self._set_summary(self._known, session_id, None)
+            if session is not None:
+                session.deleted = True
+        self.drop_unused(unused)
+
+    def server_stats(self) -> RemoteStats | None:
+        """The health of the server that replicas share, as conversations see it; `None` if they share none."""
+        return self.storage.stats()
+
+    def telling(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
+        """The block deletes the entries of `keys`; the replicas that share the conversations are told of it."""
+        return nullcontext() if self._deletions is None else self._deletions.telling(keys)
+
+    # Blocks.
+
+    def drop_unused(self, keys: Iterable[EntryKey]) -> None:
+        """Delete the blocks of these keys that are in no history, of any replica."""
+        if not (unused := tuple(keys)):
+            return
+        try:
+            self._summaries()
+        except SessionUnavailableError as error:
+            log.warning("Blocks of a conversation were not deleted: %s", error)
+        else:
+            self.drop(unused)
+
+    def drop(self, keys: Iterable[EntryKey]) -> None:
+        """Delete the blocks of these keys that are in no history known here."""
+        for key in keys:
+            with self._lock:
+                if self._references[key] > 0 or any(key in turn.saved_keys for turn in self._turns):
+                    continue
+                del self._references[key]
+            self.block_writer.delete(key)
+
+    def drop_orphans(self) -> int:
+        """Have the blocks on this machine deleted that are in no conversation; returns how many there are.
+
+        The block writer deletes them after what was saved before. A process that was killed in a turn leaves such
+        blocks, and so does a deletion that this one was not told of.
+        """
+        # In this order: a block belongs to a turn until its conversation is committed.
+        blocks = self.block_writer.on_this_machine()
+        with self._lock:
+            unsaved = (summary.keys for summary in self._unsaved.values())
+            blocks.difference_update(*(turn.saved_keys for turn in self._turns), *unsaved)
+        if blocks:
+            blocks.difference_update(*(summary.keys for summary in self._summaries()))
+        if blocks:  # some may be of another model's conversations
+            blocks &= self.block_writer.own()
+            # Not at once: a turn that begins now may save the same blocks, and the block writer stores them afterwards.
+            if not self.block_writer.then(partial(self.drop, blocks)):
+                self.drop(blocks)  # the engine is being closed: no turn begins
+        return len(blocks)
+
+    def flush(self) -> None:
+        """Return when histories are exact, as far as the settings want it, and blocks and states are saved."""
+        self._repair.flush()
+        self.block_writer.flush()
+        self.storage.flush()
+
+    def close(self) -> None:
+        """Save what waits and stop. Twice is harmless."""
+        if self._deletions is not None:
+            self._deletions.close()
+        self._repair.close()
+        self.block_writer.close()
+        self.storage.close()
+
+    @contextmanager
+    def _turn_of(self, session: Session, ticket: Ticket | None, kind: type[T]) -> Iterator[T]:
+        with session.held(ticket), kind(self, session) as turn:
+            with self._lock:
+                self._turns.add(turn)
+            try:
+                yield turn
+            finally:
+                with self._lock:
+                    self._turns.discard(turn)
+
+    def _repair_turn(self, session: Session, ticket: Ticket) -> AbstractContextManager[RepairTurn]:
+        return self._turn_of(session, ticket, RepairTurn)
+
+    def _repair_later(self, session: Session) -> None:
+        """Have the session's history made exact between turns, if the settings say so."""
+        if self.settings.inexact_history == "background" and session.saved:
+            self._repair.add(session)
+
+    def _load(self, session: Session) -> None:
+        """Take the session's state from the storage, if it has another one."""
+        found = self.storage.load(session.session_id, session.version)
+        if found is None:
+            return
+        state = self._empty(session.state.ttl_s) if found.state is None else found.state
+        with self._lock:
+            session.state, session.version, session.notes = state, found.version, found.notes
+            if found.state is not None or self.storage.shared:
+                self._set_summary(self._known, session.session_id, self._summary(session))
+
+    def _summaries(self) -> tuple[Summary, ...]:
+        """The summaries of all conversations, whichever replica answered them."""
+        found = {summary.session_id: summary for summary in self.storage.summaries()} if self.storage.shared else None
+        with self._lock:
+            if found is not None:
+                self._known = found
+                histories = (*found.values(), *self._unsaved.values())
+                self._references = Counter(key for summary in histories for key in summary.keys)
+            return tuple(self._known.values())
+
+    def _summaries_of(self, session_ids: Iterable[str]) -> Iterable[Summary]:
+        """The summaries of the conversations of these ids, without those that do not exist."""
+        if self.storage.shared:
+            return tuple(self.storage.summaries(tuple(session_ids)))
+        with self._lock:
+            return tuple(self._known[name] for name in session_ids if name in self._known)
+
+    def _summary(self, session: Session) -> Summary:
+        return Summary.of(session.session_id, session.state, self.block_writer.base)
+
+    def _count(self, session: Session) -> set[EntryKey]:
+        """Record which blocks the session's history has; returns the keys that it has no more."""
+        with self._lock:
+            table = self._known if session.saved else self._unsaved
+            return self._set_summary(table, session.session_id, self._summary(session))
+
+    def _set_summary(self, table: dict[str, Summary], session_id: str, new: Summary | None) -> set[EntryKey]:
+        """Record what a conversation consists of; returns the keys that its history has no more. Needs `_lock`."""
+        old = table.pop(session_id, None)
+        if new is not None:
+            table[session_id] = new
+            self._references.update(new.keys)
+        self._references.subtract(old.keys if old else ())
+        return set(old.keys if old else ()) - set(new.keys if new else ())
+
+    def _set_ttl(self, session: Session, ttl_s: float | None) -> None:
+        """Set a session's time to live, unless `ttl_s` is `None`. Needs `_lock`."""
+        if ttl_s in (None, session.state.ttl_s):
+            return
+        session.state = replace(session.state, ttl_s=ttl_s)
+        if not self.storage.shared:  # the server learns it with the next turn
+            self.storage.save(session, session.state, ttl_s)
+
+    def _empty(self, ttl_s: float | None = None) -> SessionState:
+        now = self.clock()
+        return SessionState(created_at=now, used_at=now, ttl_s=ttl_s)
+
+    def _info(self, summary: Summary) -> SessionInfo:
+        sizes = zip(summary.keys, summary.key_tokens, strict=True)
+        stored = sum(tokens for key, tokens in sizes if self.block_writer.stored(key))
+        size = stored * self.adapter.kv_bytes_per_token
+        return SessionInfo(summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title)
+
+    def _expired(self, session_id: str) -> bool:
+        with self._lock:
+            summary, live = self._known.get(session_id), self._live.get(session_id)
+        own = live.state.ttl_s if live else summary.ttl_s if summary else None
+        ttl_s = self.settings.ttl_s if own is None else own
+        return summary is not None and ttl_s is not None and self.clock() - summary.used_at > ttl_s
+
+    def _sweep(self) -> None:
+        """Have the conversations cleared that were idle for too long, except those of which a turn runs."""
+        now = self.clock()
+        with self._lock:
+            if now - self._swept_at < SWEEP_S:
+                return
+            self._swept_at, known = now, list(self._known)
+        for session_id in filter(self._expired, known):
+            self.block_writer.then(partial(self.session, session_id))  # opening an expired session clears it
+
+
+def _last_used_first(summaries: Iterable[Summary]) -> list[Summary]:
+    return sorted(summaries, key=lambda summary: -summary.used_at)
+
+
+__all__ = ["Conversations"]

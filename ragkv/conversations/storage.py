@@ -1,0 +1,223 @@
+"""Where the states of conversations are kept: the contract, and a folder of manifests on this machine.
+
+The Redis server that replicas share is the other one (`redis_storage.py`).
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from ragkv.prompt.history import SessionState
+from ragkv.runtime import Closing, make_private_folder, replace_file, sync
+from ragkv.store import Background, Identity, Job, RemoteStats
+
+from .manifest import NOT_A_MANIFEST, VERSION, ManifestVersionError, Summary, decode, encode
+from .session import Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A conversation as it is kept."""
+
+    version: str | None  # None: it is not kept
+    state: SessionState | None  # None: it is not kept, or could not be read
+    notes: tuple[str, ...] = ()  # for the report of the next turn
+
+
+class SessionStorage(Closing, ABC):
+    """Keeps the states of conversations. All methods are thread-safe.
+
+    A session's `version` names the state that it has; `load` and `save` set or compare it. The caller of a method that
+    takes a session holds it.
+    """
+
+    shared = False  # whether other processes change the states, so that they are read again before they are used
+
+    @abstractmethod
+    def load(self, session_id: str, known: str | None) -> StoredState | None:
+        """The state that is kept, or `None` if its version is `known`."""
+
+    @abstractmethod
+    def save(self, session: Session, state: SessionState, ttl_s: float | None) -> None:
+        """Keep `state`, and set the session's version. If it raises, the state before is kept.
+
+        It is deleted once it was idle for longer than `ttl_s`, here or by the caller.
+        """
+
+    @abstractmethod
+    def delete(self, session_id: str) -> None:
+        """Keep the conversation no longer. The version of its session, if it has one, was set to `None` before."""
+
+    @abstractmethod
+    def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
+        """The summaries of all conversations that are kept, or of those of these ids."""
+
+    def wait_saved(self, session: Session, timeout_s: float) -> str | None:
+        """Return when the session's last state survives a crash; a note if that is not so within `timeout_s`."""
+        return None  # `save` returned when it did
+
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all conversations."""
+        return tuple(summary.session_id for summary in self.summaries())
+
+    def stats(self) -> RemoteStats | None:
+        """The health of a server that replicas share."""
+        return None
+
+    def flush(self) -> None:
+        """Return when everything is saved."""
+
+
+class FolderStorage(SessionStorage):
+    """Manifests in a folder of this machine, written by a background thread; the state in memory is the newest one.
+
+    A manifest is written under another name, synced and renamed, so a kill leaves either the previous one or this one.
+    One that cannot be read is moved aside and never overwritten. The manifest of another model has another name.
+    """
+
+    def __init__(self, directory: str | Path | None, base: Identity) -> None:
+        """Under `sessions/` of the store's directory; with `None` conversations live in memory alone.
+
+        `base` is the engine's identity. Its context does not count: only another model makes ids and KV useless.
+        """
+        self._folder = None if directory is None else Path(directory) / "sessions"
+        self._base = base
+        model = replace(base, context="").to_json()
+        self._model_digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
+        self._other_models: set[str] = set()  # hashed ids of other models' conversations, as `summaries` found them
+        self._unwritten: dict[str, Session] = {}  # whose state is not on disk; this keeps them alive
+        self._versions = count(1)
+        self._writing = threading.Lock()  # one write at a time
+        self._writer: Background[None] = Background(0, "ragkv-manifests")
+
+    def load(self, session_id: str, known: str | None) -> StoredState | None:
+        if self._folder is None or known is not None:
+            return None
+        path = self._path(session_id)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            other = _hashed(session_id) in self._other_models
+            note = "the conversation of that id is another model's: this one starts empty"
+            return StoredState(None, None, (note,) if other else ())
+        except OSError as error:
+            log.warning("The manifest %s cannot be read: %s. Its conversation starts empty.", path, error)
+            return StoredState(None, None, (f"the conversation could not be read ({error.strerror}): it starts empty",))
+        try:
+            return StoredState(str(next(self._versions)), decode(session_id, data, self._base))
+        except ManifestVersionError as error:
+            why, suffix = f"is of version {error}", "other-version"
+        except NOT_A_MANIFEST as error:
+            why, suffix = f"is damaged ({error})", "damaged"
+        log.warning("The manifest %s %s. It was moved aside; its conversation starts empty.", path, why)
+        with contextlib.suppress(OSError):
+            path.replace(path.with_suffix(f".{suffix}"))
+        return StoredState(None, None, (f"the conversation's manifest {why}: it starts empty",))
+
+    def save(self, session: Session, state: SessionState, ttl_s: float | None) -> None:
+        version = session.version = str(next(self._versions))
+        if self._folder is None:
+            self._unwritten[session.session_id] = session
+            return
+        write = session.write = Future[str | None]()
+        # The job keeps the session alive until it is written.
+        if not self._writer.submit(Job(lambda: write.set_result(self._write(session, version, state)))):
+            write.set_result("the conversation was not written to disk, because the engine is being closed")
+
+    def wait_saved(self, session: Session, timeout_s: float) -> str | None:
+        if session.write is None:
+            return None
+        try:
+            return session.write.result(timeout_s)
+        except TimeoutError:
+            return (
+                f"the conversation was not written to disk within {timeout_s:g} s: it is lost if the process is killed"
+            )
+
+    def delete(self, session_id: str) -> None:
+        self._unwritten.pop(session_id, None)
+        if self._folder is None:
+            return
+        try:
+            with self._writing:
+                self._unlink(session_id)
+        except OSError as error:
+            log.warning("The manifest of session %r cannot be deleted: %s.", session_id, error)
+
+    def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
+        """See `SessionStorage`. Temporary files of a killed process are deleted."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            for orphan in self._folder.glob("*.tmp"):
+                orphan.unlink()
+        self._other_models.clear()
+        wanted = None if session_ids is None else {_hashed(session_id) for session_id in session_ids}
+        for path in sorted(self._folder.glob("*-*.json")):
+            hashed, _, digest = path.stem.partition("-")
+            if digest != self._model_digest:
+                self._other_models.add(hashed)
+                continue
+            try:
+                with path.open(encoding="utf-8") as file:
+                    header, summary = json.loads(file.readline()), file.readline()
+                if header["version"] == VERSION and (wanted is None or hashed in wanted):
+                    yield Summary.from_json(summary)
+            except (OSError, *NOT_A_MANIFEST):
+                continue  # `load` reports it to the caller that asks for this session
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, session: Session, version: str, state: SessionState) -> str | None:
+        """Write a state that was saved. If that fails, returns a note, which the next turn reports too."""
+        assert self._folder is not None
+        try:
+            with self._writing:
+                if session.version != version:  # a newer state is written by its own job, or it was deleted
+                    return None
+                if state.turns or len(state.history):
+                    make_private_folder(self._folder)
+                    data = encode(Summary.of(session.session_id, state, self._base), state, self._base)
+                    replace_file(self._path(session.session_id), data)
+                else:
+                    self._unlink(session.session_id)
+        except OSError as error:
+            log.warning("Session %r cannot be written to disk: %s. It lives in memory.", session.session_id, error)
+            note = f"the conversation could not be written to disk ({error.strerror})"
+            self._unwritten[session.session_id] = session
+            session.notes = (note,)
+            return note
+        self._unwritten.pop(session.session_id, None)
+        return None
+
+    def _unlink(self, session_id: str) -> None:
+        """Delete a manifest durably, if there is one. Raises `OSError`."""
+        with contextlib.suppress(FileNotFoundError):
+            path = self._path(session_id)
+            path.unlink()
+            sync(path.parent)
+
+    def _path(self, session_id: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{_hashed(session_id)}-{self._model_digest}.json"
+
+
+def _hashed(session_id: str) -> str:
+    return hashlib.blake2b(session_id.encode(), digest_size=16).hexdigest()
+
+
+__all__ = ["FolderStorage", "SessionStorage", "StoredState"]
