@@ -67,7 +67,7 @@ class Conversations:
         self._unsaved: dict[str, Summary] = {}  # every one that is not saved and has blocks
         self._references: Counter[EntryKey] = Counter()  # how many histories have a block, by the block's key
         self._turns: set[Turn] = set()  # under way
-        self.request_numbers = count(1)
+        self.request_numbers: Iterator[int] = count(1)
         self._swept_at = 0.0
         self._repair = Repair(prefiller, runs.before_documents, block_writer.base.codec, self._repair_turn)
         self._deletions: SharedDeletions | None = None
@@ -181,6 +181,10 @@ class Conversations:
         session.state = state
         if unused := self._count(session):
             self.block_writer.then(partial(self.drop_unused, unused))
+
+    def wait_saved(self, session: Session, timeout_s: float) -> str | None:
+        """Return when the session's last state survives a crash; a note if that is not so within `timeout_s`."""
+        return self.storage.wait_saved(session, timeout_s)
 
     def clear(self, session: Session) -> None:
         """Delete the session's turns, and the blocks that no other history has."""

@@ -3,10 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ragkv.errors import SessionUnavailableError
 from ragkv.runtime import Closing
@@ -14,7 +14,6 @@ from ragkv.store import EntryKey
 from ragkv.store.remote.tombstones import Tombstones
 
 if TYPE_CHECKING:
-    from .conversations import Conversations
     from .redis_storage import RedisStorage  # imports redis-py
 
 log = logging.getLogger(__name__)
@@ -23,10 +22,18 @@ ORPHANS_S = 600.0  # `ORPHANS_S` is how often stored blocks are compared with th
 POLL_S = 2.0  # `POLL_S` is how often a replica looks for what others deleted, and for idle conversations.
 
 
+class BlockOwner(Protocol):
+    """Knows which blocks are in use: `Conversations`."""
+
+    def drop_unused(self, keys: Iterable[EntryKey]) -> None: ...
+
+    def drop_orphans(self) -> int: ...
+
+
 class SharedDeletions(Closing):
     """Tells other replicas of deletions here, and follows theirs on a thread of its own."""
 
-    def __init__(self, owner: "Conversations", storage: "RedisStorage", untold: Path | None) -> None:
+    def __init__(self, owner: BlockOwner, storage: "RedisStorage", untold: Path | None) -> None:
         """`untold` has the keys that an earlier process did not tell the others; with `None` none are remembered."""
         self._owner, self._storage, self._untold = owner, storage, Tombstones(untold)
         self._orphans_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic

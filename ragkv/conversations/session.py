@@ -1,19 +1,20 @@
 """One conversation, as its user holds it. Its state is an immutable `SessionState`, which `Conversations` replaces."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from ragkv.config import SessionConfig
 from ragkv.errors import InputError
+from ragkv.model import Adapter
+from ragkv.model.layout import TemplateRuns
 from ragkv.prompt import Past
-from ragkv.prompt.history import Discard, History, SessionState, discardable, find, fitted, merged
+from ragkv.prompt.history import BlockWriter, Discard, History, SessionState, discardable, find, fitted, merged
 from ragkv.scheduling import Ticket
-
-if TYPE_CHECKING:
-    from .conversations import Conversations
+from ragkv.store import EntryKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,37 @@ class SessionInfo:
     title: str = ""
 
 
+class SessionOwner(Protocol):
+    """What a session and its turns need of `Conversations`. The caller of a method holds the session."""
+
+    adapter: Adapter
+    runs: TemplateRuns  # what the template puts around answers
+    block_writer: BlockWriter
+    settings: SessionConfig
+    clock: Callable[[], float]  # seconds since the epoch
+    request_numbers: Iterator[int]  # one higher each time
+
+    def refresh(self, session: "Session") -> None: ...
+
+    def commit(self, session: "Session", state: SessionState) -> None: ...
+
+    def wait_saved(self, session: "Session", timeout_s: float) -> str | None: ...
+
+    def clear(self, session: "Session") -> None: ...
+
+    def delete(self, session: "Session") -> None: ...
+
+    def fork(self, session: "Session", session_id: str) -> "Session": ...
+
+    def drop(self, keys: Iterable[EntryKey]) -> None: ...
+
+
 class Session:
     """One conversation. `Engine.session` makes it; `lock` lets one turn run at a time."""
 
     def __init__(
         self,
-        owner: "Conversations",
+        owner: SessionOwner,
         session_id: str,
         state: SessionState,
         notes: tuple[str, ...] = (),
@@ -79,7 +105,7 @@ class Session:
 
         Call it when the turn has ended: the session is not held meanwhile, and its next turn may run.
         """
-        return self.owner.storage.wait_saved(self, timeout_s)
+        return self.owner.wait_saved(self, timeout_s)
 
     def reset(self) -> None:
         """Delete every turn, and the blocks that no other conversation has."""
@@ -168,4 +194,4 @@ class Session:
             self.lock.release()
 
 
-__all__ = ["Session", "SessionInfo"]
+__all__ = ["Session", "SessionInfo", "SessionOwner"]

@@ -8,7 +8,6 @@ was, and its blocks are deleted. The planner decides which blocks are exact.
 import secrets
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
 from ragkv.prompt.history import Block, Chain, History, Part, PartKind, PastTurn, SessionState
@@ -17,16 +16,13 @@ from ragkv.store import EntryKey, ids_digest
 from ragkv.store import Turn as PolicyTurn
 from ragkv.types import Answer, TokenEvent
 
-from .session import Session
-
-if TYPE_CHECKING:
-    from .conversations import Conversations
+from .session import Session, SessionOwner
 
 
 class Turn(Closing):
     """A turn of a conversation, which cuts the KV that it makes into blocks; or of none, and then nothing is kept."""
 
-    def __init__(self, owner: "Conversations", session: Session | None) -> None:
+    def __init__(self, owner: SessionOwner, session: Session | None) -> None:
         self._owner, self._writer = owner, owner.block_writer
         self._session, self._before = session, SessionState() if session is None else session.state
         self.past = Past() if session is None else session.past
