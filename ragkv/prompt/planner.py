@@ -14,7 +14,7 @@ from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter
 from ragkv.scheduling import Scheduler
 from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
-from ragkv.store import CODECS, EntryKey, HintedEntry, Lease, PrefetchHint, Store
+from ragkv.store import CODECS, EntryKey, HintedEntry, Identity, Lease, PrefetchHint, Store
 
 from .classify import FoundPrompt, FoundRun, Planned, RunWish, Wishes, classify, leaves_choice, wishes
 from .request import ActiveRequest, PrefillMethod, Prompt
@@ -64,28 +64,25 @@ class Planner:
 
     def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
         """What `plan` will look up in the store, as far as it is known before: history in order, then chunks."""
-        prompt, reuse = active.prompt, active.request.method.reuse
-        if reuse == "none":
-            return PrefetchHint()
-        identity, frequencies = self._encoder.identity, self.adapter.rope.frequencies(len(prompt.token_ids))
+        prompt, method, identity = active.prompt, active.request.method, self._encoder.identity
+        wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
         slot = self._encoder.scores_slot
-        scored = slot if active.request.method.inexact_history == "select" and reuse == "fused" else ""
+        inexact_slot = slot if method.inexact_use == "select" else ""
+
+        def hint(identity: Identity, ids: tuple[int, ...], group: str, scores_slot: str) -> HintedEntry:
+            return HintedEntry(identity, ids, self._bytes(ids), group, scores_slot)
+
         blocks = [
-            HintedEntry(
-                block.identity(identity),
-                block.token_ids,
-                self._bytes(block.token_ids),
-                active.session_id,
-                scored if block.fused else "",
-            )
-            for block in prompt.history.blocks
-            if block.frequencies == frequencies
+            hint(block.identity(identity), block.token_ids, active.session_id, inexact_slot if block.fused else "")
+            for block, wish in zip(prompt.history.blocks, wished.blocks, strict=True)
+            if wish.is_wanted
         ]
-        chunks = [ids for index, ids in enumerate(prompt.chunks) if index not in prompt.plain]
-        if reuse == "prefix":  # only the chunk right behind the prefix can be exact
-            chunks = list(prompt.chunks[:1]) if not prompt.history and 0 not in prompt.plain else []
-        hinted = [HintedEntry(identity, ids, self._bytes(ids), scores_slot=slot) for ids in chunks]
-        return PrefetchHint((*blocks, *hinted))
+        chunks = [
+            hint(identity, ids, "", slot)
+            for ids, wish in zip(prompt.chunks, wished.chunks, strict=True)
+            if wish.is_wanted
+        ]
+        return PrefetchHint((*blocks, *chunks))
 
     def _look_up(
         self, prompt: Prompt, method: PrefillMethod, wished: Wishes, damaged: Container[EntryKey], leases: ExitStack

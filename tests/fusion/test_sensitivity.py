@@ -164,10 +164,6 @@ class TestStoredScores:
             again = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
         assert torch.equal(before, again)
 
-    def test_without_scoring_texts_no_scores_are_stored(self) -> None:
-        with helpers.engine(sensitivity_prefixes=0) as engine:
-            assert scored(engine, helpers.CHUNKS[0]) is None
-
     def test_unscored_entries_are_scored_in_the_background_and_hkvd_gradual_is_used_until_then(
         self, tmp_path: Path
     ) -> None:
@@ -254,17 +250,6 @@ def test_scored_layers_are_the_last_eighth_of_the_first_five_eighths() -> None:
     }
 
 
-def test_texts_are_computed_in_no_more_layers_than_are_compared() -> None:
-    with Engine(tiny_models.model("llama")) as engine:
-        adapter = engine.model.adapter
-        scorer = Scorer(adapter, (1,), 2)
-        scorer.register([CHUNK, *OTHERS])
-        contexts = [text.context for text in scorer._texts] + scorer._contexts(CHUNK)
-        compared = scored_layers(adapter.layer_count).stop
-        assert compared < adapter.layer_count
-        assert {len(piece) for context in contexts for piece in context.pieces} == {compared}
-
-
 def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[int] = []
     original = sensitivity_module.raw_kv
@@ -300,30 +285,27 @@ def test_a_chunk_is_scored_behind_all_neighbours_with_known_kv(monkeypatch: pyte
     assert {lengths[chunk] - 1 for chunk in chunks} == {350}, "without the prefix of one token"
 
 
-def test_the_nearest_neighbours_are_taken_where_not_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 200)
-    chunks = [tuple(tiny_models.tokens(80, seed)) for seed in range(5)]
+@pytest.mark.parametrize(("tokens", "allowed", "kept"), [(80, 200, [40, 80, 80]), (150, 512, [61, 150, 150])])
+def test_the_nearest_neighbours_are_kept_where_not_all_fit(
+    tokens: int, allowed: int, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most `NEIGHBOUR_TOKENS`, and what the tiny model's context of 512 leaves beside prefix and chunk."""
+    seen: dict[tuple[int, ...], Any] = {}
+    original = sensitivity_module.raw_kv
+
+    def noted(adapter: Any, own: Any, *args: Any) -> Any:
+        for run in own:
+            seen.setdefault(run.token_ids, run.context)  # behind the first text
+        return original(adapter, own, *args)
+
+    monkeypatch.setattr(sensitivity_module, "raw_kv", noted)
+    monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", allowed)
+    chunks = [tuple(tiny_models.tokens(tokens, seed)) for seed in range(4)]
     with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
         stored = [engine.entries.encoder.chunk(chunk).kv for chunk in chunks]
         scorer = Scorer(engine.model.adapter, (1,), 2)
         scorer.register(chunks)
         scorer.kv_behind_texts(chunks, stored, 0.5)
-        second, first = scorer._neighbours(chunks[3]), scorer._neighbours(chunks[1])
-    assert second is not None and first is not None
-    _, *before = second.pieces  # 40 tokens of chunk 0, and chunks 1 and 2
-    assert [piece.shape[3] for piece in before] == [40, 80, 80]
-    assert torch.equal(before[0], stored[0][:, :, :, 40:]) and torch.equal(before[2], stored[2])
-    _, *around = first.pieces  # chunk 0, then chunk 2 and 40 tokens of chunk 3
-    assert torch.equal(around[0], stored[0]) and torch.equal(around[2], stored[3][:, :, :, :40])
-
-
-def test_in_a_small_context_the_nearest_neighbours_are_kept() -> None:
-    chunks = [tuple(tiny_models.tokens(150, seed)) for seed in range(4)]  # the tiny model's context has 512 tokens
-    with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-        stored = [engine.entries.encoder.chunk(chunk).kv for chunk in chunks]
-        scorer = Scorer(engine.model.adapter, (1,), 2)
-        scorer.register(chunks)
-        scorer.kv_behind_texts(chunks, stored, 0.5)
-        context = scorer._neighbours(chunks[3])
-    assert context is not None and len(context) == 512 - 150
-    assert torch.equal(context.pieces[-1], stored[2]) and torch.equal(context.pieces[-2], stored[1])
+    *_, farthest, middle, nearest = seen[chunks[3]].pieces
+    assert [piece.shape[3] for piece in (farthest, middle, nearest)] == kept
+    assert torch.equal(nearest, stored[2]) and torch.equal(farthest, stored[0][:, :, :, -kept[0] :])
