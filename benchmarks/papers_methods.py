@@ -16,7 +16,7 @@ from ragkv.errors import InputError
 from ragkv.fusion import ScoreModel
 from ragkv.fusion.learned import FILE_NAME
 from ragkv.retrieval import Embedder
-from ragkv.retrieval.rag.baselines import map_reduce, map_rerank
+from ragkv.lab.baselines import map_reduce, map_rerank
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from benchmarks.report import table
 from ragkv import Chunk, Engine, EngineConfig, PromptConfig
 from ragkv.lab.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.retrieval import Document, Index, Splitter
-from ragkv.retrieval.rag.baselines import map_reduce, map_rerank
+from ragkv.lab.baselines import map_reduce, map_rerank
 
 METRICS = (exact_match, token_f1, rouge_l)
 METHODS = {"full prefill": {"reuse": "none"}, "exact prefix": {"reuse": "prefix"}, "fused": {}}

@@ -6,21 +6,25 @@ characters when lengths are counted in tokens. Invariant: `document.text[start:e
 
 import bisect
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any
 
 from ragkv.errors import ConfigError
 from ragkv.runtime import Check, no_check
 
 from .values import Document, Passage, digest
 
-# Where to cut, best first: regexes whose match begins the next passage (white space is then stripped from it).
+# `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next passage (white space is
+# then stripped from it).
 PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
+TITLE_CHARS = 200  # of a heading in the metadata of each of its passages
+MARKS = 32  # so many combining marks of one character stay with it
+_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,69 +36,94 @@ class Splitter:
 
     count_tokens: Callable[[str], int] = field(repr=False)  # tokens of a text, without special tokens
     tokens: int = 512  # most tokens of a passage
-    overlap_tokens: int = 0  # tokens shared with the passage before; the KV of shared text is stored twice
     tokenizer_id: str = ""  # names the tokenizer: documents are split again when it changes
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ConfigError(f"tokens is {self.tokens}; a passage needs at least 1.")
-        if not 0 <= self.overlap_tokens < self.tokens:
-            raise ConfigError(f"overlap_tokens is {self.overlap_tokens}; it must lie in [0, {self.tokens}).")
 
     @property
     def fingerprint(self) -> str:
         """Changes when the same document would be split differently."""
-        return f"recursive-1:{self.tokens}:{self.overlap_tokens}:{self.tokenizer_id}"
+        return f"recursive-2:{self.tokens}:{self.tokenizer_id}"
 
     def split(self, document: Document, check: Check = no_check) -> list[Passage]:
         """The passages of `document`, in order; none if it is blank. What `check` raises ends the splitting."""
         markdown = _is_markdown(document)
-        headings = list(_headings(document.text)) if markdown else []
+        sections = _Sections(document.text if markdown else "")
         occurrences: Counter[str] = Counter()
         passages = []
-        for start, end in self._spans(document.text, MARKDOWN if markdown else PLAIN, check):
+        for start, end in self._spans(document.text, markdown, check):
             text = document.text[start:end]
             passage_id = digest(document.id, text, str(occurrences[text]))
             occurrences[text] += 1
-            metadata = {**document.metadata, **_location(document, headings, start)}
+            metadata = {**document.metadata, **sections.at(start)}
+            if document.page_starts:
+                metadata["page"] = bisect.bisect_right(document.page_starts, start)  # from 1
             passages.append(Passage(passage_id, document.id, text, (start, end), document.source, metadata))
         return passages
 
-    def _spans(self, text: str, separators: tuple[str, ...], check: Check) -> Iterator[tuple[int, int]]:
-        from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
+    def _spans(self, text: str, markdown: bool, check: Check) -> Iterator[tuple[int, int]]:
+        """Where passages are. A line that only opens or closes code is none: it stays with the one before, or goes."""
 
         @lru_cache(maxsize=1 << 16)  # the library counts the same words over and over
         def count(piece: str) -> int:
             check()
             return self.count_tokens(piece) if piece else 0
 
-        size = self.tokens - self.overlap_tokens
+        waiting: tuple[int, int] | None = None
+        for start, end in self._pieces(text, markdown, count):
+            for span in _halve_until_it_fits(text, start, end, count, self.tokens):
+                if _FENCE.fullmatch(text, *span):
+                    if waiting is not None and count(text[waiting[0] : span[1]]) <= self.tokens:
+                        waiting = (waiting[0], span[1])
+                    continue
+                if waiting is not None:
+                    yield waiting
+                waiting = span
+        if waiting is not None:
+            yield waiting
+
+    def _pieces(self, text: str, markdown: bool, count: Callable[[str], int]) -> list[tuple[int, int]]:
+        """The spans that the library chooses; a mark goes with its letter into the next one."""
+        from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
+
         cutter = RecursiveCharacterTextSplitter(
-            separators=list(separators),
+            separators=list(MARKDOWN if markdown else PLAIN),
             is_separator_regex=True,
             keep_separator="start",
-            chunk_size=size,
+            chunk_size=self.tokens,
             chunk_overlap=0,
             length_function=count,
         )
-        masked = _mask_code_comments(text) if separators is MARKDOWN else text
-        previous = end = 0
+        masked = _mask_code_comments(text) if markdown else text
+        spans: list[tuple[int, int]] = []
+        end = 0
         for piece in cutter.split_text(masked):
-            start = masked.index(piece, end)
+            before, start = end, masked.index(piece, end)
             end = start + len(piece)
-            for begin, stop in _halve_until_it_fits(text, start, end, count, size):
-                yield self._start_with_overlap(text, previous, begin, stop, count), stop
-                previous = begin
+            letter = _letter_of(text, start)
+            if start == before and spans and spans[-1][0] < letter < start:
+                spans[-1], start = (spans[-1][0], letter), letter
+            spans.append((start, end))
+        return spans
 
-    def _start_with_overlap(self, text: str, previous: int, start: int, end: int, count: Callable[[str], int]) -> int:
-        """The start of the passage, moved back by up to `overlap_tokens` tokens of whole words."""
-        best = start
-        for word in reversed(list(re.finditer(r"\S+", text[previous:start]))) if self.overlap_tokens else ():
-            begin = previous + word.start()
-            if count(text[begin:start]) > self.overlap_tokens or count(text[begin:end]) > self.tokens:
-                break
-            best = begin
-        return best
+
+class _Sections:
+    """The sections of a text, asked for from its start to its end."""
+
+    def __init__(self, text: str) -> None:
+        self._headings = _headings(text)
+        self._next = next(self._headings, None)
+        self._path: list[tuple[int, str]] = []  # level and title of the headings that a place is under
+
+    def at(self, place: int) -> dict[str, str]:
+        """The `section` ("Guide > Install") at a place, for citations; nothing before the first heading."""
+        while self._next is not None and self._next[0] <= place:
+            _, level, title = self._next
+            self._path = [(above, name) for above, name in self._path if above < level] + [(level, title)]
+            self._next = next(self._headings, None)
+        return {"section": " > ".join(name for _, name in self._path)} if self._path else {}
 
 
 def _halve_until_it_fits(
@@ -107,12 +136,21 @@ def _halve_until_it_fits(
         return
     middle = (start + end) // 2
     space = max(text.rfind(" ", start + 1, middle + 1), text.rfind("\n", start + 1, middle + 1))
-    cut = space if space > start else middle
+    letter = _letter_of(text, middle)
+    cut = space if space > start else letter if letter > start else middle
     yield from _halve_until_it_fits(text, start, cut, count, tokens)
     right = cut
     while right < end - 1 and text[right].isspace():
         right += 1
     yield from _halve_until_it_fits(text, right, end, count, tokens)
+
+
+def _letter_of(text: str, place: int) -> int:
+    """Where the letter stands to which a mark at `place` belongs; else `place` itself."""
+    first = place
+    while first > 0 and place - first < MARKS and unicodedata.category(text[first]).startswith("M"):
+        first -= 1
+    return first
 
 
 def _is_markdown(document: Document) -> bool:
@@ -135,27 +173,15 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:
-    """The offset, level and title of each ATX heading."""
+    """The offset, level and title of each ATX heading. A very long title is cut: every passage below repeats it."""
     for offset, line, code in _lines(text):
-        if not code and (heading := re.match(r"(#{1,6}) +(.+?)(?: +#+)? *$", line)):
-            yield offset, len(heading.group(1)), heading.group(2)
+        if not code and (heading := re.match(r"(#{1,6})[ \t]+(?=\S)", line)):
+            title = line[heading.end() :].rstrip()
+            closed = title.rstrip("#")
+            title = closed.rstrip() if closed.endswith((" ", "\t")) else title
+            yield offset, len(heading[1]), title if len(title) <= TITLE_CHARS else f"{title[:TITLE_CHARS]}..."
 
 
 def _mask_code_comments(text: str) -> str:
     """A text of equal length in which no line of code looks like a heading."""
     return "\n".join("%" + line[1:] if code and line.startswith("#") else line for _, line, code in _lines(text))
-
-
-def _location(document: Document, headings: list[tuple[int, int, str]], start: int) -> dict[str, Any]:
-    """The `page` (from 1) and `section` ("Guide > Install") of a passage that begins at `start`, for citations."""
-    location: dict[str, Any] = {}
-    if document.page_starts:
-        location["page"] = bisect.bisect_right(document.page_starts, start)
-    path: list[tuple[int, str]] = []
-    for offset, level, title in headings:
-        if offset > start:
-            break
-        path = [(above, name) for above, name in path if above < level] + [(level, title)]
-    if path:
-        location["section"] = " > ".join(name for _, name in path)
-    return location

@@ -47,6 +47,6 @@ class HashEmbedder(Embedder):
         return [" ".join(words[i : i + size]) for i in range(0, len(words), size)] or [""]
 
 
-def word_splitter(tokens: int = 512, overlap_tokens: int = 0) -> Splitter:
+def word_splitter(tokens: int = 512) -> Splitter:
     """A splitter that counts words."""
-    return Splitter(lambda text: len(text.split()), tokens, overlap_tokens, tokenizer_id="words")
+    return Splitter(lambda text: len(text.split()), tokens, tokenizer_id="words")

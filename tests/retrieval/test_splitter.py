@@ -2,6 +2,9 @@
 
 import itertools
 import random
+import re
+import time
+import unicodedata
 
 import pytest
 
@@ -39,22 +42,20 @@ def random_text(seed: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("overlap", [0, 4])
 @pytest.mark.parametrize("source", ["x.txt", "x.md"])
-def test_every_passage_is_the_document_at_its_span_and_within_the_budget(seed: int, overlap: int, source: str) -> None:
+def test_every_passage_is_the_document_at_its_span_and_within_the_budget(seed: int, source: str) -> None:
     text = random_text(seed)
-    splitter = Splitter(len, tokens=20, overlap_tokens=overlap)  # a token is a character here
+    splitter = Splitter(len, tokens=20)  # a token is a character here
     passages = splitter.split(Document("d", text, source))
     for passage in passages:
         start, end = passage.span
         assert text[start:end] == passage.text == passage.text.strip()
         assert 0 < len(passage.text) <= 20
     covered = set(itertools.chain.from_iterable(range(*p.span) for p in passages))
-    assert all(text[i].isspace() for i in range(len(text)) if i not in covered)
+    assert all(text[i].isspace() or text[i] == "`" for i in range(len(text)) if i not in covered)
     starts = [p.span[0] for p in passages]
     assert starts == sorted(starts)
-    if not overlap:
-        assert all(a.span[1] <= b.span[0] for a, b in itertools.pairwise(passages))
+    assert all(a.span[1] <= b.span[0] for a, b in itertools.pairwise(passages))
 
 
 def test_a_short_document_is_one_passage() -> None:
@@ -103,12 +104,51 @@ def test_passage_ids_differ_by_document_and_survive_edits_elsewhere() -> None:
     assert len({p.id for p in [*after, *other]}) == 5
 
 
-def test_overlap_repeats_whole_words_of_the_previous_passage_within_the_budget() -> None:
-    passages = word_splitter(4, overlap_tokens=2).split(Document("d", "a b c d e f g"))
-    assert [p.text for p in passages] == ["a b", "a b c d", "c d e f", "e f g"]
+def test_a_mark_stays_with_its_letter() -> None:
+    text = "e\u0301" * 30 + " \u0915\u093f\u0928\u0940"
+    passages = Splitter(len, tokens=7).split(Document("d", text))
+    assert "".join(passage.text for passage in passages) == text.replace(" ", "")
+    assert not [passage for passage in passages if unicodedata.category(passage.text[0]).startswith("M")]
 
 
-@pytest.mark.parametrize(("tokens", "overlap"), [(0, 0), (5, 5), (5, -1)])
-def test_impossible_passage_sizes_are_refused(tokens: int, overlap: int) -> None:
+def test_no_passage_is_a_code_fence_alone() -> None:
+    text = "# A\n\n```python\n" + "one two three four\n" * 4 + "```\n\nfive six\n\n~~~\n~~~"
+    passages = word_splitter(8).split(Document("d", text, "d.md"))
+    assert not [passage.text for passage in passages if re.fullmatch(r"[`~]{3,}\w*", passage.text)]
+    assert sum(passage.text.count("three") for passage in passages) == 4
+
+
+def test_a_very_long_heading_is_cut_in_the_metadata_of_its_passages() -> None:
+    document = Document("d", f"# {'long ' * 60_000}\n\n## Two ##\n\nword", "d.md")
+    section = word_splitter().split(document)[-1].metadata["section"]
+    assert (len(section) < 250, section.endswith("... > Two")) == (True, True)
+
+
+HOSTILE = {
+    "blanks": lambda n: "# " + " " * n + "x",
+    "blanks behind": lambda n: "# x" + " " * n,
+    "closed": lambda n: "# x" + " #" * n,
+    "headings": lambda n: "# h\n\nx\n" * (n // 8),
+    "lines": lambda n: "\n" * n + "x",
+    "blank lines": lambda n: "x" + " \n" * n,
+    "marks": lambda n: "e" + "\u0301" * n,
+    "fences": lambda n: "```\n" * (n // 4),
+    "one word": lambda n: "x" * n,
+    "words": lambda n: "x " * (n // 2),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_splitting_takes_linear_time(name: str) -> None:
+    def seconds(size: int) -> float:
+        document, began = Document("d", HOSTILE[name](size), "d.md"), time.process_time()
+        Splitter(lambda text: len(text.split()) + len(text) // 4, tokens=64).split(document)
+        return time.process_time() - began
+
+    seconds(10)  # imports
+    assert seconds(60_000) < 16 * max(seconds(15_000), 0.02)
+
+
+def test_a_passage_of_no_token_is_refused() -> None:
     with pytest.raises(ConfigError):
-        Splitter(len, tokens, overlap)
+        Splitter(len, 0)

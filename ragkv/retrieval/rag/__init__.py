@@ -1,4 +1,4 @@
-"""Retrieval and engine joined: documents in, answers with sources out. MapReduce and MapRerank are its baselines."""
+"""Retrieval and engine joined: documents in, answers with sources out."""
 
 from ragkv.config import DOCUMENT_END
 

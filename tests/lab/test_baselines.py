@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ragkv import Chunk, Engine, RagKVError
-from ragkv.retrieval.rag.baselines import map_reduce, map_rerank, surest
+from ragkv.lab.baselines import map_reduce, map_rerank, surest
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 QUESTION = "Where does the founder of the mill live?"
