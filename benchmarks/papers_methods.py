@@ -15,8 +15,8 @@ from ragkv import Engine, PromptConfig
 from ragkv.errors import InputError
 from ragkv.fusion import ScoreModel
 from ragkv.fusion.learned import FILE_NAME
-from ragkv.retrieval import Embedder
 from ragkv.lab.baselines import map_reduce, map_rerank
+from ragkv.retrieval import Embedder
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from benchmarks import lens
 from benchmarks.quality_data import Context, Question
 from ragkv import Engine
 from ragkv.fusion import AskingSelector, Selector, make_selector
+from ragkv.lab.baselines import surest
 from ragkv.lab.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.model import PromptKV, Rows, Watch
 from ragkv.model.decode.decoding import end_tokens
-from ragkv.lab.baselines import surest
 
 MAX_NEW_TOKENS = 12
 

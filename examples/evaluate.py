@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the loaders and the table 
 from benchmarks import quality_data
 from benchmarks.report import table
 from ragkv import Chunk, Engine, EngineConfig, PromptConfig
+from ragkv.lab.baselines import map_reduce, map_rerank
 from ragkv.lab.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.retrieval import Document, Index, Splitter
-from ragkv.lab.baselines import map_reduce, map_rerank
 
 METRICS = (exact_match, token_f1, rouge_l)
 METHODS = {"full prefill": {"reuse": "none"}, "exact prefix": {"reuse": "prefix"}, "fused": {}}
