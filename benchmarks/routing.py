@@ -83,12 +83,10 @@ def ragpulse(folder: Path, quick: bool) -> list[Cell]:
     for replicas in (4, 16) if quick else (2, 4, 16, 64):
         for each in (0.05,) if quick else (0.02, 0.1):
             for remote in (0, None):
-                shape = ReplicaSetup(
-                    replicas, int(each * load.stored_tokens), remote_tokens=remote, policy="gdsf-memory", profile=CPU
-                )
+                shape = ReplicaSetup(replicas, int(each * load.stored_tokens), remote_tokens=remote, profile=CPU)
                 for busy in (0.9,) if quick else (0.9, 1.5):
                     rows += cells(load, shape, each, busy)
-    print(f"\n{load.name}: {len(load.times)} requests, {load.stored_tokens} tokens in stored parts, gdsf-memory")
+    print(f"\n{load.name}: {len(load.times)} requests, {load.stored_tokens} tokens in stored parts, LRU")
     show(rows)
     return rows
 

@@ -23,12 +23,10 @@ DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, w
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CODECS.
 WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
-POLICY_NAMES = (  # They are the keys of ragkv.store.POLICIES.
-    *("auto", "end-aware", "et-lru", "et-lru-learned", "et-lru-posterior", "fifo", "gdsf"),
-    *("gdsf-memory", "lfu-da", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru"),
-)
+# These are the keys of ragkv.store.POLICIES.
+POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru-auto", "threshold-lru")
 # These are the keys of ragkv.lab.simulate.SIMULATOR_ONLY.
-SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "tail-belady")
+SIMULATOR_POLICY_NAMES = ("belady", "end-aware", "fifo", "length-aware", "t-lru", "t-lru-guarded", "tail-belady")
 # These are the keys of ragkv.fusion.SELECTORS.
 SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.

@@ -41,7 +41,7 @@ from .serve import serve
 from .stats import stats
 
 KvDtype = Literal["float32", "bfloat16", "float16"]
-COMPARED_POLICIES = "lru,t-lru,t-lru-guarded,tail-belady"
+COMPARED_POLICIES = "lru,t-lru,t-lru-auto,tail-belady"
 # The variable of OpenTelemetry that names the exporters of traces, and the group in which packages register them.
 TRACES_VARIABLE = "OTEL_TRACES_EXPORTER"
 _EXPORTERS = "opentelemetry_traces_exporter"

@@ -12,8 +12,7 @@ from functools import partial
 from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
 from ragkv.prompt.history import Block, Chain, History, Part, PartKind, PastTurn, SessionState
 from ragkv.runtime import Closing
-from ragkv.store import EntryKey, ids_digest
-from ragkv.store import Turn as PolicyTurn
+from ragkv.store import EntryKey, TurnSize, ids_digest
 from ragkv.types import Answer, TokenEvent
 
 from .session import Session, SessionOwner
@@ -148,13 +147,13 @@ class Turn(Closing):
         assert self._made is not None
         self._writer.served(self._policy_turn(self._made))
 
-    def _policy_turn(self, made: TurnKV) -> PolicyTurn:
+    def _policy_turn(self, made: TurnKV) -> TurnSize:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""
         prompt, turns = self._prompt, self._before.turns
         size, now = self._owner.settings.block_tokens, self._owner.clock()
         held = len(prompt.history.blocks)
         covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))  # tokens in front of the new blocks
-        return PolicyTurn(
+        return TurnSize(
             at=now,
             request=next(self._owner.request_numbers),
             group=self._group,

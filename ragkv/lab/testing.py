@@ -21,7 +21,7 @@ from ragkv.store import (
     Speed,
     Tier,
     TierStats,
-    Turn,
+    TurnSize,
     WrappedLease,
 )
 
@@ -73,7 +73,7 @@ class WrappedTier(Tier):
     def left(self, places: Sequence[tuple[str, int]]) -> None:
         self.tier.left(places)
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         self.tier.served(turn)
 
     def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:

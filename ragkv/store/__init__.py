@@ -8,7 +8,7 @@ name that needs it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
+from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
 
 if TYPE_CHECKING:
     from .background import Background, Job
@@ -86,7 +86,7 @@ __all__ = [
     "Tier",
     "TierKind",
     "TierStats",
-    "Turn",
+    "TurnSize",
     "WrappedLease",
     "aligned_empty",
     "dtype_from_name",

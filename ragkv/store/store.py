@@ -24,7 +24,7 @@ from ragkv.runtime import Closing
 from .background import Background, Job
 from .entry import EncodedEntry, Entry, EntryInfo, Identity
 from .key import EntryKey
-from .policies import PolicySettings, Turn, make_policy
+from .policies import PolicySettings, TurnSize, make_policy
 from .prefetch import Prefetcher, PrefetchHint
 from .promotion import Promoter, Writers
 from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, ReadOnlyDiskTier, Speed, Tier, TierKind, TierStats
@@ -242,7 +242,7 @@ class Store(Closing):
         """The request has opened its entries, or gave up. Twice is harmless."""
         _or_none("note that a request left", self._prefetcher.left, hint)
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         """Tell every tier's policy that a conversation's turn was served, before the turn's blocks are put.
 
         The blocks are entries whose `group` is the turn's and whose `index` counts them from 0.

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.lab.simulate import ALL_POLICIES, make_any_policy
-from ragkv.store import EntryKey, Item, Policy, Turn, make_policy
+from ragkv.store import EntryKey, Item, Policy, TurnSize, make_policy
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Ledger, Slot
 
@@ -44,7 +44,7 @@ class LedgerModel:
         elif what == "delete":
             self.ledger.remove(key)
         elif what == "serve" and group:
-            turn = Turn(
+            turn = TurnSize(
                 self.now, int(self.now), group, index + size, index, index + size, 1 + index, 1.0 if index else None
             )
             self.ledger.served(turn, self.now)
@@ -115,9 +115,9 @@ def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
 
 
 def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
-    ledger, evicted = ledger_of(6, make_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
+    ledger, evicted = ledger_of(6, make_any_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
     for number, group in enumerate("ab"):
-        ledger.served(Turn(float(number), number, group, 4, 0, 4), float(number))
+        ledger.served(TurnSize(float(number), number, group, 4, 0, 4), float(number))
         for index in range(4):
             add(ledger, Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
     # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger

@@ -53,7 +53,7 @@ def test_three_processes_killed_at_random_leave_right_entries_and_counts(redis_s
         for number in range(NUMBERS):  # an entry that was half written can be written again
             assert store.put_durably(entry_of(number))
             assert serve(store, number)
-        held = {info.key for info in tier.infos()}
+        held = {info.key.to_text() for info in tier.infos()}
         stats = tier.stats()
         values = client.keys(f"{prefix}:*:v:*")
         counted = sum(client.strlen(name) for name in values if name.decode().split(":")[-2] in held)

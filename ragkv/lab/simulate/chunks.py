@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ragkv.store.policies import NEVER, NextRequest, Policy, Turn
+from ragkv.store.policies import NEVER, NextRequest, Policy, TurnSize
 
 from .readers.ragpulse import PARTS, PromptPart, RagRequest
 
@@ -78,7 +78,7 @@ class ChunkTier:
         if found:
             policy.used(key, at)
         if then is not None:
-            policy.served(Turn(at, number, key, 1, 1, 1, 1, None, then))
+            policy.served(TurnSize(at, number, key, 1, 1, 1, 1, None, then))
             if any(cut.group == key and not cut.keep for cut in policy.trims(False, at)):  # never read again
                 if found:
                     self._drop(key, at, evicted=True)

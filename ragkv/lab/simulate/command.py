@@ -107,11 +107,11 @@ def blocks_of(text: str, option: str, options: Options) -> int:
 
 
 def xi_of(options: Options, profile: TokenTimes, block_tokens: int) -> tuple[float | None, int]:
-    """The threshold as a time, if it was given as one, and in blocks. With `auto`, the policy `auto` finds it."""
+    """The threshold as a time, if it was given as one, and in blocks. With `auto`, the policy `t-lru-auto` finds it."""
     if options.xi is not None and options.xi_blocks is not None:
         raise ConfigError("Give only one of --xi and --xi-blocks.")
-    if options.xi == "auto" and "auto" not in options.policies.split(","):
-        raise ConfigError("--xi auto needs the policy auto, which finds the threshold: name it in --policy.")
+    if options.xi == "auto" and "t-lru-auto" not in options.policies.split(","):
+        raise ConfigError("--xi auto needs the policy t-lru-auto, which finds the threshold: name it in --policy.")
     if options.xi is None or options.xi == "auto":
         return None, options.xi_blocks or 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", options.xi.strip())

@@ -1,13 +1,41 @@
-"""Policies that only the simulator runs: the offline bounds, which know the future.
+"""Policies that only the simulator runs: baselines of the papers' tables, and offline bounds, which know the future.
 
-They are Belady's furthest-in-future rule, tail-optimized Belady (T-LRU paper, theorem 1), and T-LRU that knows the next
-turn's lengths (figure 5).
+FIFO is a baseline of CachedAttention (section 4.3.3), T-LRU without a guard the T-LRU paper's algorithm 1. The bounds
+are Belady's furthest-in-future rule, tail-optimized Belady (theorem 1), and T-LRU that knows which conversations do not
+return, or also the next turn's lengths (figure 5).
 """
 
 from collections.abc import Container, Iterable
 
 from ragkv.errors import ConfigError
-from ragkv.store.policies import NEVER, POLICIES, TLRU, Cut, Departed, Policy, PolicySettings, Ranking, Turn
+from ragkv.store.policies import (
+    LRU,
+    NEVER,
+    POLICIES,
+    TLRU,
+    Cut,
+    Departed,
+    GuardedTLRU,
+    Policy,
+    PolicySettings,
+    Ranking,
+    TurnSize,
+)
+
+
+class FIFO(LRU):
+    """First in, first out (CachedAttention section 4.3.3): neither a use nor growth changes the order."""
+
+    name = "fifo"
+
+    def used(self, group: str, now: float) -> None:
+        pass
+
+    def held(self, group: str, blocks: int, size: int, now: float) -> None:
+        if blocks:
+            self._held[group] = blocks
+        else:
+            self._held.pop(group, None)
 
 
 class Belady(Policy):
@@ -27,7 +55,7 @@ class Belady(Policy):
         self._uses = 0
         self._departed = Departed(self._forget)
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         self._expect(turn.group, (turn.next or NEVER).position)
 
     def used(self, group: str, now: float) -> None:
@@ -70,7 +98,7 @@ class TailBelady(Belady):
         super().__init__(settings)
         self._cut: Cut | None = None  # of the conversation served last
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         super().served(turn)
         self._cut = None
         if turn.next is not None:
@@ -81,19 +109,29 @@ class TailBelady(Belady):
         return () if self._cut is None else (self._cut,)
 
 
+class EndAware(TLRU):
+    """T-LRU that knows which conversations do not return, and keeps nothing of them."""
+
+    name = "end-aware"
+    needs_future = True
+
+    def budget(self, turn: TurnSize) -> int:
+        return 0 if turn.next is NEVER else super().budget(turn)
+
+
 class LengthAware(TLRU):
     """T-LRU that knows the next turn's lengths too: budget min(sh_next, in_next - xi), 0 if it never comes."""
 
     name = "length-aware"
     needs_future = True
 
-    def budget(self, turn: Turn) -> int:
+    def budget(self, turn: TurnSize) -> int:
         if turn.next is None:
             return super().budget(turn)
         return max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
 
 
-_SIMULATOR_ONLY: tuple[type[Policy], ...] = (Belady, TailBelady, LengthAware)
+_SIMULATOR_ONLY: tuple[type[Policy], ...] = (FIFO, TLRU, GuardedTLRU, EndAware, LengthAware, Belady, TailBelady)
 SIMULATOR_ONLY: dict[str, type[Policy]] = {policy.name: policy for policy in _SIMULATOR_ONLY}
 ALL_POLICIES: dict[str, type[Policy]] = POLICIES | SIMULATOR_ONLY
 

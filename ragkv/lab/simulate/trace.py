@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragkv.errors import InputError
-from ragkv.store.policies import NEVER, NextRequest, Turn
+from ragkv.store.policies import NEVER, NextRequest, TurnSize
 
 COLUMNS = ("t", "request", "conversation", "in", "sh", "L")
 
@@ -36,7 +36,7 @@ class Trace:
 
     name: str
     block_tokens: int  # B
-    turns: Sequence[Turn]
+    turns: Sequence[TurnSize]
     notes: tuple[str, ...] = field(default=())  # what we chose where the published trace leaves it open
 
     @classmethod
@@ -55,7 +55,7 @@ class Trace:
             before, number = last.get(group, (None, 0))
             last[group] = at, number + 1
             since = None if before is None else at - before
-            turns.append(Turn(at, request, group, prompt, shared, length, number + 1, since, then))
+            turns.append(TurnSize(at, request, group, prompt, shared, length, number + 1, since, then))
         return cls(name, block_tokens, turns, notes)
 
     @cached_property

@@ -13,7 +13,7 @@ import torch
 
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.fusion import ResidentLease
-from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, Store, Turn
+from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, Store, TurnSize
 
 from .history import Block
 
@@ -82,7 +82,7 @@ class BlockWriter:
             self._worker.submit(put)
         return True
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         """Tell the store's policies of a turn, before they see the blocks that are saved from now on."""
         self._worker.submit(Job(lambda: self._store.served(turn)))
 

@@ -1,27 +1,21 @@
 """Eviction policies of a live store: one contract, and its implementations chosen by name.
 
-`POLICIES` has every policy that a live store may run. Policies that must know the future, and other readings of the
-papers' algorithms, are in `ragkv.lab.simulate`.
+`POLICIES` has every policy that a live store may run. Baselines of the papers, and policies that must know the future,
+are in `ragkv.lab.simulate`.
 """
 
 from ragkv.errors import ConfigError
 
-from .auto import Auto
-from .base import NEVER, Cut, Item, NextRequest, Policy, PolicySettings, Turn
-from .departed import Departed
-from .et_lru import ETLRU, ETLRUPosterior
-from .et_lru_learned import LearnedETLRU
-from .gdsf import GDSF, LFUDA, GDSFMemory
+from .auto import AutomaticTLRU
+from .base import NEVER, Cut, Item, NextRequest, Policy, PolicySettings, TurnSize
+from .et_lru import ETLRU
+from .groups import Departed, Ranking
 from .lookahead import LookAhead
-from .lru import FIFO, LRU, ThresholdLRU
+from .lru import LRU, ThresholdLRU
 from .prefix_tier import OnEvict, PrefixTier
-from .ranking import Ranking
-from .t_lru import TLRU, EndAware, GuardedTLRU
+from .t_lru import TLRU, GuardedTLRU
 
-_REGISTERED: tuple[type[Policy], ...] = (
-    FIFO, LRU, ThresholdLRU, LookAhead, TLRU, GuardedTLRU, EndAware, ETLRU, ETLRUPosterior, LearnedETLRU, Auto,
-    GDSF, LFUDA, GDSFMemory,
-)  # fmt: skip
+_REGISTERED: tuple[type[Policy], ...] = (LRU, ThresholdLRU, LookAhead, AutomaticTLRU, ETLRU)
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _REGISTERED}
 
 
@@ -30,7 +24,7 @@ def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
     if name not in POLICIES:
         raise ConfigError(
             f"A live store has no policy {name!r}. Known: {', '.join(sorted(POLICIES))}. "
-            "`ragkv simulate` has more: policies that know the future, and variants of T-LRU."
+            "`ragkv simulate` has more: baselines, and policies that know the future."
         )
     return POLICIES[name](settings)
 
@@ -42,6 +36,7 @@ __all__ = [
     "TLRU",
     "Cut",
     "Departed",
+    "GuardedTLRU",
     "Item",
     "NextRequest",
     "OnEvict",
@@ -49,6 +44,6 @@ __all__ = [
     "PolicySettings",
     "PrefixTier",
     "Ranking",
-    "Turn",
+    "TurnSize",
     "make_policy",
 ]

@@ -1,4 +1,4 @@
-"""xi = auto (ours): trim only as far as shadow caches show that trimming pays.
+"""The T-LRU of a live store (ours): guarded, and trimming only as far as shadow caches show that trimming pays.
 
 Every candidate threshold, among them 0 (which is LRU), has a shadow cache: integers only, of the tier's capacity. The
 shadow with the least recent TEL leads, and the tier evicts as the leader's policy says. TEL is measured against the
@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from .base import Cut, Policy, PolicySettings, Turn
-from .et_lru_learned import LearnedETLRU
+from .base import Cut, Policy, PolicySettings, TurnSize
 from .lru import LRU
 from .prefix_tier import PrefixTier
+from .t_lru import GuardedTLRU
 
 WINDOW = 1_000  # turns over which LRU's 90th percentile is taken
 HALF_LIFE = 2_000  # turns after which a shadow's TEL counts half
@@ -21,10 +21,10 @@ LEAD = 0.97  # a challenger must have less than this share of the leader's TEL
 GRID_TOKENS = (1_000, 2_000, 4_000)  # thresholds that are tried where no target is given
 
 
-class Auto(Policy):
-    """Follows the best of LRU and learned ET-LRU at one or several thresholds."""
+class AutomaticTLRU(Policy):
+    """Follows the best of LRU and guarded T-LRU at one or several thresholds."""
 
-    name = "auto"
+    name = "t-lru-auto"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
@@ -39,7 +39,7 @@ class Auto(Policy):
         self._blocks: dict[str, int] = {}
         self._used = self._most = 0
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         for policy in self._policies:
             policy.served(turn)
         xi = self.settings.xi_blocks or self._lru_p90()
@@ -72,7 +72,7 @@ class Auto(Policy):
         return self._policies[self._leader].trims(overflows, now)
 
     def _candidate(self, xi: int) -> Policy:
-        return LearnedETLRU(replace(self.settings, xi_blocks=xi))
+        return GuardedTLRU(replace(self.settings, xi_blocks=xi))
 
     def _lru_p90(self) -> int:
         return self._sorted[len(self._sorted) * 9 // 10] if self._sorted else 0

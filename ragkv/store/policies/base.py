@@ -32,8 +32,8 @@ class NextRequest(NamedTuple):
 NEVER = NextRequest(1 << 62, 0, 0)  # the conversation does not return
 
 
-class Turn(NamedTuple):
-    """One served request of a conversation."""
+class TurnSize(NamedTuple):
+    """One served request of a conversation, as policies see it: sizes in blocks, and no token."""
 
     at: float  # seconds
     request: int  # its number in the trace
@@ -91,7 +91,7 @@ class Policy(ABC):
     """Chooses what a full tier evicts."""
 
     name: ClassVar[str]
-    needs_future: ClassVar[bool] = False  # reads `Turn.next`, which only the simulator knows
+    needs_future: ClassVar[bool] = False  # reads `TurnSize.next`, which only the simulator knows
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self.settings = settings or PolicySettings()
@@ -107,7 +107,7 @@ class Policy(ABC):
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         """The next cut, of a held group that is not `pinned`; `None` if all are pinned. Changes no later decision."""
 
-    def served(self, turn: Turn) -> None:  # noqa: B027
+    def served(self, turn: TurnSize) -> None:  # noqa: B027
         """A conversation's turn was served. Called before its blocks are reported held; the group may be unknown."""
 
     def used(self, group: str, now: float) -> None:  # noqa: B027

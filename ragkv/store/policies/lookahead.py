@@ -16,8 +16,8 @@ from collections import OrderedDict, deque
 from collections.abc import Container
 
 from .base import Cut, PolicySettings
+from .groups import Ranking
 from .lru import LRU, first_unpinned
-from .ranking import Ranking
 
 
 class LookAhead(LRU):

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container, Iterable
 
-from .base import Cut, Policy, PolicySettings, Turn
+from .base import Cut, Policy, PolicySettings, TurnSize
 
 
 class LRU(Policy):
@@ -15,7 +15,7 @@ class LRU(Policy):
         super().__init__(settings)
         self._held: OrderedDict[str, int] = OrderedDict()  # group -> blocks, the most recently used last
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         self.used(turn.group, turn.at)
 
     def used(self, group: str, now: float) -> None:
@@ -36,21 +36,6 @@ class LRU(Policy):
         return None if oldest is None else Cut(oldest)
 
 
-class FIFO(LRU):
-    """First in, first out (CachedAttention section 4.3.3): neither a use nor growth changes the order."""
-
-    name = "fifo"
-
-    def used(self, group: str, now: float) -> None:
-        pass
-
-    def held(self, group: str, blocks: int, size: int, now: float) -> None:
-        if blocks:
-            self._held[group] = blocks
-        else:
-            self._held.pop(group, None)
-
-
 class ThresholdLRU(LRU):
     """LRU that does not keep conversations of L B < `threshold_tokens` tokens: a baseline of the T-LRU paper, and
     OpenAI's published rule. A chunk that stands alone has no length and is kept."""
@@ -61,7 +46,7 @@ class ThresholdLRU(LRU):
         super().__init__(settings)
         self._short: str | None = None  # the conversation served last, if it is too short to keep
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         super().served(turn)
         short = turn.length * self.settings.block_tokens < self.settings.threshold_tokens
         self._short = turn.group if short else None

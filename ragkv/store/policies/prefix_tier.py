@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .base import Cut, Policy, Turn
+from .base import Cut, Policy, TurnSize
 
 OnEvict = Callable[[str, int], None]  # called with a group and the number of blocks it loses
 
@@ -17,7 +17,7 @@ class PrefixTier:
         self._used = 0
         self._on_evict = on_evict
 
-    def serve(self, turn: Turn, forced: bool = False) -> int:
+    def serve(self, turn: TurnSize, forced: bool = False) -> int:
         """Serve one turn; returns its uncached blocks b = in - min(X, sh).
 
         Sets X := L, then evicts while more than `capacity` blocks are held. The served conversation's own blocks may be

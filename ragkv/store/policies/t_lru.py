@@ -1,17 +1,16 @@
-"""Tail-optimized LRU (T-LRU paper, algorithm 1), and two ways to evict conversations that are over before trimming.
+"""Tail-optimized LRU (T-LRU paper, algorithm 1), and the same with a guard that evicts dead conversations first.
 
 A turn whose uncached blocks stay within xi meets its latency target, so keeping more than `L + Q^ - xi` blocks of a
 conversation does not shorten the tail: blocks beyond that budget are free. As printed, the algorithm frees one block
 more (`>=`) and may cut below zero; we do neither.
 """
 
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Container
 
-from .base import NEVER, Cut, PolicySettings, Turn
-from .conversation_model import ReturnGaps, ReturnPredictor
-from .departed import Departed
+from .base import Cut, PolicySettings, TurnSize
+from .conversation_model import ReturnGaps
+from .groups import Departed
 from .lru import LRU, first_unpinned
 
 
@@ -29,7 +28,7 @@ class TLRU(LRU):
         self._expected = ExpectedNewBlocks(self.settings.new_blocks)
         self._departed = Departed(self._forget)
 
-    def budget(self, turn: Turn) -> int:
+    def budget(self, turn: TurnSize) -> int:
         """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi).
 
         Over a slower tier a dropped block costs the share r of a computed one, so (xi - Q^) / r blocks are free.
@@ -39,7 +38,7 @@ class TLRU(LRU):
             free = turn.length if share == 0 else min(turn.length, int(free / share))
         return max(0, turn.length - free)
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         super().served(turn)
         self._expected.learn(turn)
         self._budget[turn.group] = self.budget(turn)
@@ -89,7 +88,7 @@ class ExpectedNewBlocks:
         self._given = given is not None
         self._sum = self._count = 0
 
-    def learn(self, turn: Turn) -> None:
+    def learn(self, turn: TurnSize) -> None:
         """Add a turn to the mean."""
         if not self._given and turn.number > 1:
             self._sum += turn.prompt - turn.shared
@@ -97,33 +96,7 @@ class ExpectedNewBlocks:
             self.blocks = -(-self._sum // self._count)
 
 
-class _EndedFirst(TLRU):
-    """Evicts the longest unused conversation before anything is trimmed if it has probably ended; then T-LRU."""
-
-    def __init__(self, settings: PolicySettings | None = None) -> None:
-        super().__init__(settings)
-        self._last: dict[str, Turn] = {}  # the last turn of each conversation
-
-    @abstractmethod
-    def _has_ended(self, last: Turn, now: float) -> bool:
-        """Whether a conversation with the last turn `last` has probably ended by `now`."""
-
-    def served(self, turn: Turn) -> None:
-        super().served(turn)
-        self._last[turn.group] = turn
-
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        oldest = first_unpinned(self._held, pinned)
-        if oldest in self._last and self._has_ended(self._last[oldest], now):
-            return Cut(oldest)
-        return super().victim(pinned, now)
-
-    def _forget(self, group: str) -> None:
-        super()._forget(group)
-        self._last.pop(group, None)
-
-
-class GuardedTLRU(_EndedFirst):
+class GuardedTLRU(TLRU):
     """Ours: T-LRU that first evicts the longest unused conversation if it is idle beyond a quantile of return gaps.
 
     Plain T-LRU trims conversations in use before it takes a block of a dead one, and is then worse than LRU on its own
@@ -135,40 +108,23 @@ class GuardedTLRU(_EndedFirst):
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
+        self._last_turn_at: dict[str, float] = {}  # by conversation
         self._gaps = ReturnGaps()
-        self._limit = float("inf")  # seconds
+        self._limit_s = float("inf")
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         super().served(turn)
+        self._last_turn_at[turn.group] = turn.at
         if turn.since is not None:
             self._gaps.add(turn.since)
-            self._limit = self._gaps.quantile(self.QUANTILE)
+            self._limit_s = self._gaps.quantile(self.QUANTILE)
 
-    def _has_ended(self, last: Turn, now: float) -> bool:
-        return now - last.at > self._limit
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        oldest = first_unpinned(self._held, pinned)
+        if oldest in self._last_turn_at and now - self._last_turn_at[oldest] > self._limit_s:
+            return Cut(oldest)
+        return super().victim(pinned, now)
 
-
-class EndAware(_EndedFirst):
-    """T-LRU that knows which conversations do not return (T-LRU paper, figure 5) and keeps nothing of them.
-
-    The simulator tells the future. Live, a predictor that learns from gaps and turn counts takes its place: a
-    conversation has ended if its chance to return is below `DOUBT`.
-    """
-
-    name = "end-aware"
-    DOUBT = 0.05
-
-    def __init__(self, settings: PolicySettings | None = None) -> None:
-        super().__init__(settings)
-        self._returns = ReturnPredictor()
-
-    def budget(self, turn: Turn) -> int:
-        return 0 if turn.next is NEVER else super().budget(turn)
-
-    def served(self, turn: Turn) -> None:
-        super().served(turn)
-        if turn.next is None:
-            self._returns.learn(turn)
-
-    def _has_ended(self, last: Turn, now: float) -> bool:
-        return last.next is None and self._returns.chance(last.number, last.at, now) < self.DOUBT
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._last_turn_at.pop(group, None)

@@ -17,7 +17,7 @@ from ragkv.runtime import Closing
 from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..key import EntryKey
-from ..policies import Turn
+from ..policies import TurnSize
 
 
 class TierKind(Enum):
@@ -190,7 +190,7 @@ class Tier(ABC):
     def left(self, places: Sequence[tuple[str, int]]) -> None:  # noqa: B027
         """Tell the policy that a request left the queue: its groups, and how many earlier requests wait for each."""
 
-    def served(self, turn: Turn) -> None:  # noqa: B027
+    def served(self, turn: TurnSize) -> None:  # noqa: B027
         """Tell the policy that a conversation's turn was served, before the turn's blocks are put. It may trim."""
 
     def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:  # noqa: B027

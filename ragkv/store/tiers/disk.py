@@ -23,7 +23,7 @@ from ..directory import EntryDirectory
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
 from ..key import EntryKey
-from ..policies import Item, Policy, Turn
+from ..policies import Item, Policy, TurnSize
 from ..record import OtherVersionError, Record, read_info
 from .base import Counts, Lease, Tier, TierKind, TierStats
 from .disk_lease import open_lease
@@ -100,7 +100,7 @@ class DiskTier(LocalTier[None]):
                     return False
             return self._write(item, record)
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         with self._write_lock:  # not between making space and writing
             super().served(turn)
 

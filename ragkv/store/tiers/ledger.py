@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ..key import EntryKey
-from ..policies import Cut, Item, Policy, Turn
+from ..policies import Cut, Item, Policy, TurnSize
 
 P = TypeVar("P")
 
@@ -70,7 +70,7 @@ class Ledger(Generic[P]):
         """The slots of `key` and of the scores that lie next to it, which come first; empty if none is held."""
         return [slot for each in (*key.scores, key) if (slot := self._slots.get(each)) is not None]
 
-    def served(self, turn: Turn, now: float) -> None:
+    def served(self, turn: TurnSize, now: float) -> None:
         """Tell the policy that a conversation's turn was served; it may trim."""
         self.policy.served(turn)
         self._trim(0, None, self._pinned, now)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ..key import EntryKey
-from ..policies import Policy, Turn
+from ..policies import Policy, TurnSize
 from .base import Counts, Tier, TierStats
 from .ledger import Ledger, Slot
 
@@ -31,7 +31,7 @@ class LocalTier(Tier, Generic[P]):
             for group, place in places:
                 self._ledger.policy.left(group, place)
 
-    def served(self, turn: Turn) -> None:
+    def served(self, turn: TurnSize) -> None:
         with self._lock:
             self._ledger.served(turn, self._clock())
 

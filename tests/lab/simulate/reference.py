@@ -43,10 +43,10 @@ class Reference:
         *,
         forced: bool = False,
         threshold_tokens: int = 64,
-        rates: tuple[float, float] = (0.2, 0.05),
+        end_rate: float = 0.05,
     ) -> None:
         self.policy, self.capacity, self.xi, self.forced = policy, capacity, xi, forced
-        self.threshold_tokens, self.rates = threshold_tokens, rates
+        self.threshold_tokens, self.end_rate = threshold_tokens, end_rate
         self.rows = sorted(rows, key=lambda row: (row.at, row.request))
         self.new = [
             row.prompt - row.shared
@@ -127,12 +127,8 @@ class Reference:
             gaps = sorted(self.gaps)
             limit = gaps[min(len(gaps) - 1, int(0.95 * len(gaps)))] if gaps else 1e9
             return (0 if idle > limit else 1 + (not free), last)
-        if self.policy in ("et-lru", "et-lru-posterior"):
-            turns, ends = self.rates
-            alive = exp(-ends * idle)
-            if self.policy == "et-lru-posterior":
-                silent = exp(-(turns + ends) * idle)
-                alive = silent / (silent + ends / (ends + turns) * (1 - silent))
+        if self.policy == "et-lru":
+            alive = exp(-self.end_rate * idle)
             level = self.x[group] - self.length[group] + self.xi
             matters = sum(q >= level for q in self.new) / len(self.new) if self.new else 0.0
             return (alive * matters, last)

@@ -48,22 +48,3 @@ def test_no_policy_finds_more_than_was_ever_read(name: str) -> None:
     reads = [Read(n, f"k{n * n % 7}", 1 + n % 3) for n in range(60)]
     done = replay_chunks(reads, make_any_policy(name), 6)
     assert 0 <= done.hits <= 60 - len({read.key for read in reads})
-
-
-def test_lfu_keeps_a_frequent_chunk_that_lru_evicts() -> None:
-    reads = [Read(float(n), key, 1) for n, key in enumerate("aaa" + "bcd" + "a" + "efg" + "a")]
-    assert replay_chunks(reads, make_policy("lru"), 3).hits == 2
-    assert replay_chunks(reads, make_policy("lfu-da"), 3).hits == 4
-
-
-def test_gdsf_memory_remembers_the_uses_of_an_evicted_chunk() -> None:
-    policy = make_policy("gdsf-memory")
-    for group, uses in (("often", 4), ("once", 1)):
-        policy.held(group, 1, 1, 0.0)
-        for _ in range(uses - 1):
-            policy.used(group, 0.0)
-    policy.held("often", 0, 0, 1.0)
-    policy.held("often", 1, 1, 2.0)
-    policy.used("once", 3.0)
-    cut = policy.victim((), 4.0)
-    assert cut is not None and cut.group == "once"

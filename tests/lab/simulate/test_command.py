@@ -74,7 +74,7 @@ def test_a_disk_below_memory_serves_the_blocks_that_memory_dropped(
         ({"memory": "much"}, "'much' is no amount of bytes"),
         ({"capacity_blocks": 1, "xi": "soon"}, "'soon' is neither tokens"),
         ({"capacity_blocks": 1, "xi": "5", "xi_blocks": 5}, "Give only one of --xi"),
-        ({"capacity_blocks": 1, "xi": "auto"}, "--xi auto needs the policy auto"),
+        ({"capacity_blocks": 1, "xi": "auto"}, "--xi auto needs the policy t-lru-auto"),
         ({"capacity_blocks": 1, "xi_blocks": -5}, "xi_blocks is -5"),
         ({"capacity_blocks": 1, "new_blocks": -5}, "new_blocks is -5"),
         ({"capacity_blocks": 1, "block_tokens": 0}, "block-tokens is 0"),
