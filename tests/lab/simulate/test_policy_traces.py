@@ -194,8 +194,8 @@ def _has_a_conversation_idle_for_long(tier: Tier) -> None:
     tier.turn("d", 30, length=4)
 
 
-# In the fourth turn LRU's shadow computes a block more of `a` than that of T-LRU, which then leads. Before it has seen a
-# second turn of a conversation Q^ is 0 and two blocks of four are free, afterwards one.
+# In the fourth turn LRU's shadow computes a block more of `a` than that of T-LRU, which then leads. Before the second
+# turn of a conversation Q^ is 0 and two blocks of four are free, afterwards one.
 @trace_of("t-lru-auto", 9, "aaa" + "bbc" + "ca" + "bc" + "a" + "b", PolicySettings(xi_blocks=2, capacity_blocks=9))
 def _shows_that_trimming_pays(tier: Tier) -> None:
     for number in range(8):
