@@ -13,6 +13,7 @@ from ragkv.model.decode.decoding import end_tokens
 from ragkv.model.decode.sampling import Sampler
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import TokenConstraint
+from ragkv.runtime.words import words
 from ragkv.scheduling import DecodeBatch
 from ragkv.types import Answer, Chunk, Citation, TokenEvent, TokenLogprob
 
@@ -168,19 +169,40 @@ class _SampledAnswer(ActiveAnswer):
 
 
 def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
-    """One citation for each chunk that contains the answer (any case, whole words) or that it names as `[n]`."""
+    """One citation for each chunk that contains the answer or that it names as `[n]`.
+
+    Whole words count, in any of their writings and whatever stands between them: a line break, `**bold**`.
+    """
     named = {int(number) - 1 for number in _MARKER.findall(answer)}
     plain = _MARKER.sub("", answer).strip().strip(".")
-    pattern = re.compile(rf"(?<!\w){re.escape(plain)}(?!\w)", re.IGNORECASE) if plain else None
     found = []
     for index, chunk in enumerate(chunks):
-        match = pattern.search(chunk.text) if pattern else None
+        span = _place_of(plain, chunk.text)
         source = str(chunk.metadata.get("source", ""))
-        if match:
-            found.append(Citation(index, match.start(), match.end(), source))
+        if span is not None:
+            found.append(Citation(index, *span, source))
         elif index in named:
             found.append(Citation(index, 0, len(chunk.text), source))
     return tuple(found)
+
+
+def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
+    """Where the words of `phrase` first stand in `text`, with the marks around them that both have."""
+    wanted, there = list(words(phrase)), list(words(text))
+    if not wanted:
+        return None
+    joined = "".join(f"\n{word.text}" for word in there) + "\n"
+    at = joined.find("".join(f"\n{word.text}" for word in wanted) + "\n")
+    if at < 0:
+        return None
+    first = joined.count("\n", 0, at)
+    start, end = there[first].start, there[first + len(wanted) - 1].end
+    before, after = phrase[: wanted[0].start], phrase[wanted[-1].end :]
+    while before and text[max(0, start - 1) : start] == before[-1]:
+        start, before = start - 1, before[:-1]
+    while after and text[end : end + 1] == after[0]:
+        end, after = end + 1, after[1:]
+    return start, end
 
 
 def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenLogprob:

@@ -168,10 +168,6 @@ class Index(Closing):
         """The passages of one document, or all, in order."""
         return self._database.passages(document_id)
 
-    def holds(self, text: str) -> bool:
-        """Whether some document has a passage of exactly this text."""
-        return self._database.in_use(text)
-
     def stats(self) -> IndexStats:
         """Counts, and the embedder."""
         return self._database.stats()

@@ -148,7 +148,7 @@ class Dense(Retriever):
         return _best(numbers[0][found], scores[0][found], k)
 
 
-class Fused(Retriever):
+class RankFusion(Retriever):
     """Hybrid retrieval: reciprocal-rank fusion of BM25 and dense (Cormack, Clarke and Buettcher, SIGIR 2009)."""
 
     name = "fused"
@@ -165,7 +165,7 @@ class Fused(Retriever):
         return fuse([retriever.search(query, depth, allowed) for retriever in self._retrievers])[:k]
 
 
-RETRIEVERS: dict[str, type[Retriever]] = {retriever.name: retriever for retriever in (Bm25, Dense, Fused)}
+RETRIEVERS: dict[str, type[Retriever]] = {retriever.name: retriever for retriever in (Bm25, Dense, RankFusion)}
 
 
 def retriever_type(name: str) -> type[Retriever]:

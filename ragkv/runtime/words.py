@@ -7,6 +7,7 @@ are cut at every character that a reader sees, because no rule finds their words
 ends a word at an apostrophe and at a dot: who asks for "example" looks for "example.com", too.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -39,6 +40,9 @@ class Word(NamedTuple):
 
 def words(text: str) -> Iterator[Word]:
     """The words of `text` in order."""
+    if text.isascii():  # most text, and several times as fast
+        yield from (Word(run[0].lower(), run.start(), run.end(), False) for run in re.finditer(r"\w+", text))
+        return
     for run in _RUNS.finditer(text):
         if run["cut"] is None:
             if form := normal(run[0]):

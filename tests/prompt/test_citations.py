@@ -24,6 +24,16 @@ def chunk(text: str, source: str = "") -> Chunk:
         ("Paris", "", None),
         ("", "Paris", None),
         (".", "A. B.", None),
+        ("Ada Quill", "by Ada\nQuill in 1820", "Ada\nQuill"),
+        ("Ada Quill", "by **Ada** Quill", "Ada** Quill"),
+        ("\u6771\u4eac", "\u9996\u90fd\u306f\u6771\u4eac\u3067\u3059\u3002", "\u6771\u4eac"),
+        (
+            "\u0e40\u0e21\u0e37\u0e2d\u0e07",
+            "\u0e40\u0e1b\u0e47\u0e19\u0e40\u0e21\u0e37\u0e2d\u0e07",
+            "\u0e40\u0e21\u0e37\u0e2d\u0e07",
+        ),
+        ("STRASSE", "Die Stra\u00dfe.", "Stra\u00dfe"),
+        ("1", "11 of 1", "1"),
     ],
 )
 def test_an_answer_is_matched_by_whole_words_in_any_case(answer: str, text: str, found: str | None) -> None:
