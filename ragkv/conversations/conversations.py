@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 from ragkv.config import EngineConfig, SessionConfig
@@ -27,12 +27,14 @@ from ragkv.prompt.history import BlockWriter, Discard, SessionState, find
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey, RemoteStats
 
-from .deletions import SharedDeletions
 from .manifest import Summary
 from .repair import Repair, RepairTurn
 from .session import Session, SessionInfo
 from .storage import FolderStorage, SessionStorage
 from .turn import Turn
+
+if TYPE_CHECKING:
+    from .deletions import SharedDeletions
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class Conversations:
             return cls(prefiller, runs, block_writer, config.session, FolderStorage(folder, base))
         from ragkv.store.remote import secret_from_environment
 
+        from .deletions import SharedDeletions
         from .redis_storage import RedisStorage  # imports redis-py
 
         assert settings.redis is not None  # `EngineConfig` refuses shared sessions without a server
