@@ -9,7 +9,6 @@ turn. It ends with its process; its blocks are then evicted like any entry that 
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -28,6 +27,7 @@ from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey, RemoteStats
 
 from .manifest import Summary
+from .references import References
 from .repair import Repair, RepairTurn
 from .session import Session, SessionInfo
 from .storage import FolderStorage, SessionStorage
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0  # `SWEEP_S` is how often idle conversations are looked for at most.
-UNTOLD = "deletions-untold.json"  # `UNTOLD` has keys of deleted entries that other replicas were not told of yet.
 
 T = TypeVar("T", bound=Turn)
 
@@ -65,9 +64,7 @@ class Conversations:
         # Guards the fields below. No thread waits for a session or a server while it holds this lock.
         self._lock = threading.RLock()
         self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        self._known: dict[str, Summary] = {}  # every conversation, by its id
-        self._unsaved: dict[str, Summary] = {}  # every one that is not saved and has blocks
-        self._references: Counter[EntryKey] = Counter()  # how many histories have a block, by the block's key
+        self._references = References()
         self._turns: set[Turn] = set()  # under way
         self.request_numbers: Iterator[int] = count(1)
         self._swept_at = 0.0
@@ -75,7 +72,7 @@ class Conversations:
         self._deletions: SharedDeletions | None = None
         if not storage.shared:
             for summary in storage.summaries():
-                self._set_summary(self._known, summary.session_id, summary)
+                self._references.set(summary.session_id, summary)
             self._sweep()
             block_writer.flush()
             block_writer.then(self.drop_orphans)
@@ -98,7 +95,7 @@ class Conversations:
         secret = secret_from_environment(settings.redis)
         storage = RedisStorage(settings.redis, base, prefiller.adapter.vocabulary, secret)
         opened = cls(prefiller, runs, block_writer, config.session, storage)
-        opened._deletions = SharedDeletions(opened, storage, None if folder is None else folder / UNTOLD)
+        opened._deletions = SharedDeletions(opened, storage, folder)
         return opened
 
     # One conversation.
@@ -200,8 +197,7 @@ class Conversations:
                 raise
         session.state, session.notes = self._empty(session.state.ttl_s), ()
         with self._lock:
-            table = self._known if session.saved else self._unsaved
-            unused = self._set_summary(table, session.session_id, None)
+            unused = self._references.set(session.session_id, None, saved=session.saved)
         self.drop_unused(unused)
 
     def delete(self, session: Session) -> None:
@@ -243,7 +239,7 @@ class Conversations:
             self.storage.delete(session_id)
             with self._lock:
                 session = self._live.pop(session_id, None)
-                unused |= self._set_summary(self._known, session_id, None)
+                unused |= self._references.set(session_id, None)
             if session is not None:
                 session.deleted = True
         self.drop_unused(unused)
@@ -255,8 +251,6 @@ class Conversations:
     def telling(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
         """The block deletes the entries of `keys`; the replicas that share the conversations are told of it."""
         return nullcontext() if self._deletions is None else self._deletions.telling(keys)
-
-    # Blocks.
 
     def drop_unused(self, keys: Iterable[EntryKey]) -> None:
         """Delete the blocks of these keys that are in no history, of any replica."""
@@ -273,9 +267,8 @@ class Conversations:
         """Delete the blocks of these keys that are in no history known here."""
         for key in keys:
             with self._lock:
-                if self._references[key] > 0 or any(key in turn.saved_keys for turn in self._turns):
+                if any(key in turn.saved_keys for turn in self._turns) or not self._references.release(key):
                     continue
-                del self._references[key]
             self.block_writer.delete(key)
 
     def drop_orphans(self) -> int:
@@ -287,7 +280,7 @@ class Conversations:
         # In this order: a block belongs to a turn until its conversation is committed.
         blocks = self.block_writer.on_this_machine()
         with self._lock:
-            unsaved = (summary.keys for summary in self._unsaved.values())
+            unsaved = (summary.keys for summary in self._references.unsaved.values())
             blocks.difference_update(*(turn.saved_keys for turn in self._turns), *unsaved)
         if blocks:
             blocks.difference_update(*(summary.keys for summary in self._summaries()))
@@ -328,7 +321,7 @@ class Conversations:
 
     def _repair_later(self, session: Session) -> None:
         """Have the session's history made exact between turns, if the settings say so."""
-        if self.settings.inexact_history == "background" and session.saved:
+        if session.saved and self.settings.inexact_history == "background":
             self._repair.add(session)
 
     def _load(self, session: Session) -> None:
@@ -340,24 +333,23 @@ class Conversations:
         with self._lock:
             session.state, session.version, session.notes = state, found.version, found.notes
             if found.state is not None or self.storage.shared:
-                self._set_summary(self._known, session.session_id, self._summary(session))
+                self._references.set(session.session_id, self._summary(session))
 
     def _summaries(self) -> tuple[Summary, ...]:
         """The summaries of all conversations, whichever replica answered them."""
-        found = {summary.session_id: summary for summary in self.storage.summaries()} if self.storage.shared else None
+        found = tuple(self.storage.summaries()) if self.storage.shared else None
         with self._lock:
             if found is not None:
-                self._known = found
-                histories = (*found.values(), *self._unsaved.values())
-                self._references = Counter(key for summary in histories for key in summary.keys)
-            return tuple(self._known.values())
+                self._references.set_saved(found)
+            return tuple(self._references.saved.values())
 
     def _summaries_of(self, session_ids: Iterable[str]) -> Iterable[Summary]:
         """The summaries of the conversations of these ids, without those that do not exist."""
         if self.storage.shared:
             return tuple(self.storage.summaries(tuple(session_ids)))
         with self._lock:
-            return tuple(self._known[name] for name in session_ids if name in self._known)
+            known = self._references.saved
+            return tuple(known[name] for name in session_ids if name in known)
 
     def _summary(self, session: Session) -> Summary:
         return Summary.of(session.session_id, session.state, self.block_writer.base)
@@ -365,17 +357,7 @@ class Conversations:
     def _count(self, session: Session) -> set[EntryKey]:
         """Record which blocks the session's history has; returns the keys that it has no more."""
         with self._lock:
-            table = self._known if session.saved else self._unsaved
-            return self._set_summary(table, session.session_id, self._summary(session))
-
-    def _set_summary(self, table: dict[str, Summary], session_id: str, new: Summary | None) -> set[EntryKey]:
-        """Record what a conversation consists of; returns the keys that its history has no more. Needs `_lock`."""
-        old = table.pop(session_id, None)
-        if new is not None:
-            table[session_id] = new
-            self._references.update(new.keys)
-        self._references.subtract(old.keys if old else ())
-        return set(old.keys if old else ()) - set(new.keys if new else ())
+            return self._references.set(session.session_id, self._summary(session), saved=session.saved)
 
     def _set_ttl(self, session: Session, ttl_s: float | None) -> None:
         """Set a session's time to live, unless `ttl_s` is `None`. Needs `_lock`."""
@@ -397,7 +379,7 @@ class Conversations:
 
     def _expired(self, session_id: str) -> bool:
         with self._lock:
-            summary, live = self._known.get(session_id), self._live.get(session_id)
+            summary, live = self._references.saved.get(session_id), self._live.get(session_id)
         own = live.state.ttl_s if live else summary.ttl_s if summary else None
         ttl_s = self.settings.ttl_s if own is None else own
         return summary is not None and ttl_s is not None and self.clock() - summary.used_at > ttl_s
@@ -408,13 +390,13 @@ class Conversations:
         with self._lock:
             if now - self._swept_at < SWEEP_S:
                 return
-            self._swept_at, known = now, list(self._known)
+            self._swept_at, known = now, list(self._references.saved)
         for session_id in filter(self._expired, known):
             self.block_writer.then(partial(self.session, session_id))  # opening an expired session clears it
 
 
-def _last_used_first(summaries: Iterable[Summary]) -> list[Summary]:
-    return sorted(summaries, key=lambda summary: -summary.used_at)
+def _last_used_first(found: Iterable[Summary]) -> list[Summary]:
+    return sorted(found, key=lambda summary: -summary.used_at)
 
 
 __all__ = ["Conversations"]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ORPHANS_S = 600.0  # `ORPHANS_S` is how often stored blocks are compared with the conversations, after an outage too.
+UNTOLD = "deletions-untold.json"  # `UNTOLD` has the keys of deleted entries that others were not told of yet.
 POLL_S = 2.0  # `POLL_S` is how often a replica looks for what others deleted, and for idle conversations.
 
 
@@ -33,9 +34,10 @@ class BlockOwner(Protocol):
 class SharedDeletions(Closing):
     """Tells other replicas of deletions here, and follows theirs on a thread of its own."""
 
-    def __init__(self, owner: BlockOwner, storage: "RedisStorage", untold: Path | None) -> None:
-        """`untold` has the keys that an earlier process did not tell the others; with `None` none are remembered."""
-        self._owner, self._storage, self._untold = owner, storage, Tombstones(untold)
+    def __init__(self, owner: BlockOwner, storage: "RedisStorage", folder: Path | None) -> None:
+        """In `folder` what was not told yet outlives the process; with `None` it does not."""
+        self._owner, self._storage = owner, storage
+        self._untold = Tombstones(None if folder is None else folder / UNTOLD)
         self._orphans_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic
         self._position = "0"  # of the last deletion that was followed
         self._closing = threading.Event()

@@ -33,19 +33,22 @@ from .manifest import NOT_A_MANIFEST, ManifestVersionError, Summary, decode, enc
 from .session import Session
 from .storage import SessionStorage, StoredState
 
-DELETIONS = 1_000  # kept in the log, for replicas that were offline
-SWEPT = 100  # idle conversations deleted at a time
-LOGGED = 100  # rows of the log of deletions in one answer
-MANIFEST_BYTES = 64 * 1024**2  # a larger manifest is damage, not a reason to allocate
-PATIENCE = 4  # times `timeout_s`: without its state a conversation is refused, while KV that is late is computed
-PROBE_PAUSE_S = 2.0  # the longest between two probes of a server that is away: conversations wait for it
+DELETIONS = 1_000  # `DELETIONS` is how many are kept in the log, for replicas that were offline.
+SWEPT = 100  # `SWEPT` is how many idle conversations are deleted at a time.
+LOGGED = 100  # `LOGGED` is how many rows of the log of deletions come in one answer.
+MANIFEST_BYTES = 64 * 1024**2  # A manifest of more than `MANIFEST_BYTES` is damage, not a reason to allocate.
+# `PATIENCE` times `timeout_s` is waited: without its state a conversation is refused, and late KV is only computed.
+PATIENCE = 4
+# `PROBE_PAUSE_S` is the longest time between two probes of a server that is away: conversations wait for it.
+PROBE_PAUSE_S = 2.0
 
 CLOCK_SKEW_S = 5.0  # `CLOCK_SKEW_S` is by how much the clocks of replicas may differ.
 REMEMBERED = 10_000  # `REMEMBERED` is the number of conversations whose last use is known here.
 
 T = TypeVar("T")
 
-# KEYS: summaries (id -> JSON), expiries (id by ms), the log of deletions. ARGV[1]: the start of every manifest's key.
+# The scripts have as KEYS: summaries (id -> JSON), expiries (id by ms), the log of deletions; as ARGV[1] the start of
+# every manifest's key.
 # The hash field of the version is called `edition`, as in all data written so far.
 _COMMON = f"""
 local summaries, expiries, log, root = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
@@ -68,7 +71,7 @@ local function expired(id)
 end
 """
 
-# id, the known version, the most bytes of a manifest
+# `LOAD` takes: id, the known version, the most bytes of a manifest
 # -> false if there is no manifest, {version} if it is the known one, else {version, manifest}
 LOAD = (
     _COMMON
@@ -83,7 +86,8 @@ return {version, redis.call('HGET', root .. id, 'data')}
 """
 )
 
-# id, the version read or '', the new version, manifest, summary, ms to live or 0 -> 1, or 0 if the version differs
+# `SAVE` takes: id, the version read or '', the new version, manifest, summary, ms to live or 0
+# -> 1, or 0 if the version differs
 SAVE = (
     _COMMON
     + """
@@ -97,10 +101,10 @@ return 1
 """
 )
 
-# id -> 1 if it existed; its blocks are added to the log
+# `DELETE` takes: id -> 1 if it existed; its blocks are added to the log
 DELETE = _COMMON + "\nreturn forget(ARGV[2], keys_of(ARGV[2]))"
 
-# how many at most -> how many were deleted because they were idle for too long
+# `SWEEP` takes: how many at most -> how many were deleted because they were idle for too long
 SWEEP = (
     _COMMON
     + """

@@ -22,6 +22,7 @@ from .turn import Turn
 
 log = logging.getLogger(__name__)
 
+# `EXACTLY` is how history is computed again: from exact blocks alone.
 EXACTLY = PrefillMethod(0.0, make_selector("none"), "prefix", inexact_history="recompute")
 
 

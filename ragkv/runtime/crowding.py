@@ -9,8 +9,8 @@ import os
 import threading
 import time
 
-FULL = 1.5  # programs that want to run, for each processor: our own threads alone make it 1
-LOOK_EVERY_S = 30.0  # a look takes microseconds, and the load is a mean over a minute
+FULL = 1.5  # `FULL` is the load for each processor that is too much: our own threads alone make it 1.
+LOOK_EVERY_S = 30.0  # `LOOK_EVERY_S` is the time between looks, which take microseconds: the load is a minute's mean.
 
 log = logging.getLogger(__name__)
 

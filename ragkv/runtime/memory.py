@@ -7,12 +7,14 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-KERNEL_CACHES = {  # compiled kernels, one for each shape of a product; a model's layers for one row need about ten
+# `KERNEL_CACHES` is how many compiled kernels are kept, one for each shape of a product; a model's layers for one row
+# need about ten.
+KERNEL_CACHES = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128,  # of the process
     "LRU_CACHE_CAPACITY": 1,  # of each thread, in front of the other
 }
 
-_CGROUP = Path("/sys/fs/cgroup")  # a container's limits (version 2)
+_CGROUP = Path("/sys/fs/cgroup")  # `_CGROUP` has a container's limits (version 2).
 
 
 def available_bytes() -> int | None:

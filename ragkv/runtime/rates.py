@@ -3,7 +3,7 @@
 import time
 from collections import deque
 
-WINDOW_S = 60.0  # the rate is that of the last minute: what was stored already takes no time
+WINDOW_S = 60.0  # `WINDOW_S` is the time of which the rate is measured: what was stored already takes no time.
 
 
 class Rate:

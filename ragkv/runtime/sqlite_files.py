@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .files import make_private_folder
 
-SETTLED_S = 1.0  # a file's time is exact to some milliseconds, on some file systems to a second
+SETTLED_S = 1.0  # `SETTLED_S` is how exact a file's time is at worst: on some file systems to a second.
 
 
 class FileState(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-QUANTUM_S = 0.02  # an owner is served for so long before another one is due that used less
+QUANTUM_S = 0.02  # `QUANTUM_S` is how long an owner is served before another one is due that used less.
 
 _thread = threading.local()
 

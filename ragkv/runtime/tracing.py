@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
+TRACE_HEADERS = ("traceparent", "tracestate")  # `TRACE_HEADERS` are those of the W3C's Trace Context.
 
 
 def tracer() -> Any | None:

@@ -20,10 +20,11 @@ from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.runtime import Closing, FairLock, Wait, openmp
 
-# The leader of a step waits this share of the last step's time for the requests that were served in it and will ask
-# again. Without it the first request steps alone and the others together: half the batch on average (docs/log.md).
+# `PATIENCE` is the share of the last step's time for which the leader of a step waits for the requests that were served
+# in it and will ask again. Without it the first request steps alone and the others together: half the batch on average.
 PATIENCE = 0.125
-SHARED_ROWS = 8  # rows of one owner in a step while another owner's request waits: it must not pay for many rows
+# `SHARED_ROWS` is the most rows of one owner in a step while another owner's request waits: it must not pay for many.
+SHARED_ROWS = 8
 
 
 class DecodeSlot(Closing):

@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple
 from ragkv.config import at_least
 from ragkv.errors import ConfigError
 
-MASK = (1 << 64) - 1
+MASK = (1 << 64) - 1  # `MASK` keeps the 64 bits of a hash.
 
 
 class RoutedPart(NamedTuple):

@@ -308,7 +308,7 @@ class TestAbandonedTurn:
             session = talk(engine)
             engine.flush()
             before, blocks = session.state, files(tmp_path)
-            references = +engine.conversations._references
+            references = engine.conversations._references.counts
 
             def as_before() -> None:
                 engine.flush()
@@ -316,7 +316,7 @@ class TestAbandonedTurn:
                 assert not session.lock.locked()
                 assert (files(tmp_path), pinned(engine)) == (blocks, 0)
                 assert engine.stats().store.tiers[0].entries == blocks
-                assert +engine.conversations._references == references
+                assert engine.conversations._references.counts == references
                 assert engine.conversations.block_writer.waiting_bytes == 0
                 assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
                 ask(engine, session, 3)

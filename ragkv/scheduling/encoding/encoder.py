@@ -18,7 +18,8 @@ from ragkv.fusion import MOST_MOVED_LEARNED, ResidentLease, Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.store import Entry, EntryInfo, Identity, ids_digest
 
-KEPT_PREFIXES = 4  # prefix entries kept in memory, one for each of the last sets of RoPE frequencies
+# `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of RoPE frequencies.
+KEPT_PREFIXES = 4
 
 
 class Encoder:

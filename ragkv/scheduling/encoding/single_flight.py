@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from ragkv.store import Claim, EntryKey, Store
 
-UNMEASURED_S = 60.0  # a claim's expiry until this replica has encoded an entry
-HEADROOM = 4.0  # a claim's expiry, times what encoding takes: a claim outlives a slow encoding
-LEAST_S = 5.0
-POLLS = 20  # at most while waiting for an entry
+UNMEASURED_S = 60.0  # `UNMEASURED_S` is a claim's expiry until this replica has encoded an entry.
+HEADROOM = 4.0  # `HEADROOM` times what encoding takes is a claim's expiry, so that it outlives a slow encoding.
+LEAST_S = 5.0  # `LEAST_S` is the shortest expiry of a claim.
+POLLS = 20  # `POLLS` is how often an entry is looked for at most while it is waited for.
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from .single_flight import EncodingClaim, SingleFlight
 
 log = logging.getLogger(__name__)
 
-LOG_EVERY_S = 10.0
+LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
 
 
 @dataclass(frozen=True, slots=True)
