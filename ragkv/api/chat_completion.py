@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from ragkv.api.chat import (
     CallFilter,
-    DialogueDocument,
-    DialoguePrompt,
-    DialogueRequest,
+    ChatDocument,
+    ChatInput,
+    ChatPrompt,
+    PlainMessage,
     ToolCall,
-    Turn,
     find_calls,
     insert_documents,
     required_form,
@@ -146,11 +146,11 @@ class ChatCompletion:
                         answers.append(event)  # sent after the loop, when the session is free again
         finally:
             if len(answers) != 1:  # it failed, or there is no one answer to continue from
-                tenant.dialogue.drop_turn(prompt)
+                tenant.chat.drop_turn(prompt)
         # 3. Save the turn, so that messages which continue it find its KV.
         found = [find_calls(answer.text, names) if names else (answer.text, ()) for answer in answers]
         if count == 1:
-            answers = [tenant.dialogue.save_turn(prompt, answers[0], *found[0])]
+            answers = [tenant.chat.save_turn(prompt, answers[0], *found[0])]
         # 4. Take calls out of the text. Append the markers of sources that an answer cites and does not name.
         contents = []
         calls = [calls for _, calls in found]
@@ -178,7 +178,7 @@ class ChatCompletion:
         if not tools or (may_be_text and text is None):
             return text
         name = choice.function.name if isinstance(choice, NamedTool) else "required"
-        syntax = tenant.dialogue.template_for(tools).call_syntax
+        syntax = tenant.chat.template_for(tools).call_syntax
         calls = required_form(tools, name, syntax, self.body.parallel_tool_calls is not False)
         return text.or_calls(calls) if may_be_text and text is not None and calls is not None else calls
 
@@ -186,7 +186,7 @@ class ChatCompletion:
         self,
         context: WorkContext,
         tenant: Tenant,
-        prompt: DialoguePrompt,
+        prompt: ChatPrompt,
         count: int,
         form: ResponseFormat | None,
     ) -> ChoiceEvents:
@@ -228,22 +228,22 @@ class ChatCompletion:
             )
         return sources + sources_of(hits, len(sources) + 1)
 
-    def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> DialoguePrompt:
-        documents = tuple(DialogueDocument(source.text, {"source": source.source}) for source in sources)
-        turns = [_turn_of(message) for message in self.body.messages]
+    def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:
+        documents = tuple(ChatDocument(source.text, {"source": source.source}) for source in sources)
+        turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
-        request = DialogueRequest(insert_documents(turns, documents, tenant.dialogue.separator), documents, tools)
+        request = ChatInput(insert_documents(turns, documents, tenant.chat.separator), documents, tools)
         if self.session_id is None:
             # The next request's messages will not hold the documents, so such a conversation is not kept.
-            return tenant.dialogue.build_prompt(request, not documents, None)
+            return tenant.chat.build_prompt(request, not documents, None)
         if turns[-1].role not in ("user", "tool"):
             raise InputError("With a session the last message must be the user's or a tool's: it is the question.")
-        return tenant.dialogue.build_prompt(request, False, tenant.engine_session_id(self.session_id))
+        return tenant.chat.build_prompt(request, False, tenant.engine_session_id(self.session_id))
 
     def _response(
         self,
         tenant: Tenant,
-        prompt: DialoguePrompt,
+        prompt: ChatPrompt,
         answers: Sequence[Answer],
         contents: Sequence[str],
         sources: list[SourceBody],
@@ -296,14 +296,14 @@ def _message(content: str, sources: Sequence[SourceBody], calls: Sequence[ToolCa
     return AssistantMessage(content=text, annotations=annotations, tool_calls=called(calls) or None)
 
 
-def _turn_of(message: Message) -> Turn:
-    """A message as a turn. Raises `ApiError` for a call whose arguments are no JSON object."""
+def _plain(message: Message) -> PlainMessage:
+    """A message as plain text. Raises `ApiError` for a call whose arguments are no JSON object."""
     if message.role == "assistant":
         calls = tuple(given.call for given in message.tool_calls or ())
-        return Turn("assistant", without_markers(message.text), calls)
+        return PlainMessage("assistant", without_markers(message.text), calls)
     if message.role == "tool":
-        return Turn("tool", message.text, call_id=message.tool_call_id or "", name=message.name or "")
-    return Turn("system" if message.role in ("system", "developer") else "user", message.text)
+        return PlainMessage("tool", message.text, call_id=message.tool_call_id or "", name=message.name or "")
+    return PlainMessage("system" if message.role in ("system", "developer") else "user", message.text)
 
 
 def _without_opening(chunks: Sequence[Chunk]) -> Sequence[Chunk]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ragkv.api.chat import DialogueEngine
+from ragkv.api.chat import ChatEngine
 from ragkv.api.vllm_backend import VllmBackend, VllmServer
 from ragkv.config import EngineConfig
 from ragkv.conversations import Session, SessionInfo
@@ -40,13 +40,13 @@ class Tenant(Closing):
 
     def __init__(self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig) -> None:
         self.engine, self.collections = engine, collections
-        self.dialogue = DialogueEngine(engine)
-        self.known_passages = KnownPassages(collections.folders, self.dialogue.catalogue.passages, limits.known_chars)
+        self.chat = ChatEngine(engine)
+        self.known_passages = KnownPassages(collections.folders, self.chat.catalogue.passages, limits.known_chars)
         self.quotas = QuotaGuard(quotas)
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
         self._follower = DeletionFollower(
-            collections.journal, engine, Path(kv_directory), collections.texts, self.dialogue.forget_requests
+            collections.journal, engine, Path(kv_directory), collections.texts, self.chat.forget_requests
         )
         self._follower.start()
 

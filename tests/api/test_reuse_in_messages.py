@@ -13,7 +13,7 @@ from ragkv import Engine
 from ragkv.api.chat import key_of
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import LimitsConfig
-from tests.dialogue.prompt_templates import TEMPLATES, passages
+from tests.api.chat.prompt_templates import TEMPLATES, passages
 
 from .helpers import app_on, client_of, engine_of, filled
 from .test_chat import chat, said
@@ -84,7 +84,7 @@ def test_the_chunk_of_a_form_is_the_prompts_own_text(talk: TestClient) -> None:
     text = TEMPLATES["JSON"]([known])
     chat(talk, [{"role": "user", "content": text + ASK}], max_tokens=1)
     tenant = talk.app.state.service.tenants.opened()[""]  # type: ignore[attr-defined]
-    matches = tenant.dialogue.catalogue.find(text)
+    matches = tenant.chat.catalogue.find(text)
     assert [text[match.start : match.stop] for match in matches] == [match.text for match in matches]
     assert [match.key for match in matches] == [key_of(known)]
     assert engine.model.count_tokens(matches[0].text) == len(matches[0].text.encode())  # one token for each byte

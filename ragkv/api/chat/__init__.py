@@ -1,30 +1,30 @@
-"""Chat messages, as plain turns of text, become prompts for the engine.
+"""Chat messages, as plain text, become prompts for the engine.
 
-    dialogue = DialogueEngine(engine)
-    prompt = dialogue.build_prompt(DialogueRequest(turns, documents))
+    chat = ChatEngine(engine)
+    prompt = chat.build_prompt(ChatInput(messages, documents))
     engine.stream(prompt.question, prompt.chunks, ...)
 
-The model's chat template renders the turns. Known chunk texts are found in the rendered text. A list of turns that
-continues an earlier list finds its session. This package knows no protocol: the LangChain and REST front ends convert
-their messages to turns.
+The model's chat template renders the messages. Known chunk texts are found in the rendered text. A list of messages
+that continues an earlier list finds its session. This package knows no protocol: the LangChain and REST front ends
+convert their messages.
 """
 
-from .catalogue import DialogueDocument
-from .dialogue_engine import DialogueEngine, DialoguePrompt, DialogueRequest, insert_documents
+from .catalogue import ChatDocument
+from .chat_engine import ChatEngine, ChatInput, ChatPrompt, insert_documents
 from .passage_matcher import PassageMatcher, key_of
-from .template import Turn
+from .template import PlainMessage
 from .tools import CallFilter, Tool, ToolCall, find_calls, required_form
 
 __all__ = [
     "CallFilter",
-    "DialogueDocument",
-    "DialogueEngine",
-    "DialoguePrompt",
-    "DialogueRequest",
+    "ChatDocument",
+    "ChatEngine",
+    "ChatPrompt",
+    "ChatInput",
     "PassageMatcher",
     "Tool",
     "ToolCall",
-    "Turn",
+    "PlainMessage",
     "find_calls",
     "insert_documents",
     "key_of",

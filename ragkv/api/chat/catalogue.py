@@ -3,27 +3,39 @@
 Ingested texts and passages stay until they are forgotten, and are found in prompts in other writings too, see
 `passage_matcher.py`. Of the texts that came with requests, the latest are remembered: their KV is stored after a cache
 miss, so finding them again saves work.
+
+A form is the text of a prompt where a known passage was found in another writing, as a chunk of its own. Which passages
+a form came from is not kept: forms cost little to encode again, so the deletion of any passage deletes them all.
 """
 
+import contextlib
+import json
+import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ragkv.engine import Engine
+from ragkv.runtime import replace_file
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Chunk
 
-from .forms import Forms
-from .passage_matcher import MAX_FOUND, Found, PassageMatcher, joined, key_of
+from .passage_matcher import MAX_FOUND, FoundPassage, PassageMatcher, joined, key_of
 from .text_matcher import TextMatch, TextMatcher
 
-MAX_REQUEST_TEXTS = 10_000  # texts from requests that are remembered
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_TEXTS = 10_000  # So many texts from requests are remembered.
+FORMS_FILE = "forms.jsonl"
+MAX_FORMS = 10_000  # So many forms are remembered; the KV of the oldest is deleted with them.
 
 
 @dataclass(frozen=True, slots=True)
-class DialogueDocument:
+class ChatDocument:
     """A document that came with a request or was ingested."""
 
     text: str
@@ -44,7 +56,7 @@ class ChunkCatalogue:
         self._from_requests: OrderedDict[str, Mapping[str, Any]] = OrderedDict()  # text -> metadata, oldest first
         self._chunks: dict[str, Chunk] = {}  # known texts that are tokenized already
 
-    def ingest(self, documents: Iterable[DialogueDocument], encode: bool = True) -> WarmReport:
+    def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> WarmReport:
         """Register `documents` and, with `encode`, compute and store their KV. Returns when it is durable."""
         by_text = {document.text: document for document in documents if document.text}
         chunks = {text: self._engine.chunk(text) for text in by_text}  # raises before an invalid text is registered
@@ -54,7 +66,7 @@ class ChunkCatalogue:
         self.register(by_text.values())
         return report
 
-    def register(self, documents: Iterable[DialogueDocument]) -> None:
+    def register(self, documents: Iterable[ChatDocument]) -> None:
         """Know `documents` until they are forgotten. Their KV is stored already, or after the first cache miss."""
         metadata = {document.text: document.metadata for document in documents if document.text}
         with self._lock:
@@ -71,7 +83,7 @@ class ChunkCatalogue:
         """Whether any text was ingested or registered, or is a passage of a collection."""
         return bool(self._ingested) or self.passages.chars > 0
 
-    def remember(self, documents: Iterable[DialogueDocument]) -> None:
+    def remember(self, documents: Iterable[ChatDocument]) -> None:
         """Remember documents that came with a request, and forget the oldest beyond `MAX_REQUEST_TEXTS`."""
         with self._lock:
             new = {one.text: one.metadata for one in documents if one.text and one.text not in self._ingested}
@@ -110,7 +122,7 @@ class ChunkCatalogue:
 
     def find(self, prompt: str) -> list[TextMatch]:
         """The known texts in `prompt`, in order: word for word, then passages in other writings between them."""
-        exact = [Found(match.start, match.stop, "", True) for match in self._matcher.find(prompt)[:MAX_FOUND]]
+        exact = [FoundPassage(match.start, match.stop, "", True) for match in self._matcher.find(prompt)[:MAX_FOUND]]
         found = joined(exact, self.passages.find(prompt))[:MAX_FOUND]
         return [
             TextMatch(one.start, one.stop, prompt[one.start : one.stop], one.key or None, one.word_for_word)
@@ -154,3 +166,66 @@ class ChunkCatalogue:
                 if text in self._ingested or text in self._from_requests:
                     self._chunks[text] = chunk
         return Chunk(chunk.token_ids, chunk.text, dict(known if metadata is None else metadata))
+
+
+class Forms:
+    """The token ids of all forms, in a file next to the store, so that a restart forgets none. Thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        directory = engine.config.store.directory
+        self._engine = engine
+        self._path = None if directory is None or engine.config.store.read_only else Path(directory) / FORMS_FILE
+        self._lock = threading.Lock()
+        self._forms: OrderedDict[tuple[int, ...], None] = OrderedDict(dict.fromkeys(self._read()))
+
+    def add(self, token_ids: tuple[int, ...]) -> None:
+        """Remember a form before it is used."""
+        dropped: list[tuple[int, ...]] = []
+        with self._lock:
+            if token_ids in self._forms:
+                self._forms.move_to_end(token_ids)
+                return
+            self._forms[token_ids] = None
+            if len(self._forms) > MAX_FORMS:  # several at once, because the whole file is written again
+                dropped = [self._forms.popitem(last=False)[0] for _ in range(MAX_FORMS // 10)]
+                self._write()
+            elif self._path is not None:
+                self._append(token_ids)
+        if dropped:
+            self._engine.delete(dropped)
+
+    def delete(self) -> int:
+        """Delete the KV of all forms from every tier. Returns how many had KV stored."""
+        with self._lock:
+            dropped, self._forms = list(self._forms), OrderedDict()
+            deleted = self._engine.delete(dropped) if dropped else 0
+            if dropped:
+                self._write()
+        return deleted
+
+    def _append(self, token_ids: tuple[int, ...]) -> None:
+        assert self._path is not None
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, json.dumps(token_ids).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning(
+                "A form is not noted in %s (%s): after a restart its KV outlives its passage.", self._path, error
+            )
+
+    def _write(self) -> None:
+        if self._path is not None:
+            lines = "".join(json.dumps(ids) + "\n" for ids in self._forms)
+            replace_file(self._path, lines.encode())
+
+    def _read(self) -> list[tuple[int, ...]]:
+        if self._path is None or not self._path.is_file():
+            return []
+        found = []
+        for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError):  # a kill may have cut the last line
+                found.append(tuple(int(token) for token in json.loads(line)))
+        return [ids for ids in found if ids]

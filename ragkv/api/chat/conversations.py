@@ -1,4 +1,4 @@
-"""Conversations found by their content: a list of messages that continues an earlier list finds its session.
+"""ConversationFinder found by their content: a list of messages that continues an earlier list finds its session.
 
 The text before the next question identifies a conversation, word for word as the template writes it. After each answer
 the session is saved under a digest of the text that the next question would follow. A request looks up the text before
@@ -35,17 +35,17 @@ _SAVED, _IN_PROGRESS = "chat-", "chat-turn-"
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class FoundConversation:
     """A session for one turn."""
 
     session: Session
-    generation: int  # of `Conversations` when the turn began: `clear` starts a new one
+    generation: int  # of `ConversationFinder` when the turn began: `clear` starts a new one
     by_content: bool = True  # found or saved by its messages; False: the caller named the session
     turns: int = 0  # earlier turns
     tokens: int = 0  # of the earlier turns
 
 
-class Conversations:
+class ConversationFinder:
     """The conversations of one engine. Thread-safe. Asks a server for nothing before the first request."""
 
     def __init__(self, engine: Engine) -> None:
@@ -59,12 +59,12 @@ class Conversations:
         if not self._shared:
             self._list()
 
-    def named(self, session_id: str) -> Conversation:
+    def named(self, session_id: str) -> FoundConversation:
         """The conversation in the session `session_id`. Raises `SessionUnavailableError`."""
         session = self._engine.session(session_id)
-        return Conversation(session, self._generation, False, session.turns, len(session.token_ids))
+        return FoundConversation(session, self._generation, False, session.turns, len(session.token_ids))
 
-    def resume(self, text: str) -> Conversation:
+    def resume(self, text: str) -> FoundConversation:
         """The conversation whose next question follows `text`; a new one if there is none or it cannot be read."""
         with self._lock:
             generation = self._generation
@@ -77,7 +77,7 @@ class Conversations:
             return self._turn(generation, None, note)
         return self._turn(generation, saved)
 
-    def save(self, text: str, conversation: Conversation) -> tuple[str, ...]:
+    def save(self, text: str, conversation: FoundConversation) -> tuple[str, ...]:
         """Save an answered turn: its next question would follow `text`. Returns notes for the answer's report."""
         name, notes = _saved_id(text), tuple[str, ...]()
         try:
@@ -115,9 +115,9 @@ class Conversations:
             self._saved.pop(name, None)
         self._delete_soon()
 
-    def _turn(self, generation: int, past: Session | None, *notes: str) -> Conversation:
+    def _turn(self, generation: int, past: Session | None, *notes: str) -> FoundConversation:
         session = self._engine.conversations.unsaved(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
-        return Conversation(session, generation, True, session.turns, len(session.token_ids))
+        return FoundConversation(session, generation, True, session.turns, len(session.token_ids))
 
     def _find(self, name: str) -> Session | None:
         """The saved session of that name. Raises `SessionUnavailableError`."""
@@ -189,7 +189,7 @@ class Conversations:
         try:
             self._delete_cleared()
         except SessionUnavailableError as error:
-            log.warning("Conversations are deleted with the next request that can reach their server: %s", error)
+            log.warning("ConversationFinder are deleted with the next request that can reach their server: %s", error)
 
 
 def _unnamed(session_ids: Iterable[str]) -> list[str]:

@@ -35,7 +35,7 @@ Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPassage:
     """A passage in a prompt."""
 
     start: int  # character offsets in the prompt
@@ -44,7 +44,7 @@ class Found:
     word_for_word: bool  # whether the prompt has exactly the passage's text
 
 
-class _Known(NamedTuple):
+class _Passage(NamedTuple):
     """A known passage."""
 
     before: str  # what stands before its first letter
@@ -72,17 +72,17 @@ class PassageMatcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._matcher = TextMatcher()
-        self._known: dict[str, _Known] = {}  # by key
+        self._known: dict[str, _Passage] = {}  # by key
         self.chars = 0  # letters and digits of all known passages
 
     def add(self, passages: Iterable[str]) -> None:
         """Know `passages`. Very short ones are not found."""
-        added: dict[str, _Known] = {}
+        added: dict[str, _Passage] = {}
         for passage in passages:
             letters = _letters(passage, unescape=False)
             if letters.text:
                 before, after = passage[: int(letters.starts[0])], passage[int(letters.stops[-1]) :]
-                added[letters.text] = _Known(before, after, _digest(passage))
+                added[letters.text] = _Passage(before, after, _digest(passage))
         with self._lock:
             self.chars += sum(len(key) for key in added if key not in self._known)
             self._known.update(added)
@@ -95,7 +95,7 @@ class PassageMatcher:
             self.chars -= sum(len(key) for key in dropped if self._known.pop(key, None) is not None)
         self._matcher.discard(dropped)
 
-    def find(self, prompt: str) -> list[Found]:
+    def find(self, prompt: str) -> list[FoundPassage]:
         """The known passages in `prompt`, in order and without overlaps. Text beyond `MAX_CHARS` is not searched."""
         if not self._known:
             return []
@@ -105,14 +105,14 @@ class PassageMatcher:
             found = joined(found, self._find(prompt, _letters(prompt, unescape=True)))
         return found
 
-    def _find(self, prompt: str, letters: _Letters) -> list[Found]:
+    def _find(self, prompt: str, letters: _Letters) -> list[FoundPassage]:
         def is_border(start: int, stop: int) -> bool:
             """Whether no word of the prompt crosses either end of these letters."""
             before = start > 0 and letters.stops[start - 1] == letters.starts[start]
             after = stop < len(letters.text) and letters.stops[stop - 1] == letters.starts[stop]
             return not (before or after)
 
-        found = list[Found]()
+        found = list[FoundPassage]()
         for match in self._matcher.find(letters.text, is_border):
             start, stop = int(letters.starts[match.start]), int(letters.stops[match.stop - 1])
             if (known := self._known.get(match.text)) is None:
@@ -120,17 +120,17 @@ class PassageMatcher:
             free = prompt[max(found[-1].stop if found else 0, start - len(known.before)) : start]
             start -= _alike(reversed(free), reversed(known.before))
             stop += _alike(prompt[stop : stop + len(known.after)], known.after)
-            found.append(Found(start, stop, match.text, _digest(prompt[start:stop]) == known.digest))
+            found.append(FoundPassage(start, stop, match.text, _digest(prompt[start:stop]) == known.digest))
             if len(found) == MAX_FOUND:
                 break
         return found
 
 
-def joined(first: Sequence[Found], others: Iterable[Found]) -> list[Found]:
+def joined(first: Sequence[FoundPassage], others: Iterable[FoundPassage]) -> list[FoundPassage]:
     """All of `first`, which is in order, and those of `others` that overlap none of them, in order."""
     starts = [one.start for one in first]
 
-    def is_free(one: Found) -> bool:
+    def is_free(one: FoundPassage) -> bool:
         at = bisect.bisect_right(starts, one.start)
         return (at == 0 or first[at - 1].stop <= one.start) and (at == len(first) or one.stop <= starts[at])
 
@@ -173,4 +173,4 @@ def _is_letter() -> npt.NDArray[np.bool_]:
     return np.fromiter((chr(code).isalnum() for code in range(0x110000)), np.bool_, 0x110000)
 
 
-__all__ = ["MAX_FOUND", "Found", "PassageMatcher", "joined", "key_of"]
+__all__ = ["MAX_FOUND", "FoundPassage", "PassageMatcher", "joined", "key_of"]

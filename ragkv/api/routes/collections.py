@@ -108,7 +108,7 @@ async def delete_collection(name: CollectionName, executor: TenantExecutorDep) -
 
     def work(tenant: Tenant) -> bool:
         existed = tenant.collections.delete(name)
-        tenant.dialogue.forget_requests()  # unnamed conversations may contain the deleted texts
+        tenant.chat.forget_requests()  # unnamed conversations may contain the deleted texts
         return existed
 
     if not await executor.run(work):
@@ -189,7 +189,7 @@ async def delete_document(
         with tenant.collections.lease(name) as collection:
             removal = tenant.collections.remove(collection, [document_id])
         if removal.deleted:
-            tenant.dialogue.forget_requests()  # unnamed conversations may contain the deleted text
+            tenant.chat.forget_requests()  # unnamed conversations may contain the deleted text
         return bool(removal.deleted)
 
     if not await executor.run(work):
@@ -227,7 +227,7 @@ def _ingest(
             report = tenant.collections.ingest(collection, documents, check)
         warmed = tenant.collections.warm(collection, report, check)
     if report.forgotten_passages:
-        tenant.dialogue.forget_requests()  # unnamed conversations may contain the replaced texts
+        tenant.chat.forget_requests()  # unnamed conversations may contain the replaced texts
     return schemas.IngestResponse(
         added=list(report.added),
         changed=list(report.changed),

@@ -17,7 +17,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
-from ragkv.api.chat import CallFilter, DialoguePrompt, required_form
+from ragkv.api.chat import CallFilter, ChatPrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
 from ragkv.errors import InputError, UnsupportedError
@@ -29,7 +29,7 @@ from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, TokenEvent
 
 from .engines import SharedEngine, config_for, shared_engine, shared_engine_of
-from .messages import bound_tools, chat_chunk, chat_result, dialogue_request, text_behind, to_document
+from .messages import bound_tools, chat_chunk, chat_input, chat_result, text_behind, to_document
 from .structured_output import Method, structured
 
 SAMPLING = (
@@ -222,7 +222,7 @@ class ChatRagKV(BaseChatModel):
         stop: Sequence[str] | None,
         call: dict[str, Any],
         cancel: threading.Event | None = None,
-    ) -> Generator[tuple[TokenEvent | Answer, DialoguePrompt, str, TokenText]]:
+    ) -> Generator[tuple[TokenEvent | Answer, ChatPrompt, str, TokenText]]:
         """The engine's events, each with the prompt, the model's name and the texts of its tokens."""
         refuse_unknown(call)
         settings = {name: getattr(self, name, None) for name in OWN} | call
@@ -233,7 +233,7 @@ class ChatRagKV(BaseChatModel):
         shared = self._shared_for(model)
         model = shared.name if self.engine is not None and model == self.model else model
         separator = shared.separator if self.document_separator is None else self.document_separator
-        request = dialogue_request(messages, settings["documents"] or (), separator, tools)
+        request = chat_input(messages, settings["documents"] or (), separator, tools)
         prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
         options = answer_options(settings)
         syntax, parallel = shared.template_for(request.tools).call_syntax, settings["parallel_tool_calls"] is not False

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from langchain_core.messages import BaseMessage
 
-from ragkv.api.chat import DialogueEngine
+from ragkv.api.chat import ChatEngine
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
@@ -23,8 +23,8 @@ from ragkv.model.decode.token_text import TokenText
 log = logging.getLogger(__name__)
 
 
-class SharedEngine(DialogueEngine):
-    """One engine, its dialogues and its message histories."""
+class SharedEngine(ChatEngine):
+    """One engine, its chats and its message histories."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)

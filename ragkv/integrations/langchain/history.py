@@ -15,13 +15,13 @@ from typing import Any
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
 
-from ragkv.api.chat import Turn
+from ragkv.api.chat import PlainMessage
 from ragkv.errors import InputError, RagKVError
 from ragkv.runtime import make_private_folder, replace_file
 
 from .chat import ChatRagKV
 from .engines import SharedEngine
-from .messages import dialogue_request
+from .messages import chat_input
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
             messages = self._read()
             self._write([])
         try:
-            turns = self._shared.template.turns(dialogue_request(messages, (), "").turns)
-            head = self._shared.template.head([*turns, Turn("user", "")])
+            turns = self._shared.template.messages(chat_input(messages, (), "").messages)
+            head = self._shared.template.head([*turns, PlainMessage("user", "")])
         except RagKVError:  # messages that the model refuses have no session
             return
         self._shared.conversations.forget(head)

@@ -24,12 +24,12 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic_core import to_jsonable_python
 
 from ragkv.api.chat import (
-    DialogueDocument,
-    DialoguePrompt,
-    DialogueRequest,
+    ChatDocument,
+    ChatInput,
+    ChatPrompt,
+    PlainMessage,
     Tool,
     ToolCall,
-    Turn,
     find_calls,
     insert_documents,
 )
@@ -41,24 +41,24 @@ from ragkv.types import Answer, TokenEvent, TokenLogprob
 _IGNORED_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
 
 
-def dialogue_request(
+def chat_input(
     messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str, tools: Sequence[Tool] = ()
-) -> DialogueRequest:
+) -> ChatInput:
     """The turns and documents of a call. `separator` follows each document that a block or the call gives."""
-    turns: list[Turn] = []
-    carried: list[DialogueDocument] = []
+    turns: list[PlainMessage] = []
+    carried: list[ChatDocument] = []
     for message in messages:
         text, found = _content(message, separator)
         carried += found
         if isinstance(message, ToolMessage):
-            turns.append(Turn("tool", text, call_id=message.tool_call_id, name=message.name or ""))
+            turns.append(PlainMessage("tool", text, call_id=message.tool_call_id, name=message.name or ""))
         elif isinstance(message, AIMessage):
-            turns.append(Turn("assistant", text, dialogue_calls(message.tool_calls)))
+            turns.append(PlainMessage("assistant", text, chat_calls(message.tool_calls)))
         else:
-            turns.append(Turn(_role(message), text))
+            turns.append(PlainMessage(_role(message), text))
     of_call = [to_document(item) for item in documents]
     inserted = insert_documents(turns, of_call, separator)
-    return DialogueRequest(inserted, (*carried, *of_call), tuple(tools))
+    return ChatInput(inserted, (*carried, *of_call), tuple(tools))
 
 
 def _role(message: BaseMessage) -> str:
@@ -70,14 +70,14 @@ def _role(message: BaseMessage) -> str:
     return "user"
 
 
-def _content(message: BaseMessage, separator: str) -> tuple[str, list[DialogueDocument]]:
+def _content(message: BaseMessage, separator: str) -> tuple[str, list[ChatDocument]]:
     """The text of a message, and the documents in it."""
     blocks: list[Any] = [message.content] if isinstance(message.content, str) else message.content
     parts: list[str] = []
-    documents: list[DialogueDocument] = []
+    documents: list[ChatDocument] = []
     for number, block in enumerate(blocks):
         found = _block(block)
-        if isinstance(found, DialogueDocument):
+        if isinstance(found, ChatDocument):
             documents.append(found)
             parts.append(found.text + (separator if number + 1 < len(blocks) else ""))
         else:
@@ -91,7 +91,7 @@ def _content(message: BaseMessage, separator: str) -> tuple[str, list[DialogueDo
     return text, documents
 
 
-def _block(block: Any) -> str | DialogueDocument:
+def _block(block: Any) -> str | ChatDocument:
     """The text of a content block, or the document that it holds."""
     if isinstance(block, str):
         return block
@@ -100,7 +100,7 @@ def _block(block: Any) -> str | DialogueDocument:
         return str(block.get("text", ""))
     if kind in ("text", "text-plain", "document") and (text := _text_of(block)) is not None:
         named = {name: block[name] for name in ("id", "title", "context") if block.get(name)}
-        return DialogueDocument(text, {**named, **(block.get("metadata") or {})})
+        return ChatDocument(text, {**named, **(block.get("metadata") or {})})
     if kind in _IGNORED_BLOCKS:
         return ""
     raise UnsupportedError(f"A message has a block of type {kind!r}, but this model reads only text. Leave it out.")
@@ -119,18 +119,18 @@ def _artifact_documents(artifact: Any) -> list[Any]:
     return [item for item in items if isinstance(item, Document)]
 
 
-def to_document(item: Any) -> DialogueDocument:
+def to_document(item: Any) -> ChatDocument:
     """The document of a `Document`, a text, or a mapping such as `{"text": ..., "title": ...}`."""
     if isinstance(item, Document):
         named = {"id": item.id} if item.id else {}
-        return DialogueDocument(item.page_content, {**named, **item.metadata})
+        return ChatDocument(item.page_content, {**named, **item.metadata})
     if isinstance(item, str):
-        return DialogueDocument(item, {})
+        return ChatDocument(item, {})
     if isinstance(item, Mapping):
         for name in ("text", "page_content", "content"):
             if isinstance(item.get(name), str):
                 others = {key: value for key, value in item.items() if key not in (name, "metadata")}
-                return DialogueDocument(item[name], {**others, **(item.get("metadata") or {})})
+                return ChatDocument(item[name], {**others, **(item.get("metadata") or {})})
     raise InputError(f"A document must be a Document, a text or a mapping with 'text', not {item!r:.80}.")
 
 
@@ -171,7 +171,7 @@ def text_behind(text: str, sent: str, tools: Sequence[Tool]) -> str:
     return "" if find_calls(text, tool_names(tools))[1] else text[len(sent) :]
 
 
-def dialogue_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
+def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
     """LangChain's calls of an earlier answer."""
     return tuple(
         ToolCall(call["name"], json.dumps(call["args"], ensure_ascii=False, default=str), call["id"] or "")
@@ -182,7 +182,7 @@ def dialogue_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
 # Answers
 
 
-def chat_result(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str, tokens: TokenText) -> ChatResult:
+def chat_result(event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText) -> ChatResult:
     """The result of a call whose last event is `event`, an `Answer`."""
     assert isinstance(event, Answer)
     content, calls = calls_of(event.text, tool_names(prompt.tools))
@@ -193,7 +193,7 @@ def chat_result(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str, 
 
 
 def chat_chunk(
-    event: TokenEvent | Answer, prompt: DialoguePrompt, model: str, tokens: TokenText
+    event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText
 ) -> ChatGenerationChunk | None:
     """The piece of a streamed message for `event`; `None` for an event without text and log probability."""
     if isinstance(event, Answer):
@@ -216,7 +216,7 @@ def _logprobs(logprobs: Sequence[TokenLogprob], tokens: TokenText) -> dict[str, 
     return {"logprobs": {"content": tokens.entries(logprobs), "refusal": None}} if logprobs else None
 
 
-def _reports(answer: Answer, prompt: DialoguePrompt, model: str, has_calls: bool) -> dict[str, Any]:
+def _reports(answer: Answer, prompt: ChatPrompt, model: str, has_calls: bool) -> dict[str, Any]:
     """The metadata of a message."""
     reuse, output = answer.reuse, len(answer.token_ids)
     return {
@@ -236,7 +236,7 @@ def _reports(answer: Answer, prompt: DialoguePrompt, model: str, has_calls: bool
     }
 
 
-def _kv_cache(answer: Answer, prompt: DialoguePrompt) -> dict[str, Any]:
+def _kv_cache(answer: Answer, prompt: ChatPrompt) -> dict[str, Any]:
     """The engine's report as plain JSON."""
     mode, reason = _mode(answer, prompt)
     conversation = prompt.conversation
@@ -257,7 +257,7 @@ def _kv_cache(answer: Answer, prompt: DialoguePrompt) -> dict[str, Any]:
     return dict(to_jsonable_python(report, bytes_mode="base64", fallback=str))  # metadata holds any type
 
 
-def _mode(answer: Answer, prompt: DialoguePrompt) -> tuple[str, str]:
+def _mode(answer: Answer, prompt: ChatPrompt) -> tuple[str, str]:
     """How the prompt was reused, and why so."""
     reuse = answer.reuse
     if reuse.fused or reuse.recomputed:

@@ -13,7 +13,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
-from ragkv.api.chat import DialogueDocument
+from ragkv.api.chat import ChatDocument
 from ragkv.errors import MissingExtraError
 from ragkv.retrieval import Embedder, Hit, Index, Reranker, Where, one_vector, resolve_embedder
 from ragkv.retrieval.rag import Rag
@@ -52,7 +52,7 @@ class RagKVRetriever(BaseRetriever):
             reranker=self.reranker,
         )
         documents = [_document(hit) for hit in hits]
-        found = [DialogueDocument(document.page_content, document.metadata) for document in documents]
+        found = [ChatDocument(document.page_content, document.metadata) for document in documents]
         if self.rag is not None:
             shared_engine_of(self.rag.engine).catalogue.register(found)
         if self.llm is not None:

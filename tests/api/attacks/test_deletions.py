@@ -159,9 +159,7 @@ def test_a_form_of_a_deleted_passage_is_gone_from_the_other_replica(world: World
     one, other, _ = world.stored_by_both()
     tenant = service_of(other.app).tenants.opened()[""]
     form = tenant.engine.chunk(FACTS[0].upper())
-    tenant.dialogue.catalogue.form(
-        form.text, form.token_ids, None, is_passage=False
-    )  # as a prompt's text that was found
+    tenant.chat.catalogue.form(form.text, form.token_ids, None, is_passage=False)  # as a prompt's text that was found
     tenant.engine.warm([form])
     (key,) = tenant.engine.entries.keys([form])
     assert world.has("other", key)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.api.chat import text_matcher
-from ragkv.api.chat.template import Template, Turn
+from ragkv.api.chat.template import PlainMessage, Template
 from ragkv.api.chat.text_matcher import WINDOW, TextMatch, TextMatcher
 from tests.model.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import byte_tokenizer
@@ -69,9 +69,12 @@ class Prompts:
         rng.shuffle(pieces)
         form = rng.choice(("\n\n{}", "\n{}\n", "[{n}] {}\n\n", "<doc id={n}>{}</doc>", " {}", "\n- {}"))
         context = "".join(form.format(text, n=n) for n, (text, _) in enumerate(pieces))
-        turns = [Turn("system", "Use what follows."), Turn("user", f"Context:{context}\n\nQuestion: {words(rng, 5)}?")]
+        turns = [
+            PlainMessage("system", "Use what follows."),
+            PlainMessage("user", f"Context:{context}\n\nQuestion: {words(rng, 5)}?"),
+        ]
         if number % 3 == 0:  # documents in the system message
-            turns = [Turn("system", f"Use what follows.{context}"), Turn("user", words(rng, 5) + "?")]
+            turns = [PlainMessage("system", f"Use what follows.{context}"), PlainMessage("user", words(rng, 5) + "?")]
         prompt = self.templates[number % len(self.templates)].render(turns)
         return prompt, [text for text, is_whole in pieces if is_whole]
 

@@ -7,18 +7,18 @@ import pytest
 
 from ragkv.api.chat import (
     CallFilter,
-    DialogueDocument,
-    DialogueEngine,
-    DialogueRequest,
+    ChatDocument,
+    ChatEngine,
+    ChatInput,
+    PlainMessage,
     ToolCall,
-    Turn,
     find_calls,
     required_form,
 )
 from ragkv.errors import SchemaError
 from tests.engine.helpers import text_engine
 
-from .test_dialogue_engine import CHATML
+from .test_chat_engine import CHATML
 
 HERMES = (
     "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
@@ -55,7 +55,11 @@ TOOL: dict[str, Any] = {
     },
 }
 CALL = ToolCall("search", '{"query": "mill"}', "abc123def")
-TURNS = (Turn("user", "Who built the mill?"), Turn("assistant", "", (CALL,)), Turn("tool", "Ada.", call_id=CALL.id))
+TURNS = (
+    PlainMessage("user", "Who built the mill?"),
+    PlainMessage("assistant", "", (CALL,)),
+    PlainMessage("tool", "Ada.", call_id=CALL.id),
+)
 
 FORMS = {
     "hermes": ('Let me see.\n<tool_call>\n{"name": "search", "arguments": {"query": "mill"}}\n</tool_call>', 1),
@@ -116,22 +120,22 @@ def test_streamed_text_passes_until_it_may_be_a_call(size: int) -> None:
 
 def test_tools_stand_where_the_chat_template_puts_them() -> None:
     with text_engine(HERMES) as engine:
-        dialogue = DialogueEngine(engine)
-        template = dialogue.template_for((TOOL,))
+        chat = ChatEngine(engine)
+        template = chat.template_for((TOOL,))
         assert template.knows_tools and template.call_syntax == "tagged"
-        prompt = dialogue.build_prompt(DialogueRequest(TURNS, (), (TOOL,)))
+        prompt = chat.build_prompt(ChatInput(TURNS, (), (TOOL,)))
         assert '"name": "search"' in prompt.text and "<|im_start|>tool\nAda." in prompt.text
         assert CALL.as_text in prompt.text
-        plain = dialogue.build_prompt(DialogueRequest(TURNS[:1], ()))
+        plain = chat.build_prompt(ChatInput(TURNS[:1], ()))
         assert "search" not in plain.text
-        assert dialogue.template_for((TOOL,)) is template, "it is made once for the same tools"
+        assert chat.template_for((TOOL,)) is template, "it is made once for the same tools"
 
 
 def test_a_template_that_knows_no_tools_gets_them_in_the_system_text() -> None:
     with text_engine(CHATML) as engine:
-        dialogue = DialogueEngine(engine)
-        assert not dialogue.template_for((TOOL,)).knows_tools
-        prompt = dialogue.build_prompt(DialogueRequest((Turn("system", "Be kind."), *TURNS), (), (TOOL,)))
+        chat = ChatEngine(engine)
+        assert not chat.template_for((TOOL,)).knows_tools
+        prompt = chat.build_prompt(ChatInput((PlainMessage("system", "Be kind."), *TURNS), (), (TOOL,)))
         assert prompt.text.startswith("<|im_start|>system\nBe kind.\n\nYou may call these functions.")
         assert f"<|im_start|>assistant\n{CALL.as_text}<|im_end|>" in prompt.text
         assert "<|im_start|>user\n<tool_response>\nAda.\n</tool_response>" in prompt.text
@@ -139,18 +143,18 @@ def test_a_template_that_knows_no_tools_gets_them_in_the_system_text() -> None:
 
 def test_calls_without_tools_in_the_request_are_left_out_and_results_are_the_users() -> None:
     with text_engine(CHATML) as engine:
-        text = DialogueEngine(engine).build_prompt(DialogueRequest(TURNS, ())).text
+        text = ChatEngine(engine).build_prompt(ChatInput(TURNS, ())).text
         assert "tool_call" not in text and text.count("<|im_start|>user") == 1 and "Ada." in text
 
 
 def test_the_same_prompt_with_tools_is_exact_at_ratio_1_and_its_chunks_are_reused() -> None:
     fact = "The mill of Marl makes paper and rope."
     with text_engine(HERMES) as engine:
-        dialogue = DialogueEngine(engine)
-        turns = (Turn("user", f"{fact} Who built the mill?"),)
+        chat = ChatEngine(engine)
+        turns = (PlainMessage("user", f"{fact} Who built the mill?"),)
 
-        dialogue.catalogue.ingest([DialogueDocument(fact, {})])
-        prompt = dialogue.build_prompt(DialogueRequest(turns, (), (TOOL,)))
+        chat.catalogue.ingest([ChatDocument(fact, {})])
+        prompt = chat.build_prompt(ChatInput(turns, (), (TOOL,)))
         assert [chunk.text for chunk in prompt.documents] == [fact]
         fused = engine.prefill(prompt.question, prompt.chunks, ratio=1.0)
         full = engine.prefill(prompt.question, prompt.chunks, reuse="none")
@@ -175,12 +179,12 @@ def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
 def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
     facts = ["The mill of Marl makes paper and rope.", "The port of Marl is deep."]
     with text_engine(QWEN) as engine:
-        dialogue = DialogueEngine(engine)
-        dialogue.catalogue.ingest([DialogueDocument(fact, {}) for fact in facts])
-        turns = (Turn("user", f"{facts[0]}\n\n{facts[1]} Who built the mill?"),)
+        chat = ChatEngine(engine)
+        chat.catalogue.ingest([ChatDocument(fact, {}) for fact in facts])
+        turns = (PlainMessage("user", f"{facts[0]}\n\n{facts[1]} Who built the mill?"),)
         states = {}
         for name, tools in (("without", ()), ("with", (TOOL,))):
-            prompt = dialogue.build_prompt(DialogueRequest(turns, (), tools))
+            prompt = chat.build_prompt(ChatInput(turns, (), tools))
             spans = engine.prefill(prompt.question, prompt.chunks, ratio=0.0).spans
             states[name] = [span.state for span in spans if span.kind == "chunk"]
             exact = engine.prefill(prompt.question, prompt.chunks, reuse="prefix")
@@ -193,16 +197,16 @@ def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
 
 def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_a_users_turn() -> None:
     with text_engine(QWEN) as engine:
-        dialogue = DialogueEngine(engine)
-        form = required_form([TOOL], "search", dialogue.template_for((TOOL,)).call_syntax, False)
-        prompt = dialogue.build_prompt(DialogueRequest(TURNS[:1], (), (TOOL,)))
+        chat = ChatEngine(engine)
+        form = required_form([TOOL], "search", chat.template_for((TOOL,)).call_syntax, False)
+        prompt = chat.build_prompt(ChatInput(TURNS[:1], (), (TOOL,)))
         assert prompt.conversation is not None
         session = prompt.conversation.session
         answer = engine.answer(prompt.question, prompt.chunks, session, response_format=form, max_new_tokens=120)
         text, calls = find_calls(answer.text, ["search"])
-        dialogue.save_turn(prompt, answer, text, calls)
-        turns = (TURNS[0], Turn("assistant", text, calls), Turn("tool", "Ada.", call_id=calls[0].id))
-        following = dialogue.build_prompt(DialogueRequest(turns, (), (TOOL,)))
+        chat.save_turn(prompt, answer, text, calls)
+        turns = (TURNS[0], PlainMessage("assistant", text, calls), PlainMessage("tool", "Ada.", call_id=calls[0].id))
+        following = chat.build_prompt(ChatInput(turns, (), (TOOL,)))
         assert following.conversation is not None and following.conversation.turns == 1
         session = following.conversation.session
         going_on = engine.prefill(following.question, following.chunks, session=session)
@@ -214,14 +218,14 @@ def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_
 def test_a_conversation_with_other_tools_starts_afresh() -> None:
     other = {"type": "function", "function": {**TOOL["function"], "name": "find"}}
     with text_engine(QWEN) as engine:
-        dialogue = DialogueEngine(engine)
-        prompt = dialogue.build_prompt(DialogueRequest(TURNS[:1], (), (TOOL,)))
+        chat = ChatEngine(engine)
+        prompt = chat.build_prompt(ChatInput(TURNS[:1], (), (TOOL,)))
         assert prompt.conversation is not None
         answer = engine.answer(prompt.question, prompt.chunks, prompt.conversation.session, max_new_tokens=6)
-        dialogue.save_turn(prompt, answer)
-        turns = (TURNS[0], Turn("assistant", answer.text), Turn("user", "And the port?"))
+        chat.save_turn(prompt, answer)
+        turns = (TURNS[0], PlainMessage("assistant", answer.text), PlainMessage("user", "And the port?"))
         found = []
         for tool in (TOOL, other):
-            following = dialogue.build_prompt(DialogueRequest(turns, (), (tool,)))
+            following = chat.build_prompt(ChatInput(turns, (), (tool,)))
             found.append(following.conversation.turns if following.conversation else None)
         assert found == [1, 0]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragkv.api.chat import DialogueDocument
+from ragkv.api.chat import ChatDocument
 from ragkv.api.chat.catalogue import ChunkCatalogue
 from tests.engine.helpers import text_engine
 
@@ -25,8 +25,8 @@ def test_beyond_the_limit_the_oldest_texts_of_requests_are_forgotten(
     catalogue: ChunkCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.api.chat.catalogue.MAX_REQUEST_TEXTS", 2)
-    catalogue.register([DialogueDocument(TEXTS[0], {})])
+    catalogue.register([ChatDocument(TEXTS[0], {})])
     for text in TEXTS[:4]:
-        catalogue.remember([DialogueDocument(text, {})])
-    catalogue.remember([DialogueDocument(TEXTS[2], {}), DialogueDocument(TEXTS[4], {})])
+        catalogue.remember([ChatDocument(text, {})])
+    catalogue.remember([ChatDocument(TEXTS[2], {}), ChatDocument(TEXTS[4], {})])
     assert found(catalogue) == [TEXTS[0], TEXTS[2], TEXTS[4]]

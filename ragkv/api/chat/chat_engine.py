@@ -1,4 +1,4 @@
-"""A request's turns and documents become the prompt of an engine: chunks, the text between them, and the question.
+"""A request's messages and documents become the prompt of an engine: chunks, the text between them, and the question.
 
 The prompt is rendered as text, known chunk texts are found in it, and the pieces between them are tokenized one by one.
 A chunk keeps the token ids it was ingested with. So at ratio 1 the model reads the prompt that the template writes,
@@ -16,9 +16,9 @@ from typing import Any
 from ragkv.engine import Engine
 from ragkv.types import Answer, Chunk, Text
 
-from .catalogue import ChunkCatalogue, DialogueDocument
-from .conversations import Conversation, Conversations
-from .template import Template, Turn
+from .catalogue import ChatDocument, ChunkCatalogue
+from .conversations import ConversationFinder, FoundConversation
+from .template import PlainMessage, Template
 from .text_matcher import TextMatch
 from .tools import Tool, ToolCall, response_text
 
@@ -31,23 +31,23 @@ MAX_WARNED = 64  # system texts
 
 
 @dataclass(frozen=True, slots=True)
-class DialogueRequest:
-    """The turns of a dialogue, and the documents that came with them."""
+class ChatInput:
+    """The messages of a chat, and the documents that came with them."""
 
-    turns: tuple[Turn, ...]
-    documents: tuple[DialogueDocument, ...]
+    messages: tuple[PlainMessage, ...]
+    documents: tuple[ChatDocument, ...]
     tools: tuple[Tool, ...] = ()  # stand in the prompt
 
 
 @dataclass(frozen=True, slots=True)
-class DialoguePrompt:
+class ChatPrompt:
     """A prompt as the engine takes it."""
 
-    turns: tuple[Turn, ...]  # as rendered
+    messages: tuple[PlainMessage, ...]  # as rendered
     text: str  # the whole prompt
     chunks: tuple[Chunk, ...]  # chunks and the text between them, in prompt order
     question: tuple[int, ...]  # token ids after the last chunk
-    conversation: Conversation | None
+    conversation: FoundConversation | None
     recognition_s: float  # time to find chunk texts
     layout_s: float  # time to build the prompt, recognition included
     tools: tuple[Tool, ...] = ()
@@ -58,8 +58,8 @@ class DialoguePrompt:
         return tuple(chunk for chunk in self.chunks if not isinstance(chunk, Text))
 
 
-class DialogueEngine:
-    """An engine with the chat template, the known chunk texts and the conversations of its dialogues."""
+class ChatEngine:
+    """An engine with the chat template, the known chunk texts and its conversations."""
 
     def __init__(self, engine: Engine) -> None:
         """Raises `InputError` for an engine without a tokenizer."""
@@ -67,7 +67,7 @@ class DialogueEngine:
         self.template = Template(engine.tokenizer, engine.config.prompt.system)
         self._template_of = functools.lru_cache(64)(lambda tools: self.template.with_tools(json.loads(tools)))
         self.catalogue = ChunkCatalogue(engine)
-        self.conversations = Conversations(engine)
+        self.conversations = ConversationFinder(engine)
         self._warned: set[str] = set()  # beginnings of the system texts of prompts without a known text
 
     def template_for(self, tools: Sequence[Tool]) -> Template:
@@ -81,17 +81,19 @@ class DialogueEngine:
         return self.engine.config.prompt.chunk_end or (" " if self.engine.model.is_reader else "\n\n")
 
     def build_prompt(
-        self, request: DialogueRequest, find_conversation: bool = True, session_id: str | None = None
-    ) -> DialoguePrompt:
+        self, request: ChatInput, find_conversation: bool = True, session_id: str | None = None
+    ) -> ChatPrompt:
         """The prompt of `request`. With `find_conversation`, it continues the conversation that its messages repeat.
 
-        With a `session_id`, the session's turns replace everything before the last turn. A prompt with chunks in its
+        With a `session_id`, the session's messages replace everything before the last turn. A prompt with chunks in its
         opening has no conversation: the next turn would open differently.
         """
         began = time.perf_counter()
         template = self.template_for(request.tools)
-        turns = template.turns(_as_one_user_turn(request.turns) if session_id and request.tools else request.turns)
-        text = template.render(turns)
+        messages = template.messages(
+            _with_one_user_message(request.messages) if session_id and request.tools else request.messages
+        )
+        text = template.render(messages)
         self.catalogue.remember(request.documents)
         searching = time.perf_counter()
         matches = self.catalogue.find(text)
@@ -99,15 +101,15 @@ class DialogueEngine:
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
         if not matches and self.catalogue.knows_texts:
-            self._warn_once(template, turns, text)
+            self._warn_once(template, messages, text)
 
-        opening, start = self._opening(template, turns, text, matches, stop)
+        opening, start = self._opening(template, messages, text, matches, stop)
         conversation = None
         if session_id:
             conversation = self.conversations.named(session_id)
-            start = len(template.head(turns)) if conversation.turns else start
-        elif find_conversation and template.is_chat and opening in (None, self._system_opening(template, turns)):
-            head = self._head(template, turns, text)
+            start = len(template.head(messages)) if conversation.turns else start
+        elif find_conversation and template.is_chat and opening in (None, self._system_opening(template, messages)):
+            head = self._head(template, messages, text)
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
         inside = [
@@ -120,12 +122,12 @@ class DialogueEngine:
         if opening is not None:
             pieces.insert(0, Text(template.opening_ids(opening), opening, opening=True))
         layout_s = time.perf_counter() - began
-        return DialoguePrompt(
-            tuple(turns), text, tuple(pieces), question, conversation, recognition_s, layout_s, request.tools
+        return ChatPrompt(
+            tuple(messages), text, tuple(pieces), question, conversation, recognition_s, layout_s, request.tools
         )
 
     def save_turn(
-        self, prompt: DialoguePrompt, answer: Answer, text: str | None = None, calls: Sequence[ToolCall] = ()
+        self, prompt: ChatPrompt, answer: Answer, text: str | None = None, calls: Sequence[ToolCall] = ()
     ) -> Answer:
         """Save the conversation for its next question, if the session holds what the next prompt will repeat.
 
@@ -134,15 +136,15 @@ class DialogueEngine:
         """
         if prompt.conversation is None or not prompt.conversation.by_content:
             return answer
-        said = Turn("assistant", answer.text if text is None else text, tuple(calls))
+        said = PlainMessage("assistant", answer.text if text is None else text, tuple(calls))
         template = self.template_for(prompt.tools)
-        head = template.head([*prompt.turns, *template.turns([said])[-1:], Turn("user", "")])
+        head = template.head([*prompt.messages, *template.messages([said])[-1:], PlainMessage("user", "")])
         if head.startswith(prompt.text + answer.text):
             return answer.with_notes(*self.conversations.save(head, prompt.conversation))
         self.drop_turn(prompt)
         return answer
 
-    def drop_turn(self, prompt: DialoguePrompt) -> None:
+    def drop_turn(self, prompt: ChatPrompt) -> None:
         """Delete a turn without an answer, or that no later request can continue. A named session stays as it was."""
         if prompt.conversation is not None and prompt.conversation.by_content:
             prompt.conversation.session.delete()
@@ -153,9 +155,9 @@ class DialogueEngine:
         self.catalogue.delete_forms()
         self.conversations.clear()
 
-    def _warn_once(self, template: Template, turns: Sequence[Turn], text: str) -> None:
+    def _warn_once(self, template: Template, messages: Sequence[PlainMessage], text: str) -> None:
         """Log that a prompt has none of the known texts, once for each beginning of a system text."""
-        system = self._system_opening(template, turns)
+        system = self._system_opening(template, messages)
         is_short = len(text) - len(system) < LONG_PROMPT and len(system) < LONG_SYSTEM
         beginning = system[:TEMPLATE_CHARS]
         if is_short or beginning in self._warned or len(self._warned) >= MAX_WARNED:
@@ -168,7 +170,7 @@ class DialogueEngine:
         )
 
     def _opening(
-        self, template: Template, turns: Sequence[Turn], text: str, matches: Sequence[TextMatch], stop: int
+        self, template: Template, messages: Sequence[PlainMessage], text: str, matches: Sequence[TextMatch], stop: int
     ) -> tuple[str | None, int]:
         """The opening of the prompt, `None` for the application's own prefix; and its length in characters.
 
@@ -177,28 +179,28 @@ class DialogueEngine:
         own = self.template.own_opening
         if text.startswith(own):
             return None, len(own)
-        opening = self._system_opening(template, turns)
+        opening = self._system_opening(template, messages)
         first = next((match.start for match in matches if match.start > 0), stop)
         start = min(first, len(opening)) if opening and text.startswith(opening) else first
         return text[:start], start
 
     @staticmethod
-    def _head(template: Template, turns: Sequence[Turn], text: str) -> str:
+    def _head(template: Template, messages: Sequence[PlainMessage], text: str) -> str:
         """The text before the last question: a user's turn, or the results of tools.
 
         A stored conversation ends where a user's turn begins. Templates that write results inside a user's turn
         continue it.
         """
-        if turns[-1].role == "tool":
-            asked = next(number for number in range(len(turns), 0, -1) if turns[number - 1].role != "tool")
-            head = template.head([*turns[:asked], Turn("user", "")])
-            return head if text.startswith(head) else template.head(turns)
-        return template.head(turns) if turns[-1].role == "user" else text
+        if messages[-1].role == "tool":
+            asked = next(number for number in range(len(messages), 0, -1) if messages[number - 1].role != "tool")
+            head = template.head([*messages[:asked], PlainMessage("user", "")])
+            return head if text.startswith(head) else template.head(messages)
+        return template.head(messages) if messages[-1].role == "user" else text
 
     @staticmethod
-    def _system_opening(template: Template, turns: Sequence[Turn]) -> str:
+    def _system_opening(template: Template, messages: Sequence[PlainMessage]) -> str:
         """The text before the first user turn."""
-        return template.opening("\n\n".join(turn.text for turn in turns if turn.role == "system"))
+        return template.opening("\n\n".join(message.text for message in messages if message.role == "system"))
 
     def _split(
         self, text: str, matches: Sequence[TextMatch], metadata: Mapping[str, Mapping[str, Any]]
@@ -224,27 +226,32 @@ class DialogueEngine:
         return [Text(ids, text)] if ids else []
 
 
-def _as_one_user_turn(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns, with the results of tools at their end as one turn of the user: a stored history goes on with one."""
-    last = len(turns)
-    while last and turns[last - 1].role == "tool":
+def _with_one_user_message(messages: Sequence[PlainMessage]) -> list[PlainMessage]:
+    """The messages, with the results of tools at their end as one of the user: a stored history goes on with one."""
+    last = len(messages)
+    while last and messages[last - 1].role == "tool":
         last -= 1
-    if last == len(turns):
-        return list(turns)
-    return [*turns[:last], Turn("user", "\n".join(response_text(turn.text) for turn in turns[last:]))]
+    if last == len(messages):
+        return list(messages)
+    return [
+        *messages[:last],
+        PlainMessage("user", "\n".join(response_text(message.text) for message in messages[last:])),
+    ]
 
 
-def insert_documents(turns: Sequence[Turn], documents: Sequence[DialogueDocument], separator: str) -> tuple[Turn, ...]:
-    """The turns, with the documents whose text is in no turn put before the text of the last user turn.
+def insert_documents(
+    messages: Sequence[PlainMessage], documents: Sequence[ChatDocument], separator: str
+) -> tuple[PlainMessage, ...]:
+    """The messages, with the documents whose text is in none of them put before the text of the last user message.
 
     `separator` follows each inserted document.
     """
-    missing = [document for document in documents if not any(document.text in turn.text for turn in turns)]
+    missing = [document for document in documents if not any(document.text in message.text for message in messages)]
     if not missing:
-        return tuple(turns)
+        return tuple(messages)
     inserted = "".join(document.text + separator for document in missing)
     asks = ("user", "tool")
-    last = next((number for number in reversed(range(len(turns))) if turns[number].role in asks), None)
+    last = next((number for number in reversed(range(len(messages))) if messages[number].role in asks), None)
     if last is None:
-        return (*turns, Turn("user", inserted))
-    return (*turns[:last], replace(turns[last], text=inserted + turns[last].text), *turns[last + 1 :])
+        return (*messages, PlainMessage("user", inserted))
+    return (*messages[:last], replace(messages[last], text=inserted + messages[last].text), *messages[last + 1 :])
