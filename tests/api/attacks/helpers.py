@@ -88,6 +88,14 @@ class Target:
         return found
 
 
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it is not waiting to be collected by its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @contextmanager
 def bare_target(
     home: Path, environment: Mapping[str, str] | None = None, *flags: str, descriptors: int | None = None

@@ -16,7 +16,7 @@ from ragkv.config import MIB
 from tests.api.whole import needs_reader
 
 from . import uploads
-from .helpers import LIVEZ_S, NOISY_LIVEZ_S, NOISY_S, Target, Watch, at_once, bare_target, target, wait_until
+from .helpers import LIVEZ_S, NOISY_LIVEZ_S, NOISY_S, Target, Watch, at_once, bare_target, runs, target, wait_until
 
 pytestmark = [needs_reader, pytest.mark.enable_socket]
 
@@ -200,7 +200,7 @@ def test_sigterm_ends_the_server_in_time_while_uploads_are_parsed(tmp_path: Path
         up.process.signal(signal.SIGTERM)
         assert up.process.ended(30) == 0
         assert time.monotonic() - began < 30.0  # 1 s for answers, 5 s until they are cut, and the end of the process
-        assert wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 30.0)
+        assert wait_until(lambda: not any(map(runs, children)), 30.0)
         for thread in threads:
             thread.join()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ragkv.config import MIB
 from tests.api import serving
-from tests.api.attacks.helpers import Target, wait_until
+from tests.api.attacks.helpers import Target, runs, wait_until
 from tests.api.attacks.replicas import AwayRedis, process_settings
 from tests.api.whole import key, server
 
@@ -195,8 +195,8 @@ class World:
         expected = 0 if by is signal.SIGTERM else -by
         if status != expected:
             self.findings.fail(PROCESS, f"{replica.name} ended with status {status} after {by.name}, not {expected}")
-        if not wait_until(lambda: not any(_runs(child) for child in children), ORPHAN_S):
-            self.findings.fail(PROCESS, f"{replica.name} left processes behind: {[c for c in children if _runs(c)]}")
+        if not wait_until(lambda: not any(runs(child) for child in children), ORPHAN_S):
+            self.findings.fail(PROCESS, f"{replica.name} left processes behind: {[c for c in children if runs(c)]}")
         seconds = time.monotonic() - replica.ended_at
         self.findings.log(f"replica {replica.name} ended by {by.name} within {seconds:.1f} s")
 
@@ -219,11 +219,3 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _runs(pid: int) -> bool:
-    """Whether there is such a process, and it is not waiting to be collected by its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
