@@ -15,7 +15,7 @@ import torch
 from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 
 from ..record import Bytes, bytes_of
-from ..tiers.stored_lease import StoredLease
+from ..tiers.reading import StoredLease
 from .reader import RemoteReader
 from .values import RemoteHead
 

@@ -3,8 +3,8 @@
 from ..record import ALIGNMENT
 from .base import Lease, RemoteStats, Speed, Tier, TierKind, TierStats, WrappedLease
 from .disk import DiskTier, ReadOnlyDiskTier
-from .disk_file import aligned_empty
 from .memory import MemoryLease, MemoryTier
+from .reading import aligned_empty
 
 __all__ = [
     "ALIGNMENT",

@@ -26,9 +26,8 @@ from ..key import EntryKey
 from ..policies import Item, Policy, TurnSize
 from ..record import OtherVersionError, Record, read_info
 from .base import Counts, Lease, Tier, TierKind, TierStats
-from .disk_lease import open_lease
-from .ledger import Slot
-from .local import LocalTier
+from .ledger import LocalTier, Slot
+from .reading import open_lease
 
 log = logging.getLogger(__name__)
 

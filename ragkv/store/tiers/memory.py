@@ -18,7 +18,7 @@ from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..key import EntryKey
 from ..policies import Item, Policy
 from .base import Lease, TierKind
-from .local import LocalTier
+from .ledger import LocalTier
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""Reading an open entry file through the page cache, or past it (O_DIRECT).
+"""Reading an entry file: through the page cache or past it (O_DIRECT), layers decoded, and verified as they are read.
+
+The identity is checked when a file is opened, a checksum with every layer. A file that is unlinked meanwhile stays
+readable until its lease is closed.
 
 For a direct read, memory address, file offset and length must be multiples of a page (4 KiB). Layers begin at a page
 in the file and are padded to a page, so only the memory matters. An aligned buffer is read directly; its last partial
@@ -8,23 +11,33 @@ The head is read directly too: through the page cache, the kernel would read far
 
 import contextlib
 import errno
+import logging
 import math
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
 
+from ragkv.errors import EntryDamagedError, StoreError
+
+from ..codecs import Codec
+from ..entry import EncodedEntry, EntryInfo, Identity
 from ..key import EntryKey
 from ..record import ALIGNMENT, RecordHead, bytes_of, parse_head, read_fully, read_head
+from .base import Lease, TierKind
 
-HUGE_PAGE = 2 * 1024**2  # bytes
+log = logging.getLogger(__name__)
 
-_SCRATCH = threading.local()  # each thread keeps scratch memory for the largest read it made
+HUGE_PAGE = 2 * 1024**2  # The size of a huge page in bytes.
+REQUEST_BYTES = 1024**2  # A direct read has so many bytes; smaller layers are read several at once.
+
+_SCRATCH = threading.local()  # Each thread keeps scratch memory for the largest read that it made.
 
 
 class EntryFile:
@@ -116,6 +129,136 @@ class EntryFile:
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         os.close(self._fd)
         self._fd, self.direct = fd, False
+
+
+class StoredLease(Lease):
+    """What leases of disk and remote tiers share: stored layers, read by `_read`, decoded or in encoded form."""
+
+    def __init__(self, info: EntryInfo, sensitivity: torch.Tensor | None, codec: Codec, layer_bytes: int) -> None:
+        """`layer_bytes` are the bytes of one stored layer."""
+        self.info, self.sensitivity = info, sensitivity
+        self._codec, self._layer_bytes = codec, layer_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.info.layers * self._layer_bytes
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The slice (2, G, T, D), read into `out` or into a new host tensor; see `Lease.read_layer`."""
+        return self.read_layers(layer, [out])[0]
+
+    def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        info, codec = self.info, self._codec
+        targets = [aligned_empty(info.shape, info.dtype) if out is None else out for out in outs]
+        if codec.in_place and all(target.is_contiguous() for target in targets):
+            self._read(first, targets)
+            return targets
+        layout = codec.layout(info.shape, info.dtype)
+        pieces = scratch_pieces(len(targets), self._layer_bytes)
+        self._read(first, pieces)
+        return [
+            codec.decode(stored.view(layout.dtype).view(layout.shape), target)
+            for stored, target in zip(pieces, targets, strict=True)
+        ]
+
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
+        info, codec = self.info, self._codec
+        layout = codec.layout(info.shape, info.dtype)
+        page_locked = page_locked and codec.in_place and torch.cuda.is_available()
+        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=page_locked)
+        for first in range(0, info.layers, self.layers_per_read):
+            before_read()
+            self._read(first, layers[first : first + self.layers_per_read].unbind())
+        return EncodedEntry(info, codec, layers, self.sensitivity)
+
+    @abstractmethod
+    def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
+        """Fill the contiguous tensors `into` with stored layers from `first` on, verified and counted."""
+
+
+class DiskLease(StoredLease):
+    """An open entry file. Many threads may call `read_layer` at once, also while another calls `close`."""
+
+    kind = TierKind.DISK
+
+    def __init__(
+        self,
+        head: RecordHead,
+        file: EntryFile,
+        on_read: Callable[[int], None],
+        on_damage: Callable[[EntryDamagedError], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
+        self._head = head
+        self._file: EntryFile | None = file
+        # The kernel does not read ahead for direct reads, so the disk would be idle while a small layer is checked.
+        self.layers_per_read = max(1, REQUEST_BYTES // max(ALIGNMENT, head.layer_bytes)) if file.direct else 1
+        self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Unpin the entry. Twice is harmless. A read under way keeps the descriptor open until it ends."""
+        with self._lock:
+            file, self._file = self._file, None
+        if file is not None:
+            self._on_close()
+
+    def __del__(self) -> None:  # an abandoned lease must not keep its descriptor and its pin for ever
+        self.close()
+
+    def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
+        key, file = self.info.key, self._file
+        if file is None:
+            raise StoreError(f"The lease of entry {key} is closed; read before closing it.")
+        try:
+            try:
+                filled = file.read(into, self._head.layer_offsets[first])
+            except OSError as error:
+                raise EntryDamagedError(key, f"layer {first} cannot be read ({error})") from error
+            for layer, stored in enumerate(filled, first):
+                self._head.check_layer(layer, stored)
+            if len(filled) < len(into):
+                raise EntryDamagedError(key, f"the file ends inside layer {first + len(filled)}")
+        except EntryDamagedError as error:
+            self._on_damage(error)
+            raise
+        self._on_read(self._layer_bytes * len(into))
+
+
+def open_lease(
+    path: Path,
+    identity: Identity,
+    token_ids: Sequence[int],
+    *,
+    direct: bool,
+    on_read: Callable[[int], None],
+    on_damage: Callable[[EntryDamagedError], None],
+    on_close: Callable[[], None] = lambda: None,
+) -> DiskLease | None:
+    """A lease on the entry of these tokens, whose file is `path`; `None` if it is damaged or cannot be opened.
+
+    `direct` reads past the page cache. `on_close` is called only if a lease is returned. Raises `FileNotFoundError`.
+    """
+    key = identity.key(token_ids)
+    try:
+        file = EntryFile.open(path, direct)
+        head = file.head(key)
+        if head.info.is_of_other_network(identity, token_ids):
+            return None
+        if not head.info.matches(identity, token_ids):
+            raise EntryDamagedError(key, "its identity or tokens are not those asked for")
+        return DiskLease(head, file, on_read, on_damage, on_close)
+    except FileNotFoundError:
+        raise
+    except EntryDamagedError as error:
+        on_damage(error)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            on_damage(EntryDamagedError(key, f"its file cannot be read ({error})"))
+        else:  # too many open files, for example: the entry itself is sound
+            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key, error)
+    return None
 
 
 def aligned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
