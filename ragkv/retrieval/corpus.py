@@ -16,7 +16,8 @@ from .embedders import Embedder
 from .values import TextNumbers, Vectors
 
 logger = logging.getLogger(__name__)
-FORM = 2  # of snapshots; higher when the same texts give other terms
+# `FORM` is the form of snapshots; it is higher when the same texts give other terms.
+FORM = 2
 Built = TypeVar("Built")
 Builder = Callable[["Corpus", Check], Built]
 

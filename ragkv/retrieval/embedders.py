@@ -18,9 +18,12 @@ from ragkv.runtime import Check, FairLock, no_check
 
 from .values import Vectors
 
-CPU_BATCH_TOKENS = 256  # a processor computes larger batches hardly faster, and a query would wait longer for one
-MOST_CHARS_A_TOKEN = 32  # on the average of a text: what is behind the window of a long query is not even tokenized
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # the official all-MiniLM-L6-v2
+# A processor computes batches above `CPU_BATCH_TOKENS` hardly faster, and a query would wait longer for one.
+CPU_BATCH_TOKENS = 256
+# A text has at most `MOST_CHARS_A_TOKEN` on average: what is behind the window of a query is not even tokenized.
+MOST_CHARS_A_TOKEN = 32
+# `MINILM_SHA256` is the hash of the official all-MiniLM-L6-v2.
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 class Embedder(ABC):

@@ -16,7 +16,8 @@ from ragkv.errors import InputError
 COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 OPERATORS = ("eq", "ne", "in", *COMPARISONS)
 COLUMNS = ("document_id", "source")
-MAX_CONDITIONS = 256  # SQLite takes an expression of at most 1,000 levels, and each condition is one
+# SQLite takes an expression of at most 1,000 levels, and each of `MAX_CONDITIONS` is one.
+MAX_CONDITIONS = 256
 NAME_CHARS = 256
 
 Where = Mapping[str, Any]

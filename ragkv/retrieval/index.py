@@ -33,8 +33,10 @@ from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, Inge
 
 logger = logging.getLogger(__name__)
 
-QUERY_CHARS = 10_000  # of a query; an embedder reads far fewer
-EMBED_BATCH = 64  # texts whose vectors are committed together
+# Of a query `QUERY_CHARS` are searched; an embedder reads far fewer.
+QUERY_CHARS = 10_000
+# The vectors of `EMBED_BATCH` texts are committed together.
+EMBED_BATCH = 64
 Progress = Callable[[int, int], None]  # number of texts embedded so far, number of texts to embed
 OnForget = Callable[[Sequence[Passage]], None]
 

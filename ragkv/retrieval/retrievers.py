@@ -24,10 +24,13 @@ from ragkv.runtime.words import Word, words
 from .corpus import Corpus
 from .values import TextNumbers, Vectors
 
-RRF_CONSTANT = 60  # k in the paper of reciprocal-rank fusion
-FUSED_DEPTH = 100  # how many texts of each ranking are fused, at least
+# `RRF_CONSTANT` is k in the paper of reciprocal-rank fusion.
+RRF_CONSTANT = 60
+# `FUSED_DEPTH` is how many texts of each ranking are fused, at least.
+FUSED_DEPTH = 100
 
-_HANGUL = re.compile("[\uac00-\ud7a3]{3,}")  # Korean words with what is appended to them: their pairs find them, too
+# `_HANGUL` is a Korean word with what is appended to it; its pairs of characters find it, too.
+_HANGUL = re.compile("[\uac00-\ud7a3]{3,}")
 
 
 class ScoredText(NamedTuple):

@@ -22,8 +22,10 @@ from .values import Document, Passage, digest
 # then stripped from it).
 PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
-TITLE_CHARS = 200  # of a heading in the metadata of each of its passages
-MARKS = 32  # so many combining marks of one character stay with it
+# `TITLE_CHARS` of a heading are in the metadata of each passage below it.
+TITLE_CHARS = 200
+# So many combining `MARKS` of one character stay with it.
+MARKS = 32
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*\w*")
 
 

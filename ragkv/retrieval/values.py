@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from ragkv.errors import DocumentError
 
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON, after an even number of backslashes
+# `_NUL` is a NUL in JSON: it stands after an even number of backslashes.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 Metadata = Mapping[str, Any]  # JSON values
 TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the database
 Vectors = npt.NDArray[np.float32]

@@ -17,13 +17,20 @@ _BLOCK_NAMES = """address article aside blockquote body caption dd details dialo
     footer form h1 h2 h3 h4 h5 h6 header hr html main nav ol p pre section summary table tbody tfoot thead title ul"""
 BLOCKS = frozenset(_BLOCK_NAMES.split())
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
-OWN_BUFFER = frozenset({"pre", "td", "th", "title", *HEADINGS})  # their text is taken as a whole at their end
-GAPS = ("", " ", "\n", "\n\n")  # from the weakest to the strongest
-MAX_DEPTH = 2000  # open elements
-MAX_SPAN = 100  # columns or rows of a cell
-MAX_INDENT = 8  # levels of a list that are shown
-FEED_BYTES = 16 * 1024  # an error of `_Page` ends the parser after so many bytes
-DECLARED_BYTES = 4096  # where a page declares its encoding
+# The text of elements in `OWN_BUFFER` is taken as a whole at their end.
+OWN_BUFFER = frozenset({"pre", "td", "th", "title", *HEADINGS})
+# `GAPS` are what stands between two texts, from the weakest to the strongest.
+GAPS = ("", " ", "\n", "\n\n")
+# `MAX_DEPTH` elements may be open at once.
+MAX_DEPTH = 2000
+# A cell reaches over at most `MAX_SPAN` columns or rows.
+MAX_SPAN = 100
+# `MAX_INDENT` levels of a list are shown.
+MAX_INDENT = 8
+# An error of `_Page` ends the parser after at most `FEED_BYTES`.
+FEED_BYTES = 16 * 1024
+# A page declares its encoding within `DECLARED_BYTES`.
+DECLARED_BYTES = 4096
 
 
 class _TooDeepError(Exception):

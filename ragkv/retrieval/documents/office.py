@@ -22,7 +22,8 @@ from .reading import FileContent, Loaded, decode, part
 from .tables import lines_of
 
 EXTRA = "office"
-WORD_STYLES = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => h2:fresh"  # besides mammoth's own
+# `WORD_STYLES` are headings besides those that mammoth knows.
+WORD_STYLES = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => h2:fresh"
 CORE = "docProps/core.xml"
 
 

@@ -19,11 +19,16 @@ from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 
 from ..values import Document
 
-AUTO = "auto"  # the encoding is guessed for text that is not UTF-8
-GUESS_BYTES = 256 * 1024  # the guess is made from the start of a file
-WESTERN = "cp1252"  # the encoding of most text that is not Unicode
-LOST = "lost"  # the name in a document's metadata of what could not be read, a list of sentences
-NAMED_LOSSES = 5  # so many lost parts of a file are named, the others counted
+# `AUTO` in place of an encoding has it guessed for text that is not UTF-8.
+AUTO = "auto"
+# The guess is made from the first `GUESS_BYTES` of a file.
+GUESS_BYTES = 256 * 1024
+# `WESTERN` is the encoding of most text that is not Unicode.
+WESTERN = "cp1252"
+# `LOST` is the name in a document's metadata of what could not be read, a list of sentences.
+LOST = "lost"
+# `NAMED_LOSSES` lost parts of a file are named, the others are counted.
+NAMED_LOSSES = 5
 # A longer mark comes before the one that it begins with.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),

@@ -12,7 +12,8 @@ from typing import Any
 from .reading import FileContent, Loaded
 
 DELIMITERS = ",;\t|"
-SAMPLE_CHARS = 16 * 1024  # the separator is found in the start of a file
+# The separator of columns is found in the first `SAMPLE_CHARS` of a file.
+SAMPLE_CHARS = 16 * 1024
 
 
 def lines_of(rows: Iterable[Sequence[str]]) -> Iterator[str]:

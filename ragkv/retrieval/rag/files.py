@@ -37,9 +37,11 @@ from .writer import CorpusWriter, Progress
 logger = logging.getLogger(__name__)
 
 FileStatus = Literal["added", "changed", "unchanged", "ignored", "failed", "deleted"]
-LOADER_VERSION = "2"  # files are read again when loaders make another text of them
+# A higher `LOADER_VERSION` has files read again, when loaders make another text of them.
+LOADER_VERSION = "2"
 KEPT = "What it held before stays in the index."
-SETTLED_NS = 2_000_000_000  # a file changed less than this before it was read may change again at the same time
+# A file that changed less than `SETTLED_NS` before it was read may change again at the same time.
+SETTLED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

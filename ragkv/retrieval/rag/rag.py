@@ -25,7 +25,8 @@ from .files import FileOptions, FileOutcome, FileReader, nothing_read
 from .writer import CorpusWriter, Progress
 
 Order = Literal["score", "document"]
-DEFAULT_K = 6  # chunks for a question, as in the evaluation of the CacheBlend paper
+# `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
+DEFAULT_K = 6
 
 
 def default_chunk_tokens(engine: Engine) -> int:
