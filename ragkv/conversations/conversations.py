@@ -388,7 +388,7 @@ class Conversations:
         """Have the conversations cleared that were idle for too long, except those of which a turn runs."""
         now = self.clock()
         with self._lock:
-            if now - self._swept_at < SWEEP_S:
+            if abs(now - self._swept_at) < SWEEP_S:  # a clock may be set back
                 return
             self._swept_at, known = now, list(self._references.saved)
         for session_id in filter(self._expired, known):

@@ -77,13 +77,23 @@ class DecodeBatch:
 
         `rows` is the most rows of a step, `None` for all that wait: at 1 requests decode one by one.
         """
-        self._adapter, self._lock, self._patience, self._rows = adapter, lock, patience, rows
+        self._adapter, self.lock, self._patience, self._rows = adapter, lock, patience, rows
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
         self._expected: set[DecodeSlot] = set()  # served by the last step, and not waiting again yet
         self._slots = 0  # taken and not left
         self._step_s = 0.0  # how long the last step took
         self._stepped_at = 0.0  # when it ended
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a token."""
+        return len(self._waiting)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `step_waiting` runs a step now. Read without a lock: usually no request waits."""
+        return bool(self._waiting) and time.perf_counter() - self._stepped_at >= self._step_s
 
     def slot(self, kv: PromptKV, record: Recording | None = None) -> DecodeSlot:
         """A slot for the prompt of `kv`, which has space for its answer; `record` receives the decoded KV."""
@@ -97,8 +107,7 @@ class DecodeBatch:
         Steps take at most half of the time: after one, the caller computes at least as long. Errors of the step are
         raised in the requests, not here.
         """
-        # Read without a lock: usually no request waits.
-        if self._waiting and time.perf_counter() - self._stepped_at >= self._step_s:
+        if self.is_due:
             self._step()
 
     def step_together(
@@ -126,14 +135,14 @@ class DecodeBatch:
 
     def _wait_for(self, request: _TokenRequest) -> None:
         """Return when the request is done: another thread's step serves it, or this thread's own."""
-        if self._lock.acquire(request.wait):
+        if self.lock.acquire(request.wait):
             try:
                 if self._rows != 1:
                     self._wait_for_expected()
                 while not request.done:  # a full step may serve other requests first
                     self._step()
             finally:
-                self._lock.release(coming_back=self._slots == 1)
+                self.lock.release(coming_back=self._slots == 1)
 
     def _leave(self, slot: DecodeSlot) -> None:
         with self._changed:
@@ -166,8 +175,8 @@ class DecodeBatch:
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self._step_s = self._stepped_at - began
-            self._lock.share([request.wait.owner for request in requests], self._step_s)
-            self._lock.dismiss(request.wait for request in served)
+            self.lock.share([request.wait.owner for request in requests], self._step_s)
+            self.lock.dismiss(request.wait for request in served)
 
     def _next_requests(self) -> list[_TokenRequest]:
         """The requests of the next step, the oldest first; where several owners wait, in turns. Needs `_changed`."""

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ class Clock:
     def __init__(self, engine: Engine) -> None:
         self.now = 1000.0
         engine.conversations.clock = lambda: self.now
-        engine.conversations._swept_at = 0.0
 
 
 class TestFork:
@@ -212,7 +212,8 @@ class TestTtl:
             next(stream)
             clock.now += 100
             engine.session("s")
-            engine.conversations._sweep()
+            engine.session("other")  # looks for idle conversations
+            engine.conversations.block_writer.flush()
             assert session.turns == 3
             list(stream)
             assert session.turns == 4
@@ -254,9 +255,10 @@ class TestOneSessionAtATime:
             session = talk(engine)
             assert engine.session("s") is session
             engine.flush()
+            gone = weakref.ref(session)
             del session
             gc.collect()
-            assert "s" not in engine.conversations._live  # a session that is on disk need not stay in memory
+            assert gone() is None  # a session that is on disk need not stay in memory
             assert engine.session("s").turns == 3
         with engine_at(None) as engine:
             talk(engine)

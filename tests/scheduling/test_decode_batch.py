@@ -79,7 +79,7 @@ def batch_of(engine: Engine) -> DecodeBatch:
 
 
 def at_rest(batch: DecodeBatch) -> bool:
-    return not batch._waiting and not batch._expected and not batch._lock.held and not batch._lock.waiting
+    return not batch.waiting and not batch.lock.held and not batch.lock.waiting
 
 
 class TestManyThreads:
@@ -315,7 +315,7 @@ class TestLongPrefill:
 
             def slow(layer: int, *how: Any, **more: Any) -> torch.Tensor:
                 at_layer.set()
-                until(lambda: batch._waiting and time.perf_counter() - batch._stepped_at >= batch._step_s)
+                until(lambda: batch.is_due)
                 events_seen.append(f"layer {layer}")
                 return run_layer(layer, *how, **more)
 
@@ -351,7 +351,7 @@ class TestLongPrefill:
                 nonlocal layers
                 layers += 1
                 begun.set()
-                until(lambda: batch._waiting and time.perf_counter() - batch._stepped_at >= batch._step_s)
+                until(lambda: batch.is_due)
                 step()
 
             monkeypatch.setattr(batch, "step_waiting", slow)
@@ -373,7 +373,7 @@ class TestLongPrefill:
         with compute.hold():
             thread = threading.Thread(target=through, args=(batch, adapter, 4))
             thread.start()
-            until(lambda: batch._waiting)
+            until(lambda: batch.waiting)
             batch.step_waiting()
             assert sizes == []
             batch._stepped_at -= 1000.0
