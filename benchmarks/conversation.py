@@ -1,13 +1,12 @@
-"""The cost of a conversation's next turn: stored history against recomputing it (CachedAttention figures 6, 17 to 20).
+"""The cost of a conversation's next turn: stored history against recomputing it (CachedAttention figures 6, 18 to 20).
 
-    python -m benchmarks.conversation [--quick] [--parts ttft overlap queue saving cost]
+    python -m benchmarks.conversation [--quick] [--parts ttft overlap queue saving]
 
 Claims, on a real architecture with random weights (weights do not change time), bf16, CPU:
 ttft: 12 turns of 64 new and 192 answer tokens; the TTFT of turn 12 is at least 8x below recomputing history (RE).
 overlap: with a throttled disk, reading ahead hides at least 80 % of what it can: the bound is max(load, compute).
 queue: a request reads while the request before it computes; its time falls until the buffer has S_buf layers.
 saving: decoding with saving is within 5 % of decoding without; no token waits for a disk of 20 MB/s.
-cost: USD for the compute and for keeping the KV, at the paper's prices.
 Answers of past turns are given, not decoded: `Engine.append` computes and stores them like decoded answers.
 Compared variants alternate within one run; medians. Not shown: a GPU's copy stream, and other sizes.
 """
@@ -33,7 +32,7 @@ from ragkv.model.shapes import SHAPES, random_model
 from ragkv.types import Answer
 
 NEW, ANSWERED = 64, 192  # tokens of a turn
-PARTS = ("ttft", "overlap", "queue", "saving", "cost")
+PARTS = ("ttft", "overlap", "queue", "saving")
 
 
 class Bench:
@@ -44,8 +43,6 @@ class Bench:
         self.model = random_model(options.shape)
         self._generator = torch.Generator().manual_seed(0)
         self.turns = [(self.ids(NEW), self.ids(ANSWERED)) for _ in range(options.turns)]
-        self.recomputed_s: dict[int, float] = {}  # TTFT of RE and CA by turn, for the cost table
-        self.reused_s: dict[int, float] = {}
 
     def ids(self, count: int) -> list[int]:
         """Random token ids."""
@@ -84,7 +81,6 @@ class Bench:
                 actions["RE"] = lambda s=sessions["memory"][1], q=question: fast.prefill(q, session=s, reuse="none")
                 medians = report.alternate(actions, self.options.runs)
                 reuse = actions["disk"]().reuse
-                self.recomputed_s[turn], self.reused_s[turn] = medians["RE"], medians["memory"]
                 rows.append(
                     [
                         turn,
@@ -192,29 +188,6 @@ class Bench:
                     )
         return rows
 
-    def cost(self) -> list[list[Any]]:
-        """USD for 1,000 such conversations: for prefills, and for keeping the KV of each."""
-        options, rows = self.options, []
-        if not self.recomputed_s:
-            self.ttft()
-        tokens = options.turns * (NEW + ANSWERED)
-        config = self.model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        gb = tokens * config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim * 2 / 1e9
-        for name, seconds, memory_gb, disk_gb in (
-            ("RE", self.recomputed_s, 0.0, 0.0),
-            ("CA, memory", self.reused_s, gb, 0.0),
-            ("CA, disk and a tenth in memory", self.reused_s, gb / 10, gb),
-        ):
-            # A turn that was not measured costs as much as the turns around it.
-            compute = 1000 * statistics.mean(seconds.values()) * options.turns / 3600 * options.compute_usd_per_hour
-            memory = 1000 * memory_gb * options.kept_hours * options.memory_usd_per_gb_hour
-            disk = 1000 * disk_gb * options.kept_hours * options.disk_usd_per_gb_hour
-            rows.append([name, compute, memory, disk, compute + memory + disk])
-        for row in rows:
-            row.append(f"{1 - row[4] / rows[0][4]:.0%}")
-        return rows
-
     def _compute(self, engine: Engine, session: Session, question: list[int]) -> tuple[float, int]:
         """Seconds of the turn's prefill without loading, and the bytes of its history."""
         size = sum(len(block) for block in session.state.history.blocks) * engine.stats().kv_bytes_per_token
@@ -265,7 +238,6 @@ HEADINGS: dict[str, Sequence[str]] = {
     "overlap": ("load/compute", "load s", "compute s", "bound s", "read ahead", "layers", "prefill s", "hidden"),
     "queue": ("layers ahead", "", "MiB", "prefill s", "saved"),
     "saving": ("store", "saving", "decode s", "against off", "longest wait ms", "written MiB"),
-    "cost": ("method", "compute USD", "memory USD", "disk USD", "total USD", "saved"),
 }
 
 
@@ -291,10 +263,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--measured", type=int, nargs="+", default=list(range(1, 13)), help="turns whose TTFT is taken")
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prompt whose answer's saving is timed")
     parser.add_argument("--directory", help="on the disk to measure; the system's temporary one if not given")
-    parser.add_argument("--compute-usd-per-hour", type=float, default=5.0)
-    parser.add_argument("--memory-usd-per-gb-hour", type=float, default=0.0088)
-    parser.add_argument("--disk-usd-per-gb-hour", type=float, default=0.000082)
-    parser.add_argument("--kept-hours", type=float, default=1.0, help="how long a conversation's KV is kept (its TTL)")
     options = parser.parse_args()
     if options.quick:
         options.turns, options.runs, options.prompt, options.threads = 3, 1, 256, 1
