@@ -185,7 +185,6 @@ def simulate(
     profile: Annotated[Path | None, typer.Option(help="File that `ragkv profile` saved, for times.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Replay only this many requests.")] = None,
     forced: Annotated[bool, typer.Option("--forced", help="Forced caching: never evict what was just served.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="File for a plot.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a trace through eviction policies and compare hits, TTFT and TEL."""

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ragkv.errors import ConfigError
 
-from .report import Report, plot
+from .report import Report
 from .run import ReplaySetting, load_trace, simulate
 from .token_times import TokenTimes, read_profile
 from .trace import Trace
@@ -40,7 +40,6 @@ class Options:
     profile: Path | None = None
     requests: int | None = None
     forced: bool = False
-    plot: Path | None = None
 
 
 def run(options: Options, as_json: bool, console: Console) -> None:
@@ -56,8 +55,6 @@ def run(options: Options, as_json: bool, console: Console) -> None:
     profile = None if options.profile is None else read_profile(options.profile)
     setting = setting_for(options, trace, TokenTimes() if profile is None else TokenTimes.of(profile))
     reports = simulate(trace, names, setting)
-    if options.plot is not None:
-        plot(trace, reports, str(options.plot))
     if as_json:
         console.file.write("[\n" + ",\n".join(json.dumps(asdict(report)) for report in reports) + "\n]\n")
     else:

@@ -3,13 +3,10 @@
 A trace drives a tier of prefix blocks, which asks the policy objects of the live store.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 import numpy as np
 
-from ragkv.errors import MissingExtraError
 from ragkv.store.policies import OnEvict, Policy, PrefixTier
 
 from .token_times import TokenTimes
@@ -94,27 +91,3 @@ class Measure:
             slo_misses=int((ttft > self.slo_ms + 1e-9).sum()),
             **{f"{name}_ms": float(time) for name, time in zip(PERCENTILES, times, strict=True)},
         )
-
-
-def plot(trace: Trace, reports: Sequence[Report], path: str) -> None:
-    """Bars of median, P90, P95 and P99 TTFT for each policy (T-LRU paper, figures 5 and 7).
-
-    Raises `MissingExtraError` without matplotlib.
-    """
-    try:
-        plt = import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "dev", "A plot") from error
-    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    width = 0.8 / max(1, len(reports))
-    for number, report in enumerate(reports):
-        heights = [getattr(report, f"{name}_ms") for name in PERCENTILES]
-        axes.bar(np.arange(len(PERCENTILES)) + number * width, heights, width, label=report.policy)
-    axes.set_xticks(np.arange(len(PERCENTILES)) + 0.4 - width / 2, list(PERCENTILES))
-    axes.set(
-        ylabel="TTFT, ms (simulated)",
-        title=f"{trace.name}: {reports[0].capacity_blocks} blocks of {trace.block_tokens}",
-    )
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
