@@ -135,6 +135,7 @@ def test_the_encoding_of_the_caller_is_that_of_mail_which_names_none() -> None:
         ("euc-kr", "cp949", "\ub620\ubc29"),
         ("utf-16", "utf-8", "\u00e9"),
         ("koi8-u", "koi8-u", "\u0454"),
+        ("klingon", "utf-8", "\u00e9"),
         ("'windows-1251'", "cp1251", "\u0434\u0430"),
     ],
 )

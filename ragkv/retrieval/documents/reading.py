@@ -159,6 +159,7 @@ def codec_of(label: str) -> str | None:
     known = webencodings.lookup(label)
     try:
         found = codecs.lookup(label) if known is None else known.codec_info
+        b"".decode(found.name)  # raises for codecs that give no text, such as "hex"
     except (LookupError, ValueError):
         return None
     return {"gbk": "gb18030"}.get(found.name, found.name)
@@ -171,14 +172,14 @@ def marked_encoding(data: bytes) -> str | None:
 
 def decode(name: str, data: bytes, encoding: str | None, declared: str | None = None) -> str:
     """The text of `data`, its line ends as "\\n". A byte order mark overrules `encoding`, that overrules `declared`."""
-    wanted = encoding if encoding not in (None, AUTO) else declared
-    codec = marked_encoding(data) or (
-        codec_of(wanted) if wanted else _guess(name, data) if encoding == AUTO else "utf-8"
-    )
-    if codec is None:
+    given = encoding if encoding != AUTO else None
+    codec = marked_encoding(data) or codec_of(given or declared or "")
+    if codec is None and given:
         raise DocumentError(
-            f"{name}: unknown encoding {wanted!r}. Name another with --encoding, or let {AUTO} guess it."
+            f"{name}: unknown encoding {given!r}. Name another with --encoding, or let {AUTO} guess it."
         )
+    if codec is None:  # nothing is declared that is known
+        codec = _guess(name, data) if encoding == AUTO else "utf-8"
     if b"\0" in data and "16" not in codec and "32" not in codec:
         raise DocumentError(
             f"{name} looks binary: zero byte at offset {data.index(0)}. Convert it to text, or skip it."
