@@ -128,9 +128,10 @@ def test_a_folder_that_cannot_be_listed_is_reported(tmp_path: Path) -> None:
     assert "Cannot list" in str(errors[0])
 
 
-def test_an_unknown_encoding_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="unknown encoding 'klingon'"):
-        list(load_documents(write(tmp_path / "a.txt", "x"), encoding="klingon"))
+@pytest.mark.parametrize("encoding", ["klingon", "hex"])
+def test_an_unknown_encoding_is_an_error(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(DocumentError, match=f"unknown encoding '{encoding}'"):
+        list(load_documents(write(tmp_path / "a.txt", "x"), encoding=encoding))
 
 
 def test_with_on_error_the_rest_is_still_loaded_and_every_error_reported(tmp_path: Path) -> None:

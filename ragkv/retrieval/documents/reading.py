@@ -159,7 +159,7 @@ def codec_of(label: str) -> str | None:
     known = webencodings.lookup(label)
     try:
         found = codecs.lookup(label) if known is None else known.codec_info
-        b"".decode(found.name)  # raises for codecs that give no text, such as "hex"
+        " ".encode(found.name)  # raises for codecs that are not for text, such as "hex"
     except (LookupError, ValueError):
         return None
     return {"gbk": "gb18030"}.get(found.name, found.name)
