@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-SCORE_SLOTS = ("a", "b")  # scores of two networks may lie next to one entry: those in use, and those being made
+SCORE_SLOTS = ("a", "b")  # Scores of two networks may lie next to one entry: those in use, and those being made.
 _TEXT = re.compile(rf"([0-9a-f]{{64}})(?:\.([{''.join(SCORE_SLOTS)}]))?")
 
 

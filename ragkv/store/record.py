@@ -28,13 +28,13 @@ from .entry import FORMAT_VERSION, EncodedEntry, Entry, EntryInfo, Identity, ids
 from .key import EntryKey
 
 Bytes = bytes | bytearray | memoryview
-ALIGNMENT = 4096  # bytes; the header ends, and every layer begins, at a multiple
+ALIGNMENT = 4096  # In bytes: the header ends, and every layer begins, at a multiple of it.
 FORMAT_NAME = "ragkv-entry"
-_CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # fixed, so that it can be blanked
-_CHECKSUM_CHARS = 32  # xxh3_128, hex
+_CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # The checksum's place is fixed, so that it can be blanked.
+_CHECKSUM_CHARS = 32  # An xxh3_128 has so many hex digits.
 _BLANK = "0" * _CHECKSUM_CHARS
-_HEAD_GUESS = 32768  # bytes; one read brings the whole head of most entries
-_MAX_HEADER = 64 * 1024**2  # bytes; a longer header counts as damage and is not allocated
+_HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
+_MAX_HEADER = 64 * 1024**2  # In bytes: a longer header counts as damage and is not allocated.
 _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

@@ -15,7 +15,7 @@ import filelock
 
 from ragkv.errors import StoreLockedError
 
-PROBE_S = 0.3  # a writer waits this long for the lock: `check_unlocked` holds it for a moment
+PROBE_S = 0.3  # A writer waits so long for the lock, which `check_unlocked` holds for a moment.
 
 
 def acquire(root: Path) -> filelock.BaseFileLock:

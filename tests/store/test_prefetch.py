@@ -374,13 +374,6 @@ def test_the_reserve_evicts_no_leased_entry(open_store: OpenStore) -> None:
     assert gated.in_memory() == set()
 
 
-def test_the_reserve_is_a_sixteenth_of_memory_by_default_and_none_without_a_disk(tmp_path: Path) -> None:
-    with Store.open(StoreConfig(directory=str(tmp_path), memory_bytes=1600)) as store:
-        assert store._prefetcher._reserve_bytes == 100
-    with Store.open(StoreConfig(memory_bytes=1600)) as store:
-        assert store._prefetcher._reserve_bytes == 0
-
-
 def test_a_reserve_larger_than_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="memory_reserve_bytes is 11"):
         StoreConfig(memory_bytes=10, memory_reserve_bytes=11)
@@ -494,5 +487,3 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
             assert tier.stats().used_bytes <= tier.stats().capacity_bytes
             assert tier.stats().damaged == 0
             assert sum(slot.pins for slot in tier._ledger) == 0
-            policy: Any = tier._ledger.policy
-            assert (policy._positions, list(policy._beyond)) == ({}, [])

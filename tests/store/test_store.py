@@ -1,10 +1,8 @@
 """The rules of the stack of tiers: hits are promoted, puts are demoted, deletions reach every tier, no put waits."""
 
-import random
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -252,36 +250,6 @@ def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) ->
     store.put(make_entry(9))  # a put after closing is not an error
     with Store.open(config(tmp_path)) as again:
         assert again.stats().tiers[1].entries == 5
-
-
-def test_many_threads_at_once_never_read_wrong_bytes(tmp_path: Path) -> None:
-    """The tiers are small, so that entries are evicted, promoted, deleted and rewritten all the time."""
-    entries = [make_entry(number) for number in range(12)]
-
-    def work(seed: int) -> int:
-        choose, served_here = random.Random(seed), 0
-        for _ in range(60):
-            number = choose.randrange(12)
-            action = choose.choice(["put", "put", "durably", "delete", "lease", "lease", "lease"])
-            if action == "put":
-                store.put(entries[number])
-            elif action == "durably":
-                store.put_durably(entries[number])
-            elif action == "delete":
-                store.delete(make_entry(number).info.key)
-            elif (lease := store.lease(IDENTITY, ids_of(number))) is not None:
-                with lease:
-                    assert same(read_all(lease), entries[number])
-                served_here += 1
-        return served_here
-
-    settings = config(tmp_path, memory_bytes=3 * ENTRY_BYTES, disk_bytes=6 * 4 * 4096)
-    with Store.open(settings) as store, ThreadPoolExecutor(6) as pool:
-        assert sum(pool.map(work, range(6))) > 20
-        store.flush()
-        for tier in store.stats().tiers:
-            assert tier.used_bytes <= tier.capacity_bytes
-            assert tier.damaged == 0
 
 
 @pytest.mark.gpu

@@ -15,10 +15,10 @@ from .lru import LRU
 from .prefix_tier import PrefixTier
 from .t_lru import GuardedTLRU
 
-WINDOW = 1_000  # turns over which LRU's 90th percentile is taken
-HALF_LIFE = 2_000  # turns after which a shadow's TEL counts half
-LEAD = 0.97  # a challenger must have less than this share of the leader's TEL
-GRID_TOKENS = (1_000, 2_000, 4_000)  # thresholds that are tried where no target is given
+WINDOW = 1_000  # LRU's 90th percentile is taken over so many turns.
+HALF_LIFE = 2_000  # After so many turns a shadow's TEL counts half.
+LEAD = 0.97  # A challenger must have less than this share of the leader's TEL.
+GRID_TOKENS = (1_000, 2_000, 4_000)  # These thresholds are tried where no target is given.
 
 
 class AutomaticTLRU(Policy):

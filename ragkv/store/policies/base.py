@@ -29,7 +29,7 @@ class NextRequest(NamedTuple):
     shared: int  # blocks of that prompt that are a prefix of what the conversation stored
 
 
-NEVER = NextRequest(1 << 62, 0, 0)  # the conversation does not return
+NEVER = NextRequest(1 << 62, 0, 0)  # This stands for a conversation that does not return.
 
 
 class TurnSize(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .base import PolicySettings, TurnSize
 
-RECENT_GAPS = 1024  # return gaps that are remembered
+RECENT_GAPS = 1024  # So many return gaps are remembered.
 
 
 class ReturnGaps:

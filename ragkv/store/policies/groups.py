@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 Rank = tuple[float, int]  # the lowest is evicted first; the second number breaks ties
 
 LAST: Rank = (float("inf"), 0)
-MOST_DEPARTED = 100_000  # groups that have left and are remembered
+MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
 
 
 class Ranking:

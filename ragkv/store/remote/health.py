@@ -21,12 +21,12 @@ from ..tiers.base import RemoteStats, Speed
 
 log = logging.getLogger(__name__)
 
-FAILURES_TO_OPEN = 3  # in a row
-FIRST_PAUSE_S = 1.0  # before the first probe
+FAILURES_TO_OPEN = 3  # So many failures in a row open the breaker.
+FIRST_PAUSE_S = 1.0  # The first probe comes after this pause.
 LONGEST_PAUSE_S = 60.0
-FAILED_PAUSE_S = 5.0  # after a failure that did not open the breaker, before a probe
-SAMPLE_WEIGHT = 0.3  # of the latest sample in a running mean
-SAMPLE_BYTES = 4 * 1024**2  # a bandwidth sample ends after so many bytes, or when no read is under way
+FAILED_PAUSE_S = 5.0  # A failure that did not open the breaker is followed by a probe after this pause.
+SAMPLE_WEIGHT = 0.3  # The latest sample has this weight in a running mean.
+SAMPLE_BYTES = 4 * 1024**2  # A bandwidth sample ends after so many bytes, or when no read is under way.
 FORGET_SPEED_S = 60.0
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from ..tiers.reading import StoredLease
 from .reader import RemoteReader
 from .values import RemoteHead
 
-AHEAD = 2  # layer groups fetched beyond the one that is read
+AHEAD = 2  # So many layer groups are fetched beyond the one that is read.
 
 
 class RemoteLease(StoredLease):

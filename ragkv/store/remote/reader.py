@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 Lookup = Future[dict[EntryKey, Bytes | None]]  # by key, the beginning of its head
 
-GRACE_S = 0.25  # of waiting for a thread beyond the connector's own timeout
-_LOOKUP_PRIORITY = -1  # before all layers
+GRACE_S = 0.25  # A thread is waited for so much longer than the connector's own timeout.
+_LOOKUP_PRIORITY = -1  # Lookups come before all layers.
 
 
 class RemoteReader:

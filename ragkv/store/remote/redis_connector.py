@@ -19,9 +19,9 @@ from .connector import HEAD_BYTES, Connector, PutResult, Usage
 from .redis_server import ANSWER_BYTES, FullError, RedisServer
 from .values import CONTENT_DIGEST_AT
 
-_PAGE = 500  # keys in one answer while listing
-_OVERHEAD_BYTES = 64 * 1024  # of an answer around a value, or for another one on the same connection
-_MAX_GROUPS = 4096  # layer groups of one entry that are counted
+_PAGE = 500  # An answer lists about so many keys.
+_OVERHEAD_BYTES = 64 * 1024  # An answer may have so much around a value, or of another answer.
+_MAX_GROUPS = 4096  # At most so many layer groups of one entry are counted.
 
 
 class RedisConnector(Connector):

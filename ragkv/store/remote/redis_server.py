@@ -21,9 +21,9 @@ try:
 except ImportError as error:
     raise MissingExtraError("redis", "redis", "A Redis tier") from error
 
-_READ_BYTES = 256 * 1024  # of one read from a socket
-ANSWER_BYTES = 128 * 1024**2  # the most of one answer; a longer one is a fault, not a reason to allocate
-_SPARE_CONNECTIONS = 32  # for lookups, writers and deletions, so that none of them waits for a connection
+_READ_BYTES = 256 * 1024  # One read from a socket asks for so many bytes.
+ANSWER_BYTES = 128 * 1024**2  # A longer answer is a fault, not a reason to allocate.
+_SPARE_CONNECTIONS = 32  # Lookups, writers and deletions have these, so none waits.
 # Of this thread's call. `at`: the monotonic time at which it must end; `bytes`: the most it may still receive.
 _LIMIT = threading.local()
 

@@ -29,7 +29,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("obstore", "s3", "An S3 tier") from error
 
-_PAGE = 1000  # objects in one answer while listing
+_PAGE = 1000  # An answer lists so many objects.
 
 
 class _Size(NamedTuple):

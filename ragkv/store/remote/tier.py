@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 D = TypeVar("D")
 
-FRESH_S = 5.0  # a lookup ahead is trusted for so long
-RETRY_S = 5.0  # between attempts at pending deletions
+FRESH_S = 5.0  # A lookup ahead is trusted for so long.
+RETRY_S = 5.0  # So much time lies between two attempts at pending deletions.
 
 
 class RemoteTier(Tier):

@@ -35,8 +35,8 @@ MAGIC = b"ragkvRV1"
 CONTENT_DIGEST_AT, CONTENT_DIGEST_BYTES = 12, 16
 _FIXED = struct.Struct("<8sI16s32sI")
 _DIGEST_AT, _DIGEST_BYTES = 28, 32
-_MAX_HEADER = 16 * 1024**2  # bytes; a longer header is damage, not a reason to allocate
-GROUP_HEADER_BYTES = 64 * 1024  # the most of a header that is not the head's
+_MAX_HEADER = 16 * 1024**2  # In bytes: a longer header is damage, not a reason to allocate.
+GROUP_HEADER_BYTES = 64 * 1024  # A header that is not the head's has at most so many bytes.
 # What reading a header raises whose digest is right, but which this code did not write.
 _FORGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError, struct.error)
 
