@@ -68,7 +68,9 @@ class Conversations:
         self._turns: set[Turn] = set()  # under way
         self.request_numbers: Iterator[int] = count(1)
         self._swept_at = 0.0
-        self._repair = Repair(prefiller, runs.before_documents, block_writer.base.codec, self._repair_turn)
+        self._repair = Repair(
+            prefiller, runs.before_documents, block_writer.base.codec, partial(self._turn_of, kind=RepairTurn)
+        )
         self._deletions: SharedDeletions | None = None
         if not storage.shared:
             for summary in storage.summaries():
@@ -176,9 +178,12 @@ class Conversations:
         If it raises, the session's state is unchanged.
         """
         state = replace(state, used_at=self.clock())
-        if session.saved:
-            self.storage.save(session, state, self.settings.ttl_s if state.ttl_s is None else state.ttl_s)
-        session.state = state
+        ttl_s = self.settings.ttl_s if state.ttl_s is None else state.ttl_s
+        # In one step with what `_set_ttl` saves; but nothing waits for a server under the lock.
+        with nullcontext() if self.storage.shared else self._lock:
+            if session.saved:
+                self.storage.save(session, state, ttl_s)
+            session.state = state
         if unused := self._count(session):
             self.block_writer.then(partial(self.drop_unused, unused))
 
@@ -188,16 +193,13 @@ class Conversations:
 
     def clear(self, session: Session) -> None:
         """Delete the session's turns, and the blocks that no other history has."""
-        version, session.version = session.version, None
-        if session.saved:
-            try:
-                self.storage.delete(session.session_id)
-            except SessionUnavailableError:
-                session.version = version
-                raise
-        session.state, session.notes = self._empty(session.state.ttl_s), ()
+        if session.saved and self.storage.shared:
+            self.storage.delete(session.session_id)
         with self._lock:
+            session.state, session.version, session.notes = self._empty(session.state.ttl_s), None, ()
             unused = self._references.set(session.session_id, None, saved=session.saved)
+        if session.saved and not self.storage.shared:  # now, because a write that waits is not done any more
+            self.storage.delete(session.session_id)
         self.drop_unused(unused)
 
     def delete(self, session: Session) -> None:
@@ -315,9 +317,6 @@ class Conversations:
             finally:
                 with self._lock:
                     self._turns.discard(turn)
-
-    def _repair_turn(self, session: Session, ticket: Ticket) -> AbstractContextManager[RepairTurn]:
-        return self._turn_of(session, ticket, RepairTurn)
 
     def _repair_later(self, session: Session) -> None:
         """Have the session's history made exact between turns, if the settings say so."""
