@@ -24,7 +24,7 @@ from ragkv.runtime import replace_file
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Chunk
 
-from .passage_matcher import MAX_FOUND, FoundPassage, PassageMatcher, joined, key_of
+from .passage_matcher import MAX_FOUND, PassageMatcher, joined, key_of
 from .text_matcher import TextMatch, TextMatcher
 
 log = logging.getLogger(__name__)
@@ -122,12 +122,7 @@ class ChunkCatalogue:
 
     def find(self, prompt: str) -> list[TextMatch]:
         """The known texts in `prompt`, in order: word for word, then passages in other writings between them."""
-        exact = [FoundPassage(match.start, match.stop, "", True) for match in self._matcher.find(prompt)[:MAX_FOUND]]
-        found = joined(exact, self.passages.find(prompt))[:MAX_FOUND]
-        return [
-            TextMatch(one.start, one.stop, prompt[one.start : one.stop], one.key or None, one.word_for_word)
-            for one in found
-        ]
+        return joined(self._matcher.find(prompt)[:MAX_FOUND], self.passages.find(prompt))[:MAX_FOUND]
 
     def encode_ingested(self, *, wait: bool) -> None:
         """Compute the KV of all ingested and registered texts that is not stored: now, or between requests."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .text_matcher import TextMatcher
+from .text_matcher import TextMatch, TextMatcher
 
 MAX_CHARS = 2_000_000  # of a prompt that is searched
 MAX_FOUND = 256  # passages that are found in one prompt
@@ -32,16 +32,6 @@ _ESCAPE = re.compile(
 _NO_LETTER = "\n"  # what escapes of control characters, quotes and line breaks stand for, as far as it matters
 
 Positions = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPassage:
-    """A passage in a prompt."""
-
-    start: int  # character offsets in the prompt
-    stop: int
-    key: str  # the passage's letters and digits
-    word_for_word: bool  # whether the prompt has exactly the passage's text
 
 
 class _Passage(NamedTuple):
@@ -95,7 +85,7 @@ class PassageMatcher:
             self.chars -= sum(len(key) for key in dropped if self._known.pop(key, None) is not None)
         self._matcher.discard(dropped)
 
-    def find(self, prompt: str) -> list[FoundPassage]:
+    def find(self, prompt: str) -> list[TextMatch]:
         """The known passages in `prompt`, in order and without overlaps. Text beyond `MAX_CHARS` is not searched."""
         if not self._known:
             return []
@@ -105,14 +95,14 @@ class PassageMatcher:
             found = joined(found, self._find(prompt, _letters(prompt, unescape=True)))
         return found
 
-    def _find(self, prompt: str, letters: _Letters) -> list[FoundPassage]:
+    def _find(self, prompt: str, letters: _Letters) -> list[TextMatch]:
         def is_border(start: int, stop: int) -> bool:
             """Whether no word of the prompt crosses either end of these letters."""
             before = start > 0 and letters.stops[start - 1] == letters.starts[start]
             after = stop < len(letters.text) and letters.stops[stop - 1] == letters.starts[stop]
             return not (before or after)
 
-        found = list[FoundPassage]()
+        found = list[TextMatch]()
         for match in self._matcher.find(letters.text, is_border):
             start, stop = int(letters.starts[match.start]), int(letters.stops[match.stop - 1])
             if (known := self._known.get(match.text)) is None:
@@ -120,17 +110,18 @@ class PassageMatcher:
             free = prompt[max(found[-1].stop if found else 0, start - len(known.before)) : start]
             start -= _alike(reversed(free), reversed(known.before))
             stop += _alike(prompt[stop : stop + len(known.after)], known.after)
-            found.append(FoundPassage(start, stop, match.text, _digest(prompt[start:stop]) == known.digest))
+            text = prompt[start:stop]
+            found.append(TextMatch(start, stop, text, match.text, _digest(text) == known.digest))
             if len(found) == MAX_FOUND:
                 break
         return found
 
 
-def joined(first: Sequence[FoundPassage], others: Iterable[FoundPassage]) -> list[FoundPassage]:
+def joined(first: Sequence[TextMatch], others: Iterable[TextMatch]) -> list[TextMatch]:
     """All of `first`, which is in order, and those of `others` that overlap none of them, in order."""
     starts = [one.start for one in first]
 
-    def is_free(one: FoundPassage) -> bool:
+    def is_free(one: TextMatch) -> bool:
         at = bisect.bisect_right(starts, one.start)
         return (at == 0 or first[at - 1].stop <= one.start) and (at == len(first) or one.stop <= starts[at])
 
@@ -173,4 +164,4 @@ def _is_letter() -> npt.NDArray[np.bool_]:
     return np.fromiter((chr(code).isalnum() for code in range(0x110000)), np.bool_, 0x110000)
 
 
-__all__ = ["MAX_FOUND", "FoundPassage", "PassageMatcher", "joined", "key_of"]
+__all__ = ["MAX_FOUND", "PassageMatcher", "joined", "key_of"]

@@ -33,7 +33,7 @@ class TextMatch:
     start: int  # character offsets
     stop: int
     text: str
-    key: str | None = None  # of a passage that was found by its letters alone
+    key: str | None = None  # the letters and digits of a passage that was found by them alone
     word_for_word: bool = True  # whether the prompt has exactly the known text
 
 
