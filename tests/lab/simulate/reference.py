@@ -51,7 +51,7 @@ class Reference:
         self.new = [
             row.prompt - row.shared
             for i, row in enumerate(self.rows)
-            if any(other.state == row.conversation for other in self.rows[:i])
+            if any(other.conversation == row.conversation for other in self.rows[:i])
         ]
         mean = sum(self.new) / len(self.new) if self.new else 0.0
         self.expected = int(mean) if mean == int(mean) else int(mean) + 1
