@@ -32,7 +32,7 @@ from ragkv.store.codecs import RAW, RawCodec
 
 RATIOS = (0.0, 0.15, 1.0)
 SELECTOR = "sensitivity"
-SHAPES = {"Llama-3-8B": (2, 8, 512, 128), "Qwen2.5-0.5B": (2, 2, 512, 64)}  # of a slice
+SHAPES = {"Llama-3-8B": (2, 8, 512, 128), "Qwen2.5-0.5B": (2, 2, 512, 64)}  # SHAPES are those of a layer slice.
 
 
 class FusedRaw(RawCodec):

@@ -28,7 +28,8 @@ from ragkv.model.cpu.product_speed import multiplies_bfloat16
 from ragkv.model.loading import READER
 
 SELECTORS = {"without scores": "first-k", "with scores": "sensitivity", "with learned scores": "sensitivity"}
-LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}  # the most, over transformers
+# LIMITS are the most that an ingest may take, over the time of transformers.
+LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from ragkv.errors import InputError
 from ragkv.lab.metrics import best, rouge_l, token_f1
 from ragkv.retrieval import Document, Embedder, Index, Splitter
 
-SPARE_TOKENS = 128  # of the model's context: MapReduce asks for summaries with a longer question
+SPARE_TOKENS = 128  # SPARE_TOKENS of the context stay free: MapReduce asks for summaries with a longer question.
 
 
 @dataclass(frozen=True)

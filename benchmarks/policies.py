@@ -47,7 +47,8 @@ SLO_MS = 200.0
 STEADY = ("lru", "threshold-lru")  # policies that do not know xi
 ONLINE = ("t-lru", "t-lru-guarded", "et-lru", "t-lru-auto")
 OFFLINE = ("end-aware", "length-aware", "tail-belady")
-PAPER = {  # the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and 6)
+# PAPER has the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and 6).
+PAPER = {
     "P90": "up to -27.5 % / -10 %",
     "P95": "up to -23.9 % / -7 %",
     "over SLO": "-8.8 to -40.7 % / -2 to -8 %",

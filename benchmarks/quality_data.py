@@ -18,7 +18,8 @@ from typing import Any
 
 from ragkv.errors import InputError
 
-LONGBENCH_SPLITS = {"samsum": r"(?=^Dialogue:)"}  # where a context is cut; the other sets number their passages
+# LONGBENCH_SPLITS says where a context of these sets is cut; the other sets number their passages.
+LONGBENCH_SPLITS = {"samsum": r"(?=^Dialogue:)"}
 LONGBENCH_PASSAGES = r"^Passage \d+:\n"
 
 

@@ -26,9 +26,9 @@ from training.worlds import World, level, world
 
 IGNORE = -100
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072)
-# What an auxiliary head predicts the name of. A label holds the index into this tuple.
+# AUXILIARY_HEADS name what each head predicts the name of. A label holds the index into this tuple.
 AUXILIARY_HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
-# Where attention is trained to go: a reference to the name it means, a question to its first and its last statement, a
+# ATTENTION_TARGETS say where attention is trained to go: a reference to the name it means, a question to its first and its last statement, a
 # description to the statement that introduced it, a comparison to the older name.
 ATTENTION_TARGETS = ("reference", "first", "last", "described", "older")
 

@@ -31,8 +31,8 @@ from training.templates import TemplateSplit
 from training.tokenizer import USER, build
 from training.worlds import World, level, world
 
-EVALUATION_SEED = 7_000_000_000_000  # far from the seeds of training
-# Names, templates, level, and how many of `--worlds` worlds.
+EVALUATION_SEED = 7_000_000_000_000  # EVALUATION_SEED is far from the seeds of training.
+# SETS has the names, templates and level of each evaluation set, and how many of `--worlds` worlds it gets.
 SETS: dict[str, tuple[NameSplit, TemplateSplit, int, float]] = {
     "held-out worlds": ("train", "train", 3, 1.0),
     "unseen names": ("heldout", "train", 3, 0.5),

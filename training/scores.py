@@ -30,7 +30,7 @@ from training.questions import Question
 from training.tokenizer import USER, build
 from training.worlds import level, world
 
-FIRST_WORLD = 50_000_000_000  # far from training's and from evaluation's
+FIRST_WORLD = 50_000_000_000  # FIRST_WORLD is far from the seeds of training and of evaluation.
 LEVELS = (2, 3, 3, 3, 4)
 QUESTIONS = 12
 
