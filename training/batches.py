@@ -28,8 +28,8 @@ IGNORE = -100
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072)
 # AUXILIARY_HEADS name what each head predicts the name of. A label holds the index into this tuple.
 AUXILIARY_HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
-# ATTENTION_TARGETS say where attention is trained to go: a reference to the name it means, a question to its first and its last statement, a
-# description to the statement that introduced it, a comparison to the older name.
+# ATTENTION_TARGETS say where attention is trained to go: a reference to the name it means, a question to its first and
+# its last statement, a description to the statement that introduced it, a comparison to the older name.
 ATTENTION_TARGETS = ("reference", "first", "last", "described", "older")
 
 _INTRODUCES = {
