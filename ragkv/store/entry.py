@@ -55,11 +55,6 @@ class Identity:
         """The identity of the KV that scores of this identity lie next to."""
         return self._of_kv() if self.scorer else self
 
-    @property
-    def is_extra(self) -> bool:
-        """Whether entries of this identity need not be there: looking for one in vain is no cache miss."""
-        return bool(self.scorer)
-
     @functools.lru_cache(maxsize=64)  # noqa: B019 - as below
     def _of_kv(self) -> "Identity":
         return replace(self, scorer="")

@@ -68,14 +68,14 @@ class DiskTier(LocalTier[None]):
         with self._lock:
             slot = self._ledger.get(key)
             if slot is None or self._closed:
-                self._counts.misses += not identity.is_extra
+                self._counts.misses += not identity.scorer
                 return None
             self._ledger.pin(slot)
         lease = self._open(slot, identity, token_ids)
         with self._lock:
             if lease is None:
                 self._ledger.unpin(slot)
-                self._counts.misses += not identity.is_extra
+                self._counts.misses += not identity.scorer
                 return None
             now = self._clock()
             self._counts.hits += not identity.scorer
@@ -250,7 +250,7 @@ class ReadOnlyDiskTier(Tier):
             )
         with self._lock:
             self._counts.hits += lease is not None and not identity.scorer
-            self._counts.misses += lease is None and not identity.is_extra
+            self._counts.misses += lease is None and not identity.scorer
         return lease
 
     def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:

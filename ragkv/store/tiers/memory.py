@@ -82,7 +82,7 @@ class MemoryTier(LocalTier[EncodedEntry]):
                 self._counts.damaged += 1
                 slot = None
             if slot is None:
-                self._counts.misses += not identity.is_extra
+                self._counts.misses += not identity.scorer
                 return None
             self._counts.hits += not identity.scorer
             self._ledger.pin(slot)
