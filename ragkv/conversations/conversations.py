@@ -347,8 +347,7 @@ class Conversations:
         if self.storage.shared:
             return tuple(self.storage.summaries(tuple(session_ids)))
         with self._lock:
-            known = self._references.saved
-            return tuple(known[name] for name in session_ids if name in known)
+            return tuple(filter(None, map(self._references.saved.get, session_ids)))
 
     def _summary(self, session: Session) -> Summary:
         return Summary.of(session.session_id, session.state, self.block_writer.base)

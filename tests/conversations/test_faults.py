@@ -433,6 +433,19 @@ class TestSlowDisk:
                 assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
             assert session.wait_saved(60) is None
 
+    @pytest.mark.parametrize("end", ["reset", "delete"])
+    def test_a_turn_that_waits_to_be_written_never_comes_back_after_a_deletion(self, tmp_path: Path, end: str) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine, 1)
+            engine.flush()
+            with engine.conversations.storage._writing:  # type: ignore[attr-defined]
+                talk(engine, 3)
+                thread = threading.Thread(target=getattr(session, end))
+                thread.start()
+            thread.join(20)
+            engine.flush()
+            assert not list((tmp_path / "sessions").glob("*.json")) and files(tmp_path) == 0
+
     def test_closing_an_engine_with_a_slow_disk_keeps_every_turn(self, tmp_path: Path) -> None:
         engine = engine_at(tmp_path)
         engine.store._tiers = (
