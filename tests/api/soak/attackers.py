@@ -32,7 +32,6 @@ RAW = (  # bytes that are no request
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     b"GET /livez HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n",
     b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 60_000 + b"\r\n\r\n",
 )
 
 
