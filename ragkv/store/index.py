@@ -1,14 +1,15 @@
-"""The disk tier's index: size, last use and conversation of every entry file, kept in SQLite.
+"""The disk tier's index: size, last use and conversation of every entry file, kept in diskcache (SQLite).
 
 The index makes opening fast and keeps the order of use across restarts, but it is only a hint: the entry files decide
 what is stored. At open, a row without a file is dropped, a file without a row is examined and adopted, and a broken
 index is deleted and rebuilt. So rows may be written late, and a thread of the index writes them: a SQLite connection
 belongs to one thread, and no request may wait for it. A row is never written before its entry is durable.
 
-Rows are JSON text, which is checked when it is read; nothing in the database is executed or unpickled. Earlier versions
-kept the same rows with diskcache; they are taken over when the directory is opened.
+diskcache unpickles what it reads (CVE-2025-69872). `JsonDisk` refuses pickled keys and values, and also files next to
+the database, because their names come out of the database.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -19,6 +20,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import diskcache
+from diskcache.core import MODE_RAW
+
 from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder
 
@@ -27,9 +31,7 @@ from .key import EntryKey
 
 log = logging.getLogger(__name__)
 
-FILE = "rows.db"
-EARLIER_FILE = "cache.db"  # Versions that used diskcache kept their rows in this file.
-_LINGER_S = 0.05  # Rows recorded within this time share a transaction, as those of one request do.
+_LINGER_S = 0.05  # rows recorded within this time share a transaction, as those of one request do
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,53 @@ class Row:
         return row
 
 
+class JsonDisk(diskcache.Disk):  # type: ignore[misc]
+    """A serializer for diskcache that stores text only: no pickle, no files next to the database."""
+
+    def put(self, key: object) -> tuple[str, bool]:
+        return _text(key, "key"), True
+
+    def get(self, key: object, raw: object) -> str:
+        if not raw:
+            raise StoreError("The index holds a pickled key. It is refused; the index is rebuilt from the entry files.")
+        return _text(key, "key")
+
+    def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:
+        return 0, MODE_RAW, None, _text(value, "value")
+
+    def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> str:
+        if mode != MODE_RAW or filename is not None:
+            raise StoreError(f"The index holds a value of mode {mode} (4 is pickle). It is refused.")
+        return _text(value, "value")
+
+    def remove(self, file_path: str) -> None:
+        """Do nothing: this class writes no files, so a file name in the database was not put there by it."""
+
+
+class _Database(diskcache.Cache):  # type: ignore[misc]
+    """A diskcache that closes its connection if opening fails."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            super().__init__(
+                str(directory),
+                disk=JsonDisk,
+                eviction_policy="none",  # the tier's policy decides
+                cull_limit=0,
+                sqlite_mmap_size=0,  # with mmap, a truncated database raises SIGBUS instead of an error
+            )
+        except BaseException:
+            with contextlib.suppress(AttributeError):  # it failed before there was a connection
+                self.close()
+            raise
+
+
 class DiskIndex:
     """Rows by key, written by a background thread. All methods are thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._connection: sqlite3.Connection | None = (
-            None  # used by the background thread alone; `None`: rows are not kept
-        )
+        self._cache: _Database | None = None  # used by the background thread alone; `None`: rows are not kept
         self.rows: Mapping[EntryKey, Row] = {}  # found at open, without those that cannot be read
         self._pending: dict[EntryKey, Row | None] = {}  # None: delete the row
         self._pending_lock = threading.Lock()
@@ -88,10 +129,10 @@ class DiskIndex:
     def _open(self) -> None:
         for next_step in ("It is rebuilt.", "Going on without one."):
             try:
-                self._connection = _database(self._directory)
-                self.rows = _load(self._connection)
+                self._cache = _database(self._directory)
+                self.rows = _load(self._cache)
                 return
-            except (sqlite3.Error, StoreError, OSError) as error:  # the index is only a hint
+            except Exception as error:  # diskcache raises anything on a damaged database; the index is only a hint
                 self._close()
                 log.warning("The index in %s cannot be used: %s. %s", self._directory, error, next_step)
                 shutil.rmtree(self._directory, ignore_errors=True)
@@ -100,80 +141,56 @@ class DiskIndex:
         self._closing.wait(_LINGER_S)
         with self._pending_lock:
             batch, self._pending = self._pending, {}
-        if self._connection is None:
+        if self._cache is None:
             return
         try:
-            with self._connection:  # one transaction
+            with self._cache.transact():  # not with retry=True, which loops for ever on a full disk
                 for key, row in batch.items():
                     if row is None:
-                        self._connection.execute("DELETE FROM rows WHERE key = ?", (key.to_text(),))
+                        self._cache.delete(key.to_text())
                     else:
-                        values = (key.to_text(), json.dumps(asdict(row)))
-                        self._connection.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", values)
-        except sqlite3.Error as error:
+                        self._cache.set(key.to_text(), json.dumps(asdict(row)))
+        except Exception as error:  # as above
             if not self._broken:  # log it once; the next open finds the entries without their rows
                 log.warning("The index in %s cannot be written: %s. The order of use is lost.", self._directory, error)
             self._broken = True
 
     def _close(self) -> None:
-        connection, self._connection = self._connection, None
+        cache, self._cache = self._cache, None
         try:
-            if connection is not None:
-                connection.close()
+            if cache is not None:
+                cache.close()
         except (sqlite3.Error, OSError) as error:
             log.warning("The index did not close cleanly: %s", error)
         if self._broken:
             shutil.rmtree(self._directory, ignore_errors=True)  # rows are missing: the next open rebuilds it
 
 
-def _database(directory: Path) -> sqlite3.Connection:
-    """The database, checked: without the check, damage could hide rows unnoticed."""
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise StoreError(f"The index stores text only; this {what} is a {type(value).__name__}.")
+    return value
+
+
+def _database(directory: Path) -> _Database:
     make_private_folder(directory)  # a rebuild may have deleted it
-    file = directory / FILE
+    file = directory / "cache.db"
     file.touch(mode=0o600)  # SQLite gives its other files the same mode
-    connection = sqlite3.connect(file)
-    try:
+    with contextlib.closing(sqlite3.connect(file)) as connection:  # without the check, damage could hide rows unnoticed
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            raise StoreError(found)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")  # a row that a power cut loses is made anew from its file
-        with connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        _take_over(connection, directory)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    if found != "ok":
+        raise StoreError(found)
+    return _Database(directory)
 
 
-def _take_over(connection: sqlite3.Connection, directory: Path) -> None:
-    """Copy the rows that an earlier version kept with diskcache, and delete its files. Text alone: no pickle."""
-    earlier = directory / EARLIER_FILE
-    if not earlier.exists():
-        return
-    try:
-        connection.execute("ATTACH ? AS earlier", (str(earlier),))
-        with connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO rows SELECT key, value FROM earlier.Cache "
-                "WHERE typeof(key) = 'text' AND typeof(value) = 'text'"
-            )
-        connection.execute("DETACH earlier")
-    except sqlite3.Error as error:
-        log.warning("The index of an earlier version in %s cannot be read: %s. It is rebuilt.", directory, error)
-    for file in directory.glob(f"{EARLIER_FILE}*"):
-        file.unlink()
-
-
-def _load(connection: sqlite3.Connection) -> dict[EntryKey, Row]:
+def _load(cache: _Database) -> dict[EntryKey, Row]:
     rows = {}
-    for text, value in connection.execute("SELECT key, value FROM rows"):
-        key = EntryKey.from_text(str(text))
+    for text in list(cache.iterkeys()):
         try:
+            key = EntryKey.from_text(text)
             if key is None:
-                raise ValueError(f"{str(text)[:80]!r} is no key")
-            rows[key] = Row.from_json(value)
-        except (ValueError, TypeError) as error:
+                raise ValueError(f"{text[:80]!r} is no key")
+            rows[key] = Row.from_json(cache.get(text))
+        except (StoreError, ValueError, TypeError) as error:
             log.warning("An index row was refused: %s", error)
     return rows

@@ -1,16 +1,15 @@
 """The rules of the index: it never unpickles, and a broken index loses only the order of use."""
 
-import contextlib
-import json
 import pickle
 import sqlite3
-from dataclasses import asdict
 from pathlib import Path
 
+import diskcache
 import pytest
 
+from ragkv.errors import StoreError
 from ragkv.store import EntryKey
-from ragkv.store.index import DiskIndex, Row
+from ragkv.store.index import DiskIndex, JsonDisk, Row
 
 KEYS = {letter: EntryKey(letter * 64) for letter in "ab"}
 ROW = Row(size=4096, used=12.5, group="talk", index=3)
@@ -49,35 +48,53 @@ def test_the_last_change_of_a_row_is_stored(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "index") == {KEYS["a"]: Row(1, 199.0)}
 
 
-def earlier(directory: Path, key: object, value: object) -> None:
-    """An index as versions with diskcache left it, with one row."""
-    directory.mkdir(mode=0o700)
-    with contextlib.closing(sqlite3.connect(directory / "cache.db")) as connection, connection:
-        connection.execute("CREATE TABLE Cache (rowid INTEGER PRIMARY KEY, key BLOB, raw INTEGER, value BLOB)")
-        connection.execute("INSERT INTO Cache (key, raw, value) VALUES (?, 1, ?)", (key, value))
-
-
-def test_the_rows_of_an_earlier_version_are_taken_over_once(tmp_path: Path) -> None:
-    earlier(tmp_path / "index", "a" * 64, json.dumps(asdict(ROW)))
-    assert rows_of(tmp_path / "index") == {KEYS["a"]: ROW}
-    assert not (tmp_path / "index" / "cache.db").exists()
-    assert rows_of(tmp_path / "index") == {KEYS["a"]: ROW}
-
-
-@pytest.mark.parametrize("where", ["key", "value"])
-def test_what_was_pickled_is_never_loaded(tmp_path: Path, where: str) -> None:
-    bomb = pickle.dumps(Bomb(tmp_path / "boom"))
-    earlier(tmp_path / "index", bomb if where == "key" else "a" * 64, "{}" if where == "key" else bomb)
+@pytest.mark.parametrize("large", [False, True])
+def test_a_pickled_value_is_refused_and_never_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, large: bool
+) -> None:
+    DiskIndex(tmp_path / "index").close()
+    with diskcache.Cache(str(tmp_path / "index")) as attacker:  # diskcache's own serializer: it pickles
+        attacker["a" * 64] = (Bomb(tmp_path / "boom"), "x" * (10**5 if large else 1))  # a large one goes to a file
     assert rows_of(tmp_path / "index") == {}
+    assert "pickle" in caplog.text
+    assert not (tmp_path / "boom").exists()
+
+
+def test_a_pickled_key_is_refused_and_the_index_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    DiskIndex(tmp_path / "index").close()
+    with sqlite3.connect(tmp_path / "index" / "cache.db") as connection:
+        connection.execute(
+            "INSERT INTO Cache(key, raw, store_time, mode, value) VALUES (?, 0, 0, 1, 'x')",
+            (pickle.dumps(Bomb(tmp_path / "boom")),),
+        )
+    connection.close()
+    assert rows_of(tmp_path / "index") == {}
+    assert "pickled key" in caplog.text
     assert not (tmp_path / "boom").exists()
 
 
 @pytest.mark.parametrize("value", ["no json", "[]", '{"size": "4096", "used": 1.0}', '{"size": 1, "used": NaN}', "{}"])
 def test_a_value_that_is_not_a_row_is_left_out(tmp_path: Path, value: str) -> None:
     DiskIndex(tmp_path / "index").close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "index" / "rows.db")) as connection, connection:
-        connection.execute("INSERT INTO rows VALUES (?, ?)", ("a" * 64, value))
+    with diskcache.Cache(str(tmp_path / "index"), disk=JsonDisk) as cache:
+        cache["a" * 64] = value
     assert rows_of(tmp_path / "index") == {}
+
+
+def test_file_names_in_the_database_are_neither_read_nor_removed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    disk = JsonDisk(str(tmp_path))
+    disk.remove("victim")
+    assert victim.exists()
+    with pytest.raises(StoreError, match="refused"):
+        disk.fetch(2, "victim", None, False)
+
+
+@pytest.mark.parametrize("write", [lambda disk: disk.put(b"x"), lambda disk: disk.store(("x",), False)])
+def test_the_index_refuses_everything_but_text(tmp_path: Path, write: object) -> None:
+    with pytest.raises(StoreError, match="text only"):
+        write(JsonDisk(str(tmp_path)))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 1000])
@@ -85,7 +102,7 @@ def test_a_broken_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     index = DiskIndex(tmp_path / "index")
     index.record(KEYS["a"], ROW)
     index.close()
-    (tmp_path / "index" / "rows.db").write_bytes(content)
+    (tmp_path / "index" / "cache.db").write_bytes(content)
     index = DiskIndex(tmp_path / "index")
     assert index.rows == {}
     index.record(KEYS["b"], ROW)
@@ -95,8 +112,8 @@ def test_a_broken_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
 
 def test_an_index_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     index = DiskIndex(tmp_path / "index")
-    with sqlite3.connect(tmp_path / "index" / "rows.db", isolation_level=None) as connection:
-        connection.execute("DROP TABLE rows")
+    with sqlite3.connect(tmp_path / "index" / "cache.db", isolation_level=None) as connection:
+        connection.execute("DROP TABLE Cache")
     connection.close()
     for number in range(3):
         index.record(EntryKey(str(number) * 64), ROW)
