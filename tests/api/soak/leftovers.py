@@ -48,7 +48,7 @@ def check_leftovers(world: World, findings: Findings) -> None:
                 listed += 1
                 if entry.group:
                     # What a killed replica wrote to Redis for a turn that did not end expires there.
-                    if entry.key not in keys and place != "redis":
+                    if entry.key.to_text() not in keys and place != "redis":
                         left.append(Leftover(place, entry.key, f"block of no conversation, of {entry.group}"))
                     continue
                 deleted = set(WORD.findall(tokenizer.decode(entry.token_ids))) - words
@@ -76,7 +76,7 @@ def _live_words(replica: Replica, headers: dict[str, str]) -> set[str]:
 
 
 def _live_blocks(world: World) -> set[str]:
-    """The keys of the blocks of all conversations."""
+    """The keys of the blocks of all conversations, as Redis has them."""
     with redis.Redis(unix_socket_path=world.redis.server.socket) as client:
         summaries = [row for name in client.scan_iter("ragkv:sessions:*:summaries") for row in client.hvals(name)]
     return {key for row in summaries for key in json.loads(row)["keys"]}
