@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
+from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
@@ -37,7 +38,6 @@ from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
 from ragkv.lab.profiling import disk_speed, measure, reading_s, save
 from ragkv.lab.testing import ThrottledTier
-from ragkv.model.shapes import SHAPES, random_model
 
 QUESTION_TOKENS = 32
 CROSSINGS = (0.1, 0.3, 0.6, 0.9)

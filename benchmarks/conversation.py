@@ -24,11 +24,11 @@ from unittest import mock
 import torch
 
 from benchmarks import report
+from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.conversations import Turn
 from ragkv.fusion.pipeline import buffer_bytes, layers_ahead
 from ragkv.lab.testing import ThrottledTier
-from ragkv.model.shapes import SHAPES, random_model
 from ragkv.types import Answer
 
 NEW, ANSWERED = 64, 192  # tokens of a turn

@@ -19,13 +19,13 @@ import torch
 
 from benchmarks import kcache_quality as quality
 from benchmarks import report
+from benchmarks.random_model import random_model
 from ragkv.config import KCacheConfig
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import OffloadedKV
-from ragkv.model.layout import template_runs
 from ragkv.model.loading import load
-from ragkv.model.shapes import random_model
+from ragkv.prompt.layout import template_runs
 
 PARTS = ("speed", "batches", "quality")
 MIB, GIB = 1 << 20, 1 << 30

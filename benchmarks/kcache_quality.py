@@ -17,9 +17,9 @@ from ragkv.config import KCacheConfig
 from ragkv.lab.metrics import best, exact_match
 from ragkv.model import Adapter, PromptKV, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.decode.decoding import end_tokens
+from ragkv.model.decode.stopping import end_tokens
 from ragkv.model.kcache import offload
-from ragkv.model.layout import TemplateRuns, encode
+from ragkv.prompt.layout import TemplateRuns, encode
 
 MAX_NEW_TOKENS = 12
 

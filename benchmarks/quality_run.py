@@ -19,7 +19,7 @@ from ragkv.fusion import AskingSelector, Selector, make_selector
 from ragkv.lab.baselines import surest
 from ragkv.lab.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.model import PromptKV, Rows, Watch
-from ragkv.model.decode.decoding import end_tokens
+from ragkv.model.decode.stopping import end_tokens
 
 MAX_NEW_TOKENS = 12
 

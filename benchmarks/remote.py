@@ -18,11 +18,10 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.random_model import put_random_scores
+from benchmarks.random_model import SHAPES, put_random_scores
 from benchmarks.ttft_world import QUESTION_TOKENS, model_of
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, S3Config
-from ragkv.model.shapes import SHAPES
 from ragkv.store import Entry, EntryInfo
 from tests.store.remote.servers import RedisServer, S3Server, with_credentials
 

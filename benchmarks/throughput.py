@@ -27,12 +27,11 @@ import torch
 
 from benchmarks import report
 from benchmarks import throughput_requests as serving
+from benchmarks.random_model import SHAPES, random_model
 from ragkv import EngineConfig
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.decode.decoding import decode, single_prompt_step
 from ragkv.model.decode.sampling import Sampler, Sampling
-from ragkv.model.shapes import SHAPES, random_model
 from ragkv.runtime import FairLock, openmp
 from ragkv.scheduling import decode_batch as batching
 
@@ -61,7 +60,7 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
 
         def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
             for kv in prompts:
-                _answer(adapter, single_prompt_step(adapter, kv), options.steps)
+                _answer(adapter, lambda token, kv=kv: decode_rows(adapter, [DecodeRow(kv, token)])[0], options.steps)
             _rewind(prompts, options.steps)
 
         def together(prompts: Sequence[PromptKV] = prompts) -> None:
@@ -119,9 +118,10 @@ def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
 
 def _answer(adapter: Adapter, step: Callable[[int], torch.Tensor], steps: int) -> None:
     """Decodes `steps` tokens of one prompt with a sampler."""
-    sampler = Sampler(Sampling(), torch.tensor([1]), ())
-    for _ in decode(step, torch.zeros(adapter.vocabulary), sampler, (), steps + 1):
-        pass
+    sampler, logits = Sampler(Sampling(), torch.tensor([1]), ()), torch.zeros(adapter.vocabulary)
+    for _ in range(steps):
+        logits = step(sampler.choose(logits))
+    sampler.choose(logits)
 
 
 def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) -> float:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
+from benchmarks.random_model import SHAPES
 from benchmarks.ttft_memory import peak_bytes
 from benchmarks.ttft_world import (
     OUR_FULL,
@@ -38,7 +39,6 @@ from benchmarks.ttft_world import (
     World,
     model_of,
 )
-from ragkv.model.shapes import SHAPES
 from ragkv.store import CODECS
 
 SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "first-k")

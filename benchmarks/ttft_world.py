@@ -14,10 +14,9 @@ from typing import Any, Self
 import torch
 from transformers import DynamicCache
 
-from benchmarks.random_model import put_random_scores
+from benchmarks.random_model import put_random_scores, random_model
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.model.dtype_choice import DtypeChoice, faster_dtype
-from ragkv.model.shapes import random_model
 from ragkv.store import Entry, EntryInfo
 
 QUESTION_TOKENS = 32

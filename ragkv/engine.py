@@ -19,7 +19,6 @@ from .errors import InputError, RagKVError, UnsupportedError
 from .fusion import Fusor, Readers, Scorer, gate_result, learned, make_selector
 from .model.dtype_choice import choose_dtype
 from .model.kcache import Offloading
-from .model.layout import template_runs
 from .model.loading import READER_NOTE, READER_UNKNOWN, load
 from .prompt import (
     ActiveRequest,
@@ -42,6 +41,7 @@ from .prompt import (
 )
 from .prompt.constraints import Grammars
 from .prompt.history import BlockWriter, Discard
+from .prompt.layout import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
 from .scheduling import QueueStats, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, WarmReport

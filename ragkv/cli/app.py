@@ -116,7 +116,7 @@ def _exporter(name: str) -> Any | None:
 
 
 def size(
-    model: Annotated[str, typer.Argument(help="'reader', a model folder, a hub id, or a shape such as llama-3-8b.")],
+    model: Annotated[str, typer.Argument(help="'reader', a model folder or a hub id.")],
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
     dtype: Annotated[KvDtype, typer.Option(help="Number format of the KV.")] = "bfloat16",

@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 from ragkv.config import EngineConfig, SessionConfig
 from ragkv.errors import InputError, SessionUnavailableError
-from ragkv.model.layout import TemplateRuns
 from ragkv.prompt import Prefiller
 from ragkv.prompt.history import BlockWriter, Discard, SessionState, find
+from ragkv.prompt.layout import TemplateRuns
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey, RemoteStats
 

@@ -10,9 +10,9 @@ from typing import Protocol
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter
-from ragkv.model.layout import TemplateRuns
 from ragkv.prompt import Past
 from ragkv.prompt.history import BlockWriter, Discard, History, SessionState, discardable, find, fitted, merged
+from ragkv.prompt.layout import TemplateRuns
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey
 

@@ -1,4 +1,4 @@
-"""Models: adapters that run layers over chosen rows, rotary tables, row attention, prompt layout and KV, decoding."""
+"""Models: adapters that run layers over chosen rows, rotary tables, row attention, prompt KV, decoding."""
 
 from .adapter import Adapter
 from .attention import Watch

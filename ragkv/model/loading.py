@@ -14,7 +14,6 @@ from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 from .int8 import round_weights
 from .probe import DEVICES, refuse_unsupported
 from .promptkv import KVShape
-from .shapes import SHAPES, shape_config
 
 READER = Path(__file__).parent / "reader"
 READER_UNKNOWN = "unknown"  # The reader answers this word where it finds no answer.
@@ -159,9 +158,9 @@ def _tokenizer(path: str, file: dict[str, str]) -> Any | None:
 def kv_shape(model: str | os.PathLike[str]) -> KVShape:
     """The KV shape of a model, read from its config alone: no weights are loaded.
 
-    `model` is a name of `SHAPES`, a folder or a hub id. Raises `ModelNotFoundError`, `UnsupportedModelError`.
+    `model` is a folder or a hub id. Raises `ModelNotFoundError`, `UnsupportedModelError`.
     """
-    config = shape_config(str(model)) if model in SHAPES else config_of(model)
+    config = config_of(model)
     refuse_unsupported(config)
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from ragkv.model import Adapter
-from ragkv.model.decode.decoding import end_tokens
 from ragkv.model.decode.sampling import Sampler
-from ragkv.model.decode.stopping import TextStream
+from ragkv.model.decode.stopping import TextStream, end_tokens
 from ragkv.prompt.constraints import TokenConstraint
 from ragkv.runtime.words import words
 from ragkv.scheduling import DecodeBatch

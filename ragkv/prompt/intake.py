@@ -13,9 +13,9 @@ from ragkv.fusion.gate_result import GateResult
 from ragkv.model import Adapter
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
-from ragkv.model.layout import TemplateRuns, encode
 from ragkv.prompt.constraints import Grammars, ResponseFormat
 from ragkv.prompt.history import History, Part, PartKind, find, fitted
+from ragkv.prompt.layout import TemplateRuns, encode
 from ragkv.types import Chunk, Text
 
 from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request

@@ -8,12 +8,12 @@ from typing import Any, Self
 from ragkv.config import EngineConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter, adapt
-from ragkv.model.decode.decoding import end_tokens
+from ragkv.model.decode.stopping import end_tokens
 from ragkv.model.dtype_choice import DtypeChoice
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
-from ragkv.model.layout import encode
 from ragkv.model.loading import READER
 from ragkv.prompt.constraints import ConstraintTokenizer
+from ragkv.prompt.layout import encode
 from ragkv.runtime import limit_kernel_caches
 from ragkv.scheduling import ModelTurns
 from ragkv.store import Identity, dtype_name

@@ -104,13 +104,12 @@ def test_stats_count_entries_and_size_computes_bytes(run: Run, documents: Path, 
     assert size["bytes_per"] == {"token": per_token, "chunk": per_token * 10, "corpus": per_token * 30}
 
 
-def test_size_takes_the_codec_into_account_and_refuses_an_unknown_one(run: Run) -> None:
-    raw, int8 = (run("size", "llama-3-8b", "--codec", name, "--json").json["bytes_per"] for name in ("raw", "int8"))
-    assert raw["token"] == 128 * 1024
+def test_size_takes_the_codec_into_account_and_refuses_an_unknown_one(run: Run, model_folder: Path) -> None:
+    raw, int8 = (run("size", model_folder, "--codec", name, "--json").json["bytes_per"] for name in ("raw", "int8"))
     for unit in ("token", "chunk", "corpus"):
-        assert 0.5 < int8[unit] / raw[unit] < 0.52
+        assert 0.5 < int8[unit] / raw[unit] < 0.6  # the scales are two bytes for each of 16 dimensions
     for option, names in (("--codec", CODEC_NAMES), ("--dtype", ("float32", "bfloat16", "float16"))):
-        refused = run("size", "llama-3-8b", option, "int4")
+        refused = run("size", "reader", option, "int4")
         assert refused.code == 2
         assert all(f"'{name}'" in refused.err for name in ("int4", *names))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ragkv import Chunk, PromptConfig
-from ragkv.model.layout import TemplateRuns
+from ragkv.prompt.layout import TemplateRuns
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, close, full_prefill, text_engine
 from tests.model.test_layout import CHATML

@@ -1,5 +1,6 @@
-"""Streamed text: whole characters, no part of a stop string, and pieces that join to the text."""
+"""Where an answer ends; streamed text: whole characters, no part of a stop string, pieces that join to the text."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import InputError
-from ragkv.model.decode.stopping import TextStream
+from ragkv.model.decode.stopping import TextStream, end_tokens
 from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
 
 BYTES, FALLBACK = byte_tokenizer(), fallback_tokenizer()
@@ -95,3 +96,16 @@ def test_the_pieces_join_to_the_text_for_any_bytes(ids: list[int], fallback: boo
     out, stream = pieces(tokenizer, ids)
     assert "".join(out) == stream.text
     assert len(stream.text) == len(tokenizer.decode(ids))
+
+
+@pytest.mark.parametrize(
+    ("of_generation", "of_model", "of_tokenizer", "wanted"),
+    [([7, 8], 2, 3, (7, 8)), (7, 2, 3, (7,)), (None, 2, 3, (2,)), (None, None, 3, (3,)), (None, None, None, ())],
+)
+def test_end_tokens_come_from_the_first_source_that_names_them(
+    of_generation: Any, of_model: Any, of_tokenizer: Any, wanted: tuple[int, ...]
+) -> None:
+    model = SimpleNamespace(
+        generation_config=SimpleNamespace(eos_token_id=of_generation), config=SimpleNamespace(eos_token_id=of_model)
+    )
+    assert end_tokens(model, SimpleNamespace(eos_token_id=of_tokenizer)) == wanted

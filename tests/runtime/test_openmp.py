@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.model.shapes import random_model
 from ragkv.runtime import openmp
+from tests import tiny_models
 
 CHUNKS = [[7, number, 9, 11] * 64 for number in range(3, 6)]
 QUESTION = [5, 6, 7, 8]
@@ -40,7 +41,8 @@ def elsewhere() -> Iterator[Callable[..., None]]:
 def engine(tmp_path: Path) -> Iterator[Engine]:
     store = StoreConfig(directory=str(tmp_path), memory_bytes=0, codec="int8")  # the reader threads decode it
     config = EngineConfig(store=store, fusion=FusionConfig(sensitivity_prefixes=1))
-    with Engine(random_model("tiny"), config=config) as made:
+    wide = tiny_models.config("llama", hidden_size=128, intermediate_size=256, max_position_embeddings=4096)
+    with Engine(transformers.LlamaForCausalLM(wide), config=config) as made:
         made.warm(CHUNKS)
         yield made
 

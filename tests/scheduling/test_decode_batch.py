@@ -13,7 +13,6 @@ import torch
 from ragkv import Engine
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.decode.decoding import decode, single_prompt_step
 from ragkv.model.decode.sampling import Sampler, Sampling
 from ragkv.runtime import FairLock
 from ragkv.scheduling import DecodeBatch, decode_batch
@@ -59,13 +58,24 @@ def greedy() -> Sampler:
     return Sampler(Sampling(), torch.tensor([1]), ())
 
 
-def tokens_of(step: Callable[[int], torch.Tensor], logits: torch.Tensor) -> Iterator[int]:
-    return decode(step, logits, greedy(), (), STEPS)
+def tokens_of(
+    step: Callable[[int], torch.Tensor], logits: torch.Tensor, sampler: Sampler | None = None
+) -> Iterator[int]:
+    """The plain loop of one prompt; `step` returns the logits behind a token."""
+    sampler = sampler or greedy()
+    for count in range(1, STEPS + 1):
+        yield (token := sampler.choose(logits))
+        if count < STEPS:
+            logits = step(token)
+
+
+def solo_step(adapter: Adapter, kv: PromptKV) -> Callable[[int], torch.Tensor]:
+    return lambda token: decode_rows(adapter, [DecodeRow(kv, token)])[0]
 
 
 def solo(adapter: Adapter, length: int) -> list[int]:
     kv, logits = prompt(adapter, length)
-    return list(tokens_of(single_prompt_step(adapter, kv), logits))
+    return list(tokens_of(solo_step(adapter, kv), logits))
 
 
 def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
@@ -194,7 +204,7 @@ class TestErrors:
             kv, logits = prompt(adapter, 9)
             sampler = greedy()
             with batch.slot(kv) as slot, pytest.raises(ZeroDivisionError):
-                for step, _ in enumerate(decode(slot.step, logits, sampler, (), STEPS)):
+                for step, _ in enumerate(tokens_of(slot.step, logits, sampler)):
                     if step == 4:
                         sampler._processors = lambda *_: 1 / 0
             return "failed"
@@ -264,7 +274,7 @@ class TestErrors:
             return got
 
         def wanted(length: int) -> list[int]:
-            step = single_prompt_step(adapter, prompt(adapter, length)[0])
+            step = solo_step(adapter, prompt(adapter, length)[0])
             return [int(step(7).argmax()), int(step(8).argmax())]
 
         compute.acquire()

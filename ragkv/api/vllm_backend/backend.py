@@ -11,7 +11,7 @@ from typing import Any
 from ragkv.engine import BackendMaker
 from ragkv.entries import Entries
 from ragkv.errors import AnswerServerError, UnsupportedError
-from ragkv.model.decode.decoding import end_tokens
+from ragkv.model.decode.stopping import end_tokens
 from ragkv.prompt import ActiveAnswer, ActiveRequest, AnswerEvents, Prompt, Request, ServedPrompt, SharedModel
 from ragkv.prompt.history import PartKind
 from ragkv.store import PrefetchHint, Store

@@ -1,9 +1,18 @@
-"""Streams decoded text: only whole characters, and no part of a stop string."""
+"""Where an answer ends, and its text on the way there: only whole characters, and no part of a stop string."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from ragkv.errors import InputError
+
+
+def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
+    """Ids that end an answer: of the generation config, else of the config, else of the tokenizer."""
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    return ()
 
 
 class TextStream:
