@@ -13,7 +13,7 @@ import pytest_socket
 import torch
 
 from ragkv import FusionConfig
-from ragkv.model.cpu import kept_numbers
+from ragkv.model.cpu import product_speed
 from tests.store.remote.servers import RedisServer
 
 
@@ -40,7 +40,7 @@ def _speeds_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measured speeds in a folder of the tests, not in the user's."""
     folder = tmp_path_factory.mktemp("speeds")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_numbers, "folder", lambda: folder)
+        patch.setattr(product_speed, "folder", lambda: folder)
         yield
 
 

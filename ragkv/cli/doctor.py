@@ -161,10 +161,10 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
 def _machine(home: Path) -> Machine:
     import torch
 
-    from ragkv.model.cpu.product_speed import ROWS, measured_speeds
+    from ragkv.model.cpu.product_speed import ROWS, product_speeds
 
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    speeds = measured_speeds(tuple(kinds.values()), *LAYER)
+    speeds = product_speeds(tuple(kinds.values()), *LAYER)
     place = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return Machine(

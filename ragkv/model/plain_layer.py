@@ -6,7 +6,7 @@ of one row ends soon. The adapter uses what is here only if a trial gives the sa
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -18,9 +18,8 @@ from .views import InTiles
 
 Part = Callable[[torch.Tensor], torch.Tensor]
 
-LAYER_NORMS: tuple[
-    tuple[str, str | None, str, str | None], ...
-] = (  # before and behind attention, before and behind the MLP
+# The names of the norms of a layer: before and behind attention, before and behind the MLP.
+LAYER_NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (
     ("input_layernorm", None, "post_attention_layernorm", None),  # llama and most others
     ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),  # gemma
     ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),  # glm4
@@ -31,16 +30,6 @@ HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
-
-
-class JoinedCopy(Protocol):
-    """A copy of the weights of several layers that multiply the same rows: see `int8.CopyForFew`."""
-
-    def takes(self, hidden: torch.Tensor) -> bool:
-        """Whether hidden (..., in) has so few rows that the copy multiplies them."""
-
-    def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden (..., in) -> the outputs of all layers, one behind the other."""
 
 
 class PlainAttention(torch.nn.Module):
@@ -191,8 +180,8 @@ def _whole(part: Any) -> Any:
     return part.whole if isinstance(part, InTiles) else part
 
 
-def _shared_copy(*layers: Any) -> JoinedCopy | None:
-    """The copy for few rows that multiplies by all of these layers at once; `None` if they do not share one."""
+def _shared_copy(*layers: Any) -> Any | None:
+    """The `int8.CopyForFew` that multiplies by all of these layers at once; `None` if they do not share one."""
     copies = [getattr(layer, "for_few", None) for layer in layers]
     return copies[0] if len(set(map(id, copies))) == 1 else None
 

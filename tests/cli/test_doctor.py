@@ -44,7 +44,7 @@ def advice(
 def known_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float32 is 4.5 times as fast as bfloat16, and int8 is not possible: measuring takes long on a busy machine."""
     speeds = (ProductSpeed(1.0, 1.0), ProductSpeed(4.5, 1.0))
-    monkeypatch.setattr("ragkv.model.cpu.product_speed.measured_speeds", lambda *_: speeds)
+    monkeypatch.setattr("ragkv.model.cpu.product_speed.product_speeds", lambda *_: speeds)
     monkeypatch.setattr("ragkv.model.int8.int8_speed", lambda *_: None)
 
 

@@ -14,8 +14,8 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from ragkv.model import dtype_choice
-from ragkv.model.cpu import kept_numbers, product_speed
-from ragkv.model.cpu.product_speed import ProductSpeed, measured_speeds, multiplies_bfloat16, product_speeds
+from ragkv.model.cpu import product_speed
+from ragkv.model.cpu.product_speed import ProductSpeed, multiplies_bfloat16, product_speeds
 from ragkv.model.dtype_choice import choose_dtype
 from tests import tiny_models
 
@@ -177,8 +177,8 @@ def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
         assert engine.entries.unused_note is None
 
 
-def test_a_product_is_timed_in_well_under_a_second() -> None:
-    wide, narrow = measured_speeds((torch.float32, torch.bfloat16), 256, 512)
+def test_a_layer_is_timed_in_well_under_a_second() -> None:
+    wide, narrow = product_speeds((torch.float32, torch.bfloat16), 256, 512)
     assert 0 < wide.one_s < wide.many_s < 1 and 0 < narrow.one_s < 1
     assert wide.request_s == pytest.approx(wide.many_s * 8 + (wide.one_s + product_speed.OTHER_S) * 64)
 
@@ -210,55 +210,46 @@ def test_on_a_processor_with_avx2_alone_bfloat16_counts_as_slow(tmp_path: Path) 
     assert found[1] == [False, pytest.approx(found[1][1])] and found[1][1] > 2
 
 
-def test_bfloat16_as_fast_as_float32_counts_as_fast() -> None:
-    one = ProductSpeed(1.0, 1.0)
-    assert product_speed.speeds_allow_bfloat16((one, one))
-    assert not product_speed.speeds_allow_bfloat16((one, ProductSpeed(1.1, 0.5)))
+@pytest.mark.parametrize("bfloat16_s, fast", [(1.0, True), (1.1, False)])
+def test_bfloat16_as_fast_as_float32_counts_as_fast(
+    bfloat16_s: float, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_speed, "has_bfloat16_kernels", lambda: True)
+    speeds = (ProductSpeed(1.0, 1.0), ProductSpeed(bfloat16_s, 0.5))
+    monkeypatch.setattr(product_speed, "product_speeds", lambda *_: speeds)
+    assert multiplies_bfloat16.__wrapped__() is fast
 
 
 class TestKeptSpeeds:
-    SHAPE = ((torch.float32, torch.bfloat16), 64, 96)
-
     @pytest.fixture(autouse=True)
     def _own_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch = tmp_path / "speeds", monkeypatch
-        monkeypatch.setattr(kept_numbers, "folder", lambda: self.folder)
-        self.measure(1.0)
+        monkeypatch.setattr(product_speed, "folder", lambda: self.folder)
 
-    def measure(self, seconds: float) -> None:
-        """Start a process again: what is measured from now on is `seconds`."""
-        product_speeds.cache_clear()
-        speeds = (ProductSpeed(seconds, seconds), ProductSpeed(seconds, seconds))
-        self.patch.setattr(product_speed, "measured_speeds", lambda *_: speeds)
-
-    def found(self) -> float:
-        return product_speeds(*self.SHAPE)[0].many_s
+    def found(self, seconds: float, outputs: int = 96) -> float:
+        """What a process uses that would measure `seconds`."""
+        self.patch.setattr(product_speed, "measured_seconds", lambda timed, _: (seconds,) * len(timed))
+        return product_speeds.__wrapped__((torch.float32, torch.bfloat16), 64, outputs)[0].many_s
 
     def test_a_later_process_uses_what_the_first_one_measured(self) -> None:
-        assert self.found() == 1.0
-        self.measure(5.0)
-        assert self.found() == 1.0
-        assert product_speeds((torch.float32, torch.bfloat16), 64, 97)[0].many_s == 5.0  # another shape
+        assert self.found(1.0) == self.found(5.0) == 1.0
+        assert self.found(5.0, outputs=97) == 5.0  # another shape
 
     @pytest.mark.parametrize(
         "changed", [("cpu_model", lambda: "another"), ("has_bfloat16_kernels", lambda: None)], ids=["cpu", "kernels"]
     )
     def test_on_another_machine_it_is_measured_again(self, changed: tuple[str, Any]) -> None:
-        self.found()
-        self.measure(5.0)
+        self.found(1.0)
         self.patch.setattr(product_speed, *changed)
-        assert self.found() == 5.0
+        assert self.found(5.0) == 5.0
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"pairs": [[1, 2]]}', '{"pairs": [[1, -2], [1, 1]], "subject": {}}'])
+    @pytest.mark.parametrize("text", ["", "[]", '{"seconds": [1, 2]}', '{"seconds": [1, -2, 1, 1], "subject": {}}'])
     def test_a_damaged_file_is_measured_again(self, text: str) -> None:
-        self.found()
+        self.found(1.0)
         (file,) = self.folder.iterdir()
         file.write_text(text)
-        self.measure(5.0)
-        assert self.found() == 5.0
+        assert self.found(5.0) == 5.0
 
     def test_a_folder_that_cannot_be_written_is_no_error(self) -> None:
         self.folder.write_text("a file")
-        assert self.found() == 1.0
-        self.measure(5.0)
-        assert self.found() == 5.0
+        assert (self.found(1.0), self.found(5.0)) == (1.0, 5.0)

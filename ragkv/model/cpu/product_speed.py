@@ -1,24 +1,30 @@
-"""How fast this processor multiplies matrices of a dtype, measured.
+"""How fast this processor multiplies matrices, measured once and kept in the user's cache folder.
 
 A processor without instructions for bfloat16 converts every number and takes seven times as long as with float32; which
-processors have them, and which libraries use them, is nowhere stated reliably. So a few products are timed.
+processors have them, and which libraries use them, is nowhere stated reliably. So a few products are timed. What was
+measured is kept, so that a choice that rests on it does not change while the machine is busy. A file that cannot be
+read or written is no error: then the products are timed again.
 """
 
+import hashlib
+import json
+import logging
+import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
-from ragkv.runtime import cpu_model
+from ragkv.runtime import cpu_model, make_private_folder, replace_file
 
-from . import kept_numbers
+from .packed_linear import PackedLinear
+
+log = logging.getLogger(__name__)
 
 ROWS = 64  # A product of so many rows stands for a prompt's rows.
 # That product has so many weights: its time is proportional to them, and this takes milliseconds.
@@ -39,9 +45,10 @@ PROMPT_ROWS = 512
 STEPS = 64
 OTHER_S = 3e-4
 
+Product = Callable[[torch.Tensor], torch.Tensor]
 
-@dataclass(frozen=True, slots=True)
-class ProductSpeed:
+
+class ProductSpeed(NamedTuple):
     """The times of one linear layer in one dtype, in seconds."""
 
     many_s: float  # for `ROWS` rows
@@ -55,18 +62,72 @@ class ProductSpeed:
 
 @cache
 def product_speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
-    """The speeds of a linear layer of that shape in each dtype, on the CPU, as they were measured here first.
-
-    They are kept in the user's cache folder: a choice that depends on them does not change while the machine is busy.
-    """
+    """The speeds of a linear layer of that shape in each dtype, on the CPU, as they were measured here first."""
     names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-    subject = {**_conditions(), "dtypes": names, "inputs": inputs, "outputs": outputs}
-    kept = kept_numbers.read(subject, len(dtypes))
-    if kept is not None:
-        return tuple(ProductSpeed(*pair) for pair in kept)
-    found = measured_speeds(dtypes, inputs, outputs)
-    kept_numbers.keep(subject, [(speed.many_s, speed.one_s) for speed in found])
+    inputs = min(inputs, MOST_WEIGHTS)
+    whole = min(outputs, max(1, MOST_WEIGHTS // inputs))
+    some = min(whole, max(1, SOME_WEIGHTS // inputs))
+
+    def timed() -> list[tuple[Product, torch.Tensor]]:
+        found = []
+        for dtype in dtypes:
+            weights, rows = torch.full((whole, inputs), 0.01, dtype=dtype), torch.ones((ROWS, inputs), dtype=dtype)
+            found += [(_product(weights[:some]), rows), (_product(weights), rows[:1])]
+        return found
+
+    seconds = kept_seconds({"dtypes": names, "inputs": inputs, "outputs": outputs}, timed, ROUNDS)
+    scale = whole / some  # the whole layer's time from that of some of its outputs
+    return tuple(ProductSpeed(many * scale, one) for many, one in zip(seconds[::2], seconds[1::2], strict=True))
+
+
+def measured_speed(product: Product, inputs: int, dtype: torch.dtype = torch.float32) -> ProductSpeed:
+    """The speed of one product of rows (R, inputs), measured now."""
+    rows = torch.ones((ROWS, inputs), dtype=dtype)
+    return ProductSpeed(*measured_seconds([(product, rows), (product, rows[:1])], ROUNDS))
+
+
+def gain_of_second(subject: Mapping[str, Any], products: Callable[[], Sequence[Product]], rows: torch.Tensor) -> float:
+    """How many times as fast as the first of two `products` of rows (R, in) the second one is, as measured here first.
+
+    `subject` names what is measured.
+    """
+
+    def timed() -> list[tuple[Product, torch.Tensor]]:
+        return [(product, rows) for product in products()]
+
+    first_s, second_s = kept_seconds({**subject, "rows": len(rows)}, timed, PAIR_ROUNDS)
+    return first_s / second_s
+
+
+def kept_seconds(
+    subject: Mapping[str, Any], timed: Callable[[], Sequence[tuple[Product, torch.Tensor]]], rounds: int
+) -> tuple[float, ...]:
+    """The `measured_seconds` of what `timed` makes, as they were measured for `subject` on this machine first."""
+    subject = {**_conditions(), **subject}
+    name = hashlib.blake2b(json.dumps(subject, sort_keys=True).encode(), digest_size=12).hexdigest()
+    file = None
+    try:
+        file = folder() / f"{name}.json"
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        found = tuple(float(seconds) for seconds in kept["seconds"])
+        if kept["subject"] == subject and found and all(math.isfinite(s) and s > 0 for s in found):
+            return found
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+        pass  # there is none, or it is damaged
+    found = measured_seconds(timed(), rounds)
+    try:
+        if file is not None:
+            make_private_folder(file.parent)
+            replace_file(file, (json.dumps({"subject": subject, "seconds": found}, indent=1) + "\n").encode())
+    except (OSError, RuntimeError) as error:  # no home folder, a read-only one, a full disk
+        log.debug("Measured speeds are not kept: %s.", error)
     return found
+
+
+def folder() -> Path:
+    """Where measured times are kept: `ragkv/speeds` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ragkv" / "speeds"
 
 
 def _conditions() -> dict[str, Any]:
@@ -82,62 +143,42 @@ def _conditions() -> dict[str, Any]:
     }
 
 
-def measured_speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
-    """The speeds measured now, which takes some tens of milliseconds.
+def measured_seconds(timed: Sequence[tuple[Product, torch.Tensor]], rounds: int) -> tuple[float, ...]:
+    """Seconds of one call of each product with its rows, measured now.
 
-    The dtypes alternate, and the best of some rounds counts, because other work can only make a product slower. One
+    The products alternate, and the best of some rounds counts, because other work can only make a product slower. One
     thread computes: if other work takes a processor from one of several threads, all of them wait for it.
     """
-    with _one_thread():
-        return _speeds(dtypes, inputs, outputs)
-
-
-def measured_speed(
-    product: Callable[[torch.Tensor], torch.Tensor], inputs: int, dtype: torch.dtype = torch.float32
-) -> ProductSpeed:
-    """The speed of one product of rows (R, inputs), measured now, in the same way."""
-    rows = torch.ones((ROWS, inputs), dtype=dtype)
-    with _one_thread():
-        pairs = [(_seconds(product, rows), _seconds(product, rows[:1])) for _ in range(ROUNDS)][1:]
-    many, one = zip(*pairs, strict=True)
-    return ProductSpeed(min(many), min(one))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        times = [[_seconds(product, rows) for product, rows in timed] for _ in range(rounds)][1:]
     finally:
         torch.set_num_threads(threads)
+    return tuple(min(several) for several in zip(*times, strict=True))
 
 
-def _speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
-    inputs = min(inputs, MOST_WEIGHTS)
-    whole = torch.full((min(outputs, max(1, MOST_WEIGHTS // inputs)), inputs), 0.01)
-    some = whole[: max(1, SOME_WEIGHTS // inputs)]
-    scale = len(whole) / len(some)  # the whole layer's time from that of some of its outputs
-    many, one = [float("inf")] * len(dtypes), [float("inf")] * len(dtypes)
-    products = [(_product(some.to(dtype)), _product(whole.to(dtype))) for dtype in dtypes]
-    for round_ in range(ROUNDS):
-        for at, (of_some, of_whole) in enumerate(products):
-            rows = torch.ones((ROWS, inputs), dtype=dtypes[at])
-            many_s, one_s = _seconds(of_some, rows) * scale, _seconds(of_whole, rows[:1])
-            if round_:
-                many[at], one[at] = min(many[at], many_s), min(one[at], one_s)
-    return tuple(ProductSpeed(*pair) for pair in zip(many, one, strict=True))
+@torch.no_grad()
+def _seconds(product: Product, rows: torch.Tensor) -> float:
+    """Seconds of processor time of one call, in this thread: waiting for a processor that others use does not count."""
+    began, count = time.thread_time(), 0
+    while count == 0 or time.thread_time() - began < LEAST_S:
+        product(rows)
+        count += 1
+    return (time.thread_time() - began) / count
 
 
-def _product(weights: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _product(weights: torch.Tensor) -> Product:
     """The product of rows (R, in) with weights (out, in) -> (R, out), as a model computes it: packed in bfloat16."""
+    outputs, inputs = weights.shape
+    plain = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
+    plain.weight = torch.nn.Parameter(weights)
     if weights.dtype is torch.bfloat16 and has_bfloat16_kernels():
         try:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weights)
-            return lambda rows: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
-        except (AttributeError, RuntimeError, NotImplementedError):  # they are not public
+            return PackedLinear(plain)
+        except (AttributeError, RuntimeError, NotImplementedError):  # the operators are not public
             pass
-    return lambda rows: functional.linear(rows, weights)
+    return plain
 
 
 def has_bfloat16_kernels() -> bool:
@@ -150,42 +191,8 @@ def has_bfloat16_kernels() -> bool:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 at least as fast as float32, rather than through it."""
-    return has_bfloat16_kernels() and speeds_allow_bfloat16(product_speeds((torch.float32, torch.bfloat16), 512, 512))
-
-
-def gain_of_second(
-    subject: dict[str, Any],
-    products: Callable[[], Sequence[Callable[[torch.Tensor], torch.Tensor]]],
-    rows: torch.Tensor,
-) -> float:
-    """How many times as fast as the first of two `products` of rows (R, in) the second one is.
-
-    Measured here first and kept, as `product_speeds` is; `subject` names what is measured.
-    """
-    subject = {**_conditions(), **subject, "rows": len(rows)}
-    kept = kept_numbers.read(subject, 1)
-    if kept is None:
-        pair = products()
-        with _one_thread():
-            times = [[_seconds(product, rows) for product in pair] for _ in range(PAIR_ROUNDS)][1:]
-        first_s, second_s = (min(several) for several in zip(*times, strict=True))
-        kept = ((first_s, second_s),)
-        kept_numbers.keep(subject, kept)
-    first_s, second_s = kept[0]
-    return first_s / second_s
-
-
-def speeds_allow_bfloat16(speeds: Sequence[ProductSpeed]) -> bool:
-    """Whether bfloat16, the second of the speeds, is not slower for many rows than float32, the first."""
-    return speeds[1].many_s <= speeds[0].many_s
-
-
-@torch.no_grad()
-def _seconds(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> float:
-    """Seconds of processor time of one call, in this thread: waiting for a processor that others use does not count."""
-    began, count = time.thread_time(), 0
-    while count == 0 or time.thread_time() - began < LEAST_S:
-        product(rows)
-        count += 1
-    return (time.thread_time() - began) / count
+    """Whether this processor multiplies bfloat16 at least as fast as float32 for many rows, rather than through it."""
+    if not has_bfloat16_kernels():
+        return False
+    wide, narrow = product_speeds((torch.float32, torch.bfloat16), 512, 512)
+    return narrow.many_s <= wide.many_s
