@@ -1,6 +1,6 @@
 """Routers: which replica serves a request. One contract and its implementations, chosen by name; no clock, no network.
 
-The front of the replicas and the simulator run the same router objects. A router sees the request's conversation, the
+A router sees the request's conversation, the
 parts that may be stored, and how many requests each replica has. Of the replicas' stores it knows only what it sent
 where. Not thread-safe: the owner calls it from one place.
 
@@ -13,19 +13,23 @@ all popular parts in quiet hours, and the other stores would be unused.
 """
 
 import hashlib
-import random
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nlargest
 from math import ceil
 from typing import ClassVar, NamedTuple
 
-from ragkv.config import at_least
 from ragkv.errors import ConfigError
 
+WAIT_SHARE = 1.0  # Each request that a replica has costs so many times a mean request's tokens.
+LOAD_FACTOR = 2.0  # No replica gets more than so many times the mean of the requests in progress,
+SHARE_FACTOR = 1.25  # nor more than so many times the mean of the requests sent recently:
+WINDOW = 64  # these are the last so many for each replica.
+KNOWN_PARTS = 100_000  # For each replica so many parts are remembered.
+MEAN_OF = 1_000  # The mean number of tokens is that of so many requests.
 MASK = (1 << 64) - 1  # `MASK` keeps the 64 bits of a hash.
 
 
@@ -52,55 +56,25 @@ class ReplicaLoad:
     load: int = 0  # requests it has, waiting or being served
 
 
-@dataclass(frozen=True, slots=True)
-class RouterSettings:
-    """Settings of all routers; each router reads those it needs."""
-
-    wait_share: float = 1 / 3  # chunk-aware: cost of each request ahead, as a share of a mean request's tokens
-    load_factor: float = 2.0  # chunk-aware: a replica's limit, over the mean of requests in progress
-    share_factor: float = 1.25  # chunk-aware: a replica's limit, over the mean of requests sent recently
-    window: int = 64  # chunk-aware: requests per replica that count as recent
-    known_tokens: int | None = None  # chunk-aware: sent tokens that a replica is assumed to hold still; None: all
-    known_parts: int = 100_000  # chunk-aware: parts remembered for each replica
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(self, wait_share=0.0, load_factor=1.0, share_factor=1.0, window=1, known_parts=1)
-
-
 class Router(ABC):
     """Ranks replicas for a request."""
 
     name: ClassVar[str]
 
-    def __init__(self, settings: RouterSettings | None = None) -> None:
-        self.settings = settings or RouterSettings()
-        self._draw = random.Random(self.settings.seed)
-
     @abstractmethod
     def rank(self, request: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         """The names of all `replicas`, the best first. Does not change the router's knowledge."""
 
-    def sent(self, request: RoutingRequest, name: str) -> None:  # noqa: B027
+    @abstractmethod
+    def sent(self, request: RoutingRequest, name: str) -> None:
         """The request was sent to the replica `name`, which will hold its parts."""
 
     def removed(self, name: str) -> None:  # noqa: B027
         """The replica `name` no longer exists; the router forgets what it held."""
 
 
-class RandomRouter(Router):
-    """A random order."""
-
-    name = "random"
-
-    def rank(self, request: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
-        names = [replica.name for replica in replicas]
-        self._draw.shuffle(names)
-        return names
-
-
 class RoundRobinRouter(Router):
-    """One replica after another."""
+    """One replica after another: the baseline."""
 
     name = "round-robin"
     _turn = 0
@@ -114,35 +88,13 @@ class RoundRobinRouter(Router):
         self._turn += 1
 
 
-class LeastLoadedRouter(Router):
-    """The replica with the fewest requests; a random one among equals."""
-
-    name = "least-loaded"
-
-    def rank(self, request: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
-        return [replica.name for replica in sorted(replicas, key=lambda r: (r.load, self._draw.random()))]
-
-
-class SessionStickyRouter(LeastLoadedRouter):
-    """A conversation's rendezvous home, whatever its load; without a conversation, as least-loaded."""
-
-    name = "session-sticky"
-
-    def rank(self, request: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
-        if request.session:
-            return rendezvous(request.session, [replica.name for replica in replicas])
-        return super().rank(request, replicas)
-
-
 class ChunkAwareRouter(Router):
     """The replica that was sent most of the request's tokens, less the cost of waiting, within load limits."""
 
     name = "chunk-aware"
-    MEAN_OF = 1_000  # requests over which the mean number of tokens is taken
 
-    def __init__(self, settings: RouterSettings | None = None) -> None:
-        super().__init__(settings)
-        self._sent: dict[str, _SentParts] = {}  # by replica
+    def __init__(self) -> None:
+        self._sent: dict[str, OrderedDict[str, None]] = {}  # replica -> the parts it was sent, the most recent last
         self._holders: dict[str, dict[str, None]] = {}  # part -> replicas that were sent it
         self._recent: deque[str] = deque()  # replicas of the requests sent recently
         self._recent_counts: Counter[str] = Counter()
@@ -152,10 +104,10 @@ class ChunkAwareRouter(Router):
     def rank(self, request: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         names = tuple(replica.name for replica in replicas)
         self._replicas = len(names)
-        most_load = limit(sum(replica.load for replica in replicas), len(names), self.settings.load_factor)
-        most_recent = limit(self.settings.window * len(names), len(names), self.settings.share_factor)
+        most_load = limit(sum(replica.load for replica in replicas), len(names), LOAD_FACTOR)
+        most_recent = limit(WINDOW * len(names), len(names), SHARE_FACTOR)
         held, homed = self._held(request, names)
-        wait = self.settings.wait_share * self._mean_tokens
+        wait = WAIT_SHARE * self._mean_tokens
 
         def order(replica: ReplicaLoad) -> tuple[bool, bool, float, int, int, int]:
             name, load, recent = replica.name, replica.load, self._recent_counts[replica.name]
@@ -166,20 +118,22 @@ class ChunkAwareRouter(Router):
         return [replica.name for replica in sorted(replicas, key=order)]
 
     def sent(self, request: RoutingRequest, name: str) -> None:
-        sent = self._sent.setdefault(name, _SentParts())
-        for key, tokens in request.parts:
+        sent = self._sent.setdefault(name, OrderedDict())
+        for key, _ in request.parts:
             self._holders.setdefault(key, {})[name] = None
-            for forgotten in sent.add(key, tokens, self.settings):
-                self._forget(forgotten, name)
-        self._seen = min(self._seen + 1, self.MEAN_OF)
+            sent[key] = None
+            sent.move_to_end(key)
+            if len(sent) > KNOWN_PARTS:
+                self._forget(sent.popitem(last=False)[0], name)
+        self._seen = min(self._seen + 1, MEAN_OF)
         self._mean_tokens += (sum(part.tokens for part in request.parts) - self._mean_tokens) / self._seen
         self._recent.append(name)
         self._recent_counts[name] += 1
-        while len(self._recent) > self.settings.window * self._replicas:
+        while len(self._recent) > WINDOW * self._replicas:
             self._recent_counts[self._recent.popleft()] -= 1
 
     def removed(self, name: str) -> None:
-        for key in self._sent.pop(name, _SentParts()).parts:
+        for key in self._sent.pop(name, ()):
             self._forget(key, name)
         self._recent = deque(other for other in self._recent if other != name)
         del self._recent_counts[name]
@@ -201,40 +155,17 @@ class ChunkAwareRouter(Router):
             self._holders.pop(key, None)
 
 
-class _SentParts:
-    """The parts sent to one replica that it is assumed to hold still, the most recent last."""
-
-    def __init__(self) -> None:
-        self.parts: OrderedDict[str, int] = OrderedDict()
-        self._tokens = 0
-
-    def add(self, key: str, tokens: int, settings: RouterSettings) -> Iterable[str]:
-        """Record a part; returns the parts that are forgotten for it."""
-        self._tokens += tokens - self.parts.pop(key, 0)
-        self.parts[key] = tokens
-        forgotten = []
-        most = settings.known_tokens
-        while len(self.parts) > settings.known_parts or (most is not None and self._tokens > most):
-            oldest, size = self.parts.popitem(last=False)
-            self._tokens -= size
-            forgotten.append(oldest)
-        return forgotten
-
-
 def limit(total: int, replicas: int, factor: float) -> int:
     """The most requests a replica may have, this one included: `factor` times the mean, rounded up."""
     return ceil(factor * (total + 1) / max(1, replicas))
 
 
-def rendezvous(key: str, names: Sequence[str]) -> list[str]:
-    """The names by their weight for `key`, the highest first: when one leaves, only its own keys move."""
-    seed = _digest(key)
-    return sorted(names, key=lambda name: _mixed(seed ^ _digest(name)), reverse=True)
-
-
 @lru_cache(maxsize=1 << 17)
 def homes(key: str, names: tuple[str, ...]) -> list[str]:
-    """The first two of `rendezvous`: two choices spread load that one hash would concentrate."""
+    """The two replicas of the highest weight for `key` (rendezvous hash): when one leaves, only its own keys move.
+
+    Two choices spread load that one hash would concentrate.
+    """
     seed = _digest(key)
     return nlargest(2, names, key=lambda name: _mixed(seed ^ _digest(name)))
 
@@ -252,14 +183,11 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-ROUTERS: dict[str, type[Router]] = {
-    router.name: router
-    for router in (RandomRouter, RoundRobinRouter, LeastLoadedRouter, SessionStickyRouter, ChunkAwareRouter)
-}
+ROUTERS: dict[str, type[Router]] = {router.name: router for router in (RoundRobinRouter, ChunkAwareRouter)}
 
 
-def make_router(name: str, settings: RouterSettings | None = None) -> Router:
+def make_router(name: str) -> Router:
     """A new router by its registered name; raises `ConfigError` for an unknown name."""
     if name not in ROUTERS:
         raise ConfigError(f"Unknown router {name!r}. Known: {', '.join(sorted(ROUTERS))}.")
-    return ROUTERS[name](settings)
+    return ROUTERS[name]()

@@ -27,10 +27,9 @@ from starlette.responses import Response
 
 from ragkv.api import ApiError, ServeConfig, format_event, is_loopback
 from ragkv.errors import ConfigError, MissingExtraError
-from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, RoutingRequest, make_router
+from ragkv.scheduling.replica_routing import ReplicaLoad, RoutingRequest, make_router
 
 from .forwarding import ForwardedRequest, ResponseStart, call_app
-from .local_redis import LocalRedis, with_redis
 from .replica_directory import ReplicaDirectory
 from .request_inspector import RequestInspector
 
@@ -53,7 +52,6 @@ log = logging.getLogger(__name__)
 
 TRIES = 3  # A request is sent to so many replicas, if they are lost.
 INSPECTION_S = 0.1  # The inspection delays a request by at most this time.
-REDIS_CHECK_S = 1.0  # So much time lies between two looks at the Redis server that was started here.
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
@@ -62,7 +60,7 @@ class ContentRouter(RequestRouter):
     """Ranks replicas for Ray with a router of `ragkv.scheduling.replica_routing`. Runs in the front process."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        self._router = make_router(kwargs.pop("router"), RouterSettings(**kwargs))
+        self._router = make_router(kwargs["router"])
         self._running: Counter[str] = Counter()  # requests in progress at each replica; all of them come through here
 
     async def choose_replicas(
@@ -262,11 +260,11 @@ def build(config: ServeConfig) -> Any:
     config.check_servable()
     if config.engine.store.redis is None:
         raise ConfigError(
-            "Replicas on a cluster share conversations over a Redis server; set store.redis.url to one that all "
-            "machines can reach."
+            "Replicas share conversations and entries over a Redis server: set store.redis.url (or "
+            "RAGKV_STORE__REDIS__URL) to one that all of them reach, such as redis://127.0.0.1:6379 on one machine."
         )
     config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))
-    router = {"router": cluster.router, "wait_share": 1.0}
+    router = {"router": cluster.router}
     make_router(cluster.router)  # raises for an unknown name
     most = cluster.replicas if cluster.most_replicas is None else cluster.most_replicas
     replicas = serve.deployment(
@@ -294,17 +292,10 @@ def build(config: ServeConfig) -> Any:
 
 
 def run(config: ServeConfig) -> None:
-    """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine.
-
-    On this machine a Redis server is started for the replicas, unless the settings name one.
-    """
+    """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine."""
     is_local = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # during the start: close what was started
     with contextlib.ExitStack() as stack:
-        redis = None
-        if is_local and config.engine.store.redis is None:
-            redis = stack.enter_context(LocalRedis(Path(config.home)))
-            config = with_redis(config, redis.config)
         app = build(config)
         if is_local:
             _start_ray(config)
@@ -316,9 +307,7 @@ def run(config: ServeConfig) -> None:
         ended = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: ended.set())
-        while not ended.wait(REDIS_CHECK_S):
-            if redis is not None:
-                redis.restart_if_ended()
+        ended.wait()
         serve.delete(NAME)
 
 

@@ -1,6 +1,5 @@
 """The simulator's door: real and generated traces, replayed through the policies the live store runs. No torch here."""
 
-from .cluster import Bounds, RagLoad, ReplicaSetup, Routed, TurnLoad, poisson, serve_replicas
 from .policies import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
 from .readers import RagRequest, read_rag_requests, read_trace
 from .report import Measure, Replay, Report, replay
@@ -14,28 +13,21 @@ __all__ = [
     "SIMULATOR_ONLY",
     "make_any_policy",
     "BirthDeath",
-    "Bounds",
     "Measure",
     "TokenTimes",
-    "RagLoad",
     "RagRequest",
     "Replay",
     "Report",
-    "Routed",
     "TraceRow",
     "ReplaySetting",
-    "ReplicaSetup",
     "ShareGPTLike",
     "Trace",
-    "TurnLoad",
     "load_trace",
-    "poisson",
     "policy_for",
     "read_rag_requests",
     "read_rows",
     "read_trace",
     "replay",
-    "serve_replicas",
     "simulate",
     "write_rows",
 ]

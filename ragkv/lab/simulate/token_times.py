@@ -1,7 +1,4 @@
-"""How blocks become time: TTFT = c + alpha B b + load B d, b blocks computed, d loaded (T-LRU paper, figure 3).
-
-A token found in a tier that replicas share costs `remote`; where chunks are fused, each token found costs `found`.
-"""
+"""How blocks become time: TTFT = c + alpha B b + load B d, b blocks computed, d loaded (T-LRU paper, figure 3)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +19,9 @@ class TokenTimes:
     token_ms: float = 0.1  # alpha: computing one token
     fixed_ms: float = 0.0  # c: any request
     load_token_ms: float = 0.0  # loading one token's KV from the slower tier
-    remote_token_ms: float = 0.0  # loading one token's KV from the tier that replicas share
-    found_token_ms: float = 0.0  # placing one found token, and its share of the recomputed tokens
 
     def __post_init__(self) -> None:
-        others = (self.fixed_ms, self.load_token_ms, self.remote_token_ms, self.found_token_ms)
-        if not self.token_ms > 0 or min(others) < 0:
+        if not self.token_ms > 0 or min(self.fixed_ms, self.load_token_ms) < 0:
             raise ConfigError(f"A profile needs token_ms > 0 and no negative time, not {self}.")
 
     @classmethod
@@ -35,19 +29,12 @@ class TokenTimes:
         """The times that `ragkv profile` measured: straight lines through those of the shortest and longest prompt."""
         first, *_, last = profile.prefill.points
         token_s = (last.fitted_s - first.fitted_s) / (last.tokens - first.tokens)
-        loads = {name: _load_token_s(profile, speed) for name, speed in profile.tiers.items()}
+        disk = profile.tiers.get("disk")
         return cls(
             token_ms=1e3 * token_s,
             fixed_ms=max(0.0, 1e3 * (first.fitted_s - token_s * first.tokens)),
-            load_token_ms=1e3 * loads.get("disk", 0.0),
-            remote_token_ms=1e3 * max((loads[name] for name in ("redis", "s3") if name in loads), default=0.0),
-            found_token_ms=1e3 * profile.layers * profile.place_token_layer_s,
+            load_token_ms=0.0 if disk is None else 1e3 * _load_token_s(profile, disk),
         )
-
-    def ttft_ms(self, computed: int, memory: int, disk: int, remote: int) -> float:
-        """The TTFT of a prompt with so many tokens computed, and found in each tier."""
-        loaded = self.load_token_ms * disk + self.remote_token_ms * remote
-        return self.fixed_ms + self.token_ms * computed + self.found_token_ms * (memory + disk + remote) + loaded
 
     def xi_blocks(self, xi_ms: float, block_tokens: int) -> int:
         """The blocks that may be computed within `xi_ms`, rounded down."""

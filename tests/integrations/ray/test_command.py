@@ -15,8 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_socket
 
-from tests.store.remote.servers import free_port
+from tests.store.remote.servers import RedisServer, free_port
 
 from .test_replicas import DOCUMENTS, QUESTIONS
 
@@ -32,15 +33,30 @@ LOOPBACKS = ("0100007F", "0000000000000000FFFF00000100007F", "000000000000000000
 
 def command() -> list[str]:
     """The command in the README, with this Python's own ragkv."""
-    (line,) = re.findall(r"^ragkv (serve --ray [^#\n]*)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    (line,) = re.findall(
+        r"^RAGKV_STORE__REDIS__URL=\S+ ragkv (serve --ray [^#\n]*)",
+        (ROOT / "README.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
     return [sys.executable, "-m", "ragkv", *line.split()]
 
 
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    pytest_socket.enable_socket()
+    server = RedisServer()
+    yield server
+    server.remove()
+
+
 @contextmanager
-def serving(folder: Path, port: int) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]", Path]]:
+def serving(
+    folder: Path, port: int, redis: RedisServer
+) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]", Path]]:
     log = folder / "log"
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAGKV_SERVE__PORT": str(port),
+        "RAGKV_STORE__REDIS__URL": redis.url,
         "RAY_DEDUP_LOGS": "0", "RAY_raylet_start_wait_time_s": "180", "TEST_FOLDER": str(folder),
     }  # fmt: skip
     with log.open("a") as file:
@@ -70,7 +86,7 @@ def _is_ready(client: httpx.Client) -> bool:
 def processes(folder: Path, parent: int) -> dict[int, str]:
     """The processes that the command `parent` started, with their names."""
     found = {}
-    for children in Path(f"/proc/{parent}/task").glob("*/children"):  # a Redis server overwrites its environment
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
         for pid in map(int, children.read_text().split()):
             found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
     for place in Path("/proc").glob("[0-9]*"):
@@ -98,10 +114,10 @@ def open_to_others(pids: dict[int, str]) -> Counter[str]:
     return found
 
 
-def test_the_readmes_line_for_replicas_works_as_written(tmp_path: Path) -> None:
+def test_the_readmes_line_for_replicas_works_as_written_on_a_redis_server(tmp_path: Path, redis: RedisServer) -> None:
     port = free_port()
     body = {"collection": "docs", "k": 2, "max_tokens": 8, "session_id": "s"}
-    with serving(tmp_path, port) as (client, popen, log):
+    with serving(tmp_path, port, redis) as (client, popen, log):
         assert client.post("/v1/collections", json={"name": "docs"}).status_code == 201
         assert client.post("/v1/collections/docs/documents", json={"documents": DOCUMENTS}).status_code == 201
         for question in QUESTIONS[:3]:
@@ -112,13 +128,12 @@ def test_the_readmes_line_for_replicas_works_as_written(tmp_path: Path) -> None:
         started = set(re.findall(r'"event": "replica_started[^{}]*"replica": "(\w+)"', log.read_text()))
         assert len(started) == 4 and set(replicas) <= started
         own = processes(tmp_path, popen.pid)
-        assert "redis-server" in own.values() or "valkey-server" in own.values()
         reachable = open_to_others(own)
         assert all(name.startswith("ray::ServeRepli") for name in reachable), reachable  # one each, by Ray's choice
         assert reachable.total() <= 5
         assert "this machine only" in log.read_text()
     assert not [pid for pid in own if Path(f"/proc/{pid}").exists()]
-    with serving(tmp_path, port) as (client, _, _):  # the conversation and the documents are still there
+    with serving(tmp_path, port, redis) as (client, _, _):  # the conversation and the documents are still there
         assert client.get("/v1/sessions/s").json()["turns"] == 3
         asked = client.post("/v1/ask", json={**body, "question": QUESTIONS[3]})
         assert asked.status_code == 200, json.dumps(asked.json())
