@@ -31,7 +31,7 @@ SIMULATOR_POLICY_NAMES = ("belady", "end-aware", "fifo", "length-aware", "t-lru"
 SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
 TRUNCATIONS = ("kv", "tokens", "naive")
-INEXACT_HISTORY = ("keep", "select", "background", "recompute")
+INEXACT_HISTORY = ("keep", "select", "recompute")
 
 
 @dataclass(frozen=True, slots=True)

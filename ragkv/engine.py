@@ -124,7 +124,7 @@ class Engine(Closing):
         prefiller = Prefiller(planner, self.fusor, scheduler, self.load_control, offloading)
 
         # Who waits, who answers, and what is kept of it.
-        self._conversations = Conversations.open(prefiller, runs, block_writer, config)
+        self._conversations = Conversations.open(adapter, runs, block_writer, config)
         self._entries = Entries(
             self.intake, encoder, store, scheduler, background, self._conversations.telling, config, unused
         )

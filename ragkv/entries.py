@@ -46,7 +46,7 @@ class Entries:
         self._config = config
         if unused_note is not None:
             log.info("In %s %s.", config.store.directory, unused_note)
-        self._warmer = Warmer(encoder, store, scheduler, background.single_flight)
+        self._warmer = Warmer(encoder, store, scheduler)
 
     @property
     def identity(self) -> Identity:

@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ragkv.config import EngineConfig, SessionConfig
 from ragkv.errors import InputError, SessionUnavailableError
-from ragkv.prompt import Prefiller
+from ragkv.model import Adapter
 from ragkv.prompt.history import BlockWriter, Discard, SessionState, find
 from ragkv.prompt.layout import TemplateRuns
 from ragkv.scheduling import Ticket
@@ -28,7 +28,6 @@ from ragkv.store import EntryKey, RemoteStats
 
 from .manifest import Summary
 from .references import References
-from .repair import Repair, RepairTurn
 from .session import Session, SessionInfo
 from .storage import FolderStorage, SessionStorage
 from .turn import Turn
@@ -40,8 +39,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0  # `SWEEP_S` is how often idle conversations are looked for at most.
 
-T = TypeVar("T", bound=Turn)
-
 
 class Conversations:
     """The conversations of one engine. All methods are thread-safe.
@@ -51,7 +48,7 @@ class Conversations:
 
     def __init__(
         self,
-        prefiller: Prefiller,
+        adapter: Adapter,
         runs: TemplateRuns,
         block_writer: BlockWriter,
         settings: SessionConfig,
@@ -59,7 +56,7 @@ class Conversations:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`runs` are what the template puts around answers. `storage` is closed with this object."""
-        self.adapter, self.runs, self.block_writer = prefiller.adapter, runs, block_writer
+        self.adapter, self.runs, self.block_writer = adapter, runs, block_writer
         self.settings, self.storage, self.clock = settings, storage, clock
         # Guards the fields below. No thread waits for a session or a server while it holds this lock.
         self._lock = threading.RLock()
@@ -68,9 +65,6 @@ class Conversations:
         self._turns: set[Turn] = set()  # under way
         self.request_numbers: Iterator[int] = count(1)
         self._swept_at = 0.0
-        self._repair = Repair(
-            prefiller, runs.before_documents, block_writer.base.codec, partial(self._turn_of, kind=RepairTurn)
-        )
         self._deletions: SharedDeletions | None = None
         if not storage.shared:
             for summary in storage.summaries():
@@ -81,13 +75,13 @@ class Conversations:
 
     @classmethod
     def open(
-        cls, prefiller: Prefiller, runs: TemplateRuns, block_writer: BlockWriter, config: EngineConfig
+        cls, adapter: Adapter, runs: TemplateRuns, block_writer: BlockWriter, config: EngineConfig
     ) -> "Conversations":
         """Those on the store's Redis server if they are shared, else those of its folder, if the store may write it."""
         settings, base = config.store, block_writer.base
         folder = None if settings.directory is None or settings.read_only else Path(settings.directory)
         if not config.session.shared:
-            return cls(prefiller, runs, block_writer, config.session, FolderStorage(folder, base))
+            return cls(adapter, runs, block_writer, config.session, FolderStorage(folder, base))
         from ragkv.store.remote import secret_from_environment
 
         from .deletions import SharedDeletions
@@ -95,8 +89,8 @@ class Conversations:
 
         assert settings.redis is not None  # `EngineConfig` refuses shared sessions without a server
         secret = secret_from_environment(settings.redis)
-        storage = RedisStorage(settings.redis, base, prefiller.adapter.vocabulary, secret)
-        opened = cls(prefiller, runs, block_writer, config.session, storage)
+        storage = RedisStorage(settings.redis, base, adapter.vocabulary, secret)
+        opened = cls(adapter, runs, block_writer, config.session, storage)
         opened._deletions = SharedDeletions(opened, storage, folder)
         return opened
 
@@ -145,9 +139,14 @@ class Conversations:
         if session is None:
             yield Turn(self, None)
             return
-        with self._turn_of(session, ticket, Turn) as turn:
-            yield turn
-        self._repair_later(session)
+        with session.held(ticket), Turn(self, session) as turn:
+            with self._lock:
+                self._turns.add(turn)
+            try:
+                yield turn
+            finally:
+                with self._lock:
+                    self._turns.discard(turn)
 
     def fork(self, session: Session, session_id: str) -> Session:
         """A conversation of that id with the same past, without a turn that is under way."""
@@ -158,7 +157,6 @@ class Conversations:
             if other.turns:
                 raise InputError(f"There is a conversation {session_id!r} already: choose another id, or delete it.")
             self.commit(other, replace(past, created_at=self.clock()))
-        self._repair_later(other)
         return other
 
     # What a session and its turns need. The caller holds the session.
@@ -294,8 +292,7 @@ class Conversations:
         return len(blocks)
 
     def flush(self) -> None:
-        """Return when histories are exact, as far as the settings want it, and blocks and states are saved."""
-        self._repair.flush()
+        """Return when blocks and states are saved."""
         self.block_writer.flush()
         self.storage.flush()
 
@@ -303,25 +300,8 @@ class Conversations:
         """Save what waits and stop. Twice is harmless."""
         if self._deletions is not None:
             self._deletions.close()
-        self._repair.close()
         self.block_writer.close()
         self.storage.close()
-
-    @contextmanager
-    def _turn_of(self, session: Session, ticket: Ticket | None, kind: type[T]) -> Iterator[T]:
-        with session.held(ticket), kind(self, session) as turn:
-            with self._lock:
-                self._turns.add(turn)
-            try:
-                yield turn
-            finally:
-                with self._lock:
-                    self._turns.discard(turn)
-
-    def _repair_later(self, session: Session) -> None:
-        """Have the session's history made exact between turns, if the settings say so."""
-        if session.saved and self.settings.inexact_history == "background":
-            self._repair.add(session)
 
     def _load(self, session: Session) -> None:
         """Take the session's state from the storage, if it has another one."""

@@ -69,7 +69,6 @@ class Session:
         self.lock = threading.Lock()
         self.state = state
         self.notes = notes  # for the report of the next turn
-        self.repaired_tokens = 0  # of its history, that were made exact since its last turn
         self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
         self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
         self.first_title = ""  # the title from the next turn on, unless it has one
@@ -96,9 +95,7 @@ class Session:
     @property
     def past(self) -> Past:
         """What the next turn builds on."""
-        repaired = f"{self.repaired_tokens} history tokens were made exact since the last turn"
-        notes = (*self.notes, repaired) if self.repaired_tokens else self.notes
-        return Past(self.state.history, self.discard_by, notes)
+        return Past(self.state.history, self.discard_by, self.notes)
 
     def wait_saved(self, timeout_s: float) -> str | None:
         """Return when the last turn survives a crash; a note for its report if that is not so within `timeout_s`.

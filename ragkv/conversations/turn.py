@@ -85,7 +85,7 @@ class Turn(Closing):
         own_parts = tuple(replace(part, turn=len(self._before.turns)) for part in parts if len(part))
         history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
         turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
-        self._session.notes, self._session.repaired_tokens = (), 0
+        self._session.notes = ()
         state = self._session.state
         title = state.title or self._session.first_title
         self._owner.commit(self._session, replace(state, turns=turns, history=history, title=title))
@@ -131,7 +131,7 @@ class Turn(Closing):
         fused = made.fused and stop > made.exact_until
         block = Block(context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids), fused=fused)
         if not self._saved:
-            self._announce()
+            self._writer.served(self._policy_turn(made))  # before the store's policies see its blocks
         first = made.record.start
         self._saved.append(self._writer.key(block))
         kv, scores = made.record.kv[:, :, :, self._at - first : stop - first], None
@@ -141,11 +141,6 @@ class Turn(Closing):
             scores[: len(own)] = own
         self._writer.save(block, kv, self._group, scores, made.scorer)
         return block
-
-    def _announce(self) -> None:
-        """Tell the store's policies of this turn, before they see its blocks."""
-        assert self._made is not None
-        self._writer.served(self._policy_turn(self._made))
 
     def _policy_turn(self, made: TurnKV) -> TurnSize:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""

@@ -51,7 +51,7 @@ class WrappedTier(Tier):
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self.kind = tier.kind
-        self.read_only, self.is_remote, self.arbitrates = tier.read_only, tier.is_remote, tier.arbitrates
+        self.read_only, self.is_remote = tier.read_only, tier.is_remote
 
     def wrap(self, lease: Lease) -> Lease:
         """The lease that a reader gets instead of `lease`."""
@@ -78,12 +78,6 @@ class WrappedTier(Tier):
 
     def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:
         self.tier.look_up_ahead(keys, on_missing)
-
-    def claim(self, name: str, expires_s: float) -> str | None:
-        return self.tier.claim(name, expires_s)
-
-    def release(self, name: str, token: str) -> None:
-        self.tier.release(name, token)
 
     def contains(self, key: EntryKey) -> bool:
         return self.tier.contains(key)

@@ -144,7 +144,6 @@ class Intake:
     def method(self, options: PrefillOptions) -> PrefillMethod:
         """How to make a prompt's KV: the options, else the config's, as far as the gate result allows."""
         fusion = self._config.fusion
-        inexact = self._config.session.inexact_history
         ratio, reuse = options.get("ratio", fusion.ratio), options.get("reuse", "fused")
         controlled = ratio is None
         if ratio is None:
@@ -158,7 +157,7 @@ class Intake:
             ratio=float(ratio),
             selector=make_selector(fusion.selector if selector is None else selector),
             reuse=reuse,
-            inexact_history="select" if inexact == "background" else inexact,
+            inexact_history=self._config.session.inexact_history,
             controlled=controlled and reuse == "fused",
             named=frozenset(options.keys() & {"ratio"} | ({"selector"} if selector is not None else set())),
         )

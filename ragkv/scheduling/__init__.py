@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decode_batch import DecodeBatch, DecodeSlot
-    from .idle_worker import IdleWorker
     from .scheduler import ModelTurns, QueueStats, Scheduler
-    from .ticket import IdleTicket, Ticket
+    from .ticket import Ticket
 
-_MODULES = (".ticket", ".decode_batch", ".scheduler", ".idle_worker")
+_MODULES = (".ticket", ".decode_batch", ".scheduler")
 
 
 def __getattr__(name: str) -> Any:
@@ -27,8 +26,6 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "DecodeBatch",
     "DecodeSlot",
-    "IdleTicket",
-    "IdleWorker",
     "ModelTurns",
     "QueueStats",
     "Scheduler",

@@ -1,4 +1,4 @@
-"""How long a request, or background work, is willing to wait and to compute."""
+"""How long a request is willing to wait and to compute."""
 
 import threading
 import time
@@ -57,23 +57,4 @@ class Ticket:
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic() + self._began)
 
 
-class IdleTicket(Ticket):
-    """A ticket of work that is done only while no request runs, and that waits for nothing."""
-
-    def __init__(self, busy: Callable[[], bool]) -> None:
-        """`busy` says whether to stop."""
-        super().__init__(None, None, lambda _: None)
-        self._busy = busy
-
-    def check(self) -> None:
-        """Raise `CancelledError` if a request runs."""
-        if self._busy():
-            raise CancelledError("A request came; this work goes on later, or not at all.")
-
-    def acquire(self, lock: threading.Lock) -> None:
-        """Acquire `lock`. Raises `CancelledError` if another thread has it."""
-        if not lock.acquire(blocking=False):
-            raise CancelledError("A request has what this work needs; it goes on later, or not at all.")
-
-
-__all__ = ["IdleTicket", "Ticket"]
+__all__ = ["Ticket"]

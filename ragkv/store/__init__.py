@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from .key import SCORE_SLOTS, EntryKey, EntryKind
     from .prefetch import HintedEntry, PrefetchHint
-    from .store import Claim, Store, StoreStats
+    from .store import Store, StoreStats
     from .tiers import (
         ALIGNMENT,
         DiskTier,
@@ -58,7 +58,6 @@ __all__ = [
     "ALIGNMENT",
     "Background",
     "CODECS",
-    "Claim",
     "Codec",
     "DiskTier",
     "EncodedEntry",

@@ -45,15 +45,6 @@ class StoreStats:
     prefetched: int = 0  # entries copied to the fastest tier for waiting requests
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A distributed lock that this replica holds."""
-
-    name: str
-    token: str = ""
-    tier: Tier | None = None  # the tier that arbitrates; `None`: there is no such tier, so the lock is not exclusive
-
-
 class Store(Closing):
     """Tiers, fastest first, and the background threads between them. All methods are thread-safe."""
 
@@ -206,27 +197,6 @@ class Store(Closing):
             if not tier.read_only:
                 _or_none("store an entry", tier.put, entry)
         return True
-
-    def claim(self, name: str, expires_s: float) -> Claim | None:
-        """Acquire the distributed lock `name` for at most that long; `None` if another replica holds it.
-
-        If no tier arbitrates, or it does not answer, every replica gets the lock.
-        """
-        tier = next((tier for tier in self._remote if tier.arbitrates), None)
-        token = "" if tier is None else tier.claim(name, expires_s)
-        return None if token is None else Claim(name, token, tier)
-
-    def release(self, claim: Claim, then: Callable[[], None] = lambda: None) -> None:
-        """Release a claim after the earlier puts are written, then call `then`. Returns at once."""
-        tier = claim.tier
-        if tier is None:
-            return
-
-        def release() -> None:
-            tier.release(claim.name, claim.token)
-            then()
-
-        self._writers.submit(tier, Job(release))
 
     def queued(self, hint: PrefetchHint) -> None:
         """A request that will look up the entries of `hint` joined the end of the queue."""

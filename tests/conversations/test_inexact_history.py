@@ -1,4 +1,4 @@
-"""What a fused turn leaves in a history: kept, repaired for the next question, or made exact between turns."""
+"""What a fused turn leaves in a history: kept, repaired for the next question, or computed."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
-from ragkv.errors import CancelledError
 from ragkv.prompt.history import exact_blocks
-from ragkv.scheduling import IdleTicket
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, active_request
 
@@ -189,94 +187,3 @@ class TestSelect:
             session.delete()
             engine.delete([A, B, C])
             assert engine.store.refused(lambda _: False) == set()
-
-
-class TestBackground:
-    @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-    def test_history_made_exact_between_turns_equals_a_full_prefill(self, tmp_path: Path, family: str) -> None:
-        with engine_at(tmp_path, family, session={"inexact_history": "background"}) as engine:
-            session = fused_turn(engine)
-            engine.flush()
-            assert inexact(engine, session) == 0
-            prefill = is_full_prefill(engine, session, 2, family, ratio=0.0)
-            count = with_kv(session) - len(A)
-            assert prefill.reuse.exact == 1 + with_kv(session)
-            assert prefill.reuse.notes == (f"{count} history tokens were made exact since the last turn",)
-            engine.answer(question(2), session=session, ratio=0.0, **FOUR)
-            assert is_full_prefill(engine, session, 3, family, ratio=0.0).reuse.notes == ()
-
-    def test_what_was_made_exact_survives_a_restart(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            fused_turn(engine)
-            engine.flush()
-        with engine_at(tmp_path) as engine:
-            session = engine.session("s")
-            assert session.turns == 1
-            assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
-
-    def test_nothing_is_made_exact_while_a_request_runs(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            with engine.scheduler.request():
-                session = fused_turn(engine)
-                before = session.state
-                assert engine.conversations._repair._worker.busy
-                prefill = engine.prefill(question(2), session=session, ratio=0.3)
-                assert session.state is before
-                assert prefill.reuse.fused and prefill.reuse.recomputed  # its tokens are candidates meanwhile
-            engine.flush()
-            assert inexact(engine, session) == 0
-
-    def test_a_pass_gives_up_between_layers_and_goes_on_later(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A request comes during each of the first passes; every block is computed in the end."""
-        given_up = []
-
-        def interrupted(_: IdleTicket) -> None:
-            if len(given_up) < 3:
-                given_up.append(1)
-                raise CancelledError("a request came")
-
-        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            monkeypatch.setattr(IdleTicket, "check", interrupted)
-            session = fused_turn(engine)
-            engine.flush()
-            assert len(given_up) == 3
-            assert inexact(engine, session) == 0
-            is_full_prefill(engine, session, 2, ratio=0.0)
-
-    def test_blocks_are_made_exact_one_by_one_and_each_stays_so(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            with engine.scheduler.request():
-                session = fused_turn(engine)
-                engine.conversations._repair._worker.forget(lambda _: True)
-            blocks, left = session.state.history.blocks, inexact(engine, session)
-            exact = 2  # the number of the first that is not: A takes the two before it
-            assert engine.conversations._repair._repair_block(session)
-            assert inexact(engine, session) == left - len(blocks[exact])
-            assert is_full_prefill(engine, session, 2, ratio=1.0).reuse.exact == 1 + len(A) + len(blocks[exact])
-
-    def test_rounded_history_is_left_alone(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "background"}, codec="int8") as engine:
-            session = fused_turn(engine)
-            before = session.state
-            engine.flush()
-            assert session.state is before
-            assert engine.prefill(question(2), session=session, ratio=0.3).reuse.notes
-
-    def test_a_fork_and_a_session_without_an_id_are_made_exact_too(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            engine.warm([A, B, C])
-            unsaved = engine.conversations.unsaved("unsaved")
-            engine.answer(question(1), [A, B, C], unsaved, ratio=0.3, **FOUR)
-            fork = unsaved.fork("saved")
-            engine.flush()
-            assert inexact(engine, fork) == 0 and inexact(engine, unsaved) > 0
-            is_full_prefill(engine, fork, 2, ratio=0.0)
-
-    def test_closing_the_engine_gives_up_what_waits(self, tmp_path: Path) -> None:
-        engine = engine_at(tmp_path, session={"inexact_history": "background"})
-        with engine.scheduler.request():
-            session = fused_turn(engine)
-            engine.close()
-        assert inexact(engine, session) > 0

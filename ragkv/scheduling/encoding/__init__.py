@@ -4,16 +4,13 @@ from .background import BackgroundEncoder
 from .encoder import Encoder
 from .rescoring import Rescorer, RescoreReport
 from .scores import StoredScores
-from .single_flight import EncodingClaim, SingleFlight
 from .warming import Warmer, WarmReport
 
 __all__ = [
     "BackgroundEncoder",
     "Encoder",
-    "EncodingClaim",
     "RescoreReport",
     "Rescorer",
-    "SingleFlight",
     "StoredScores",
     "WarmReport",
     "Warmer",

@@ -1,14 +1,16 @@
 """Encodes missed chunks in the background, between requests, and scores chunks that were stored without scores."""
 
 import logging
-from collections.abc import Iterable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
-from ragkv.scheduling import IdleWorker, Scheduler
-from ragkv.store import Entry, EntryKey, Store
+from ragkv.runtime import openmp
+from ragkv.scheduling import Scheduler
+from ragkv.store import EntryKey, Store
 
 from .encoder import Encoder
 from .scores import StoredScores
-from .single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
@@ -16,77 +18,113 @@ IDLE_PATIENCE_S = 30.0  # `IDLE_PATIENCE_S` is how long a background encoding wa
 
 
 class BackgroundEncoder:
-    """The chunks of one encoder that wait to be encoded or scored. Thread-safe."""
+    """The chunks of one encoder that wait to be encoded or scored, in the order in which they came. Thread-safe.
+
+    One thread begins a chunk while no request runs on the model, or when it waited for `IDLE_PATIENCE_S`.
+    """
 
     def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
         self._encoder, self._store, self._scheduler = encoder, store, scheduler
         self._scores = StoredScores(encoder, store)
-        self.single_flight = SingleFlight(store)
-        self._worker = IdleWorker[tuple[int, ...], tuple[int, ...]](
-            scheduler, "ragkv-encoder", self._work, IDLE_PATIENCE_S
-        )
+        self._waiting: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self._current: tuple[int, ...] | None = None  # the chunk under way, unless it was forgotten since
+        self._working = False
+        self._closing = False
+        self._flushing = 0  # calls of `flush` under way; meanwhile no chunk waits for idle time
+        self._changed = threading.Condition()  # guards the fields above
+        self._thread: threading.Thread | None = None
 
     def add(self, token_ids: tuple[int, ...]) -> None:
-        """Encode this chunk when there is time; once, however often it is added."""
-        self._worker.add(token_ids, token_ids)
+        """Encode this chunk when there is time; once, however often it is added. After `close` nothing is added."""
+        with self._changed:
+            if self._closing:
+                return
+            self._waiting[token_ids] = None  # also if it is under way: it may have been deleted since that began
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
 
     def forget(self, token_ids: tuple[int, ...]) -> None:
         """Do not encode this chunk: it was deleted."""
-        self._worker.forget(lambda ids: ids == token_ids)
+        self._forget(lambda ids: ids == token_ids)
 
     def forget_keys(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: another replica deleted them."""
         if deleted := set(keys):
-            self._worker.forget(lambda ids: self._encoder.identity.key(ids) in deleted)
+            self._forget(lambda ids: self._encoder.identity.key(ids) in deleted)
 
     def flush(self) -> None:
         """Return when no chunk waits. Does not wait for requests to end."""
-        self._worker.flush()
+        openmp.release_threads()
+        with self._changed:
+            self._flushing += 1
+            self._scheduler.wake()
+            self._changed.wait_for(lambda: self._closing or not (self._waiting or self._working))
+            self._flushing -= 1
 
     def close(self) -> bool:
-        """Drop what waits: it can be encoded when it is missed again. `False` on the encoder's own thread."""
-        return self._worker.close()
+        """Finish the chunk under way, and drop what waits: it can be encoded when it is missed again.
 
-    def _work(self, token_ids: tuple[int, ...]) -> bool:
-        try:
-            self._encode(token_ids)
-        except Exception:
-            log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", len(token_ids))
+        Garbage collection may call this on the encoder's own thread. Then it returns `False`, and the thread ends soon.
+        """
+        with self._changed:
+            self._closing = True
+            self._waiting.clear()
+            self._current = None
+            self._changed.notify_all()
+        self._scheduler.wake()
+        if threading.current_thread() is self._thread:
+            return False
+        if self._thread is not None:
+            self._thread.join()
         return True
+
+    def _forget(self, is_deleted: Callable[[tuple[int, ...]], bool]) -> None:
+        with self._changed:
+            for token_ids in [token_ids for token_ids in self._waiting if is_deleted(token_ids)]:
+                del self._waiting[token_ids]
+            if self._current is not None and is_deleted(self._current):
+                self._current = None
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (token_ids := self._next()) is not None:
+            try:
+                self._encode(token_ids)
+            except Exception:
+                log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", len(token_ids))
+            openmp.release_threads()
+            with self._changed:
+                self._working, self._current = False, None
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[int, ...] | None:
+        """The next chunk once it may begin; `None` when this is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+            self._scheduler.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
+            with self._changed:
+                if self._closing:
+                    return None
+                if self._waiting:  # otherwise it was forgotten meanwhile
+                    self._working = True
+                    self._current, _ = self._waiting.popitem(last=False)
+                    return self._current
 
     def _encode(self, token_ids: tuple[int, ...]) -> None:
         if self._complete(token_ids):
             return
-        if (entry := self._scores.unscored(token_ids)) is not None:
-            self._score(token_ids, entry)
-            return
-        key, tokens = self._encoder.identity.key(token_ids), len(token_ids)
-        claim = self.single_flight.claim(key, tokens, lambda: bool(self._complete(token_ids)))
-        arrived = claim is None and self.single_flight.arrived(key, tokens, lambda: self._worker.hurried)
-        if arrived and self._complete(token_ids):
-            return  # another replica encoded it; looking it up copied it to this replica
-        encoded = False
-        try:
-            with self._scheduler.encoding_turn():
-                entry = self._encoder.chunk(token_ids)
-                scores = self._encoder.scores([entry])
-            encoded = True
-            self._put(token_ids, entry, scores)
-        finally:
-            if claim is not None:
-                self.single_flight.finish(claim, encoded)
-
-    def _score(self, token_ids: tuple[int, ...], entry: Entry) -> None:
-        """Score a stored chunk from its KV, which stays as it is."""
+        entry = self._scores.unscored(token_ids)
+        lacks_kv = entry is None
         with self._scheduler.encoding_turn():
+            entry = entry or self._encoder.chunk(token_ids)
             scores = self._encoder.scores([entry])
-        self._put(token_ids, None, scores)
-
-    def _put(self, token_ids: tuple[int, ...], entry: Entry | None, scores: Sequence[Entry]) -> None:
-        with self._worker.wanted(token_ids) as wanted:
-            if not wanted:  # deleted meanwhile
+        with self._changed:  # so that it is not forgotten while it is put
+            if self._current != token_ids:  # deleted meanwhile
                 return
-            if entry is not None:
+            if lacks_kv:
                 self._store.put(entry)
             for own in scores:
                 self._store.put_scores(own)

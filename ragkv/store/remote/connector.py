@@ -39,7 +39,6 @@ class Connector(ABC):
     kind: TierKind
     capacity_bytes: int
     audit_s: float = 600.0  # between two audits
-    arbitrates: bool = False  # whether `claim` is a lock among all replicas
 
     @abstractmethod
     def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
@@ -86,13 +85,6 @@ class Connector(ABC):
     def ping(self) -> None:
         """Raise `RemoteError` if the storage does not answer."""
         self.exists(EntryKey("0" * 64))
-
-    def claim(self, name: str, expires_s: float) -> str | None:
-        """Acquire the distributed lock `name`: a token for `release`, or `None` if another replica holds it."""
-        return ""
-
-    def release(self, name: str, token: str) -> None:  # noqa: B027
-        """Release the lock, unless it expired and another replica holds it now."""
 
     def reset(self) -> None:  # noqa: B027
         """Drop the connections; the next call opens new ones. For libraries that reuse a broken connection."""

@@ -4,7 +4,6 @@ Nothing is retried: an error is a miss, and the circuit breaker judges it.
 """
 
 import contextlib
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
@@ -28,14 +27,13 @@ class RedisConnector(Connector):
     """One tenant's entries on one server."""
 
     kind = TierKind.REDIS
-    arbitrates = True
 
     def __init__(self, config: RedisConfig, tenant: str) -> None:
         """Connects to nothing yet. `tenant` is the tenant's part of the names on the server."""
         self.capacity_bytes = config.max_bytes
         self._ttl_ms = 0 if config.ttl_s is None else max(1, round(config.ttl_s * 1000))
         base = f"{config.prefix}:{tenant}:"
-        self._root, self._locks, self._audited = f"{base}v:", f"{base}flight:", f"{base}audited"
+        self._root, self._audited = f"{base}v:", f"{base}audited"
         self._accounting = (f"{base}sizes", f"{base}uses")
         self._server = RedisServer(config)
         self._client, self._call = self._server.client, self._server.call
@@ -119,16 +117,6 @@ class RedisConnector(Connector):
             for key in (key for key, row in zip(keys, rows, strict=True) if row is None):
                 with self._call():
                     self._script(self._client, scripts.RECOUNT, key, _MAX_GROUPS)
-
-    def claim(self, name: str, expires_s: float) -> str | None:
-        token = secrets.token_hex(16)
-        with self._call():
-            acquired = self._client.set(self._locks + name, token, nx=True, px=max(1, round(expires_s * 1000)))
-        return token if acquired else None
-
-    def release(self, name: str, token: str) -> None:
-        with self._call():
-            self._client.eval(scripts.RELEASE, 1, self._locks + name, token)
 
     def reset(self) -> None:
         self._server.reset()

@@ -7,7 +7,8 @@ Values have a time to live and the accounting has none: under the policy `volati
 One script touches all keys of a tenant, so Redis Cluster is not supported.
 """
 
-# Before every script but RELEASE. KEYS: sizes, uses. ARGV[1]: how every value's name begins, "<prefix>:<tenant>:v:"
+# `FUNCTIONS` stand before every script. KEYS: sizes, uses.
+# ARGV[1]: how every value's name begins, "<prefix>:<tenant>:v:"
 FUNCTIONS = """
 local sizes, uses, root = KEYS[1], KEYS[2], ARGV[1]
 local function now()
@@ -157,10 +158,4 @@ AUDIT = """
 local _, groups = held(ARGV[2])
 if groups and settled(ARGV[2]) and redis.call('EXISTS', value(ARGV[2], 0)) == 0 then drop(ARGV[2], groups) end
 return 1
-"""
-
-# KEYS: the lock; ARGV: the token
-RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
 """

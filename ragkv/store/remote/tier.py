@@ -50,7 +50,7 @@ class RemoteTier(Tier):
         read_cache_bytes: int,
     ) -> None:
         """`config` is the connector's. Never waits for the remote; see `RemoteReader` for `read_cache_bytes`."""
-        self.kind, self.arbitrates = connector.kind, connector.arbitrates
+        self.kind = connector.kind
         self._connector, self._digester, self._tombstones = connector, digester, tombstones
         self._layer_group_bytes = config.group_bytes
         self._wake = threading.Event()
@@ -172,13 +172,6 @@ class RemoteTier(Tier):
         finally:
             with self._lock:
                 self._deleting.discard(key)
-
-    def claim(self, name: str, expires_s: float) -> str | None:
-        return self._call(lambda: self._connector.claim(name, expires_s), "")
-
-    def release(self, name: str, token: str) -> None:
-        if token:
-            self._call(lambda: self._connector.release(name, token), None)
 
     # State
 

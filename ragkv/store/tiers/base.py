@@ -165,7 +165,6 @@ class Tier(ABC):
 
     kind: TierKind
     read_only: bool = False  # `put`, `delete` and `gc` raise `StoreReadOnlyError`
-    arbitrates: bool = False  # `claim` is exclusive among all replicas
     is_remote: bool = False  # a call may take as long as its timeout; other processes write and delete there as well
 
     @abstractmethod
@@ -195,16 +194,6 @@ class Tier(ABC):
 
     def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:  # noqa: B027
         """These keys will be leased soon: a remote tier begins to look them up, and reports missing keys."""
-
-    def claim(self, name: str, expires_s: float) -> str | None:
-        """Acquire the distributed lock `name`: a token for `release`, or `None` if another replica holds it.
-
-        If the tier fails to answer, the caller counts as the holder.
-        """
-        return ""
-
-    def release(self, name: str, token: str) -> None:  # noqa: B027
-        """Release the distributed lock `name`. It also ends by itself when it expires."""
 
     @abstractmethod
     def contains(self, key: EntryKey) -> bool:

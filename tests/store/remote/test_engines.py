@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,10 @@ import torch
 
 from ragkv import Engine, StoreConfig
 from ragkv.config import RedisConfig
-from ragkv.scheduling.encoding import Encoder, SingleFlight
-from ragkv.store import EntryKey
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 from tests.store.remote.faulty_proxy import Proxy
 
-from .helpers import redis_config, redis_store, s3_config, unique_prefix, wait_until
+from .helpers import redis_config, s3_config, unique_prefix
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -70,111 +68,6 @@ def test_a_replica_without_a_disk_starts_warm(shared: dict[str, Any], replicas: 
         report = late.warm([A, B, C])
         assert (report.present, report.encoded) == (2, 1)
         assert late.prefill(Q, [A, B, C]).reuse.missed_chunks == 0
-
-
-class Counting:
-    """The chunks that all replicas together encoded; encoding takes `seconds`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-        self.encoded: list[tuple[int, ...]] = []
-        chunks = Encoder.chunks
-
-        def counted(encoder: Encoder, together: Sequence[tuple[int, ...]]) -> Any:
-            self.encoded += together
-            time.sleep(seconds * len(together))
-            return chunks(encoder, together)
-
-        monkeypatch.setattr(Encoder, "chunks", counted)
-
-
-@pytest.fixture
-def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
-    config = redis_config(redis_server, timeout_s=10.0)
-    made = [engine_of(store=StoreConfig(directory=str(tmp_path / name), redis=config)) for name in "ab"]
-    yield made
-    for engine in made:
-        engine.close()
-
-
-def wait_patiently(engines: list[Engine]) -> None:
-    """Let the engines believe that encoding takes long, so that on a busy machine none gives up waiting."""
-    for engine in engines:
-        engine.entries.background.single_flight.took(1, 10.0)
-
-
-def run_together(*work: Any) -> None:
-    threads = [threading.Thread(target=one) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def test_two_replicas_that_miss_a_chunk_at_once_encode_it_once(
-    pair: list[Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counting = Counting(monkeypatch, 0.5)
-    pair[0].warm([B])  # both have measured what encoding takes
-    pair[1].warm([C])
-    wait_patiently(pair)
-    run_together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
-    key = pair[0].entries.encoder.identity.key(tuple(A))
-    wait_until(lambda: all(engine.store.contains(key) for engine in pair), 120)
-    assert counting.encoded.count(tuple(A)) == 1
-    for engine in pair:
-        assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
-
-
-def test_two_replicas_that_warm_the_same_chunks_share_the_work(
-    pair: list[Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counting = Counting(monkeypatch, 0.3)
-    pair[0].warm([A])
-    pair[1].warm([A, B])
-    wait_patiently(pair)
-    counting.encoded.clear()
-    chunks = [[5, 6, number, 7, 8, 9] for number in range(6)]
-    reports = []
-    run_together(*(lambda engine=engine: reports.append(engine.warm(chunks)) for engine in pair))  # type: ignore[misc]
-    assert sorted(counting.encoded) == sorted(map(tuple, chunks))
-    assert sum(report.encoded for report in reports) == 6
-    assert all(report.encoded + report.present == 6 for report in reports)
-
-
-def test_a_chunk_stored_since_the_caller_looked_is_not_claimed(redis_server: RedisServer) -> None:
-    with redis_store(redis_config(redis_server)) as store:
-        single_flight = SingleFlight(store)
-        assert single_flight.claim(EntryKey("came"), 100, lambda: True) is None
-        # The store's writing thread releases the claim.
-        wait_until(lambda: single_flight.claim(EntryKey("came"), 100, lambda: False) is not None, 60)
-
-
-def test_a_replica_waits_for_a_claimed_chunk_no_longer_than_encoding_takes(redis_server: RedisServer) -> None:
-    config = redis_config(redis_server, timeout_s=10.0)
-    with redis_store(config) as dead, redis_store(config) as store:
-        single_flight = SingleFlight(store)
-        assert SingleFlight(dead).claim(EntryKey("k"), 100, lambda: False) is not None  # and never encodes it
-        assert single_flight.claim(EntryKey("k"), 100, lambda: False) is None
-        assert not single_flight.arrived(EntryKey("k"), 100)  # it was not measured yet how long encoding takes
-        single_flight.took(100, 0.4)
-        began = time.monotonic()
-        assert not single_flight.arrived(EntryKey("k"), 100)
-        assert 0.35 < time.monotonic() - began < 5.0
-
-
-def test_a_claim_expires_and_only_its_owner_releases_it(redis_server: RedisServer) -> None:
-    with redis_store(redis_config(redis_server, timeout_s=10.0)) as store:
-        first = store.claim("k", 0.2)
-        assert first is not None and store.claim("k", 10.0) is None
-        time.sleep(0.3)
-        second = store.claim("k", 10.0)
-        assert second is not None
-        store.release(first)  # too late: another owner has it
-        store.flush()
-        assert store.claim("k", 10.0) is None
-        store.release(second)
-        store.flush()
-        assert store.claim("k", 10.0) is not None
 
 
 class Network:
