@@ -8,7 +8,7 @@ from ragkv import Chunk, PromptConfig
 from ragkv.prompt.layout import TemplateRuns
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, close, full_prefill, text_engine
-from tests.model.test_layout import CHATML
+from tests.prompt.test_layout import CHATML
 
 from .helpers import ask, carry_on, engine_at, files, is_full_prefill, question, with_kv
 

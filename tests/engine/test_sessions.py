@@ -5,7 +5,7 @@ import torch
 
 from ragkv import Engine, PromptConfig
 from ragkv.errors import PromptTooLongError
-from tests.model.test_layout import CHATML, HEADERS
+from tests.prompt.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import BOS
 
 from .helpers import A, B, C, Q, engine_of, text_engine

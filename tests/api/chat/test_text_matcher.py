@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ragkv.api.chat import text_matcher
 from ragkv.api.chat.template import PlainMessage, Template
 from ragkv.api.chat.text_matcher import WINDOW, TextMatch, TextMatcher
-from tests.model.test_layout import CHATML, HEADERS
+from tests.prompt.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import byte_tokenizer
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from tests import tiny_models
-from tests.model.test_layout import CHATML
+from tests.prompt.test_layout import CHATML
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 
