@@ -210,7 +210,7 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
     """Perplexity and agreement on texts, and the reader's exact match."""
     found: dict[str, Any] = {}
     plain = [KCacheConfig(n, r) for n in options.text_top_n for r in options.resident]
-    settings = [None, *plain, *(replace(config, renormalise=True) for config in plain if config.resident_layers < 2)]
+    settings = [None, *plain]
     if STORIES.exists():
         model, _ = load(STORIES, "cpu", "float32")
         texts = quality.stories(STORIES, options.texts)

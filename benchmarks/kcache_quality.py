@@ -55,7 +55,7 @@ def name(config: KCacheConfig | None) -> str:
     """The name of a setting in tables."""
     if config is None:
         return "ordinary"
-    return f"N={config.top_n} L={config.resident_layers}{' renormalised' if config.renormalise else ''}"
+    return f"N={config.top_n} L={config.resident_layers}"
 
 
 def copies(kv: PromptKV, settings: Settings) -> list[PromptKV]:

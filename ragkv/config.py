@@ -225,8 +225,6 @@ class KCacheConfig:
 
     top_n: int | None = 128  # N: a query head attends with the V rows of its N largest weights; None: all
     resident_layers: int = 1  # L: the V of the first L layers stays on the device
-    renormalise: bool = False  # scale the N weights to sum to 1; the paper does not
-    fall_back: bool = True  # ordinary attention for prompts of at most N tokens; False: always top-N
 
     def __post_init__(self) -> None:
         at_least(self, resident_layers=0, top_n=1)

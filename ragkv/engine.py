@@ -160,7 +160,6 @@ class Engine(Closing):
         limit_kernel_caches()  # before the first product, by which the dtype is chosen
         store_bytes, weights = config.store.memory_bytes, config.weights
         choice = choose_dtype(name, config.device, config.dtype, store_bytes, config.packed_bytes, weights)
-        choice = choice.with_weights(config.weights)
         model, tokenizer = load(name, config.device, choice.name, config.adapter, config.weights, config.packed_bytes)
         return cls(SharedModel.of(model, tokenizer, config, choice), config=config)
 

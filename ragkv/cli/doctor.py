@@ -150,7 +150,7 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
     return Examination(
         machine=_machine(home),
         dtype=choice.name,
-        dtype_why=choice.with_weights(config.weights).why,
+        dtype_why=choice.why,
         auto_dtype=auto.name,
         int8_gain=_int8_gain(choice.name, config.packed_bytes) if can_round else None,
         home=_home_health(home),

@@ -275,7 +275,11 @@ def save(model: ScoreModel, directory: str | Path) -> Path:
 
 def shape_of(adapter: Adapter) -> tuple[int, int, int]:
     """L, G D and E of a model."""
-    return adapter.layer_count, adapter.kv_heads * adapter.head_dim, adapter.width
+    return (
+        adapter.layer_count,
+        adapter.kv_heads * adapter.head_dim,
+        adapter.model.get_input_embeddings().weight.shape[1],
+    )
 
 
 def _described(shape: tuple[int, int, int]) -> str:

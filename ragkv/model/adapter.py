@@ -88,12 +88,6 @@ class Adapter:
         return rows
 
     @property
-    def width(self) -> int:
-        """E: the size of a token's embedding."""
-        numbers: int = self.model.get_input_embeddings().weight.shape[1]
-        return numbers
-
-    @property
     def context_length(self) -> int | None:
         """The maximum length of prompt and answer; `None` if the config sets none (dynamic RoPE)."""
         parameters = getattr(self.config, "rope_parameters", None) or {}

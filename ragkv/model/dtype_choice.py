@@ -31,10 +31,6 @@ class DtypeChoice:
     why: str
     measured: bool = False  # whether the processor was measured, or the memory decided: then the user should read why
 
-    def with_weights(self, weights: str) -> "DtypeChoice":
-        """The same choice for a model with `weights` of that kind, which is said too."""
-        return self if weights == "plain" else replace(self, why=f"{self.why}; linear layers are in {weights}")
-
 
 def choose_dtype(
     name: str | os.PathLike[str],
@@ -48,6 +44,13 @@ def choose_dtype(
 
     `store_bytes` of memory are for the store, and at most `packed_bytes` for copies of weights.
     """
+    choice = _choice(name, device, dtype, store_bytes, packed_bytes, weights)
+    return choice if weights == "plain" else replace(choice, why=f"{choice.why}; linear layers are in {weights}")
+
+
+def _choice(
+    name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int, packed_bytes: int, weights: str
+) -> DtypeChoice:
     if dtype != "auto":
         float_dtype(dtype)
         return DtypeChoice(dtype, f"{dtype}, as the settings say")

@@ -15,7 +15,6 @@ import xxhash
 from ragkv.errors import UnsupportedModelError
 
 from .adapter import Adapter
-from .kinds import adapter_state, flattens
 
 # Settings that do not affect keys and values.
 _IRRELEVANT = (
@@ -86,6 +85,20 @@ def _plain_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.T
     kind = f"{type(tensor).__name__}{_ADDRESS.sub('', str(settings))}"  # says how activations are quantised, too
     for part in sorted(parts):
         yield from _plain_parts(f"{name}.{kind}.{part}", getattr(tensor, part))
+
+
+def flattens(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor of several tensors, such as torchao's: integers and their scales."""
+    return hasattr(tensor, "__tensor_flatten__")
+
+
+def adapter_state(module: Any) -> str | None:
+    """What of a PEFT layer changes its results and is no tensor: active adapters and their scales; `None` elsewhere."""
+    if not hasattr(module, "active_adapters") or not hasattr(module, "scaling"):
+        return None
+    scales = {name: float(value) for name, value in sorted(module.scaling.items()) if name in module.active_adapters}
+    disabled, merged = getattr(module, "disable_adapters", False), getattr(module, "merged_adapters", [])
+    return f"{module.active_adapters}:{scales}:{disabled}:{merged}"
 
 
 def architecture_digest(adapter: Adapter) -> str:

@@ -135,10 +135,6 @@ class Int8Linear(torch.nn.Module):
         """What its results depend on besides scales and bias: `weights_digest` reads it."""
         return {"weights": self._digest, "activation_steps": self._most, "rounded_to": "nearest"}
 
-    def extra_repr(self) -> str:
-        """For `print(model)`."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 def quantised(hidden: torch.Tensor, most: int) -> Quantised:
     """Rows (..., in) in `most` steps on each side of zero."""

@@ -1,6 +1,9 @@
 """Builds an adapter and tests it: a few tokens run through it must give the model's own logits.
 
-This also catches unknown architectures: a model whose logits are not reproduced is refused with the reason.
+This also catches unknown architectures: a model whose logits are not reproduced is refused with the reason. Models may
+be wrapped by PEFT, or have quantised weights (docs/models.md lists the kinds). A kind works if a token's KV depends on
+the tokens before it and on nothing else. Quantisation of activations with one scale for all rows of a pass breaks this:
+then a row's result depends on which rows are computed with it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from ragkv.errors import UnsupportedModelError
 
 from .adapter import Adapter
 from .families import ADAPTERS
-from .kinds import driven_model, rounds_activations
+from .fingerprint import flattens
 from .promptkv import PromptKV, Recording
 from .rows import Rows
 
@@ -21,6 +24,8 @@ PROBE_TOKENS = 32
 # Logits may be off by so much: root mean square, relative to the logits' spread.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 _TOLERANCE_COARSE = 0.15  # In half precision and in int8 rounding alone moves logits by some percent of their spread.
+# The modules of torch's eager quantisation have one scale for a whole tensor.
+_ONE_SCALE = ("torch.ao.nn.quantized", "torch.nn.quantized")
 
 
 def refuse_unsupported(config: Any) -> None:
@@ -64,6 +69,37 @@ def adapt(model: Any, packed_bytes: int = 0) -> Adapter:
             f"spread over {PROBE_TOKENS} tokens), so fused answers would be wrong."
         )
     return adapter
+
+
+def driven_model(model: Any) -> Any:
+    """The transformers model whose layers can be driven: `model`, or the one that PEFT wrapped, with its adapters.
+
+    Raises `UnsupportedModelError` for a kind whose rows are not independent.
+    """
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        if any(config.is_prompt_learning for config in model.peft_config.values()):
+            raise UnsupportedModelError(
+                "This PEFT adapter learns a prompt (prompt tuning, prefix tuning, p-tuning), whose KV is in no layer. "
+                "Use an adapter of weights, such as LoRA, or the model without it."
+            )
+        model = model.get_base_model()
+    modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+    for name, module in modules:
+        if type(module).__module__.startswith(_ONE_SCALE):
+            raise UnsupportedModelError(
+                f"{name} is quantised by torch.ao.quantization with one scale for all rows of a pass, so a token's KV "
+                "would depend on the tokens computed with it, and stored KV could not be exact. Load the model "
+                "unquantised, or quantise it with torchao (Int8DynamicActivationInt8WeightConfig has a scale a row)."
+            )
+    return model
+
+
+def rounds_activations(model: torch.nn.Module) -> bool:
+    """Whether some weights are quantised: then activations may be rounded in steps, which amplify tiny differences."""
+    return any(getattr(module, "rounds_activations", False) for module in model.modules()) or any(
+        flattens(parameter) or not parameter.is_floating_point() or hasattr(parameter, "quant_state")
+        for parameter in model.parameters()
+    )
 
 
 def _why_not(config: Any) -> str:

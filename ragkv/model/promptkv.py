@@ -5,6 +5,7 @@ a layer receives keys before RoPE, because the layer gets the identity rotation.
 its position when it is made, and no key is ever rotated back. The KV belongs to one request.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,12 +91,8 @@ class PromptKV:
 
     def copy(self) -> "PromptKV":
         """The same KV, with memory of its own."""
-        _, kv_heads, _, head_dim = self.keys[0].shape
-        shape = KVShape(len(self.keys), kv_heads, head_dim)
-        made = PromptKV(shape, self.capacity, self.keys[0].dtype, self.keys[0].device)
-        for layer in range(shape.layers):
-            made.put(layer, 0, *self.view(layer, self.length))
-        made.length = self.length
+        made = copy.copy(self)
+        made.keys, made.values = [k_rot.clone() for k_rot in self.keys], [v.clone() for v in self.values]
         return made
 
     def to_dynamic_cache(self) -> DynamicCache:

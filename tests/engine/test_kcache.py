@@ -7,20 +7,28 @@ import pytest
 
 from ragkv import Answer, Engine, KCacheConfig
 from ragkv.model import PromptKV
-from ragkv.model.kcache import OffloadedKV
+from ragkv.model.kcache import OffloadedKV, Offloading
 from tests import tiny_models
 
 from .helpers import A, B, C, Q, close, engine_of
 
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((9, 14, 8, 21, 7, 12), 20)]  # six
-FORCED = KCacheConfig(top_n=10_000, resident_layers=1, fall_back=False)  # all keys, and the top-N path all the same
+FORCED = KCacheConfig(top_n=10_000, resident_layers=1)  # all keys, with `forced` by the top-N path all the same
 FEW = KCacheConfig(top_n=4, resident_layers=0)
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The top-N path is used although N leaves no rows out, so that its results must be equal."""
+    monkeypatch.setattr(OffloadedKV, "reads_all", lambda *_: False)
+    monkeypatch.setattr(Offloading, "refusal", lambda *_: None)
 
 
 def answers(engine: Engine, **how: Any) -> tuple[int, ...]:
     return engine.answer(Q, CHUNKS, max_new_tokens=40, min_new_tokens=40, **how).token_ids
 
 
+@pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3"])
 @pytest.mark.parametrize("selector", ["sensitivity-query", "hkvd-gradual"])
 def test_a_fused_prompt_of_six_chunks_has_the_same_answer_with_kcache(family: str, selector: str) -> None:
@@ -37,6 +45,7 @@ def test_a_fused_prompt_of_six_chunks_has_the_same_answer_with_kcache(family: st
     assert said[0] == said[1]
 
 
+@pytest.mark.usefixtures("forced")
 def test_a_conversation_of_five_turns_has_the_same_answers_and_history_with_kcache() -> None:
     turns = []
     for kcache in (None, FORCED):

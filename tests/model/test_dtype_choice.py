@@ -107,7 +107,7 @@ class TestFloat16Copies:
             assert ("with copies" in choose_dtype(folder, "cpu", "auto", MIB, self.copies()).why) is counted
 
     def test_int8_weights_need_no_copies(self, tmp_path: Path) -> None:
-        choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, 0, "int8").with_weights("int8")
+        choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, 0, "int8")
         assert choice.why == "bfloat16, the checkpoint's own; linear layers are in int8"
 
     @pytest.mark.parametrize("family, shared", [("mixtral", True), ("llama", False)])

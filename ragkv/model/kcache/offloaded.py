@@ -52,11 +52,7 @@ class OffloadedKV(PromptKV):
             on_host.put(start, v[0])
 
     def write(self, layer: int, rows: Rows, k_rot: torch.Tensor, v: torch.Tensor) -> None:
-        """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`."""
-        if rows.start is None and self._on_host[layer] is not None:  # no caller writes scattered rows to the host
-            for at, position in enumerate(rows.positions.tolist()):
-                self.put(layer, position, k_rot[:, :, at : at + 1], v[:, :, at : at + 1])
-            return
+        """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`; scattered ones during prefill only."""
         self._allocate_values(layer)
         super().write(layer, rows, k_rot, v)
 
@@ -81,18 +77,22 @@ class OffloadedKV(PromptKV):
         self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """Attention of the decoded row, q_rot (1, H, 1, D), with the V rows of its N largest weights."""
-        config, on_host = self._config, self._on_host[layer]
+        on_host = self._on_host[layer]
         if on_host is None:
             return super().attend(layer, q_rot, window, scaling, softcap)
         stop = self.length + 1
         start = 0 if window is None else max(0, stop - window)
         k_rot = self.keys[layer].narrow(2, start, stop - start)
-        if config.top_n is None or (config.fall_back and config.top_n >= stop - start):  # all rows, as in a window
+        if self.reads_all(stop - start):
             self.rows_fetched += on_host.rows_on_host(start, stop)
             return attend_one(q_rot, k_rot, on_host.take(start, stop).unsqueeze(0), None, scaling, softcap)
         grouped = q_rot.view(k_rot.shape[1], -1, q_rot.shape[3])  # (G, H / G, D)
-        choice = choose(grouped, k_rot[0], config.top_n, scaling, softcap, start=start, renormalise=config.renormalise)
+        choice = choose(grouped, k_rot[0], self._config.top_n or stop, scaling, softcap, start)
         return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
+
+    def reads_all(self, keys: int) -> bool:
+        """Whether a row attends with the V of all its `keys` keys, as in a small window: then attention is ordinary."""
+        return self._config.top_n is None or self._config.top_n >= keys
 
     def copy(self) -> "OffloadedKV":
         """The same KV, with memory of its own."""
@@ -153,7 +153,7 @@ class Offloading:
     def refusal(self, tokens: int) -> str | None:
         """Why a prompt of `tokens` uses ordinary attention although KCache is configured; `None` if it does not."""
         config, layers = self._config, self._adapter.layer_count
-        if config is None or not config.fall_back:
+        if config is None:
             return None
         if config.top_n is None:
             return "kcache: top_n is None: attention is ordinary"

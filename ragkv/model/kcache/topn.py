@@ -35,9 +35,7 @@ def choose(
     top_n: int,
     scaling: float,
     softcap: float | None = None,
-    *,
     start: int = 0,
-    renormalise: bool = False,
 ) -> TopRows:
     """The N largest weights of each query head, q_rot (G, H / G, D), over keys (G, S, D) of the positions from `start`.
 
@@ -49,8 +47,6 @@ def choose(
         scores = torch.tanh(scores / softcap) * softcap
     positions = _largest(scores, min(top_n, keys))  # of scores, because softmax rounds some to ties
     weights = scores.softmax(-1).gather(-1, positions)
-    if renormalise:
-        weights = weights / weights.sum(-1, keepdim=True)
     heads = torch.arange(kv_heads, device=k_rot.device)[:, None, None]
     rows, places = torch.unique((positions + start) * kv_heads + heads, return_inverse=True)
     return TopRows(rows, places, weights)
