@@ -1,10 +1,23 @@
-"""The processor of this machine."""
+"""The processor of this machine, and noticing that torch's threads share it with more work than it can do.
 
+The threads of a product wait for the last of them. If another program has its processor, all wait, and every product of
+a pass takes tens of times as long: a first token of 45 ms was seen to take 4.4 s. One thread waits for no other.
+"""
+
+import logging
+import os
 import platform
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
+# `FEATURES` are the instructions that matter here.
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")
+FULL = 1.5  # `FULL` is the load for each processor that is too much: our own threads alone make it 1.
+LOOK_EVERY_S = 30.0  # `LOOK_EVERY_S` is the time between looks, which take microseconds: the load is a minute's mean.
+
+log = logging.getLogger(__name__)
 
 
 def cpu_model() -> str:
@@ -26,4 +39,51 @@ def cpu_features() -> tuple[str, ...]:
     return (platform.machine(),)
 
 
-__all__ = ["cpu_features", "cpu_model"]
+def cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load() -> float | None:
+    """How many programs and threads wanted to run, on the mean of the last minute; `None` if the system does not say.
+
+    On Linux those that wait for a disk count, too.
+    """
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def crowding_hint(threads: int, found: float | None, processors: int) -> str | None:
+    """What to change, in a sentence, if `threads` that compute share full `processors`, by their load; else `None`."""
+    if threads < 2 or found is None or found < FULL * processors:
+        return None
+    return (
+        f"torch computes on {threads} threads while the processors are full (load {found:.1f} on {processors}), and "
+        "each product may wait for the others' time: set OMP_NUM_THREADS=1, or stop what else runs."
+    )
+
+
+class CrowdingNotice:
+    """Logs `crowding_hint` once in the life of a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next_look_s: float | None = 0.0  # None: it was said
+
+    def look(self, threads: int) -> None:
+        """Look whether it must be said, if the last look is long enough ago. `threads` compute."""
+        with self._lock:
+            if self._next_look_s is None or (now := time.monotonic()) < self._next_look_s:
+                return
+            self._next_look_s = now + LOOK_EVERY_S
+            if (hint := crowding_hint(threads, load(), cores())) is not None:
+                self._next_look_s = None
+                log.warning("%s", hint)
+
+
+crowding_notice = CrowdingNotice()
+
+
+__all__ = ["CrowdingNotice", "cores", "cpu_features", "cpu_model", "crowding_hint", "crowding_notice", "load"]

@@ -6,6 +6,7 @@ caller must still check that the process that answers names itself as `replica`.
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import socket
@@ -14,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .addresses import is_loopback
 from .files import make_private_folder, replace_file
 
-NAME = "server.json"
+NAME = "server.json"  # `NAME` is the file in a home.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,17 @@ def load(home: Path) -> ServerAddress | None:
     except OSError:  # it has ended, or the process of that number is another user's
         return None
     return address
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an address, can only mean this machine."""
+    name = host.strip("[]").lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _read(home: Path) -> ServerAddress | None:

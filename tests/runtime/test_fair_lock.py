@@ -1,5 +1,6 @@
 """One thread holds the lock at a time: urgent ones first, then who used least; a waiting one may be dismissed."""
 
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -7,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import FairLock, Wait, acquired, never_urgent, working_for
+from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, current_owner, never_urgent, working_for
 from tests.scheduling.helpers import until
 
 
@@ -44,17 +45,6 @@ def test_only_one_thread_holds_the_lock_at_a_time() -> None:
         thread.join(20)
     assert most == [1]
     assert not lock.held
-
-
-def test_the_lock_is_granted_in_the_order_of_arrival() -> None:
-    lock, got = FairLock(), []
-    waits = [Wait() for _ in range(5)]
-    lock.acquire()
-    threads = [enqueue(lock, wait, got) for wait in waits]
-    lock.release()
-    for thread in threads:
-        thread.join(20)
-    assert got == [(wait, True) for wait in waits]
 
 
 def test_a_thread_that_comes_back_queues_behind_the_waiting_ones() -> None:
@@ -128,13 +118,6 @@ def test_a_dismissed_wait_ends_its_wait_without_the_lock() -> None:
     assert not lock.held
 
 
-def test_a_wait_dismissed_before_it_queues_does_not_wait() -> None:
-    lock, wait = FairLock(), Wait()
-    lock.dismiss([wait])
-    assert not lock.acquire(wait)
-    assert lock.acquire()
-
-
 def test_an_interrupted_wait_holds_neither_a_place_nor_the_lock() -> None:
     lock = FairLock()
 
@@ -192,3 +175,60 @@ def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread(
             pass
     with lock.hold(), acquired(plain, check):
         pass
+
+
+def test_an_owner_that_was_away_is_not_owed_the_time() -> None:
+    queue = TimeShareQueue[int]()
+    for number in range(10):
+        queue.add("a", number)
+        queue.take()
+        queue.charge("a", 1.0)
+    queue.add("a", 0)
+    queue.add("b", 0)
+    assert queue.take()[0] == "b"
+    queue.charge("b", 1.5)
+    queue.add("b", 1)
+    assert queue.take()[0] == "a"
+
+
+def test_an_owner_is_due_when_it_used_less_than_the_one_that_is_served() -> None:
+    queue = TimeShareQueue[int]()
+    queue.begin("a")
+    queue.add("a", 0)
+    assert not queue.is_due("a", 10.0)  # no other owner waits
+    queue.add("b", 0)
+    assert not queue.is_due("a", 0.01) and queue.is_due("a", 0.1)
+    queue.charge("b", 1.0)
+    assert not queue.is_due("a", 0.1)
+
+
+def test_a_thread_works_for_the_innermost_owner() -> None:
+    assert current_owner() == ""
+    with working_for("a"):
+        with working_for("b"):
+            assert current_owner() == "b"
+        assert current_owner() == "a"
+
+
+def test_whether_items_wait_can_be_read_while_another_thread_changes_the_queue() -> None:
+    queue = TimeShareQueue[int]()
+    ends = time.monotonic() + 0.3
+
+    def change() -> None:
+        while time.monotonic() < ends:
+            for owner in "abcdefgh":
+                queue.add(owner, 1)
+            for owner in "abcdefgh":
+                queue.remove(owner, 1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=change)
+        thread.start()
+        read = 0
+        while thread.is_alive():
+            read += bool(queue) in (True, False)  # counting the items raises here
+        assert read > 100 and not queue
+    finally:
+        sys.setswitchinterval(before)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, StoreConfig
-from ragkv.config import EngineConfig, SchedulerConfig, SessionConfig
+from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, ConfigError, DeadlineError, QueueFullError
 from ragkv.model import adapt
 from ragkv.scheduling import ModelTurns, Scheduler
@@ -110,13 +110,6 @@ class TestQueue:
         assert (queue.scheduler.stats().refused, len(queue.listener.calls)) == (1, calls)
         queue.end()
 
-    def test_a_queue_limit_of_zero_serves_only_requests_that_find_a_free_slot(self) -> None:
-        queue = Queue(workers=1, queue_limit=0)
-        queue.ask(0)
-        queue.ask(1)
-        queue.end()
-        assert (queue.order, len(queue.errors)) == ([0], 1)
-
     def test_a_request_whose_deadline_passes_leaves_the_queue(self) -> None:
         queue = Queue(workers=1)
         queue.ask(0)
@@ -158,10 +151,6 @@ class TestQueue:
     def test_scheduler_settings_out_of_range_are_refused(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(settings))):
             SchedulerConfig(**settings)
-
-    def test_scheduler_settings_come_from_the_environment(self) -> None:
-        config = EngineConfig.from_env({"RAGKV_SCHEDULER__DEADLINE_S": "2.5", "RAGKV_SCHEDULER__WORKERS": "3"})
-        assert config.scheduler == SchedulerConfig(workers=3, deadline_s=2.5)
 
     def test_many_concurrent_requests_leave_nothing_held(self) -> None:
         queue = Queue(workers=2, queue_limit=8)
