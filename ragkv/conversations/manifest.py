@@ -33,7 +33,7 @@ class Summary:
     ttl_s: float | None
     keys: tuple[EntryKey, ...]  # of the blocks of its history, each once
     key_tokens: tuple[int, ...]  # tokens of each block
-    title: str = ""
+    title: str  # "": it has none
 
     @classmethod
     def of(cls, session_id: str, state: SessionState, base: Identity) -> "Summary":

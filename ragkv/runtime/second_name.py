@@ -10,7 +10,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-FIRST = "ragkv"  # the package that all second names lead into
+FIRST = "ragkv"  # `FIRST` is the package that all second names lead into.
 
 
 class _SecondNames(MetaPathFinder, Loader):

@@ -16,9 +16,10 @@ from typing import Any
 
 from ragkv.errors import ConfigError
 
-PREFIX = "RAGKV_"  # The environment variables of settings begin with it.
-FILE_VARIABLE = "RAGKV_CONFIG"  # It names the settings file, for commands.
-# Kubernetes sets these in every pod for a service whose name is `ragkv` or begins with `ragkv-`.
+PREFIX = "RAGKV_"  # `PREFIX` begins the environment variables of settings.
+FILE_VARIABLE = "RAGKV_CONFIG"  # `FILE_VARIABLE` names the settings file, for commands.
+# `_KUBERNETES_NAME` are the variables that Kubernetes sets in every pod for a service whose name is `ragkv` or begins
+# with `ragkv-`.
 _KUBERNETES_NAME = re.compile(
     r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )

@@ -1,7 +1,6 @@
 """A conversation can be forked, rewound, listed and deleted, and expires when it is idle."""
 
 import gc
-import hashlib
 import json
 import threading
 import weakref
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.conversations.manifest import Summary, decode
 from ragkv.errors import InputError, RagKVError
 from tests.engine.helpers import A, B
 
@@ -331,20 +329,3 @@ def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts
         assert {info.title for info in engine.conversations.list()} == {"Ovens"}
         engine.session("s").reset()
         assert engine.session("s").title == ""
-
-
-def test_a_manifest_without_a_title_is_read(tmp_path: Path) -> None:
-    """As all manifests were that older versions wrote."""
-    with engine_at(tmp_path) as engine:
-        talk(engine, turns=1)
-        base = engine.conversations.block_writer.base
-        engine.flush()
-        (path,) = (tmp_path / "sessions").glob("*.json")
-    _, summary, body = path.read_text("utf-8").splitlines()
-    values = json.loads(summary)
-    del values["title"]
-    old = Summary.from_json(json.dumps(values))
-    assert old.title == ""
-    rest = f"{json.dumps(values)}\n{body}\n".encode()
-    header = {"format": "ragkv-session", "version": 1, "checksum": hashlib.blake2b(rest, digest_size=16).hexdigest()}
-    assert decode("s", json.dumps(header).encode() + b"\n" + rest, base).title == ""

@@ -39,10 +39,10 @@ SAMPLING = (
 LOGPROBS = ("logprobs", "top_logprobs")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FUSION = ("ratio", "selector", "reuse")
-# The settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
+# `OWN` are the settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
 OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *TOOLS, *LOGPROBS, *FUSION, *SAMPLING)
-NOT_OFFERED = {"functions": "the old form of tools"}
-_LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # LangChain itself adds these settings; they are ignored.
+NOT_OFFERED = {"functions": "the old form of tools"}  # `NOT_OFFERED` are settings that an error names.
+_LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # `_LANGCHAIN` adds LangChain itself; ignored.
 
 
 class ChatRagKV(BaseChatModel):

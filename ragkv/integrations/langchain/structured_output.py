@@ -16,7 +16,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from ragkv.errors import InputError
 
-# The values of these keywords are schemas by name.
+# `_NAMED` are the keywords whose values are schemas by name, `_OPEN` those beside which an object stays open.
 _NAMED = {"properties", "$defs", "definitions", "patternProperties"}
 _OPEN = {"allOf", "anyOf", "oneOf", "$ref", "not", "if", "patternProperties", "unevaluatedProperties"}
 

@@ -20,8 +20,8 @@ from .tools import build_server
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-PATH = "/mcp"
-_FORWARDED = ("authorization", "host", "traceparent")  # The headers of an MCP request that its calls send as well.
+PATH = "/mcp"  # `PATH` is where the service has MCP.
+_FORWARDED = ("authorization", "host", "traceparent")  # `_FORWARDED` are the headers that its calls send, too.
 
 
 def mount(app: "FastAPI") -> None:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ragkv.scheduling.replica_routing import RoutingRequest
 
-QUEUED_MESSAGES = 64  # The application may be so many parts of a response ahead of the reader.
+QUEUED_MESSAGES = 64  # `QUEUED_MESSAGES` is how many parts of a response the application may be ahead.
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

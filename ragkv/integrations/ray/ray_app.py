@@ -50,8 +50,8 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # A request is sent to so many replicas, if they are lost.
-INSPECTION_S = 0.1  # The inspection delays a request by at most this time.
+TRIES = 3  # `TRIES` is to how many replicas a request is sent, if they are lost.
+INSPECTION_S = 0.1  # `INSPECTION_S` is by how much the inspection delays a request at most.
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 

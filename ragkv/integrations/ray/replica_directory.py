@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 from ragkv.errors import StoreLockedError
 from ragkv.runtime import Closing, make_private_folder
 
-MAX_REPLICAS = 1_000
+MAX_REPLICAS = 1_000  # `MAX_REPLICAS` is how many directories are tried.
 
 
 class ReplicaDirectory(Closing):

@@ -21,9 +21,9 @@ from ragkv.scheduling.replica_routing import RoutedPart, RoutingRequest
 
 log = logging.getLogger(__name__)
 
-CHARS_PER_TOKEN = 4  # This is an estimate: routers weigh parts and need no exact counts.
-OPEN_INDEXES = 32
-SESSION_TOKENS = 2_000  # The weight of a conversation's history against chunks, in tokens.
+CHARS_PER_TOKEN = 4  # `CHARS_PER_TOKEN` is an estimate: routers weigh parts and need no exact counts.
+OPEN_INDEXES = 32  # `OPEN_INDEXES` is how many indexes stay open.
+SESSION_TOKENS = 2_000  # `SESSION_TOKENS` is the weight of a conversation's history against chunks.
 _SESSION = re.compile(r"/v1/sessions/([^/]+)")
 
 

@@ -11,9 +11,9 @@ from ragkv.runtime import Closing
 
 log = logging.getLogger(__name__)
 
-HEAD_TOKENS = 8  # A chunk is looked up by its first tokens; shorter ones are not found.
-MOST_CHUNKS = 1_000_000  # So many chunks are known at a time.
-SHARE_OF_TIME = 0.05  # Reading the store's list may take this share of one thread's time.
+HEAD_TOKENS = 8  # `HEAD_TOKENS` is by how many first tokens a chunk is looked up; shorter ones are not found.
+MOST_CHUNKS = 1_000_000  # `MOST_CHUNKS` is how many chunks are known at a time.
+SHARE_OF_TIME = 0.05  # `SHARE_OF_TIME` is the share of a thread's time for reading the store's list.
 
 
 @dataclass(frozen=True, slots=True, order=True)

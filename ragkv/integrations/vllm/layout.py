@@ -18,8 +18,9 @@ from ragkv.types import Chunk, Text
 
 from .chunk_index import ChunkIndex, Occurrence
 
+# `KNOWN` are the names in `kv_transfer_params.ragkv`.
 KNOWN = ("chunks", "ratio", "selector", "reuse", "name", "report_of")
-MOST_NAME_CHARS = 64  # The name of a report has at most so many characters.
+MOST_NAME_CHARS = 64  # `MOST_NAME_CHARS` is how long the name of a report may be.
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ragkv.model.attention import attend_one
 
 from .settings import check_layer
 
-NULL_BLOCK = 0  # This block of vLLM stands for positions that no query sees any more; it is never written.
+NULL_BLOCK = 0  # `NULL_BLOCK` stands for positions that no query sees any more; it is never written.
 MOST_CHECKED_TOKENS = 8192
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 

@@ -29,11 +29,11 @@ MERGED = (
     "{} chunks are computed: their first or last tokens merged with the text around them; put the same text behind "
     "each that `ragkv ingest` put there (prompt.chunk_end)"
 )
-IDLE_S = 0.005  # A step that has nothing to compute waits so long for a prompt that is being fused.
-MOST_NAMED = 4096  # So many reports are kept until they are asked for.
-MOST_ENTRIES = 1_000_000  # So many entries of the store are listed.
+IDLE_S = 0.005  # `IDLE_S` is how long a step that has nothing to compute waits for a prompt that is being fused.
+MOST_NAMED = 4096  # `MOST_NAMED` is how many reports are kept until they are asked for.
+MOST_ENTRIES = 1_000_000  # `MOST_ENTRIES` is how many entries of the store are listed.
 
-# What the connector counts, and what its metrics say of each.
+# `COUNTERS` is what the connector counts, and what its metrics say of each.
 COUNTERS = {
     "prompts_fused": "Prompts whose KV ragkv fused",
     "prompts_computed": "Prompts with chunks that vLLM computed after all",

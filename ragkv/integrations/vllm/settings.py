@@ -13,7 +13,7 @@ from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model import Adapter
 from ragkv.runtime.setting_values import build, gather, overlay
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # The families whose tokens the tests compare.
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # `FAMILIES` are those whose tokens the tests compare.
 ROPE_TYPES = ("default", "llama3")
 
 

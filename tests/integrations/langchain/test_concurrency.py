@@ -59,10 +59,6 @@ def test_32_tasks_get_the_answers_of_sequential_calls(llm: ChatRagKV, alone: lis
     assert asyncio.run(together()) == alone
 
 
-def test_a_batch_gets_the_answers_of_sequential_calls(llm: ChatRagKV, alone: list[str]) -> None:
-    assert [one.content for one in llm.batch([text for text, _, _ in PROMPTS[3::4]])] == alone[3::4]
-
-
 def test_threads_that_need_the_same_model_at_the_same_time_load_it_once(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
