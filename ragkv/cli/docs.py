@@ -81,11 +81,11 @@ def delete(
     with options.rag() as rag:
         removal = rag.delete(ids)
     if as_json:
-        print_json({"deleted": removal.deleted, "passages": len(removal.passages)})
+        print_json({"deleted": removal.deleted, "passages": len(removal.removed_passages)})
         return
     for deleted in removal.deleted:
         console.print(f"Deleted {deleted}.")
-    console.print(f"{len(removal.passages)} passages deleted.", style="dim")
+    console.print(f"{len(removal.removed_passages)} passages deleted.", style="dim")
 
 
 @contextmanager

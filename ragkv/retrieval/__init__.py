@@ -12,13 +12,12 @@ from .database import Database, look_into, state_of
 from .documents.files import FoundFile, find_files
 from .documents.loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, load_documents, read_bytes
 from .documents.reading import LOST, UNLIMITED, ParseLimits
-from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
+from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
-from .rerankers import CrossEncoderReranker, Reranker
-from .retrievers import RETRIEVERS, Retriever
+from .retrievers import RETRIEVERS
 from .splitter import Splitter
-from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, IngestReport, Metadata, Passage, Removal
+from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, IngestReport, Metadata, Passage
 
 __all__ = [
     "KNOWN",
@@ -27,7 +26,6 @@ __all__ = [
     "RETRIEVERS",
     "TEXT_NAMES",
     "UNLIMITED",
-    "CrossEncoderReranker",
     "Database",
     "Document",
     "DocumentSummary",
@@ -39,12 +37,8 @@ __all__ = [
     "IndexStats",
     "IngestReport",
     "Metadata",
-    "MiniLM",
     "ParseLimits",
     "Passage",
-    "Removal",
-    "Reranker",
-    "Retriever",
     "SentenceTransformerEmbedder",
     "Splitter",
     "Where",

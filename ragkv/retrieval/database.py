@@ -1,28 +1,29 @@
-"""The index on disk: one SQLite file, from which everything else can be rebuilt. Nothing in it is pickled.
+"""The index on disk: one SQLite file with documents, passages, vectors and terms. Nothing in it is pickled.
 
 It uses a rollback journal, not a write-ahead log: one file, readable from a read-only directory, and in its old state
-after a kill. Retrievers save what they derive from it (term scores) as snapshots next to it. Snapshots are named after
-the revision that they were made from and may be deleted at any time. Deleted text is overwritten (`secure_delete`).
+after a kill. Deleted text is overwritten (`secure_delete`), and its terms leave the full-text table.
 """
 
-import contextlib
 import json
 import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.runtime import FileState, create_private, make_private_folder, sqlite_files
+from ragkv.runtime import Closing, FileState, create_private, make_private_folder, sqlite_files
 
+from .filters import EVERYTHING, Condition
+from .terms import terms
 from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, TextNumbers, Vectors, digest
 
-FORMAT = "1"
+# A higher `FORMAT` refuses the files of earlier versions.
+FORMAT = "2"
 FILE = "index.sqlite"
 
 SCHEMA = """
@@ -36,33 +37,45 @@ CREATE TABLE passages (place INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, docum
     metadata TEXT NOT NULL);
 CREATE INDEX passages_document ON passages (document_id);
 CREATE INDEX passages_text ON passages (text_number);
+CREATE TABLE files (path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, digest TEXT NOT NULL,
+    method TEXT NOT NULL, documents TEXT NOT NULL);
+CREATE VIRTUAL TABLE terms USING fts5(words, tokenize = "ascii tokenchars '_'");
 """
-FILES_SCHEMA = """CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER NOT NULL,
-    mtime_ns INTEGER NOT NULL, digest TEXT NOT NULL, method TEXT NOT NULL, documents TEXT NOT NULL)"""
 
 PASSAGE = """SELECT passages.id, document_id, text, span_start, span_end, source, metadata, text_number
     FROM passages JOIN texts ON number = text_number"""
 IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
-class Database:
-    """Documents, their passages, the distinct texts of the passages, and the texts' vectors. Thread-safe."""
+class Database(Closing):
+    """Documents, their passages, the distinct texts of the passages, and the texts' vectors and terms. Thread-safe."""
 
     def __init__(self, directory: Path | None, read_only: bool = False) -> None:
+        """Opens or creates the file; `None`: in memory."""
         self.directory = directory
         self.read_only = read_only
         self._lock = threading.RLock()
+        self._vectors: tuple[str, TextNumbers, Vectors] | None = None  # of a revision
+        try:
+            self._open()
+        except StoreError:
+            if directory is None or not read_only or not (directory / f"{FILE}-journal").exists():
+                raise
+            Database(directory).close()  # only a writer can undo a transaction in which a process was killed
+            self._open()
+
+    def _open(self) -> None:
         with self._locked():
             self._connection = self._connect()
             self._connection.executescript("PRAGMA secure_delete = ON; PRAGMA cache_spill = OFF;")
             if not self._has_tables():
                 self._create()
         if (found := self.fact("format")) != FORMAT:
+            self.close()
             raise StoreError(
-                f"The index at {directory} has format {found}, this ragkv reads {FORMAT}. Ingest into a new directory."
+                f"The index at {self.directory} has format {found}, this ragkv reads {FORMAT}. "
+                "Ingest into a new directory."
             )
-        if not read_only:
-            self._rows(FILES_SCHEMA)  # an index of an earlier ragkv has no such table
 
     def _connect(self) -> sqlite3.Connection:
         if self.directory is None:
@@ -78,7 +91,7 @@ class Database:
                     make_private_folder(self.directory)
                 except OSError as error:
                     raise StoreError(f"Cannot make a directory for an index at {self.directory}: {error}.") from error
-                with contextlib.suppress(OSError):  # SQLite says what is wrong
+                with suppress(OSError):  # SQLite says what is wrong
                     create_private(self.directory / FILE)
         return sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
 
@@ -89,8 +102,8 @@ class Database:
             if not self._has_tables():  # another process may have created them
                 for statement in SCHEMA.split(";"):
                     self._connection.execute(statement)
-                self.set_fact("format", FORMAT)
-                self.new_revision()
+                self._set_fact("format", FORMAT)
+                self._new_revision()
 
     def _has_tables(self) -> bool:
         return self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone() is not None
@@ -129,6 +142,16 @@ class Database:
                     self._connection.execute("ROLLBACK")
                 raise
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """All reads of the block see one state, whatever other processes write."""
+        with self._locked():
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._connection.execute("COMMIT")
+
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._locked():
             return self._connection.execute(sql, parameters).fetchall()
@@ -141,6 +164,7 @@ class Database:
     def close(self) -> None:
         """Closes the connection. Closing twice is harmless."""
         with self._lock:
+            self._vectors = None
             self._connection.close()
 
     # Facts about the index
@@ -149,21 +173,14 @@ class Database:
         value: str | None = self._value("SELECT value FROM facts WHERE name = ?", name)
         return value
 
-    def set_fact(self, name: str, value: str) -> None:
+    def _set_fact(self, name: str, value: str) -> None:
         self._rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
-    def revision(self) -> str:
-        """A random name of the current state of texts and vectors."""
-        return self.fact("revision") or ""
-
-    def new_revision(self) -> None:
-        self.set_fact("revision", secrets.token_hex(8))
+    def _new_revision(self) -> None:
+        """Names the current state of texts and vectors."""
+        self._set_fact("revision", secrets.token_hex(8))
 
     # Reading
-
-    def document_hash(self, document_id: str) -> str | None:
-        value: str | None = self._value("SELECT hash FROM documents WHERE id = ?", document_id)
-        return value
 
     def document_hashes(self, document_ids: Iterable[str]) -> dict[str, str]:
         """The content hashes of documents; unknown ids are left out."""
@@ -171,9 +188,11 @@ class Database:
         return dict(self._rows(sql, (_json(list(document_ids)),)))
 
     def document_ids(self) -> list[str]:
+        """Every document id, in order of ingestion."""
         return [row[0] for row in self._rows("SELECT id FROM documents ORDER BY rowid")]
 
     def document(self, document_id: str) -> Document | None:
+        """A document as it was ingested."""
         rows = self._rows("SELECT text, source, metadata, page_starts FROM documents WHERE id = ?", (document_id,))
         if not rows:
             return None
@@ -186,7 +205,7 @@ class Database:
         return [_passage(row) for row in self._rows(f"{PASSAGE} WHERE {condition} ORDER BY place", parameters)]
 
     def document_page(self, after: int, limit: int) -> list[DocumentSummary]:
-        """The next `limit` documents in order of ingestion, after the position `after`."""
+        """The next `limit` documents in order of ingestion, after the position `after`; 0: from the beginning."""
         sql = """SELECT id, source, metadata, length(text),
             (SELECT count(*) FROM passages WHERE document_id = documents.id), rowid
             FROM documents WHERE rowid > ? ORDER BY rowid LIMIT ?"""
@@ -196,6 +215,7 @@ class Database:
         ]
 
     def file_record(self, path: str) -> FileRecord | None:
+        """What is known of a file that was ingested, by its absolute path."""
         rows = self._rows("SELECT * FROM files WHERE path = ?", (path,))
         if not rows:
             return None
@@ -203,6 +223,7 @@ class Database:
         return FileRecord(path, size, mtime_ns, found, method, json.loads(documents))
 
     def file_paths(self) -> list[str]:
+        """The absolute paths of the files that were ingested, sorted."""
         return [row[0] for row in self._rows("SELECT path FROM files ORDER BY path")]
 
     def positions(self, document_ids: Iterable[str]) -> dict[str, int]:
@@ -210,53 +231,46 @@ class Database:
         sql = "SELECT id, rowid FROM documents WHERE id IN (SELECT value FROM json_each(?))"
         return dict(self._rows(sql, (_json(list(document_ids)),)))
 
-    def passages_of_texts(
-        self, numbers: Sequence[int], condition: str, parameters: Sequence[Any]
-    ) -> dict[int, list[Passage]]:
-        """The passages of each text that meet `condition`, in order of ingestion; texts without one are left out."""
-        sql = f"{PASSAGE} WHERE text_number IN (SELECT value FROM json_each(?)) AND {condition} ORDER BY place"
+    def passages_of_texts(self, numbers: Sequence[int], where: Condition) -> dict[int, list[Passage]]:
+        """The passages of each text that meet `where`, in order of ingestion; texts without one are left out."""
+        sql = f"{PASSAGE} WHERE text_number IN (SELECT value FROM json_each(?)) AND {where.sql} ORDER BY place"
         found: dict[int, list[Passage]] = {}
-        for row in self._rows(sql, [_json(numbers), *parameters]):
+        for row in self._rows(sql, [_json(numbers), *where.parameters]):
             found.setdefault(row[-1], []).append(_passage(row))
         return found
 
-    def text_numbers(self, condition: str, parameters: Sequence[Any]) -> TextNumbers:
-        """The texts that have a passage which meets `condition`."""
-        rows = self._rows(f"SELECT DISTINCT text_number FROM passages WHERE {condition}", parameters)
-        return np.array([row[0] for row in rows], dtype=np.int64)
-
-    def texts(self) -> tuple[str, TextNumbers, list[str]]:
-        """The revision, and the number and content of every text in use."""
-        with self._locked():
-            self._connection.execute("BEGIN")
-            try:
-                revision = self.revision()
-                rows = self._rows(f"SELECT number, text FROM texts WHERE {IN_USE} ORDER BY number")
-            finally:
-                self._connection.execute("COMMIT")
-        return revision, np.array([row[0] for row in rows], dtype=np.int64), [row[1] for row in rows]
+    def text_numbers(self, where: Condition = EVERYTHING) -> list[int]:
+        """The texts that have a passage which meets `where`, ascending."""
+        sql = f"SELECT DISTINCT text_number FROM passages WHERE {where.sql} ORDER BY text_number"
+        return [row[0] for row in self._rows(sql, where.parameters)]
 
     def texts_of(self, numbers: Sequence[int]) -> dict[int, str]:
         """The texts of these numbers, in order; unknown numbers are left out."""
         sql = "SELECT number, text FROM texts WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number"
         return dict(self._rows(sql, (_json(list(numbers)),)))
 
-    def vectors(self, dimension: int) -> tuple[TextNumbers, Vectors]:
-        """The rows (N,), (N, D) of every text in use that has vectors."""
-        rows = self._rows(f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} ORDER BY number")
-        joined = b"".join(row[1] for row in rows)
-        vectors = np.frombuffer(joined, dtype="<f4").astype(np.float32, copy=False).reshape(-1, dimension)  # (N, D)
-        counts = [len(row[1]) // (4 * dimension) for row in rows]
-        return np.repeat(np.array([row[0] for row in rows], dtype=np.int64), counts), vectors
+    def rank_by_terms(self, wanted: Iterable[str], k: int, where: Condition) -> list[tuple[int, float]]:
+        """Number and BM25 score of the best `k` texts with one of the terms; equal scores by ascending number."""
+        # Quoted words are terms, whatever else they mean in SQLite's query language; `rank` is a negative score.
+        match = " OR ".join(f'"{term}"' for term in dict.fromkeys(wanted))
+        sql = f"""SELECT rowid, -rank FROM terms WHERE terms MATCH ?
+            AND EXISTS (SELECT 1 FROM passages WHERE text_number = terms.rowid AND {where.sql})
+            ORDER BY rank, rowid LIMIT ?"""
+        return self._rows(sql, [match, *where.parameters, k]) if match else []
 
-    def texts_without_vectors(self) -> list[str]:
-        return [row[0] for row in self._rows(f"SELECT text FROM texts WHERE vectors IS NULL AND {IN_USE}")]
-
-    def has_vectors(self, text: str) -> bool:
-        return bool(self._value("SELECT 1 FROM texts WHERE hash = ? AND vectors IS NOT NULL", digest(text)))
-
-    def in_use(self, text: str) -> bool:
-        return bool(self._value(f"SELECT 1 FROM texts WHERE hash = ? AND {IN_USE}", digest(text)))
+    def vectors(self) -> tuple[TextNumbers, Vectors]:
+        """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the revision changes."""
+        with self._lock:
+            revision = self.fact("revision") or ""
+            if self._vectors is None or self._vectors[0] != revision:
+                dimension = int(self.fact("dimension") or 1)
+                sql = f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} ORDER BY number"
+                rows = self._rows(sql)
+                joined = b"".join(row[1] for row in rows)
+                vectors = np.frombuffer(joined, dtype="<f4").astype(np.float32, copy=False).reshape(-1, dimension)
+                counts = [len(row[1]) // (4 * dimension) for row in rows]
+                self._vectors = revision, np.repeat(np.array([row[0] for row in rows], dtype=np.int64), counts), vectors
+            return self._vectors[1:]
 
     def held(self, texts: Iterable[str]) -> set[str]:
         """Those of `texts` that are passages of exactly this text. Costs as much as the smaller of both sets."""
@@ -283,66 +297,74 @@ class Database:
 
     # Writing, inside a transaction
 
-    def put_vectors(self, texts: Iterable[str], vectors: Iterable[Vectors]) -> None:
-        """Stores the vectors (W, D) of texts. No passage need use the texts yet."""
+    def _without_vectors(self, texts: Iterable[str]) -> list[str]:
+        """Those of `texts` that have no vectors, then all others in use that have none."""
+        sql = "SELECT 1 FROM texts WHERE hash = ? AND vectors IS NOT NULL"
+        new = [text for text in texts if not self._value(sql, digest(text))]
+        old = self._rows(f"SELECT text FROM texts WHERE vectors IS NULL AND {IN_USE}")
+        return list(dict.fromkeys([*new, *(row[0] for row in old)]))
+
+    def _put_text(self, text: str) -> int:
+        """The number of a text, which is stored if it is new. No passage need use it yet."""
+        number: int | None = self._value("SELECT number FROM texts WHERE hash = ?", digest(text))
+        if number is None:
+            sql = "INSERT INTO texts (hash, text) VALUES (?, ?) RETURNING number"
+            number = int(self._value(sql, digest(text), text))
+            self._rows("INSERT INTO terms (rowid, words) VALUES (?, ?)", (number, " ".join(terms(text))))
+        return number
+
+    def _put_vectors(self, texts: Iterable[str], vectors: Iterable[Vectors]) -> None:
+        """Stores the vectors (W, D) of texts."""
         for text, several in zip(texts, vectors, strict=True):
             blob = np.ascontiguousarray(several, dtype="<f4").tobytes()
-            self._rows(
-                "INSERT INTO texts (hash, text, vectors) VALUES (?, ?, ?) "
-                "ON CONFLICT (hash) DO UPDATE SET vectors = excluded.vectors",
-                (digest(text), text, blob),
-            )
+            self._rows("UPDATE texts SET vectors = ? WHERE number = ?", (blob, self._put_text(text)))
 
-    def put_document(self, document: Document, content_hash: str, passages: Iterable[Passage]) -> None:
+    def _put_document(self, document: Document, content_hash: str, passages: Iterable[Passage]) -> None:
         """Adds or replaces a document and its passages."""
-        self.delete_document(document.id)
+        self._delete_document(document.id)
         metadata, page_starts = _json(document.metadata), _json(document.page_starts)
         values = (document.id, content_hash, document.text, document.source, metadata, page_starts)
         self._rows("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", values)
         for passage in passages:
-            key = digest(passage.text)
-            self._rows("INSERT OR IGNORE INTO texts (hash, text) VALUES (?, ?)", (key, passage.text))
             self._rows(
                 "INSERT INTO passages (id, document_id, text_number, span_start, span_end, source, metadata) "
-                "VALUES (?, ?, (SELECT number FROM texts WHERE hash = ?), ?, ?, ?, ?)",
-                (passage.id, document.id, key, *passage.span, passage.source, _json(passage.metadata)),
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    passage.id,
+                    document.id,
+                    self._put_text(passage.text),
+                    *passage.span,
+                    passage.source,
+                    _json(passage.metadata),
+                ),
             )
 
-    def put_file(self, record: FileRecord) -> None:
+    def _put_file(self, record: FileRecord) -> None:
         """Adds or replaces the record of a file."""
         values = (record.path, record.size, record.mtime_ns, record.digest, record.method, _json(record.documents))
         self._rows("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
 
-    def delete_file(self, path: str) -> None:
-        self._rows("DELETE FROM files WHERE path = ?", (path,))
-
-    def delete_document(self, document_id: str) -> None:
+    def _delete_document(self, document_id: str) -> None:
         self._rows("DELETE FROM documents WHERE id = ?", (document_id,))
         self._rows("DELETE FROM passages WHERE document_id = ?", (document_id,))
 
-    def delete_unused_texts(self) -> None:
-        """Deletes the texts that no passage uses, and their vectors."""
-        self._rows(f"DELETE FROM texts WHERE NOT {IN_USE}")
-
-
-def open_database(directory: Path | None, read_only: bool = False) -> Database:
-    """The database in `directory`; read-only also after a kill in a transaction, which only a writer can undo."""
-    try:
-        return Database(directory, read_only)
-    except StoreError:
-        if directory is None or not read_only or not (directory / f"{FILE}-journal").exists():
-            raise
-        Database(directory).close()
-        return Database(directory, read_only)
+    def _delete_unused_texts(self) -> None:
+        """Deletes the texts that no passage uses, with their vectors and terms."""
+        rows = self._rows(f"DELETE FROM texts WHERE NOT {IN_USE} RETURNING number")
+        if rows:
+            numbers = _json([row[0] for row in rows])
+            self._rows("DELETE FROM terms WHERE rowid IN (SELECT value FROM json_each(?))", (numbers,))
+            # Only a merge takes deleted terms out of the full-text table: its secure-delete is newer than SQLite 3.40.
+            self._rows("INSERT INTO terms (terms) VALUES ('optimize')")
 
 
 @contextmanager
 def look_into(directory: Path) -> Iterator[Database | None]:
-    """The database in `directory` for a few reads, `None` if there is none. Loads nothing that retrievers derive."""
+    """The database in `directory` for a few reads, `None` if there is none."""
     database = None
     if _has_content(directory / FILE):
         try:
-            database = open_database(directory, read_only=True)
+            database = Database(directory, read_only=True)
         except StoreError:
             if _has_content(directory / FILE):
                 raise  # else another process has deleted it meanwhile

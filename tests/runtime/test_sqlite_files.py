@@ -39,7 +39,7 @@ def open_index(folder: Path) -> None:
 
 @pytest.mark.parametrize(("name", "look"), [(FILE, look_at_journal), (INDEX, look_at_index), (INDEX, open_index)])
 def test_looking_at_a_file_leaves_it_locked(tmp_path: Path, name: str, look: Callable[[Path], None]) -> None:
-    DeletionJournal(tmp_path).add(["a"])
+    DeletionJournal(tmp_path).add([EntryKey("a" * 64)])
     Database(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as connection:
         assert another_process_may_write(tmp_path / name)

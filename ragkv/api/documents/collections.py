@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ragkv.engine import Engine
 from ragkv.errors import QueueError, StoreError
-from ragkv.retrieval import Document, Embedder, IngestReport, Passage, Removal
+from ragkv.retrieval import Document, Embedder, IngestReport, Passage
 from ragkv.retrieval.rag import Rag, default_chunk_tokens
 from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
 from ragkv.scheduling.encoding import WarmReport
@@ -168,7 +168,7 @@ class Collections(Closing):
         self._take_out(self._engine.entries.keys(chunks))
         return self._engine.warm(chunks, check=check)
 
-    def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
+    def remove(self, collection: Collection, document_ids: Sequence[str]) -> IngestReport:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""
         with self._dropping:
             removal = collection.rag.index.delete(document_ids, self._note)

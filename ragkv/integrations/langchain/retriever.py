@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
 from ragkv.api.chat import ChatDocument
 from ragkv.errors import MissingExtraError
-from ragkv.retrieval import Embedder, Hit, Index, Reranker, Where, one_vector, resolve_embedder
+from ragkv.retrieval import Embedder, Hit, Index, Where, one_vector, resolve_embedder
 from ragkv.retrieval.rag import Rag
 
 from .chat import ChatRagKV
@@ -33,7 +33,6 @@ class RagKVRetriever(BaseRetriever):
     k: int = Field(default=6, ge=1)
     search: str | None = None  # "bm25", "dense" or "fused"; None: the best one that the index has
     where: Where | None = None  # a metadata filter, see `ragkv.retrieval.filters`
-    reranker: SkipValidation[Reranker] | None = Field(default=None, exclude=True)
 
     def _get_relevant_documents(
         self,
@@ -49,7 +48,6 @@ class RagKVRetriever(BaseRetriever):
             self.k if k is None else k,
             retriever=search or self.search,
             where=self.where if where is None else where,
-            reranker=self.reranker,
         )
         documents = [_document(hit) for hit in hits]
         found = [ChatDocument(document.page_content, document.metadata) for document in documents]

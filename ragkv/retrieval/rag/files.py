@@ -24,22 +24,22 @@ from ragkv.retrieval import (
     Document,
     FileRecord,
     FoundFile,
+    Index,
     IngestReport,
     ParseLimits,
+    Passage,
     check_not_blank,
     find_files,
     load_bytes,
     read_bytes,
 )
 
-from .writer import CorpusWriter, Progress
-
 logger = logging.getLogger(__name__)
 
+Progress = Callable[[int, int], None]  # done, total
 FileStatus = Literal["added", "changed", "unchanged", "ignored", "failed", "deleted"]
 # A higher `LOADER_VERSION` has files read again, when loaders make another text of them.
 LOADER_VERSION = "2"
-KEPT = "What it held before stays in the index."
 # A file that changed less than `SETTLED_NS` before it was read may change again at the same time.
 SETTLED_NS = 2_000_000_000
 
@@ -84,14 +84,7 @@ class FilesReport:
 
     outcomes: list[FileOutcome] = field(default_factory=list)
     reports: list[IngestReport] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)  # documents of files that are gone
     deleted_entries: int = 0
-
-    def add(self, outcome: FileOutcome, put: tuple[IngestReport, int] | None) -> None:
-        self.outcomes.append(outcome)
-        if put is not None:
-            self.reports.append(put[0])
-            self.deleted_entries += put[1]
 
     @property
     def documents(self) -> list[str]:
@@ -100,48 +93,52 @@ class FilesReport:
 
 
 class FileReader:
-    """Brings one index up to date with files.
+    """Brings one index up to date with files, once.
 
     If `options.delete` is "missing", documents of files are deleted that are gone from the given folders; "others" also
     deletes all documents that the given files do not hold. What a file held that fails now is never deleted.
     """
 
-    def __init__(self, writer: CorpusWriter, options: FileOptions, method: str) -> None:
-        """`method` changes when the same file would be split differently."""
-        self._writer, self._index, self._options = writer, writer.index, options
+    def __init__(
+        self, index: Index, forget: Callable[[Iterable[Passage]], int], options: FileOptions, method: str
+    ) -> None:
+        """`forget` deletes the KV of passages; `method` changes when the same file would be split differently."""
+        self._index, self._forget, self._options = index, forget, options
         self._method = f"{LOADER_VERSION}:{options.encoding}:{method}"
         self._owners: dict[str, str] = {}  # document id -> the file of this run that it came from
+        self._report = FilesReport()
 
     def run(self, paths: Sequence[str | Path]) -> FilesReport:
         """Read the files that changed. Raises `DocumentError` at the first that fails if `strict`."""
-        report, found = FilesReport(), find_files(paths, LOADERS, TEXT_NAMES)
+        found = find_files(paths, LOADERS, TEXT_NAMES)
         named = {Path(path).absolute() for path in paths}
         sizes = [self._size_to_read(file) for file in found]
         progress = FileProgress(0, len(found), 0, sum(sizes))
         for file, size in zip(found, sizes, strict=True):
             progress = self._tell(replace(progress, outcome=None, path=printable(file.path)))
-            outcome, put = self._outcome(file, is_named=file.path.absolute() in named)
-            report.add(outcome, put)
+            outcome = self._outcome(file, is_named=file.path.absolute() in named)
+            self._report.outcomes.append(outcome)
             if outcome.status == "failed":
-                self._failed(outcome)
-            progress = self._tell(
-                replace(progress, files=progress.files + 1, size=progress.size + size, outcome=outcome)
-            )
+                if self._options.strict:
+                    raise DocumentError(outcome.reason)
+                logger.warning("%s", outcome.reason)
+            progress = replace(progress, files=progress.files + 1, size=progress.size + size, outcome=outcome)
+            self._tell(progress)
         if self._options.delete != "nothing":
-            self._delete_missing(report, paths, found)
+            self._delete_missing(paths, found)
         if self._options.delete == "others":
-            self._delete_others(report)
-        return report
+            self._delete_others()
+        return self._report
 
     def _tell(self, progress: FileProgress) -> FileProgress:
         if self._options.on_file is not None:
             self._options.on_file(progress)
         return progress
 
-    def _failed(self, outcome: FileOutcome) -> None:
-        if self._options.strict:
-            raise DocumentError(outcome.reason)
-        logger.warning("%s", outcome.reason)
+    def _changed(self, report: IngestReport) -> None:
+        """Note a change of the index, and delete the KV that it leaves unused."""
+        self._report.reports.append(report)
+        self._report.deleted_entries += self._forget(report.forgotten_passages)
 
     def _size_to_read(self, file: FoundFile) -> int:
         """The size of a file that is to be read; 0 if it looks unchanged."""
@@ -168,48 +165,45 @@ class FileReader:
         record = self._known(path)
         return record if record is not None and record.method == self._method else None
 
-    def _outcome(self, file: FoundFile, is_named: bool) -> tuple[FileOutcome, tuple[IngestReport, int] | None]:
+    def _outcome(self, file: FoundFile, is_named: bool) -> FileOutcome:
         """The outcome of a file. Where its text is still here although it cannot be read any more, this is told."""
-        outcome, put = self._outcome_now(file, is_named)
-        if outcome.status in ("ignored", "failed") and not outcome.documents and self._known(file.path) is not None:
-            reason = (
-                outcome.reason if outcome.status == "failed" else f"{outcome.path} is ignored now: {outcome.reason}."
-            )
-            outcome = replace(outcome, status="failed", reason=f"{reason} {KEPT}")
-        return outcome, put
+        outcome = self._outcome_now(file, is_named)
+        if outcome.status not in ("ignored", "failed") or outcome.documents or self._known(file.path) is None:
+            return outcome
+        now = outcome.reason if outcome.status == "failed" else f"{outcome.path} is ignored now: {outcome.reason}."
+        return replace(outcome, status="failed", reason=f"{now} What it held before stays in the index.")
 
-    def _outcome_now(self, file: FoundFile, is_named: bool) -> tuple[FileOutcome, tuple[IngestReport, int] | None]:
+    def _outcome_now(self, file: FoundFile, is_named: bool) -> FileOutcome:
         shown = printable(file.path)
         if file.fate != "read":
-            reason = f"{shown} {file.reason}." if file.fate == "failed" else file.reason
-            return FileOutcome(shown, file.fate, reason), None
+            return FileOutcome(shown, file.fate, f"{shown} {file.reason}." if file.fate == "failed" else file.reason)
         try:
             str(file.path).encode()
             return self._read(file.path, shown, is_named)
         except UnicodeEncodeError:
-            return FileOutcome(shown, "failed", f"The name of {shown} is not UTF-8. Rename the file."), None
+            return FileOutcome(shown, "failed", f"The name of {shown} is not UTF-8. Rename the file.")
         except MissingExtraError as error:
-            return FileOutcome(shown, "failed" if is_named else "ignored", str(error)), None
+            return FileOutcome(shown, "failed" if is_named else "ignored", str(error))
         except OSError as error:
-            return FileOutcome(shown, "failed", f"Cannot read {shown}: {error.strerror or error}."), None
+            return FileOutcome(shown, "failed", f"Cannot read {shown}: {error.strerror or error}.")
         except (DocumentError, InputError) as error:
-            return FileOutcome(shown, "failed", printable(str(error))), None
+            return FileOutcome(shown, "failed", printable(str(error)))
 
-    def _read(self, path: Path, shown: str, is_named: bool) -> tuple[FileOutcome, tuple[IngestReport, int] | None]:
+    def _read(self, path: Path, shown: str, is_named: bool) -> FileOutcome:
         """Read one file and put its documents, unless it is unchanged."""
         known = self._record(path)
         if known is not None and path.is_file() and self._looks_unchanged(path, path.stat()):
-            return self._unchanged(known, shown), None
+            return self._unchanged(known, shown)
         if path.is_file():
             self._options.limits.check("inflated_bytes", path.stat().st_size, f"{shown}: its size in bytes")
         read_ns, data = time.time_ns(), read_bytes(path)
         if not is_named and not data.strip():
-            return FileOutcome(shown, "ignored", "empty"), None
+            return FileOutcome(shown, "ignored", "empty")
         check_not_blank(path, data)
         record = self._record_of(path, data, read_ns)
         if known is not None and known.digest == record.digest:
             self._index.put_file(replace(record, documents=known.documents))
-            return self._unchanged(known, shown), None
+            return self._unchanged(known, shown)
         return self._put(path, shown, data, record)
 
     def _record_of(self, path: Path, data: bytes, read_ns: int) -> FileRecord:
@@ -222,22 +216,22 @@ class FileReader:
         self._own(record.documents, record.path)
         return FileOutcome(shown, "unchanged", documents=tuple(record.documents))
 
-    def _put(
-        self, path: Path, shown: str, data: bytes, record: FileRecord
-    ) -> tuple[FileOutcome, tuple[IngestReport, int]]:
+    def _put(self, path: Path, shown: str, data: bytes, record: FileRecord) -> FileOutcome:
         loaded = list(load_bytes(path, data, self._options.encoding, self._options.limits))
         documents = [one for one in loaded if isinstance(one, Document)]
         errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
         self._own((document.id for document in documents), record.path)
-        put = self._writer.put(documents, file=None if errors else record, on_embed=self._options.on_embed)
+        report = self._index.ingest(documents, file=None if errors else record, progress=self._options.on_embed)
+        self._changed(report)
         ids = tuple(dict.fromkeys(document.id for document in documents))
         if errors:
             more = f" And {len(errors) - 1} more errors." if len(errors) > 1 else ""
             read = "1 document of the file was read." if len(ids) == 1 else f"{len(ids)} documents of it were read."
-            reason = f"{errors[0]}{more} {read}"
-            return FileOutcome(shown, "failed", printable(reason), ids), put
+            return FileOutcome(shown, "failed", printable(f"{errors[0]}{more} {read}"), ids)
         lost = "; ".join(loss for document in documents for loss in document.metadata.get(LOST, ()))
-        return FileOutcome(shown, _status(put[0]), printable(lost and f"not read: {lost}"), ids), put
+        is_changed, is_added = report.changed or report.deleted, report.added
+        status: FileStatus = "changed" if is_changed else "added" if is_added else "unchanged"
+        return FileOutcome(shown, status, printable(lost and f"not read: {lost}"), ids)
 
     def _own(self, document_ids: Iterable[str], path: str) -> None:
         """Note the file of documents. Raises `InputError` for a document that another file of this run has, too."""
@@ -246,21 +240,21 @@ class FileReader:
             if owner != path:
                 raise InputError(f"{path}: the document id {document_id!r} is in {owner}, too. Give each its own.")
 
-    def _delete_missing(self, report: FilesReport, paths: Sequence[str | Path], found: Sequence[FoundFile]) -> None:
+    def _delete_missing(self, paths: Sequence[str | Path], found: Sequence[FoundFile]) -> None:
         """Delete the documents of files that are gone, and keep those of files that are there and were not read."""
         seen, folders = {str(file.path.absolute()) for file in found}, [Path(path).absolute() for path in paths]
         for known in self._index.file_paths():
             is_inside = any(Path(known).is_relative_to(folder) for folder in folders)
             if is_inside and known not in seen and not os.path.lexists(known):
-                removal, entries = self._writer.delete_file(known)
-                report.deleted.extend(removal.deleted)
-                report.deleted_entries += entries
-                report.outcomes.append(FileOutcome(printable(known), "deleted"))
-                self._tell(FileProgress(len(seen), len(seen), 0, 0, report.outcomes[-1]))
+                self._changed(self._index.delete_file(known))
+                outcome = FileOutcome(printable(known), "deleted")
+                self._report.outcomes.append(outcome)
+                self._tell(FileProgress(len(seen), len(seen), 0, 0, outcome))
 
-    def _delete_others(self, report: FilesReport) -> None:
-        kept, read = set(report.documents), {outcome.path for outcome in report.outcomes if outcome.documents}
-        failed = [outcome.path for outcome in report.outcomes if outcome.status == "failed"]
+    def _delete_others(self) -> None:
+        outcomes = self._report.outcomes
+        kept, read = set(self._report.documents), {outcome.path for outcome in outcomes if outcome.documents}
+        failed = [outcome.path for outcome in outcomes if outcome.status == "failed"]
         for known in self._index.file_paths():
             if known not in read and any(Path(known).is_relative_to(Path(path).absolute()) for path in failed):
                 record = self._index.file_record(known)
@@ -268,16 +262,7 @@ class FileReader:
         others = [name for name in self._index.document_ids() if name not in kept]
         if others and not kept:
             raise InputError(f"Pruning to no documents would delete all {len(others)}. Use delete() if you mean it.")
-        removal, entries = self._writer.delete(others)
-        report.deleted.extend(removal.deleted)
-        report.deleted_entries += entries
-
-
-def _status(report: IngestReport) -> FileStatus:
-    """Of a file whose documents were put."""
-    if report.changed or report.deleted:
-        return "changed"
-    return "added" if report.added else "unchanged"
+        self._changed(self._index.delete(others))
 
 
 def printable(path: str | Path) -> str:
@@ -293,6 +278,3 @@ def nothing_read(paths: Iterable[str | Path], outcomes: Sequence[FileOutcome]) -
     failed = [outcome.reason for outcome in outcomes if outcome.status == "failed"]
     where = ", ".join(map(printable, paths))
     return failed[0] if len(failed) == 1 == len(outcomes) else f"No documents in {where}. Known: {KNOWN}."
-
-
-__all__ = ["FileOptions", "FileOutcome", "FileProgress", "FileReader", "FilesReport", "nothing_read", "printable"]

@@ -15,14 +15,13 @@ from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import DocumentError, InputError
 from ragkv.prompt import AnswerOptions
-from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
+from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Splitter, Where
 from ragkv.retrieval.embedders import Embedder
 from ragkv.runtime import Check, Closing, no_check, tracing
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from .files import FileOptions, FileOutcome, FileReader, nothing_read
-from .writer import CorpusWriter, Progress
+from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read
 
 Order = Literal["score", "document"]
 # `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
@@ -68,7 +67,6 @@ class Rag(Closing):
         self.engine = engine
         self._splitter = Splitter(engine.model.count_tokens, chunk_tokens, tokenizer_id=engine.model.tokenizer_id)
         self.index = Index(directory, splitter=self._splitter, embedder=embedder, read_only=read_only)
-        self._writer = CorpusWriter(engine, self.index)
 
     def ingest(
         self,
@@ -92,9 +90,10 @@ class Rag(Closing):
             if (problem := nothing_read(paths, read.files)) is not None:
                 raise DocumentError(problem)
             return read
-        report, deleted = self._writer.put(documents, prune=prune, on_embed=on_embed)
+        report = self.index.ingest(documents, prune=prune, progress=on_embed)
+        deleted = self._forget(report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
-        return RagIngestReport(report, self._writer.encode(ids if encode else (), on_encode), deleted)
+        return RagIngestReport(report, self._encode(ids if encode else (), on_encode), deleted)
 
     def ingest_files(
         self,
@@ -110,15 +109,18 @@ class Rag(Closing):
         by chunk; with `encode="changed"` only that of added and changed documents. With `options.strict` the first
         file that cannot be read raises `DocumentError`.
         """
-        found = FileReader(self._writer, options or FileOptions(), self._splitter.fingerprint).run(paths)
-        index = _joined(found.reports, found.documents, found.deleted)
+        reader = FileReader(self.index, self._forget, options or FileOptions(), self._splitter.fingerprint)
+        found = reader.run(paths)
+        index = _joined(found.reports, found.documents)
         ids = (*index.added, *index.changed) if encode == "changed" else found.documents if encode else ()
-        kv = self._writer.encode(ids, on_encode)
+        kv = self._encode(ids, on_encode)
         return RagIngestReport(index, kv, found.deleted_entries, tuple(found.outcomes))
 
-    def delete(self, document_ids: str | Iterable[str]) -> Removal:
+    def delete(self, document_ids: str | Iterable[str]) -> IngestReport:
         """Delete documents with their passages, and the KV of each text that no other document holds."""
-        return self._writer.delete(document_ids)[0]
+        removal = self.index.delete(document_ids)
+        self._forget(removal.forgotten_passages)
+        return removal
 
     def retrieve(
         self,
@@ -127,7 +129,6 @@ class Rag(Closing):
         *,
         retriever: str | None = None,
         where: Where | None = None,
-        reranker: Reranker | None = None,
         order: Order | None = None,
         check: Check = no_check,
     ) -> tuple[Hit, ...]:
@@ -137,7 +138,7 @@ class Rag(Closing):
         the corpus, in which "she" follows the name. What `check` raises between two steps ends the search.
         """
         with tracing.span("ragkv.retrieve", **{"ragkv.k": k}) as trace:
-            hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
+            hits = self.index.search(question, k, retriever=retriever, where=where, check=check)
             if trace is not None:
                 trace.set_attribute("ragkv.hits", len(hits))
         return self.in_order(hits, self.default_order if order is None else order)
@@ -169,7 +170,6 @@ class Rag(Closing):
         *,
         retriever: str | None = None,
         where: Where | None = None,
-        reranker: Reranker | None = None,
         order: Order | None = None,
         session: Session | None = None,
         **how: Unpack[AnswerOptions],
@@ -181,7 +181,7 @@ class Rag(Closing):
         if not question.strip():
             raise InputError("The question is empty. Give a question of at least one word.")
         with tracing.span("ragkv.ask"):
-            hits = self.retrieve(question, k, retriever=retriever, where=where, reranker=reranker, order=order)
+            hits = self.retrieve(question, k, retriever=retriever, where=where, order=order)
             answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
         return RagAnswer(answer, hits)
 
@@ -198,11 +198,21 @@ class Rag(Closing):
 
     def chunk(self, passage: Passage) -> Chunk:
         """The engine's chunk of a passage."""
-        return self._writer.chunk(passage)
+        place = {"source": passage.source, "document": passage.document_id, "span": passage.span}
+        return self.engine.chunk(passage.text, {**passage.metadata, **place})
 
     def close(self) -> None:
         """Close the index. May be called twice."""
         self.index.close()
+
+    def _encode(self, document_ids: Iterable[str], on_encode: Progress | None) -> WarmReport:
+        """Compute and store the KV of documents that is not stored."""
+        passages = [passage for document in document_ids for passage in self.index.passages(document)]
+        return self.engine.warm(list(map(self.chunk, passages)), on_encode)
+
+    def _forget(self, passages: Iterable[Passage]) -> int:
+        """Delete the KV of passages, and return how many entries were deleted."""
+        return self.engine.delete([self.chunk(passage) for passage in passages])
 
 
 def _paths_or_documents(
@@ -233,18 +243,19 @@ def _checked(item: Any, kinds: tuple[type, ...], what: str) -> Any:
     )
 
 
-def _joined(reports: Sequence[IngestReport], documents: Sequence[str], deleted: Sequence[str]) -> IngestReport:
+def _joined(reports: Sequence[IngestReport], documents: Sequence[str]) -> IngestReport:
     """The reports of many files as one. `documents` are all that the files hold; most may be unchanged."""
-    added = tuple(name for report in reports for name in report.added)
-    changed = tuple(name for report in reports for name in report.changed)
-    touched = {*added, *changed}
+
+    def all_of(name: str) -> tuple[Any, ...]:
+        return tuple(item for report in reports for item in getattr(report, name))
+
+    touched = {*all_of("added"), *all_of("changed")}
     return IngestReport(
-        added,
-        changed,
+        all_of("added"),
+        all_of("changed"),
         tuple(name for name in documents if name not in touched),
-        deleted=(*(name for report in reports for name in report.deleted), *deleted),
-        new_passages=tuple(passage for report in reports for passage in report.new_passages),
-        removed_passages=tuple(passage for report in reports for passage in report.removed_passages),
-        forgotten_passages=tuple(passage for report in reports for passage in report.forgotten_passages),
-        embedded_texts=sum(report.embedded_texts for report in reports),
+        all_of("deleted"),
+        all_of("removed_passages"),
+        all_of("forgotten_passages"),
+        sum(report.embedded_texts for report in reports),
     )
