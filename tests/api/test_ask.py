@@ -112,14 +112,6 @@ def test_the_request_chooses_filter_order_and_retriever(client: TestClient) -> N
     assert len(ask(client, k=1, retriever="bm25")["sources"]) == 1
 
 
-def test_a_question_with_a_session_id_continues_the_conversation(client: TestClient) -> None:
-    filled(client)
-    assert ask(client, session_id="s")["session_id"] == "s"
-    second = ask(client, question="And when?", session_id="s")
-    assert any(span["kind"] == "history" for span in second["prompt"])
-    assert client.get("/v1/sessions/s").json()["turns"] == 2
-
-
 @pytest.mark.parametrize(
     ("changed", "status", "param"),
     [

@@ -12,7 +12,7 @@ from ragkv.api.bodies.chat import IGNORED
 from ragkv.api.bodies.resources import CitationBody
 from ragkv.api.reports import MarkerFilter, marker_spans, missing_markers, without_markers
 
-from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, filled, questions
+from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, questions
 
 HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
 DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
@@ -70,12 +70,6 @@ def test_a_chat_stream_has_the_same_content_as_the_whole_response(talk: TestClie
     assert all("ragkv" not in one and one["usage"] is None for one in told[:-1])
 
 
-def test_a_stream_without_usage_has_the_report_in_its_last_chunk(talk: TestClient) -> None:
-    *_, last, done = [data for _, data in chat(talk, stream=True)]
-    assert done == "[DONE]" and last["choices"][0]["finish_reason"] == "length" and "reuse" in last["ragkv"]
-    assert "usage" not in last
-
-
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(talk: TestClient) -> None:
     whole = said(chat(talk, max_tokens=40))
     stop = whole[10:12]
@@ -92,11 +86,6 @@ def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(talk
     assert said(chat(talk, top_k=20, seed=3)) == said(chat(talk, top_k=20, temperature=1, seed=3)) != said(chat(talk))
     notes = chat(talk, temperature=0, top_p=0.5)["ragkv"]["reuse"]["notes"]
     assert notes == ["decoding is greedy because temperature is 0: top_p has no effect"]
-
-
-@pytest.mark.parametrize("how", [{"temperature": 0, "seed": 9}, {"top_p": 1e-6}, {"top_k": 1}], ids=str)
-def test_where_one_token_is_left_to_sample_the_answer_is_greedy(talk: TestClient, how: dict[str, Any]) -> None:
-    assert said(chat(talk, **{"temperature": 1.5, "seed": 1, **how})) == said(chat(talk))
 
 
 def test_penalties_and_biases_change_the_answer(talk: TestClient) -> None:
@@ -143,12 +132,6 @@ def test_a_field_without_effect_is_accepted_and_a_note_says_so(talk: TestClient,
     assert chat(talk, **{field: {"any": "value"}})["ragkv"]["notes"] == [f"{field} is ignored: {IGNORED[field]}"]
     assert chat(talk, **{field: None})["ragkv"]["notes"] == []
     assert f"`{field}`" in (EXAMPLES.parent / "docs" / "api.md").read_text("utf-8")
-
-
-def test_cache_control_of_a_part_is_accepted_and_a_note_says_so(talk: TestClient) -> None:
-    part = {"type": "text", "text": "Who built it?", "cache_control": {"type": "ephemeral"}}
-    got = chat(talk, [{"role": "user", "content": [part]}])
-    assert got["ragkv"]["notes"] == ["cache_control is ignored: KV is found by content"]
 
 
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
@@ -207,14 +190,6 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
     assert cited
 
 
-def test_given_documents_stand_before_retrieved_ones(client: TestClient) -> None:
-    filled(client)
-    given = [{"title": "Given", "text": "Nobody knows who built the tower of Oro, says the book."}]
-    got = chat(client, documents=given, rag={"collection": "facts", "k": 1})
-    assert [source["title"] for source in got["ragkv"]["sources"]] == ["Given", None]
-    assert [source["number"] for source in got["ragkv"]["sources"]] == [1, 2]
-
-
 def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None:
     first = chat(talk)
     messages = [*HELLO, {"role": "assistant", "content": said(first)}, {"role": "user", "content": "And when?"}]
@@ -250,23 +225,6 @@ def forks(client: TestClient, ignored: list[Any]) -> list[tuple[int, list[Any]]]
     for number in (0, 1):
         assert client.post("/v1/sessions/s/fork", json={"to": f"f{number}"}).status_code == 201
     return [(0, []), (1, ignored)]
-
-
-NOT_OFFERED = [
-    {"functions": [{"name": "f"}]},
-    {"modalities": ["text", "audio"]},
-    {"audio": {"voice": "x"}},
-    {"prediction": {"type": "content"}},
-    {"web_search_options": {}},
-    {"reasoning_effort": "high"},
-]
-
-
-@pytest.mark.parametrize("extra", NOT_OFFERED, ids=lambda extra: next(iter(extra)))
-def test_a_parameter_that_is_not_offered_is_refused_by_name(client: TestClient, extra: dict[str, Any]) -> None:
-    response = client.post("/v1/chat/completions", json={"model": "reader", "messages": HELLO, **extra})
-    error = response.json()["error"]
-    assert response.status_code == 400 and error["param"].startswith(next(iter(extra)))
 
 
 @pytest.mark.parametrize(
@@ -305,12 +263,6 @@ def test_a_wrong_chat_request_is_refused_and_names_the_field(
     assert response.status_code == status, response.text
     if param is not None:
         assert response.json()["error"]["param"] == param
-
-
-def test_values_that_ask_for_nothing_are_accepted(client: TestClient) -> None:
-    neutral = {"n": 1, "user": "u", "metadata": {"a": "b"}, "store": False, "tools": [], "tool_choice": "none"}
-    more = {"logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}}
-    chat(client, **neutral, **more, stop=None, seed=None, stream_options=None, parallel_tool_calls=True)
 
 
 def test_markers_of_sources_that_do_not_exist_are_removed() -> None:

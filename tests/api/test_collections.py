@@ -61,23 +61,6 @@ def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(
     assert entries(client) == 2  # the old text's entry was deleted
 
 
-def test_the_default_id_of_a_document_is_derived_from_its_text(client: TestClient) -> None:
-    client.post("/v1/collections", json={"name": "facts"})
-    first = client.post(PATHS, json={"documents": [{"text": FACTS[0]}]}).json()["added"]
-    assert client.post(PATHS, json={"documents": [{"text": FACTS[0]}]}).json()["unchanged"] == first
-
-
-def test_documents_are_listed_in_pages(client: TestClient) -> None:
-    filled(client, texts=[f"Fact number {number} of many." for number in range(5)])
-    seen, after = [], None
-    for _ in range(3):
-        page = client.get(PATHS, params={"limit": 2, **({"after": after} if after else {})}).json()
-        seen += [one["id"] for one in page["data"]]
-        after = page["next"]
-    assert seen == list("01234") and after is None
-    assert client.get(PATHS, params={"after": "gone"}).status_code == 400
-
-
 def test_an_uploaded_file_becomes_a_document_named_without_its_path(client: TestClient) -> None:
     client.post("/v1/collections", json={"name": "facts"})
     assert upload(client, "../../etc/passwd.md", b"# Title\nThe harbour.").json()["added"] == ["passwd.md"]
@@ -223,16 +206,6 @@ def test_an_idle_tenant_is_closed_for_the_next_and_opened_again(two: tuple[TestC
     assert set(tenants.opened()) == {"beta"}
     assert one.get("/v1/collections/facts").json()["documents"] == 2
     assert set(tenants.opened()) == {"alpha"}
-
-
-def test_a_leased_tenant_is_not_closed(two: tuple[TestClient, TestClient]) -> None:
-    one, _ = two
-    tenants = service_of(one.app).tenants  # type: ignore[arg-type]
-    with tenants.lease(Principal("", "", "alpha")) as alpha:
-        with tenants.lease(Principal("", "", "beta")):
-            pass
-        assert set(tenants.opened()) == {"alpha"}
-        assert alpha.engine.model.count_tokens("a b") > 0 and alpha.collections.list() == []
 
 
 def test_many_threads_can_open_and_close_tenants_at_once(two: tuple[TestClient, TestClient]) -> None:

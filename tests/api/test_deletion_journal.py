@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragkv.api.documents import deletion_journal
-from ragkv.api.documents.deletion_follower import FILE, DeletionFollower
+from ragkv.api.documents.deletion_follower import DeletionFollower
 from ragkv.api.documents.deletion_journal import DeletionJournal, Position
 from ragkv.errors import StoreError
 from ragkv.store import EntryKey
@@ -70,20 +70,6 @@ def keys(journal: DeletionJournal) -> list[str]:
     return [NAMES[note.key] for note in journal.after(Position()).notes]
 
 
-def test_a_journal_outlives_its_process_and_tells_whose_a_note_is(tmp_path: Path) -> None:
-    one, other = DeletionJournal(tmp_path), DeletionJournal(tmp_path)
-    assert one.state() is None and one.after(Position()).notes == ()
-    one.add(named("a", "b"))
-    other.add(named("c"))
-    assert [(NAMES[note.key], note.is_own) for note in other.after(Position()).notes] == [
-        ("a", False),
-        ("b", False),
-        ("c", True),
-    ]
-    assert keys(DeletionJournal(tmp_path)) == ["a", "b", "c"]
-    assert (tmp_path / deletion_journal.FILE).stat().st_mode & 0o077 == 0
-
-
 def test_a_position_is_behind_the_notes_that_were_read(tmp_path: Path) -> None:
     journal = DeletionJournal(tmp_path)
     journal.add(named("a"))
@@ -103,14 +89,6 @@ def test_a_text_that_is_stored_again_is_taken_out(tmp_path: Path) -> None:
     assert [NAMES[note.key] for note in found.notes] == ["a"] and found.is_complete
     journal.add(named("c"))
     assert [NAMES[note.key] for note in journal.after(found.end).notes] == ["c"]
-
-
-def test_a_key_that_is_deleted_again_is_noted_anew(tmp_path: Path) -> None:
-    journal = DeletionJournal(tmp_path)
-    journal.add(named("a", "b"))
-    end = journal.after(Position()).end
-    journal.add(named("a"))
-    assert [NAMES[note.key] for note in journal.after(end).notes] == ["a"] and keys(journal) == ["b", "a"]
 
 
 def test_a_journal_is_bounded_and_says_what_it_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +150,6 @@ def test_a_replica_that_is_killed_at_any_moment_follows_everything_after_its_sta
     assert again.follow(3) == []
 
 
-def test_what_was_deleted_while_a_replica_was_down_is_dropped_at_its_start(tmp_path: Path) -> None:
-    deleting = Replica(tmp_path, "deleting")
-    Replica(tmp_path, "replica").follow(3)
-    deleting.journal.add(named("a"))
-    assert set(Replica(tmp_path, "replica").follow(2)) == {"a"}
-
-
 def test_a_replica_whose_remote_is_away_drops_here_and_again_when_it_is_back(tmp_path: Path) -> None:
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     replica.follow()
@@ -238,11 +209,3 @@ def test_a_home_that_was_restored_from_a_backup_is_followed_from_its_beginning(t
     assert set(replica.follow(4)) == {"a"}
     deleting.journal.add(named("c"))
     assert set(replica.follow(4)) == {"c"}
-
-
-def test_a_position_that_cannot_be_read_follows_everything_again(tmp_path: Path) -> None:
-    replica = Replica(tmp_path, "replica")
-    replica.journal.add(named("a"))
-    replica.follow(3)
-    (tmp_path / "replica" / FILE).write_text("{broken")
-    assert set(Replica(tmp_path, "replica").follow(3)) == {"a"}

@@ -1,6 +1,5 @@
 """/v1/embeddings: the vectors of retrieval, in both encodings, for texts and for token ids."""
 
-import base64
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,6 @@ def test_embeddings_are_the_embedders_vectors(client: TestClient) -> None:
     assert vectors(embed(client, TEXTS[0])) == vectors(got)[:1]
 
 
-def test_base64_embeddings_hold_the_same_numbers(client: TestClient) -> None:
-    plain, encoded = vectors(embed(client, TEXTS)), vectors(embed(client, TEXTS, encoding_format="base64"))
-    for numbers, text in zip(plain, encoded, strict=True):
-        assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == numbers
-
-
 def test_a_text_longer_than_the_window_gets_one_unit_vector(reader: Engine, tmp_path: Path) -> None:
     embedder = HashEmbedder(window_words=3)
     with client_of(
@@ -74,10 +67,6 @@ def test_a_wrong_embeddings_request_is_refused(
         response = client.post("/v1/embeddings", json={"model": "hash", "input": "a", **changed})
     assert response.status_code == status, response.text
     assert param is None or response.json()["error"]["param"] == param
-
-
-def test_the_models_own_number_of_dimensions_is_accepted(client: TestClient) -> None:
-    assert len(vectors(embed(client, "a", dimensions=64))[0]) == 64
 
 
 def test_without_an_embedder_the_error_says_what_to_install(reader: Engine, tmp_path: Path) -> None:

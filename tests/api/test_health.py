@@ -1,7 +1,6 @@
 """/livez, /readyz, /version before, while and after requests are accepted; the write probe of /readyz."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -82,21 +81,6 @@ def test_a_store_that_cannot_be_written_to_is_not_ready(tmp_path: Path) -> None:
         assert ready.json()["reason"] == "A store cannot be written to: No such file or directory."
 
 
-async def test_the_result_of_a_write_probe_is_reused_for_its_interval(tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    def places() -> Sequence[Path]:
-        asked.append(1)
-        return [tmp_path]
-
-    probe = WriteProbe(places, interval_s=1000.0)
-    assert [await probe.failure() for _ in range(5)] == [None] * 5
-    assert len(asked) == 1
-    probe = WriteProbe(places, interval_s=0.0)
-    assert [await probe.failure() for _ in range(3)] == [None] * 3
-    assert len(asked) == 4
-
-
 async def test_a_probe_of_a_hanging_disk_fails_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
     monkeypatch.setattr(health, "PROBE_WAIT_S", 0.05)
@@ -106,17 +90,3 @@ async def test_a_probe_of_a_hanging_disk_fails_after_a_timeout(tmp_path: Path, m
     let_go.set()
     monkeypatch.setattr(health, "PROBE_WAIT_S", 5.0)
     assert await probe.failure() is None
-
-
-@pytest.mark.parametrize("given", [False, True])
-async def test_only_a_process_that_loads_the_model_itself_leaves_its_objects_out_of_collections(
-    given: bool, reader: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    frozen: list[bool] = []
-    monkeypatch.setattr("ragkv.api.app.freeze_objects", lambda: frozen.append(True))
-    monkeypatch.setattr("ragkv.api.service.Service.load", lambda *_: None)
-    monkeypatch.setattr("ragkv.api.service.Service.close", lambda _: None)
-    app = create_app(ServeConfig(home=str(tmp_path)), engine=reader if given else None)
-    async with app.router.lifespan_context(app):
-        pass
-    assert frozen == ([] if given else [True])

@@ -3,7 +3,6 @@
 import json
 import stat
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,12 +28,6 @@ def test_a_key_is_stored_as_a_digest_and_found_by_its_text(file: KeyFile) -> Non
     assert key.digest == digest_of(secret) and key.digest in text
     expected = Principal(key.id, "alice", key.id, Quota(documents=5), RateLimit(10, 1000))
     assert KeyRing(file.path).principal(secret) == expected
-
-
-def test_a_key_has_256_random_bits(file: KeyFile) -> None:
-    secrets = {file.add(f"k{number}")[0] for number in range(20)}
-    assert len(secrets) == 20
-    assert all(len(secret) == len("rk-") + 12 + 1 + 43 for secret in secrets)  # 43 of 64 letters are 256 bits
 
 
 def test_a_second_key_of_the_same_name_needs_the_name_of_its_tenant(file: KeyFile) -> None:
@@ -192,13 +185,6 @@ def test_concurrently_added_keys_are_all_stored(file: KeyFile) -> None:
     assert len(made) == 8 and all(ring.principal(secret) for secret in made)
 
 
-def test_negative_quotas_and_zero_rates_are_refused() -> None:
-    with pytest.raises(ConfigError, match="documents is -1"):
-        Quota(documents=-1)
-    with pytest.raises(ConfigError, match="requests_per_minute is 0"):
-        RateLimit(requests_per_minute=0)
-
-
 def test_listening_beyond_loopback_needs_keys_or_no_auth(file: KeyFile) -> None:
     home = str(file.path.parent)
     with pytest.raises(ConfigError, match="can be reached from other machines"):
@@ -226,12 +212,3 @@ def test_the_command_line_shows_a_key_only_once(tmp_path: Path) -> None:
     assert run(app, ["keys", "revoke", rotated["id"], *home]).exit_code == 0
     assert KeyRing(tmp_path / "keys.json").principal(rotated["key"]) is None
     assert isinstance(run(app, ["keys", "revoke", "nope", *home]).exception, InputError)
-
-
-def test_checking_a_key_takes_less_than_5_ms(file: KeyFile) -> None:
-    secret, _ = file.add("alice")
-    ring = KeyRing(file.path)
-    began = time.thread_time()
-    for _ in range(200):
-        ring.principal(secret)
-    assert (time.thread_time() - began) / 200 < 0.005  # seconds per request

@@ -13,7 +13,7 @@ import structlog
 from starlette.testclient import TestClient
 
 from ragkv.api.keys import KeyFile
-from ragkv.api.logs import configure_logging, error_location, logger
+from ragkv.api.logs import configure_logging, logger
 from ragkv.api.settings import LogConfig
 
 
@@ -83,34 +83,7 @@ def test_no_log_line_holds_user_text_or_a_key(small: TestClient, tmp_path: Path,
     assert len(failed) >= 3 and all("ValueError at " in line["error"] for line in failed)
 
 
-def test_an_unexpected_error_is_logged_with_its_request_id(small: TestClient, written: io.StringIO) -> None:
-    small.get("/v1/fails/x", headers={"x-request-id": "mine"})
-    error = next(line for line in _lines(written) if line["level"] == "error")
-    assert error["request_id"] == "mine"
-    assert "small_app.py" in error["error"] and " fails" in error["error"]
-
-
 def test_probes_write_no_access_line(small: TestClient, written: io.StringIO) -> None:
     for path in ("/livez", "/readyz", "/metrics"):
         assert small.get(path).status_code == 200
     assert _lines(written) == []
-
-
-def test_an_error_location_names_causes_without_messages() -> None:
-    try:
-        try:
-            raise KeyError("inner secret")
-        except KeyError as inner:
-            raise ValueError("outer secret") from inner
-    except ValueError as error:
-        told = error_location(error)
-    assert "ValueError at" in told and "caused by builtins.KeyError at" in told and "secret" not in told
-
-
-def test_log_level_and_format_follow_the_settings(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> None:
-    monkeypatch.setattr(sys, "stderr", written)  # pytest replaces stderr between the fixture and the test
-    configure_logging(LogConfig(level="error", format="console"))
-    logging.getLogger("ragkv.store").warning("quiet")
-    logging.getLogger("ragkv.store").error("loud %d", 5)
-    text = written.getvalue()
-    assert "loud 5" in text and "quiet" not in text and "{" not in text

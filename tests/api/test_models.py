@@ -1,14 +1,11 @@
 """/v1/models and /v1/stats: the served models, and the caller's store."""
 
-from pathlib import Path
-
 from fastapi.testclient import TestClient
 
-from ragkv import Engine
 from ragkv.api import ServeConfig
 from ragkv.api.service import Service
 
-from .helpers import app_on, client_of, filled
+from .helpers import filled
 
 
 def test_models_lists_the_language_model_and_the_embedding_model(client: TestClient) -> None:
@@ -22,11 +19,6 @@ def test_models_lists_the_language_model_and_the_embedding_model(client: TestCli
 def test_a_model_id_is_its_folder_name_or_hub_id() -> None:
     assert Service(ServeConfig(model="/some/where/model-7b")).model_id == "model-7b"
     assert Service(ServeConfig(model="org/model-7b")).model_id == "org/model-7b"
-
-
-def test_a_model_id_may_contain_a_slash(talker: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(talker, tmp_path, model="org/name")) as client:
-        assert client.get("/v1/models/org/name").json()["id"] == "org/name"
 
 
 def test_stats_describe_the_model_and_the_callers_store(client: TestClient) -> None:

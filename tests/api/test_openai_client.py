@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from ragkv import Engine
-from ragkv.api.keys import KeyFile, RateLimit
+from ragkv.api.keys import KeyFile
 from ragkv.api.settings import LimitsConfig, QueueConfig
 
 from .helpers import app_on, client_at, on_port, service_of, wait_until
@@ -44,18 +44,6 @@ def test_openais_client_gets_a_chat_completion(client: openai.OpenAI) -> None:
     assert got._request_id and got.model == "talker"
 
 
-def test_openais_client_gets_a_streamed_chat_completion(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="talker", messages=SAY, max_completion_tokens=9)
-    chunks = list(
-        client.chat.completions.create(
-            model="talker", messages=SAY, max_tokens=9, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [9]
-
-
 def test_openais_client_parses_the_annotations(reader: Engine, tmp_path: Path) -> None:
     app = app_on(reader, tmp_path)
     with on_port(app) as url, client_at(url) as client:
@@ -67,16 +55,6 @@ def test_openais_client_parses_the_annotations(reader: Engine, tmp_path: Path) -
         for annotation in message.annotations:
             there = annotation.url_citation
             assert message.content[there.start_index : there.end_index] == "[1]" and there.title == "People"
-
-
-def test_openais_client_gets_several_answers_with_log_probabilities(client: openai.OpenAI) -> None:
-    got = client.chat.completions.create(
-        model="talker", messages=SAY, max_tokens=5, n=2, seed=1, temperature=1.2, logprobs=True, top_logprobs=3
-    )
-    assert [choice.index for choice in got.choices] == [0, 1] and got.usage and got.usage.completion_tokens == 10
-    for choice in got.choices:
-        assert choice.logprobs and choice.logprobs.content and len(choice.logprobs.content) == 5
-        assert all(len(token.top_logprobs) == 3 and token.bytes for token in choice.logprobs.content)
 
 
 def test_openais_client_raises_not_found_for_an_unknown_model(client: openai.OpenAI) -> None:
@@ -145,25 +123,6 @@ def test_openais_client_raises_bad_request(
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{"model": "talker", "messages": SAY, **extra})
     assert caught.value.code == code and (param is None or str(caught.value.param).startswith(param))
-
-
-def test_openais_client_raises_rate_limit_error_above_the_rate_of_its_key(talker: Engine, tmp_path: Path) -> None:
-    key, _ = KeyFile(tmp_path / "keys.json").add("me", rate=RateLimit(requests_per_minute=1))
-    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
-    with on_port(app) as url, client_at(url, key, max_retries=0) as client:
-        assert client.models.list().data
-        with pytest.raises(openai.RateLimitError) as caught:
-            client.models.list()
-    assert int(caught.value.response.headers["retry-after"]) > 0
-
-
-def test_openais_client_raises_a_status_error_for_a_body_that_is_too_large(talker: Engine, tmp_path: Path) -> None:
-    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"), limits=LimitsConfig(json_bytes=2000))
-    with on_port(app) as url, client_at(url, max_retries=0) as client:
-        with pytest.raises(openai.APIStatusError) as caught:
-            client.chat.completions.create(model="talker", messages=[{"role": "user", "content": "x" * 5000}])
-        assert client.chat.completions.create(model="talker", messages=SAY, max_tokens=1).choices
-    assert caught.value.status_code == 413
 
 
 def test_the_streams_helper_of_openais_client_assembles_the_answer(client: openai.OpenAI) -> None:

@@ -107,23 +107,6 @@ def test_openais_client_parses_an_answer_into_a_class(talker: Engine, tmp_path: 
         assert isinstance(got.choices[0].message.parsed, City)
 
 
-@pytest.mark.enable_socket
-@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
-def test_langchains_client_gets_structured_output(talker: Engine, tmp_path: Path, method: Any) -> None:
-    import httpx
-    from langchain_openai import ChatOpenAI
-
-    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
-    with on_port(app) as url, httpx.Client(trust_env=False) as http:
-        how: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "http_client": http, "max_tokens": 60}
-        llm = ChatOpenAI(model="talker", **how)
-        if method == "json_schema":
-            assert isinstance(llm.with_structured_output(City, method=method).invoke("Which city?"), City)
-        else:
-            got = llm.bind(response_format={"type": "json_object"}).invoke("Which city?")
-            assert str(got.content).startswith("{")
-
-
 def test_an_answer_of_ask_has_the_schema_and_its_citations(client: TestClient) -> None:
     filled(client, "default")
     schema = {"type": "object", "properties": {"by": {"const": "Lena Moss"}}, "required": ["by"]}

@@ -10,7 +10,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.chat import key_of
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import LimitsConfig
 from tests.api.chat.prompt_templates import TEMPLATES, passages
@@ -68,26 +67,6 @@ def test_passages_in_any_template_are_reused_from_the_second_request_on(
         assert said(exact) == said(chat(talk, messages, max_tokens=8, ragkv={"reuse": "none"}))
     print(template, role, {call: round(sum(found) / len(found), 2) for call, found in shares.items()})
     assert min(shares["second"]) > 0.7
-
-
-def test_a_plain_prompt_is_reused_from_the_first_request_on(loaded: TestClient) -> None:
-    known = passages()
-    got = chat(loaded, [{"role": "user", "content": "\n\n".join(known[:5]) + ASK}], max_tokens=1)
-    assert got["ragkv"]["reuse"]["missed_chunks"] == 0
-    assert reused(got) > 0.8
-
-
-def test_the_chunk_of_a_form_is_the_prompts_own_text(talk: TestClient) -> None:
-    known, *_ = passages()
-    filled(talk, "facts", [known])
-    engine = engine_of(talk.app)
-    text = TEMPLATES["JSON"]([known])
-    chat(talk, [{"role": "user", "content": text + ASK}], max_tokens=1)
-    tenant = talk.app.state.service.tenants.opened()[""]  # type: ignore[attr-defined]
-    matches = tenant.chat.catalogue.find(text)
-    assert [text[match.start : match.stop] for match in matches] == [match.text for match in matches]
-    assert [match.key for match in matches] == [key_of(known)]
-    assert engine.model.count_tokens(matches[0].text) == len(matches[0].text.encode())  # one token for each byte
 
 
 def test_another_tenants_passages_are_never_found(talker: Engine, tmp_path: Path) -> None:

@@ -9,29 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ragkv.api.errors import ApiError
-from ragkv.api.server_state import Readiness
-
 from .serving import small
 
 pytestmark = pytest.mark.enable_socket
-
-
-def test_requests_are_accepted_only_between_ready_and_draining() -> None:
-    gate = Readiness()
-    with pytest.raises(ApiError, match="being loaded"):
-        gate.begin_request()
-    gate.set_ready()
-    gate.begin_request()
-    gate.begin_request()
-    gate.start_draining()
-    assert gate.running == 2
-    with pytest.raises(ApiError, match="shutting down") as caught:
-        gate.begin_request()
-    assert (caught.value.status, caught.value.retry_after_s) == (503, 5)
-    gate.end_request()
-    gate.end_request()
-    assert gate.running == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -97,10 +77,3 @@ def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert server.ended() == 128 + signal.SIGTERM
         assert time.monotonic() - began < 30  # the stream goes on for 99 s
-
-
-def test_an_idle_server_ends_soon_after_a_signal(tmp_path: Path) -> None:
-    with small(tmp_path) as server, server.client() as it:
-        assert it.get("/readyz").status_code == 200  # the connection stays open
-        server.signal(signal.SIGTERM)
-        assert server.ended(timeout_s=20) == 0

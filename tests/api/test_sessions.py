@@ -110,12 +110,6 @@ def test_a_conversation_is_titled_by_its_first_question(client: TestClient) -> N
     }
 
 
-def test_a_chat_with_a_named_session_is_titled_by_its_question(client: TestClient) -> None:
-    body = {"model": "reader", "messages": [{"role": "user", "content": "Who built the mill?"}]}
-    client.post("/v1/chat/completions", json=body, headers={"x-session-id": "s"})
-    assert client.get("/v1/sessions/s").json()["title"] == "Who built the mill?"
-
-
 @pytest.mark.parametrize(
     ("question", "title"),
     [

@@ -88,19 +88,6 @@ def test_a_disconnect_removes_a_waiting_request_from_the_queue(app: FastAPI, url
     assert queue(app).cancelled == 3
 
 
-def test_a_client_that_reads_nothing_delays_no_other_client(app: FastAPI, url: str) -> None:
-    slow = [raw(url, {**BODY, "stream": True}) for _ in range(3)]
-    wait_until(lambda: working(app) == 3 and queue(app).served == 3)
-    with plain(url) as client:
-        began = time.monotonic()
-        for _ in range(3):
-            assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 8}).status_code == 200
-        assert time.monotonic() - began < 10
-    for connection in slow:
-        connection.close()
-    wait_until(lambda: working(app) == 0)
-
-
 def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(talker: Engine, tmp_path: Path) -> None:
     app = app_of(talker, tmp_path, queue=QueueConfig(deadline_s=0.4))
     with on_port(app) as url, plain(url) as client:

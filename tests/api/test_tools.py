@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from tests.toy_tokenizers import byte_tokenizer
 
-from .helpers import FACTS, app_on, client_at, client_of, events, on_port
+from .helpers import FACTS, app_on, client_of, events
 
 pytest.importorskip("llguidance")
 
@@ -59,12 +59,6 @@ def test_a_named_tool_is_called_once(client: TestClient) -> None:
     assert call["function"] == {"name": "clock", "arguments": "{}"} and call["type"] == "function"
 
 
-def test_without_parallel_calls_there_is_one(client: TestClient) -> None:
-    for seed in range(3):
-        got = ask(client, tool_choice="required", parallel_tool_calls=False, temperature=1.0, seed=seed).json()
-        assert len(got["choices"][0]["message"]["tool_calls"]) == 1
-
-
 def test_a_streamed_call_comes_as_deltas_and_nothing_of_it_as_text(client: TestClient) -> None:
     got = [data for _, data in events(ask(client, tool_choice="required", stream=True).text)]
     assert got[-1] == "[DONE]"
@@ -99,17 +93,6 @@ def test_results_go_back_as_tool_messages_and_chunks_stay_reusable_with_the_same
     assert again.status_code == 200, again.text
     reuse = again.json()["ragkv"]["reuse"]
     assert reuse["missed_chunks"] == 0 and reuse["fused"] > 0
-
-
-def test_a_session_goes_on_with_a_tools_result_also_after_a_restart(talker: Engine, tmp_path: Path) -> None:
-    app = {"model": str(tmp_path / "talker")}
-    with client_of(app_on(talker, tmp_path, **app)) as client:
-        first = ask(client, session_id="s", tool_choice="required", parallel_tool_calls=False).json()
-    result = {"role": "tool", "tool_call_id": "x", "content": "Tam Reed built it."}
-    with client_of(app_on(talker, tmp_path, **app)) as client:
-        again = ask(client, messages=[*HELLO, result], session_id="s", tool_choice="none", max_tokens=5)
-        assert again.status_code == 200, again.text
-        assert again.json()["ragkv"]["reuse"]["exact"] > first["usage"]["completion_tokens"], "the first turn is reused"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -188,22 +171,3 @@ def test_a_named_session_with_a_tools_result_says_after_a_restart_what_a_full_re
 def test_wrong_tools_are_refused_and_the_field_is_named(client: TestClient, extra: Any, param: str) -> None:
     response = ask(client, **extra)
     assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
-
-
-@pytest.mark.enable_socket
-def test_openais_client_gets_calls_and_their_stream(talker: Engine, tmp_path: Path) -> None:
-    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
-    with on_port(app) as url, client_at(url, max_retries=0) as client:
-        how: Any = {
-            "model": "talker",
-            "messages": HELLO,
-            "tools": [SEARCH],
-            "tool_choice": "required",
-            "parallel_tool_calls": False,
-            "max_tokens": 200,
-        }
-        got = client.chat.completions.create(**how)
-        assert got.choices[0].message.tool_calls
-        with client.chat.completions.stream(**how) as stream:
-            final = stream.get_final_completion()
-        assert final.choices[0].message.tool_calls

@@ -103,20 +103,6 @@ async def _read(stream: Any) -> None:
         pass
 
 
-async def test_the_thread_of_a_stream_waits_for_its_reader() -> None:
-    pool, made = WorkerPool(ONE_EACH, None), list[int]()
-
-    def numbers(_: WorkContext) -> Generator[int, None, None]:
-        for number in range(1000):
-            made.append(number)
-            yield number
-
-    stream = await pool.stream(request_of("a"), numbers)
-    await asyncio.sleep(0.3)
-    assert len(made) < 100
-    assert [number async for number in stream] == list(range(1000))
-
-
 async def test_memory_is_released_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     released = list[int]()
     monkeypatch.setattr("ragkv.api.work.release_memory", lambda: released.append(1))
@@ -147,14 +133,6 @@ def test_a_task_pauses_before_a_batch_for_as_long_as_its_last_one_computed_and_t
     _compute(10 * PAUSE_S / PAUSE_SHARE / 20)
     check()
     assert len(pauses) == 2 and 0.03 * PAUSE_SHARE * 2 <= pauses[0] <= PAUSE_S == pauses[1]
-
-
-def test_a_cancelled_task_ends_at_its_next_check() -> None:
-    context = WorkContext(request_of("a"), None)
-    check = giving_way(context, lambda *_: None, lambda: 1)
-    context.cancelled.set()
-    with pytest.raises(CancelledError):
-        check()
 
 
 def _compute(seconds: float) -> None:

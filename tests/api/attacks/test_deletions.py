@@ -126,21 +126,6 @@ def test_a_replica_that_was_down_drops_what_was_deleted_meanwhile(world: World) 
     assert world.has("other", kept)
 
 
-def test_a_replica_that_missed_more_than_is_noted_compares_its_folder(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, _, (deleted, kept) = world.stored_by_both()
-    world.stop("other")
-    monkeypatch.setattr(deletion_journal, "KEPT", 1)
-    assert one.delete(DOCUMENT).status_code == 200
-    for number in range(3):  # push its note out of the journal
-        body = {"documents": [{"id": "short", "text": f"A text of short life, number {number}."}]}
-        assert one.post("/v1/collections/facts/documents", json=body).status_code == 201
-    world.start("other")
-    wait_until(lambda: not world.has("other", deleted), WAIT_S)
-    assert world.has("other", kept)
-
-
 def test_a_deletion_that_cannot_be_noted_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _, keys = world.stored_by_both()
 

@@ -120,22 +120,6 @@ def test_abandoned_embeddings_stop_within_one_batch(flooded: Flooded) -> None:
         assert later == []
 
 
-def test_a_task_that_passes_its_deadline_gets_504(reader: Engine, tmp_path: Path) -> None:
-    flooded = Flooded(reader, tmp_path, queue=QueueConfig(task_deadline_s=0.3))
-    with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
-        late = embed(attacker)
-        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
-        wait_until(lambda: flooded.working() == 0)
-
-
-def test_a_request_with_too_much_text_is_refused_by_the_name_of_its_setting(reader: Engine, tmp_path: Path) -> None:
-    flooded = Flooded(reader, tmp_path, limits=LimitsConfig(input_chars=100))
-    with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
-        refused = embed(attacker, texts=12)
-        assert refused.status_code == 400 and "108 characters" in refused.text and "limits.input_chars" in refused.text
-        assert flooded.embedder.embedded == []
-
-
 def store(client: httpx.Client, count: int) -> httpx.Response:
     documents = [{"id": str(number), "text": f"{number} {WORDS}"} for number in range(count)]
     return client.post("/v1/collections/c/documents", json={"documents": documents})

@@ -80,18 +80,6 @@ def test_a_replica_that_starts_while_redis_is_away_refuses_named_conversations_a
         assert metrics(client)['ragkv_remote_answers{remote="redis",tenant=""}'] == 1
 
 
-def test_redis_that_left_before_a_tenants_first_question_refuses_named_conversations_alone(
-    reader: Engine, tmp_path: Path, redis: AwayRedis, alone: str
-) -> None:
-    with client_of(replica(reader, tmp_path, "first", redis.url)) as client:
-        filled(client)
-    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
-        assert client.get("/readyz").json()["degraded"] == []
-        redis.leave("refused")
-        assert any("redis does not answer" in note for note in answered(client, alone))
-        assert refused(client)["code"] == "session_unavailable"
-
-
 def test_an_outage_costs_a_few_timeouts_and_not_one_for_each_request(
     reader: Engine, tmp_path: Path, redis: AwayRedis, alone: str
 ) -> None:
@@ -176,18 +164,6 @@ def test_documents_deleted_while_redis_is_away_take_unnamed_conversations_with_t
             return saved not in redis.saved()
 
         wait_until(is_deleted, 120)
-
-
-def test_two_replicas_find_each_others_unnamed_conversations(talker: Engine, tmp_path: Path, redis: AwayRedis) -> None:
-    with running(Replicas(talker, tmp_path, redis.url), 2) as replicas:
-        talk = Talk("Say", 1)
-        talk.run(replicas.urls)
-        body: dict[str, Any] = {"max_tokens": 4, "messages": [*talk.rounds[0], {"role": "user", "content": "More"}]}
-        with plain(replicas.urls[1]) as client:
-            body["model"] = client.get("/v1/models").json()["data"][0]["id"]
-            answer = client.post("/v1/chat/completions", json=body).json()
-        spans = answer["ragkv"]["prompt"]
-        assert sum(span["tokens"] for span in spans if span["kind"] == "history" and span["state"] == "exact") > 20
 
 
 def no_turn_is_lost(model: Engine | Path, home: Path, redis: AwayRedis, replacements: int) -> None:

@@ -15,15 +15,12 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragkv import Engine
-from ragkv.api import ServeConfig, create_app
 from ragkv.api.keys import KeyFile
 from ragkv.api.logs import configure_logging, logger
 from ragkv.api.middleware.body import count_values
 from ragkv.api.server import folders_open_to_others
 from ragkv.api.settings import LimitsConfig, LogConfig
-from ragkv.retrieval.testing import HashEmbedder
-from tests.api.helpers import BARE, app_on, client_of, filled
-from tests.api.serving import ROOT
+from tests.api.helpers import app_on, client_of, filled
 
 from .values import ASK, CHAT, JSON, LONG, MANY_KEYS, ODD_BODIES
 
@@ -74,21 +71,6 @@ def test_an_odd_value_gets_400_with_a_short_message(up: TestClient, path: str, b
     too_many = count_values(body.encode()) > LimitsConfig().json_values
     assert response.status_code == (413 if too_many else 400), response.text[:500]
     assert len(response.text) < 2000
-
-
-@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-3])
-def test_a_temperature_near_0_answers_greedily(up: TestClient, temperature: float) -> None:
-    greedy = up.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"]
-    response = up.post("/v1/chat/completions", json={**CHAT, "temperature": temperature})
-    assert response.status_code == 200 and response.json()["choices"][0]["message"]["content"] == greedy
-
-
-@pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3]]])
-def test_token_ids_for_embeddings_get_400_that_says_what_to_set_in_the_client(up: TestClient, ids: Any) -> None:
-    response = up.post("/v1/embeddings", json={"model": "hash", "input": ids})
-    assert response.status_code == 400
-    message = response.json()["error"]["message"]
-    assert "check_embedding_ctx_length=False" in message
 
 
 def test_clients_do_not_make_new_series_of_metrics(up: TestClient) -> None:
@@ -171,15 +153,3 @@ def test_a_symbolic_link_is_no_collection_and_is_never_followed_by_a_deletion(re
         assert client.delete("/v1/collections/link").status_code == 404
     with client_of(app_on(reader, other)) as client:
         assert client.get("/v1/collections/facts").json()["documents"] == 2
-
-
-def test_the_api_pages_own_example_is_answered_rightly_by_the_bundled_reader(reader: Engine, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "api.md").read_text("utf-8")
-    calls = re.findall(r"curl localhost:8000(\S+) -H 'content-type: application/json'[\s\\]*-d '(.*?)'\n", page)
-    said = re.search(r"The bundled reader answers `(\w+)`", page)
-    config = ServeConfig(home=str(tmp_path))
-    with client_of(create_app(config, engine=reader.with_config(BARE), embedder=HashEmbedder())) as client:
-        answers = {path: client.post(path, content=body, headers=JSON) for path, body in calls}
-    assert len(answers) == 4 and said is not None
-    assert [answer.status_code for answer in answers.values()] == [201, 201, 200, 200]
-    assert answers["/v1/ask"].json()["answer"].strip() == said[1]

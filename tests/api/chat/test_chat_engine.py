@@ -48,16 +48,6 @@ def test_documents_are_inserted_before_the_text_of_the_last_user_turn() -> None:
     assert inserted == (*turns[:2], PlainMessage("user", "First text. Second text. New"), turns[3])
 
 
-def test_without_a_user_turn_documents_become_one() -> None:
-    inserted = insert_documents((PlainMessage("system", "Be kind."),), (ONE,), " ")
-    assert inserted == (PlainMessage("system", "Be kind."), PlainMessage("user", "First text. "))
-
-
-def test_a_document_whose_text_is_in_a_turn_is_not_inserted() -> None:
-    turns = (PlainMessage("user", "It says: First text."),)
-    assert insert_documents(turns, (ONE,), " ") == insert_documents(turns, (), " ") == turns
-
-
 def test_forgotten_texts_and_conversations_are_not_found_again(chat: ChatEngine) -> None:
     prompt, answer = ask(chat, *TURNS)
     chat.save_turn(prompt, answer)

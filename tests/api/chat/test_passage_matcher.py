@@ -45,12 +45,6 @@ def test_a_passage_is_found_in_every_writing_and_nothing_around_it_is(write) -> 
     assert found.word_for_word == (prompt[found.start : found.stop] == PASSAGE)
 
 
-def test_a_passage_word_for_word_has_its_own_first_and_last_characters() -> None:
-    passage = "# Title\n\n(The harbour of Oro was built by Lena Moss.)"
-    (found,) = matcher_of(passage).find(f"See: {passage}\nNext")
-    assert (found.start, found.stop, found.word_for_word) == (5, 5 + len(passage), True)
-
-
 def test_a_passage_is_not_found_inside_a_longer_word() -> None:
     matcher = matcher_of("harbour of Oro was built")
     assert matcher.find("The harbour of Oro was builtin") == []
@@ -65,13 +59,6 @@ def test_backslashes_of_a_plain_text_are_no_escapes() -> None:
     assert found.word_for_word
     (found,) = matcher_of(passage).find(json.dumps({"text": passage}))
     assert not found.word_for_word
-
-
-def test_passages_next_to_each_other_are_each_found_and_do_not_overlap() -> None:
-    passages = [f"Passage number {n} says that the tower has {n} floors and a bell." for n in range(10, 40)]
-    prompt = "".join(passages)
-    found = matcher_of(*passages).find(prompt)
-    assert [prompt[one.start : one.stop] for one in found] == passages
 
 
 def test_a_forgotten_passage_is_not_found() -> None:

@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.api.chat import text_matcher
-from ragkv.api.chat.template import PlainMessage, Template
 from ragkv.api.chat.text_matcher import WINDOW, TextMatch, TextMatcher
-from tests.prompt.test_layout import CHATML, HEADERS
-from tests.toy_tokenizers import byte_tokenizer
 
 
 def naive(prompt: str, known: Sequence[str]) -> list[TextMatch]:
@@ -46,63 +43,10 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join("".join(rng.choices("abcdeé", k=rng.randint(1, 7))) for _ in range(count))
 
 
-class Prompts:
-    """Rendered prompts over one corpus, with the texts that each holds whole."""
-
-    def __init__(self) -> None:
-        self.rng = rng = random.Random(5)
-        long = words(rng, 400).split()
-        overlapping = [" ".join(long[at : at + 40]) for at in range(0, 360, 30)]  # ten words shared with the next
-        alike = [f"# The report of the mill, page\n\n{words(rng, 25)}." for _ in range(40)]
-        nested = [words(rng, 30) for _ in range(10)]
-        self.corpus = [*(words(rng, rng.randint(5, 60)) + "." for _ in range(300)), *overlapping, *alike, *nested]
-        self.corpus += [text + " and " + words(rng, 6) for text in nested]  # longer ones that begin with a known one
-        self.templates = [Template(byte_tokenizer(form), "Be brief.") for form in (CHATML, HEADERS, None)]
-
-    def one(self, number: int) -> tuple[str, list[str]]:
-        """A prompt and the texts it holds whole. Two more texts are in it with one character missing."""
-        rng = self.rng
-        whole = rng.choices(self.corpus, k=rng.randint(1, 8))  # with replacement: some occur twice
-        cut = rng.sample(self.corpus, 2)
-        pieces = [(text, True) for text in whole]
-        pieces += [(text[1:] if rng.random() < 0.5 else text[:-1], False) for text in cut]
-        rng.shuffle(pieces)
-        form = rng.choice(("\n\n{}", "\n{}\n", "[{n}] {}\n\n", "<doc id={n}>{}</doc>", " {}", "\n- {}"))
-        context = "".join(form.format(text, n=n) for n, (text, _) in enumerate(pieces))
-        turns = [
-            PlainMessage("system", "Use what follows."),
-            PlainMessage("user", f"Context:{context}\n\nQuestion: {words(rng, 5)}?"),
-        ]
-        if number % 3 == 0:  # documents in the system message
-            turns = [PlainMessage("system", f"Use what follows.{context}"), PlainMessage("user", words(rng, 5) + "?")]
-        prompt = self.templates[number % len(self.templates)].render(turns)
-        return prompt, [text for text, is_whole in pieces if is_whole]
-
-
-def test_in_500_prompts_every_whole_chunk_is_found_and_nothing_else() -> None:
-    prompts = Prompts()
-    texts = known(*prompts.corpus)
-    placed = 0
-    for number in range(500):
-        prompt, whole = prompts.one(number)
-        found = texts.find(prompt)
-        assert found == naive(prompt, prompts.corpus)
-        assert all(prompt[one.start : one.stop] == one.text for one in found)
-        for text in whole:  # itself, or a longer known text that begins with it
-            assert any(one.text.startswith(text) for one in found)
-        placed += len(whole)
-    assert placed > 2_000
-
-
 SENTENCE = "The mill of Marl makes paper."
 
 
 class TestFind:
-    def test_a_text_is_found_at_every_position(self) -> None:
-        prompt = f"{SENTENCE} x {SENTENCE}{SENTENCE}"
-        starts = [0, 32, 61]
-        assert [one.start for one in known(SENTENCE).find(prompt)] == starts
-
     @pytest.mark.parametrize("prompt", [SENTENCE[1:], SENTENCE[:-1], SENTENCE.replace("mill", "Mill"), ""])
     def test_a_text_with_a_missing_or_changed_character_is_not_found(self, prompt: str) -> None:
         assert known(SENTENCE).find(f"Read: {prompt} Why?") == []
@@ -124,19 +68,6 @@ class TestFind:
         assert len(texts.find(SENTENCE)) == 1
         texts.discard([SENTENCE, "a text that was never added"])
         assert texts.find(SENTENCE) == []
-
-    def test_discarded_texts_take_no_memory_once_new_texts_are_merged(self) -> None:
-        texts, last = TextMatcher(), ""
-        for number in range(2_000):
-            texts.add([f"{number:>{WINDOW}} is a text"])
-            texts.discard([last])
-            last = f"{number:>{WINDOW}} is a text"
-        assert len(texts._buckets) == 1
-        assert len(texts._sorted) + len(texts._recent) < 600
-        assert [match.text for match in texts.find(last)] == [last]
-
-    def test_a_text_shorter_than_the_window_is_not_found(self) -> None:
-        assert known("x" * (WINDOW - 1)).find(f"{'x' * (WINDOW - 1)} and more text") == []
 
     def test_texts_are_found_before_and_after_they_are_merged_into_the_sorted_array(self) -> None:
         rng = random.Random(1)

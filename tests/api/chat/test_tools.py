@@ -98,12 +98,6 @@ def test_an_answer_that_calls_no_tool_of_the_request_is_text(text: str) -> None:
     assert find_calls(text, ["search"]) == (text, ())
 
 
-def test_a_tag_inside_an_argument_is_part_of_the_argument() -> None:
-    text = '<tool_call>\n{"name": "search", "arguments": {"query": "</tool_call> <tool_call>"}}\n</tool_call>'
-    content, (call,) = find_calls(text, ["search"])
-    assert json.loads(call.arguments) == {"query": "</tool_call> <tool_call>"} and content == ""
-
-
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_streamed_text_passes_until_it_may_be_a_call(size: int) -> None:
     for text, certain in (
@@ -139,28 +133,6 @@ def test_a_template_that_knows_no_tools_gets_them_in_the_system_text() -> None:
         assert prompt.text.startswith("<|im_start|>system\nBe kind.\n\nYou may call these functions.")
         assert f"<|im_start|>assistant\n{CALL.as_text}<|im_end|>" in prompt.text
         assert "<|im_start|>user\n<tool_response>\nAda.\n</tool_response>" in prompt.text
-
-
-def test_calls_without_tools_in_the_request_are_left_out_and_results_are_the_users() -> None:
-    with text_engine(CHATML) as engine:
-        text = ChatEngine(engine).build_prompt(ChatInput(TURNS, ())).text
-        assert "tool_call" not in text and text.count("<|im_start|>user") == 1 and "Ada." in text
-
-
-def test_the_same_prompt_with_tools_is_exact_at_ratio_1_and_its_chunks_are_reused() -> None:
-    fact = "The mill of Marl makes paper and rope."
-    with text_engine(HERMES) as engine:
-        chat = ChatEngine(engine)
-        turns = (PlainMessage("user", f"{fact} Who built the mill?"),)
-
-        chat.catalogue.ingest([ChatDocument(fact, {})])
-        prompt = chat.build_prompt(ChatInput(turns, (), (TOOL,)))
-        assert [chunk.text for chunk in prompt.documents] == [fact]
-        fused = engine.prefill(prompt.question, prompt.chunks, ratio=1.0)
-        full = engine.prefill(prompt.question, prompt.chunks, reuse="none")
-        assert (fused.logits - full.logits).abs().max() < 1e-3
-        reused = engine.prefill(prompt.question, prompt.chunks, ratio=0.0).reuse
-        assert reused.fused > 0 and reused.missed_chunks == 0
 
 
 def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .conftest import QUESTION
-from .helpers import PROMPT, REUSE, TIMING, answer, ask, events, source, stream, streaming
+from .helpers import REUSE, TIMING, answer, ask, events, source, stream, streaming
 
 LONGER = "What is the code name of Kiralus?"  # its answer has several tokens
 STATES = ("exact", "fused", "recomputed", "computed")
@@ -133,26 +133,6 @@ def test_a_comparison_leaves_out_the_waiting_and_says_so(asked: Any) -> None:
     assert "waiting" not in named and "computing" in named
 
 
-def test_a_first_token_that_waited_for_other_requests_says_how_long(asked: Any) -> None:
-    timing = {**TIMING, "queue_s": 0.5, "first_token_s": 0.8}
-    final = {**answer("Ovens.", [source()], []), "timing": timing}
-    streaming(asked, stream(("answer", final)))
-    asked.fill("#question", "What?")
-    asked.press("#question", "Enter")
-    asked.wait_for_selector(".turn.whole")
-    assert asked.locator(".made > summary").inner_text().endswith("First token after 800 ms, 500 ms of it waiting.")
-
-
-def test_every_state_of_a_token_is_explained_in_a_line(asked: Any) -> None:
-    ask(asked)
-    entries = asked.locator(".legend .entry")
-    assert entries.locator(".key").evaluate_all("keys => keys.map(key => key.dataset.state)") == list(STATES)
-    lines = entries.locator(".means").all_inner_texts()
-    assert len(set(lines)) == 4 and all(20 < len(line) < 90 for line in lines)
-    heights = asked.evaluate("[...document.querySelectorAll('.means')].map(line => line.getClientRects().length)")
-    assert heights == [1, 1, 1, 1]
-
-
 def test_a_passage_that_was_not_reused_says_why(asked: Any) -> None:
     asked.click("#how summary")
     asked.select_option("#reuse", "prefix")
@@ -164,11 +144,6 @@ def test_a_passage_that_was_not_reused_says_why(asked: Any) -> None:
     assert whys[2] in line
     asked.locator(".strip .span[aria-label^='Source 2,']").hover()
     assert whys[2] in asked.locator(".strip-detail").inner_text()
-
-
-def test_passages_that_were_reused_are_not_explained(asked: Any) -> None:
-    ask(asked)
-    assert asked.locator(".why").count() == 0
 
 
 @pytest.mark.parametrize(
@@ -283,17 +258,6 @@ def test_a_question_is_never_sent_twice_at_once(asked: Any) -> None:
     asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁 here'")
     assert asked.locator(".turn").count() == 1
     assert asked.input_value("#question") == "Another one?"
-
-
-def test_the_retrieved_sources_are_shown_before_the_answer(asked: Any) -> None:
-    """The strip is drawn from the `prompt` event after the prefill, not only from the last event."""
-    prefilled = {"prompt": PROMPT, "reuse": REUSE, "timing": TIMING}
-    body = stream(("sources", {"sources": [source()]}), ("prompt", prefilled), ("token", {"text": "Ov"}))
-    streaming(asked, body)
-    asked.fill("#question", "What?")
-    asked.press("#question", "Enter")
-    asked.wait_for_selector(".notice.bad")
-    assert asked.locator(".chip").count() == 1 and asked.locator(".strip .span").count() == 2
 
 
 def test_the_source_of_a_document_with_pages_names_its_page(asked: Any) -> None:

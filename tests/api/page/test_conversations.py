@@ -103,14 +103,6 @@ def test_a_fork_has_the_same_history_and_continues_independently(talked: Any) ->
     assert talked.locator(".turn").count() == 1
 
 
-def test_sources_of_a_forks_history_can_be_opened(talked: Any) -> None:
-    before = current(talked)["id"]
-    more(talked, "Fork")
-    elsewhere(talked, before)
-    talked.locator(".chip").first.click()
-    assert talked.locator("#drawer-title").inner_text() == "Source 1"
-
-
 def test_the_page_can_shorten_a_conversation(talked: Any) -> None:
     held = current(talked)["tokens"]
     more(talked, "Shorten…")
@@ -130,13 +122,6 @@ def test_a_conversation_is_deleted_after_a_confirmation(talked: Any) -> None:
     talked.wait_for_function("id => !document.querySelector(`[data-session='${id}']`)", arg=gone)
     assert talked.request.get(f"/v1/sessions/{gone}").status == 404
     assert talked.locator(".turn").count() == 0
-
-
-def test_comparing_a_follow_up_says_that_the_history_is_left_out(talked: Any) -> None:
-    ask(talked, SECOND)
-    talked.locator(".measure").last.click()
-    talked.wait_for_selector(".comparison")
-    assert "without the conversation before it" in talked.locator(".comparison").inner_text()
 
 
 def test_a_stopped_turn_is_not_part_of_the_conversation(talked: Any) -> None:

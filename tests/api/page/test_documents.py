@@ -1,6 +1,5 @@
 """Dropped, picked and pasted documents: progress, results, the list, deleting. Against the real service."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -50,28 +49,6 @@ def test_each_picked_file_is_added_with_its_own_result(fresh: Any) -> None:
     assert shown == [one["id"] for one in held]
 
 
-def test_documents_are_counted_as_they_come(fresh: Any) -> None:
-    held = []
-    posts = itertools.count(1)
-
-    def hold(route: Any) -> None:
-        if route.request.method == "POST" and next(posts) == 3:
-            held.append(route)
-        else:
-            route.continue_()
-
-    fresh.route("**/documents*", hold)
-    fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:3]])
-    fresh.wait_for_function("() => document.querySelectorAll('.result.good').length === 2")
-    assert fresh.locator("#document-count").inner_text() == "2"
-    assert fresh.locator(".documents .total").inner_text() == "2 documents"
-    fresh.wait_for_function("() => document.querySelectorAll('.documents li').length === 2")
-    assert "holds 2 documents in 2 chunks" in fresh.locator(".welcome p").first.inner_text()
-    held[0].continue_()
-    settled(fresh, 3)
-    assert fresh.locator("#document-count").inner_text() == "3"
-
-
 def test_dropped_files_are_added(fresh: Any) -> None:
     fresh.evaluate("probes.drag('odd.txt', 'The cellist of Odd lives in Even.')")
     assert fresh.locator("#dropping").is_visible()
@@ -94,13 +71,6 @@ def test_pasted_text_is_added_and_unchanged_the_second_time(fresh: Any) -> None:
     assert fresh.locator("#document-count").inner_text() == "1"
 
 
-def test_an_empty_paste_is_not_sent(fresh: Any) -> None:
-    fresh.locator(".paste").last.click()
-    fresh.get_by_label("Text", exact=True).fill("   ")
-    fresh.get_by_role("button", name="Add", exact=True).click()
-    assert fresh.get_by_role("dialog").get_by_role("alert").inner_text() == "There is no text yet."
-
-
 def test_a_file_of_a_wrong_type_is_reported_and_the_others_are_added(fresh: Any, tmp_path: Path) -> None:
     fresh.watch.allowed.append("Failed to load resource")
     wrong = tmp_path / "tool.exe"
@@ -110,15 +80,6 @@ def test_a_file_of_a_wrong_type_is_reported_and_the_others_are_added(fresh: Any,
     assert ".exe" in said(fresh)["tool.exe"] or "kind of file" in said(fresh)["tool.exe"]
     assert said(fresh)[CORPUS[0].name].startswith("added")
     assert fresh.locator(".uploads [role=status]").inner_text() == "1 done, 1 failed"
-
-
-def test_a_too_large_document_is_reported(fresh: Any) -> None:
-    fresh.watch.allowed.append("Failed to load resource")
-    told = refusal(413, "The body is larger than 33554432 bytes.")
-    fresh.route("**/documents", lambda route: route.fulfill(**told))
-    fresh.locator(".drop input[type=file]").first.set_input_files(str(CORPUS[0]))
-    settled(fresh, 1)
-    assert said(fresh)[CORPUS[0].name] == "Too large for this server. The body is larger than 33554432 bytes."
 
 
 def test_a_document_is_sent_again_to_a_busy_server(fresh: Any) -> None:
@@ -150,15 +111,6 @@ def test_a_collection_is_deleted_after_a_confirmation(fresh: Any) -> None:
     fresh.get_by_role("dialog").get_by_role("button", name="Delete").click()
     fresh.wait_for_function("name => document.querySelector('#collection').value !== name", arg=fresh.collection)
     assert fresh.request.get(f"/v1/collections/{fresh.collection}").status == 404
-
-
-def test_a_wrong_collection_name_is_reported_before_any_request(fresh: Any) -> None:
-    fresh.select_option("#collection", label="New collection …")
-    fresh.get_by_label("Name", exact=True).fill("../etc")
-    fresh.get_by_role("button", name="Create").click()
-    assert "begins with a letter or digit" in fresh.get_by_role("dialog").get_by_role("alert").inner_text()
-    fresh.get_by_role("button", name="Cancel").click()
-    assert fresh.locator("#collection").input_value() == fresh.collection
 
 
 @pytest.mark.usefixtures("server")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from .conftest import ROOT, serve
-from .helpers import refusal
 
 ANSWERS = {
     one["question"]: one["answer"]
@@ -33,13 +32,6 @@ def first(page: Any, visited: str) -> Any:
     page.goto(visited)
     page.wait_for_selector(".welcome .try")
     return page
-
-
-def test_examples_that_cannot_be_added_say_why_and_can_be_tried_again(first: Any) -> None:
-    first.route("**/documents", lambda route: route.fulfill(**refusal(403, "This key may not write.")), times=1)
-    first.click(".try")
-    first.get_by_text("The examples were not added. This key may not write.").wait_for()
-    assert first.locator(".try").is_enabled()
 
 
 def test_a_first_visitor_gets_a_right_answer_in_two_clicks(first: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from .conftest import QUESTION
-from .helpers import answer, ask, refusal, source, stream, streaming
+from .helpers import ask, refusal, source, stream, streaming
 
 PARTLY = stream(("sources", {"sources": [source()]}), ("token", {"text": "Ovens and "}), ("token", {"text": "sto"}))
 
@@ -98,14 +98,6 @@ def test_a_question_without_any_collection_is_not_sent(page: Any) -> None:
     assert page.watch.paths("/v1/ask") == []
 
 
-def test_the_servers_message_for_a_wrong_request_is_shown(failing: Any) -> None:
-    told = refusal(400, "The prompt has 9000 tokens; the model's context is 1024.", code="context_length_exceeded")
-    failing.route("**/v1/ask", lambda route: route.fulfill(**told))
-    put(failing)
-    failing.locator(".notice.bad").wait_for()
-    assert "The prompt has 9000 tokens; the model's context is 1024." in failing.locator(".notice.bad").inner_text()
-
-
 def test_a_refusal_by_the_real_server_is_shown(failing: Any) -> None:
     failing.evaluate("location.hash = new URLSearchParams({collection: 'library', session: 'x\\u0001'})")
     put(failing)
@@ -141,14 +133,6 @@ def test_an_error_in_the_stream_is_shown(failing: Any) -> None:
     notice = failing.locator(".notice.bad")
     notice.wait_for()
     assert "ran out of time" in notice.inner_text() and "What had arrived stays" in notice.inner_text()
-
-
-def test_an_answer_without_sources_says_so(asked: Any) -> None:
-    final = answer("No idea.", [], [])
-    streaming(asked, stream(("answer", final)))
-    put(asked)
-    asked.wait_for_selector(".turn.whole")
-    assert "Nothing in this collection matched" in asked.locator(".sources").inner_text()
 
 
 @pytest.mark.parametrize("by", ["button", "Escape"])
@@ -194,13 +178,3 @@ def test_an_api_key_is_stored_in_the_tab_only(page: Any) -> None:
     page.get_by_role("button", name="Forget it").click()
     page.get_by_role("dialog").get_by_text("asks for an API key").wait_for()
     assert page.evaluate("sessionStorage.getItem('ragkv.key')") is None
-
-
-@pytest.mark.usefixtures("library")
-def test_a_cancelled_key_dialog_leaves_the_error_visible(page: Any) -> None:
-    page.watch.allowed.append("Failed to load resource")
-    page.route("**/v1/**", lambda route: route.fulfill(**refusal(401, "no")))
-    page.goto("/")
-    page.get_by_role("button", name="Cancel").click()
-    page.locator("#banner").get_by_role("button", name="Enter the key").wait_for()
-    assert "asks for an API key" in page.locator("#banner").inner_text()

@@ -59,13 +59,6 @@ def test_every_control_is_reached_by_tab_with_a_visible_focus(asked: Any) -> Non
     assert wanted > 30 and asked.evaluate("probes.missed()") == []
 
 
-def test_every_control_has_a_name(asked: Any) -> None:
-    ask(asked)
-    asked.click("#documents")
-    asked.wait_for_selector(".documents li")
-    assert asked.evaluate("probes.nameless()") == []
-
-
 def test_shortcuts_are_listed_and_can_be_switched_off(asked: Any) -> None:
     asked.evaluate("document.activeElement.blur()")
     asked.keyboard.press("?")
@@ -113,17 +106,6 @@ def test_report_and_settings_fold_away_on_a_phone(asked: Any) -> None:
     assert asked.locator(".strip").is_visible()
 
 
-def test_the_report_is_open_on_a_large_screen(asked: Any) -> None:
-    ask(asked)
-    assert asked.locator(".strip").is_visible()
-
-
-def test_open_settings_leave_the_answer_visible_on_a_phone(asked: Any) -> None:
-    asked.set_viewport_size({"width": 360, "height": 740})
-    asked.click("#how summary")
-    assert asked.locator("#thread").bounding_box()["height"] > 150
-
-
 def test_small_screens_show_conversations_and_store_in_a_drawer(asked: Any) -> None:
     asked.set_viewport_size({"width": 360, "height": 740})
     ask(asked)
@@ -136,15 +118,6 @@ def test_small_screens_show_conversations_and_store_in_a_drawer(asked: Any) -> N
     assert not asked.evaluate("document.querySelector('#main').inert")
     assert asked.evaluate("document.activeElement.id") == "menu"
     asked.wait_for_function("() => !document.querySelector('#tiers').checkVisibility({visibilityProperty: true})")
-
-
-def test_an_open_drawer_keeps_the_focus(asked: Any) -> None:
-    asked.set_viewport_size({"width": 360, "height": 740})
-    ask(asked)
-    asked.click(".chip >> nth=0")
-    assert asked.evaluate("document.querySelector('#main').inert && document.querySelector('#side').inert")
-    asked.keyboard.press("Escape")
-    assert not asked.evaluate("document.querySelector('#main').inert || document.querySelector('#side').inert")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
