@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
@@ -57,23 +56,6 @@ def _refused(response: httpx.Response, *statuses: int) -> None:
     assert response.json()["error"]["message"]
 
 
-def test_clients_that_disconnect_during_an_answer_do_no_harm(up: serving.Process) -> None:
-    body = {"question": QUESTION, "collection": "c", "stream": True, "max_tokens": 200}
-
-    def vanish(number: int) -> None:
-        with up.client() as client, client.stream("POST", "/v1/ask", json=body) as response:
-            if response.status_code == 200:
-                lines = response.iter_lines()
-                for _ in range(number):
-                    next(lines)
-
-    threads = [threading.Thread(target=vanish, args=[number % 4]) for number in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_clients_that_disconnect_while_sending_do_no_harm(up: serving.Process) -> None:
     body = json.dumps({"question": QUESTION, "collection": "c", "max_tokens": 200}).encode()
     head = b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -83,55 +65,9 @@ def test_clients_that_disconnect_while_sending_do_no_harm(up: serving.Process) -
                 one.sendall(head % len(body) + body[:kept])
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b'"x"',
-        b"\xff\xfe",
-        b'{"question": "\xff"}',
-        b'{"question": "\\ud800", "collection": "c"}',
-        b'{"question": "\\u0000", "collection": "c"}',
-        b'{"question": NaN}',
-        b'{"question": "x", "k": 1e400}',
-        b'{"question": "x", "k": ' + b"9" * 5000 + b"}",
-        b'{"question": "x", "ratio": "0.5"}',
-        b'{"question": "x", "filter": ' + b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"}",
-        b"[" * 40_000,
-        b'{"question": "x", "question": 5}',
-        b'{"question": "x", "stream": 1}',
-        b'{"question": "x", "no_such_field": 1}',
-    ],
-)
-def test_a_malformed_body_gets_400(up: serving.Process, body: bytes) -> None:
-    with up.client() as client:
-        response = client.post("/v1/ask", content=body, headers=JSON)
-        if body == b'{"question": "\\u0000", "collection": "c"}':
-            assert response.status_code in (200, 400)
-        else:
-            _refused(response, 400)
-
-
 TRICKS = [
-    "..",
-    "../x",
-    "..%2fx",
-    "%2e%2e",
-    ".",
-    "a/../../b",
-    "a%00b",
-    "a\\b",
-    "CON",
-    "c:",
-    "~",
-    "%",
-    "a" * 300,
-    "é",
-    "-x",
-]
+    "..", "../x", "..%2fx", "%2e%2e", ".", "a/../../b", "a%00b", "a\\b", "CON", "c:", "~", "%", "a" * 300, "é", "-x",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRICKS)
@@ -168,21 +104,3 @@ def test_a_path_trick_in_a_name_reaches_nothing(up: serving.Process, name: str) 
         if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):  # in a JSON body, a percent sign encodes nothing
             _refused(client.post("/v1/collections", json={"name": name}), 400)
         assert client.get("/v1/collections/c").json()["documents"] == 10
-
-
-def test_an_uploaded_file_name_with_a_path_stores_an_ordinary_document(up: serving.Process) -> None:
-    with up.client() as client:
-        for name in ("../../etc/passwd.txt", "/etc/passwd.txt", "..\\..\\x.txt", "a" * 200 + ".txt"):
-            response = client.post("/v1/collections/c/documents", files={"files": (name, b"An odd text.")})
-            assert response.status_code in (201, 400), response.text
-            for added in response.json().get("added", []):
-                path = httpx.URL(f"{up.url}/v1/collections/c/documents/").join("./")
-                gone = client.delete(f"{path}{_quoted(added)}")
-                assert gone.status_code == 200, gone.text
-        assert client.get("/v1/collections/c").json()["documents"] == 10
-
-
-def _quoted(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name, safe="")

@@ -9,8 +9,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.bodies.chat import IGNORED
-from ragkv.api.bodies.resources import CitationBody
-from ragkv.api.reports import MarkerFilter, marker_spans, missing_markers, without_markers
+from ragkv.api.reports import MarkerFilter
 
 from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, questions
 
@@ -88,13 +87,6 @@ def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(talk
     assert notes == ["decoding is greedy because temperature is 0: top_p has no effect"]
 
 
-def test_penalties_and_biases_change_the_answer(talk: TestClient) -> None:
-    always = said(chat(talk, logit_bias={"68": 100}))
-    assert len(set(always)) == 1
-    assert len(set(said(chat(talk, logit_bias={"68": 100}, frequency_penalty=2, max_tokens=60)))) > 1
-    assert said(chat(talk, presence_penalty=2, max_tokens=60)) != said(chat(talk, max_tokens=60))
-
-
 def test_several_answers_are_those_of_their_seeds_and_count_the_prompt_once(talk: TestClient) -> None:
     how: dict[str, Any] = {"temperature": 1.5, "ragkv": {"ratio": 1}}
     got = chat(talk, n=3, seed=5, **how)
@@ -144,11 +136,6 @@ def test_an_image_is_refused_and_the_error_says_that_images_are_not_supported(cl
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"] == "messages.0.content: images are not supported: send text."
-
-
-def test_a_message_may_be_text_or_text_parts(talk: TestClient) -> None:
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Who built "}, {"type": "text", "text": "it?"}]}]
-    assert said(chat(talk, parts)) == said(chat(talk, [{"role": "user", "content": "Who built it?", "name": "Ann"}]))
 
 
 def test_a_system_message_opens_the_prompt_and_is_computed(talk: TestClient) -> None:
@@ -272,13 +259,3 @@ def test_markers_of_sources_that_do_not_exist_are_removed() -> None:
         pieces = [markers.add(text[at : at + size]) for at in range(0, len(text), size)]
         assert "".join(pieces) + markers.finish() == "It was Ann [1], or Bob [2], in   a[3" == markers.text
     assert MarkerFilter(0).add("see [7]") == "see [7]"
-
-
-def test_missing_markers_are_those_of_cited_sources_that_the_text_does_not_name() -> None:
-    cited = [
-        CitationBody(number=n, document_id="d", start=0, end=1, answer_start=None, answer_end=None) for n in (1, 3)
-    ]
-    assert missing_markers("Ann [3]", cited) == " [1]"
-    assert missing_markers("Ann", cited) == " [1][3]" and missing_markers("Ann", []) == ""
-    assert [(start, stop) for _, start, stop in marker_spans("Ann [3] [1]", cited)] == [(8, 11), (4, 7)]
-    assert without_markers("Ann [1][3]") == "Ann" and without_markers("[1] Ann") == "[1] Ann"

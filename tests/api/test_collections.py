@@ -124,18 +124,6 @@ def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(clie
     assert entries(client) == 0
 
 
-def test_a_deleted_collection_leaves_no_files_and_frees_its_name(client: TestClient, tmp_path: Path) -> None:
-    filled(client)
-    client.delete("/v1/collections/facts")
-    assert not list((tmp_path / "collections").iterdir())
-    found = [path for path in tmp_path.rglob("*") if path.is_file() and FACTS[0].encode() in path.read_bytes()]
-    assert found == []
-    filled(client)  # the name can be used again
-    assert (
-        client.post("/v1/ask", json={"question": "mill", "collection": "facts"}).json()["reuse"]["missed_chunks"] == 0
-    )
-
-
 def test_the_next_start_finishes_a_deletion_that_a_kill_interrupted(reader: Engine, tmp_path: Path) -> None:
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)

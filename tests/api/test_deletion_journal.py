@@ -128,16 +128,6 @@ def test_a_note_of_its_own_is_applied_later_and_forgets_no_request(tmp_path: Pat
     assert replica.follow(3) == [] and replica.forgot == 0
 
 
-def test_what_is_stored_again_before_the_second_time_is_left_alone(tmp_path: Path) -> None:
-    replica = Replica(tmp_path, "replica")
-    replica.follow()
-    replica.journal.add(named("a", "b"))
-    assert replica.follow() == []
-    replica.journal.discard(named("b"))
-    assert replica.follow() == ["a"]
-    assert replica.follow(5) == []
-
-
 @pytest.mark.parametrize("looks", range(4))
 def test_a_replica_that_is_killed_at_any_moment_follows_everything_after_its_start(tmp_path: Path, looks: int) -> None:
     """It is killed after so many looks at the journal, before or after it has dropped what is noted."""
@@ -161,16 +151,6 @@ def test_a_replica_whose_remote_is_away_drops_here_and_again_when_it_is_back(tmp
     assert replica.follow(2) == ["a", "a"]
     assert replica.follow(2) == []
     assert Replica(tmp_path, "replica").follow(3) == []
-
-
-def test_a_replica_that_was_killed_while_its_remote_was_away_does_it_again(tmp_path: Path) -> None:
-    deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
-    replica.follow(3)
-    deleting.journal.add(named("a"))
-    replica.engine.remotes_away = ("redis",)
-    replica.follow(5)
-    again = Replica(tmp_path, "replica")
-    assert again.follow(2) == ["a", "a"] and again.forgot == 1
 
 
 def test_a_replica_that_missed_more_than_is_kept_compares_everything(

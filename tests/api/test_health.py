@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ragkv import Engine, __version__
-from ragkv.api import create_app, health
+from ragkv import __version__
+from ragkv.api import health
 from ragkv.api.health import WriteProbe
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import ServeConfig
-from ragkv.retrieval.testing import HashEmbedder
 
-from .helpers import BARE, client_of, wait_until
 from .small_app import small_client, state_of
 
 
@@ -30,20 +28,6 @@ def test_requests_get_503_until_the_model_is_loaded(tmp_path: Path) -> None:
         state_of(it).readiness.set_ready()
         assert it.get("/readyz").status_code == 200
         assert it.post("/v1/echo", json={}).status_code == 200
-
-
-def test_a_server_that_is_ready_has_loaded_its_embedder(reader: Engine, tmp_path: Path) -> None:
-    class Loaded(HashEmbedder):
-        is_loaded = False
-
-        def load(self) -> None:
-            self.is_loaded = True
-
-    embedder = Loaded()
-    app = create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE), embedder=embedder)
-    with client_of(app) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
-        assert embedder.is_loaded
 
 
 def test_requests_get_503_while_the_server_shuts_down(small: TestClient) -> None:

@@ -30,17 +30,6 @@ def test_a_key_is_stored_as_a_digest_and_found_by_its_text(file: KeyFile) -> Non
     assert KeyRing(file.path).principal(secret) == expected
 
 
-def test_a_second_key_of_the_same_name_needs_the_name_of_its_tenant(file: KeyFile) -> None:
-    _, first = file.add("alice")
-    with pytest.raises(InputError, match=rf"--tenant {first.tenant}.*ragkv keys rotate {first.id}"):
-        file.add("alice")
-    _, second = file.add("alice", tenant=first.tenant)
-    assert second.tenant == first.tenant
-    file.revoke(first.id)
-    file.revoke(second.id)
-    file.add("alice")
-
-
 def test_only_the_owner_can_read_the_key_file(file: KeyFile) -> None:
     file.add("alice")
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
@@ -110,19 +99,6 @@ def test_a_key_stays_required_after_the_last_is_revoked_or_the_file_is_removed(f
     assert ring.exists
 
 
-def test_known_keys_stay_valid_when_the_file_becomes_unreadable(
-    file: KeyFile, caplog: pytest.LogCaptureFixture
-) -> None:
-    secret, _ = file.add("alice")
-    ring = KeyRing(file.path)
-    file.path.write_text("{")
-    assert ring.principal(secret) is not None
-    assert ring.principal(secret) is not None
-    assert caplog.text.count("keys_unreadable") == 1
-    with pytest.raises(ConfigError, match="Cannot read the keys"):
-        KeyRing(file.path)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": [{}], "quotas": {}}', '{"keys": 5, "quotas": {}}', "\xff"])
 def test_a_damaged_key_file_raises_a_config_error(file: KeyFile, text: str) -> None:
     file.path.parent.mkdir()
@@ -154,16 +130,6 @@ def test_a_rotated_key_keeps_tenant_rate_and_quota(file: KeyFile) -> None:
     assert ring.principal(new) is None
     assert ring.principal(newest) is not None
     assert successor.id not in {one.id for one in file.read().keys}  # an expired key is removed from the file
-
-
-def test_keys_of_one_tenant_share_its_quota(file: KeyFile) -> None:
-    first, _ = file.add("a", tenant="team", quota=Quota(documents=5, sessions=1))
-    second, _ = file.add("b", tenant="team", quota=Quota(documents=7))
-    ring = KeyRing(file.path)
-    for secret in (first, second):
-        principal = ring.principal(secret)
-        assert principal is not None
-        assert (principal.tenant, principal.quota) == ("team", Quota(documents=7, sessions=1))
 
 
 @pytest.mark.parametrize("tenant", ["", "..", "a/b", "A", "-a", "a" * 65, "a\n", "con.", ".hidden", "a b"])

@@ -8,7 +8,7 @@ import pytest
 
 from ragkv.api import create_app
 from ragkv.api.settings import ServeConfig
-from ragkv.config import EngineConfig, is_loopback
+from ragkv.config import is_loopback
 from ragkv.errors import ConfigError
 
 
@@ -22,16 +22,6 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path)
     config = ServeConfig.gather(file, environment, flags)
     assert (config.host, config.port, config.open_tenants) == ("127.0.0.2", 2, 5)
     assert (config.limits.documents, config.limits.inputs, config.model) == (7, 6, "reader")
-
-
-def test_library_and_server_read_the_same_file_and_environment(tmp_path: Path) -> None:
-    file = tmp_path / "ragkv.toml"
-    file.write_text('model = "m"\n[store]\ncodec = "int8"\n[fusion]\nratio = 0.5\n[serve]\nport = 1\n')
-    environment = {"RAGKV_FUSION__RATIO": "none", "RAGKV_HOME": "h", "RAGKV_SERVE__PORT": "2"}
-    config = ServeConfig.gather(file, environment)
-    assert config.engine == EngineConfig.gather(file, environment)
-    assert (config.engine.store.codec, config.engine.fusion.ratio) == ("int8", None)
-    assert (config.home, config.model, config.port) == ("h", "m", 2)
 
 
 @pytest.mark.parametrize(

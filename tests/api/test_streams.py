@@ -103,22 +103,6 @@ def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(talker: Engine
         slow.close()
 
 
-def test_requests_above_the_pool_limit_get_503_with_retry_after(talker: Engine, tmp_path: Path) -> None:
-    app = app_of(talker, tmp_path, queue=QueueConfig(limit=2))
-    with on_port(app) as url, plain(url) as client:
-        running = [raw(url, {**BODY, "stream": True}) for _ in range(2)]
-        wait_until(lambda: working(app) == 2)
-        for stream in (False, True):
-            refused = client.post("/v1/chat/completions", json={**BODY, "stream": stream})
-            assert (refused.status_code, refused.json()["error"]["type"]) == (503, "overloaded_error")
-            assert int(refused.headers["retry-after"]) >= 1
-        assert client.get("/v1/models").status_code == 200 == client.get("/v1/stats").status_code
-        for connection in running:
-            connection.close()
-        wait_until(lambda: working(app) == 0)
-        assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 2}).status_code == 200
-
-
 def test_concurrent_answers_equal_answers_given_alone(url: str) -> None:
     asked = [f"Question number {number}?" for number in range(8)]
 
@@ -136,15 +120,3 @@ def test_concurrent_answers_equal_answers_given_alone(url: str) -> None:
     for thread in threads:
         thread.join(60)
     assert together == alone
-
-
-def test_closing_the_service_cancels_running_work(talker: Engine, tmp_path: Path) -> None:
-    app = app_of(talker, tmp_path)
-    with on_port(app) as url:
-        connection = raw(url, {**BODY, "stream": True})
-        wait_until(lambda: working(app) == 1)
-        closing = threading.Thread(target=service_of(app).close)
-        closing.start()
-        closing.join(20)
-        assert not closing.is_alive() and working(app) == 0
-        connection.close()

@@ -1,7 +1,6 @@
 """Work on threads: shared by the tenants, cancelled with its request, and giving way to answers."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Generator
 from typing import Any
@@ -12,7 +11,6 @@ from starlette.requests import Request
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import Principal
 from ragkv.api.work import BURST, PAUSE_S, PAUSE_SHARE, PoolLimits, TenantLimiter, WorkContext, WorkerPool, giving_way
-from ragkv.errors import CancelledError
 
 ONE_EACH = PoolLimits(threads=2, accepted=20, tenant_threads=1, tenant_accepted=3)
 
@@ -33,46 +31,6 @@ async def until(true: Any) -> None:
     while not true():
         assert time.monotonic() < ends
         await asyncio.sleep(0.01)
-
-
-async def test_a_tenant_holds_its_share_of_the_threads_and_above_its_requests_gets_429() -> None:
-    pool, free, order = WorkerPool(ONE_EACH, None), threading.Event(), list[str]()
-
-    def work(context: WorkContext) -> None:
-        order.append(context.tenant)
-        free.wait()
-
-    tasks = [asyncio.ensure_future(pool.run(request_of(tenant), work)) for tenant in "aaab"]
-    await until(lambda: sorted(order) == ["a", "b"])
-    with pytest.raises(ApiError, match=r"queue\.tenant_limit") as raised:
-        await pool.run(request_of("a"), work)
-    assert raised.value.status == 429
-    assert (pool.running, pool.computing) == (4, 2)
-    free.set()
-    await asyncio.gather(*tasks)
-    assert pool.running == 0 and order.count("a") == 3 and pool.close(5.0)
-
-
-async def test_a_client_that_leaves_frees_its_waiting_work_at_once_and_its_thread_at_the_next_check() -> None:
-    pool, left, ended = WorkerPool(ONE_EACH, None), asyncio.Event(), list[str]()
-
-    def work(context: WorkContext) -> None:
-        try:
-            while True:
-                context.check()
-                time.sleep(0.01)
-        except CancelledError:
-            ended.append(context.tenant)
-            raise
-
-    tasks = [asyncio.ensure_future(pool.run(request_of("a", left), work)) for _ in range(3)]
-    await until(lambda: pool.computing == 1)
-    left.set()
-    for task in tasks:
-        with pytest.raises(ApiError, match="closed the connection"):
-            await task
-    await until(lambda: pool.running == 0)
-    assert ended == ["a"]  # the other two never began
 
 
 async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> None:

@@ -1,7 +1,6 @@
 """Replicas of the service on one Redis server, which can go away and come back."""
 
 import json
-import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,7 +15,6 @@ from fastapi import FastAPI
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, SessionConfig
 from tests.api.helpers import app_on, on_port, plain
-from tests.api.whole import server
 from tests.store.remote.faulty_proxy import Proxy
 from tests.store.remote.servers import LOOPBACK, RedisServer
 
@@ -79,12 +77,9 @@ def process_settings(kv_home: Path, url: str, timeout_s: float) -> dict[str, str
 
 @dataclass(slots=True)
 class Replicas:
-    """Replicas on ports; one of them can be replaced while requests run.
+    """Replicas on ports, in this process; one of them can be replaced while requests run."""
 
-    With a loaded model they are in this process, with a model's folder each is a process of its own.
-    """
-
-    model: Engine | Path
+    model: Engine
     home: Path
     url: str
     urls: list[str] = field(default_factory=list)  # of the replicas that take requests
@@ -95,24 +90,13 @@ class Replicas:
         """Start a replica and let it open its tenant; returns its address."""
         self.started += 1
         stack = ExitStack()
-        url = stack.enter_context(self._serving(f"kv-{self.started}"))
+        app = replica(self.model, self.home, f"kv-{self.started}", self.url, timeout_s=PATIENT_S)
+        url = stack.enter_context(on_port(app))
         self._stacks[url] = stack
         with plain(url) as client:
             assert chat(client, [{"role": "user", "content": "Hello"}], max_tokens=1)[1] == "end"
         self.urls.append(url)
         return url
-
-    @contextmanager
-    def _serving(self, name: str) -> Iterator[str]:
-        if isinstance(self.model, Engine):
-            with on_port(replica(self.model, self.home, name, self.url, timeout_s=PATIENT_S)) as url:
-                yield url
-            return
-        settings = {"RAGKV_MODEL": str(self.model), **process_settings(self.home / name, self.url, PATIENT_S)}
-        with server(self.home, settings) as process:
-            yield process.url
-            process.signal(signal.SIGTERM)
-            assert process.ended() == 0
 
     def replace_oldest(self) -> None:
         """Start a replica, then end the oldest one, which finishes its answers."""

@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.model.loading import READER_NOTE
 from tests.api.helpers import FACTS, app_on, client_of, filled, on_port, plain, wait_until
-from tests.integrations.langchain.helpers import tiny_folder
 
 from .replicas import QUESTION, AwayRedis, Replicas, Talk, chat, metrics, replica, running
 
@@ -93,20 +92,6 @@ def test_an_outage_costs_a_few_timeouts_and_not_one_for_each_request(
         assert all(remote["timeouts"] <= 3 for remote in remotes) and any(remote["skipped"] for remote in remotes)
 
 
-def test_redis_that_answers_late_delays_named_conversations_and_refuses_none(
-    reader: Engine, tmp_path: Path, redis: AwayRedis
-) -> None:
-    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
-        filled(client)
-        redis.proxy.close_connections()
-        redis.proxy.latency_s = 0.15  # a new connection takes longer than the timeout of KV, which is computed instead
-        for _ in range(2):
-            response = client.post("/v1/ask", json=NAMED)
-            assert response.status_code == 200, response.text
-        stats = {remote["remote"]: remote for remote in client.get("/v1/stats").json()["remotes"]}
-        assert stats["conversations"]["timeouts"] == 0
-
-
 def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_alone(
     talker: Engine, tmp_path: Path, redis: AwayRedis
 ) -> None:
@@ -166,12 +151,17 @@ def test_documents_deleted_while_redis_is_away_take_unnamed_conversations_with_t
         wait_until(is_deleted, 120)
 
 
-def no_turn_is_lost(model: Engine | Path, home: Path, redis: AwayRedis, replacements: int) -> None:
+@pytest.mark.parametrize(
+    "replacements", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="20-slow")]
+)
+def test_no_turn_is_lost_while_replicas_are_started_and_replaced(
+    talker: Engine, tmp_path: Path, redis: AwayRedis, replacements: int
+) -> None:
     """Conversations with and without a name go on while replicas are started and replaced.
 
     Their turns are those of one server that is not disturbed.
     """
-    with running(Replicas(model, home, redis.url), 2) as replicas:
+    with running(Replicas(talker, tmp_path, redis.url), 2) as replicas:
         done = threading.Event()
         talks = [Talk("Say", 4), Talk("Tell", 4), Talk("Name", 4, named=True)]
         threads = [threading.Thread(target=talk.run, args=(replicas.urls, done)) for talk in talks]
@@ -186,24 +176,8 @@ def no_turn_is_lost(model: Engine | Path, home: Path, redis: AwayRedis, replacem
         with plain(replicas.urls[0]) as client:
             named = client.get("/v1/sessions").json()["data"]
         assert {one["turns"] for one in named} == {4} and len(named) == len(talks[2].rounds)
-    with running(Replicas(model, home / "alone", redis.url_of_another_database), 1) as alone:
+    with running(Replicas(talker, tmp_path / "alone", redis.url_of_another_database), 1) as alone:
         for talk in talks:
             same = Talk(talk.first, 4)
             same.run(alone.urls)
             assert all(messages == same.rounds[0] for messages in talk.rounds)
-
-
-@pytest.mark.parametrize(
-    "replacements", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="20-slow")]
-)
-def test_no_turn_is_lost_while_replicas_are_started_and_replaced(
-    talker: Engine, tmp_path: Path, redis: AwayRedis, replacements: int
-) -> None:
-    no_turn_is_lost(talker, tmp_path, redis, replacements)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_no_turn_is_lost_while_processes_are_replaced_twenty_times(tmp_path: Path, redis: AwayRedis) -> None:
-    model = Path(tiny_folder(tmp_path / "model"))
-    no_turn_is_lost(model, tmp_path / "home", redis, replacements=20)

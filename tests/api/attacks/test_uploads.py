@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import threading
 import time
@@ -158,33 +157,6 @@ def test_a_second_tenant_is_parsed_while_the_first_uses_all_it_may(up: Target) -
     assert any(thread.is_alive() for thread in attackers), f"the attack was over after {time.monotonic() - began:.1f} s"
     for thread in attackers:
         thread.join()
-
-
-def test_a_client_that_leaves_ends_its_parsing(up: Target) -> None:
-    with up.attacker(timeout_s=0.3) as client, pytest.raises(httpx.TimeoutException):
-        client.post(PATH, content=uploads.form([("a.html", uploads.angle_brackets(8_000_000))]), headers=FORM)
-    began = time.monotonic()
-    assert send_file(up, "a.txt", b" ").status_code == 400  # parsed next, by a process of the same tenant
-    assert time.monotonic() - began < 5.0
-
-
-def test_a_killed_parser_fails_one_upload_and_is_replaced(up: Target) -> None:
-    def kill_all() -> None:
-        time.sleep(0.2)
-        for child in up.children():
-            os.kill(child, signal.SIGKILL)
-
-    send_file(up, "a.txt", b" ")  # a process is ready
-    results = at_once([lambda: send_file(up, "a.html", uploads.angle_brackets(8_000_000)), kill_all])
-    code = results[0].json()["error"]["code"]
-    assert (results[0].status_code, code) in [
-        (400, "parser_failed"),
-        (400, "document_limit"),
-        (503, "parser_unavailable"),
-    ]
-    with up.attacker() as client:
-        assert client.post(PATH, files={"files": ("b.txt", b"A text.")}).status_code == 201
-        assert client.delete(f"{PATH}/b.txt").status_code == 200
 
 
 def test_sigterm_ends_the_server_in_time_while_uploads_are_parsed(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 
 from ragkv import Engine
 from ragkv.api.keys import KeyFile
@@ -71,26 +70,6 @@ def test_an_odd_value_gets_400_with_a_short_message(up: TestClient, path: str, b
     too_many = count_values(body.encode()) > LimitsConfig().json_values
     assert response.status_code == (413 if too_many else 400), response.text[:500]
     assert len(response.text) < 2000
-
-
-def test_clients_do_not_make_new_series_of_metrics(up: TestClient) -> None:
-    def series() -> set[str]:
-        families = text_string_to_metric_families(up.get("/metrics").text)
-        return {f"{sample.name}{sorted(sample.labels.items())}" for family in families for sample in family.samples}
-
-    def odd_requests(numbers: range) -> None:
-        for number in numbers:
-            up.request(f"ODD{number}", "/v1/ask")
-            up.get(f"/v1/nowhere-{number}")
-            up.get(f"/v1/collections/none-{number}/documents/none-{number}")
-            up.get("/livez", headers={"host": f"h{number}.example.org", "x-request-id": f"id-{number}"})
-            up.get("/v1/sessions", headers={"x-session-id": f"s{number}", "user-agent": f"u{number}"})
-
-    odd_requests(range(3))
-    series()
-    before = series()
-    odd_requests(range(3, 40))
-    assert series() == before
 
 
 @pytest.mark.parametrize("format_", ["json", "console"])

@@ -6,25 +6,12 @@ import random
 import textwrap
 from collections.abc import Callable, Sequence
 
-_PLACES = [
-    "Oró",
-    "Irvburg",
-    "Neltham",
-    "Sankt Åsa",
-    "Kvarn",
-    "Dol & Sons' Quay",
-    "Mirren",
-    "Ost-Heide",
-    "Pell",
-    "Umbra",
-]
-_TRADES = [
-    'the "old" ropewalk',
-    "a mill\nwith two wheels",
-    "the <lower> harbour",
-    "a school for pilots",
-    "the salt store",
-]
+_PLACES = (
+    "Oró", "Irvburg", "Neltham", "Sankt Åsa", "Kvarn", "Dol & Sons' Quay", "Mirren", "Ost-Heide", "Pell", "Umbra",
+)  # fmt: skip
+_TRADES = (
+    'the "old" ropewalk', "a mill\nwith two wheels", "the <lower> harbour", "a school for pilots", "the salt store",
+)  # fmt: skip
 
 
 def passages() -> list[str]:

@@ -185,19 +185,3 @@ def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_
         assert going_on.reuse.exact > len(answer.token_ids)
         full = engine.prefill(following.question, following.chunks, session=session, reuse="none")
         assert (going_on.logits - full.logits).abs().max() < 1e-3
-
-
-def test_a_conversation_with_other_tools_starts_afresh() -> None:
-    other = {"type": "function", "function": {**TOOL["function"], "name": "find"}}
-    with text_engine(QWEN) as engine:
-        chat = ChatEngine(engine)
-        prompt = chat.build_prompt(ChatInput(TURNS[:1], (), (TOOL,)))
-        assert prompt.conversation is not None
-        answer = engine.answer(prompt.question, prompt.chunks, prompt.conversation.session, max_new_tokens=6)
-        chat.save_turn(prompt, answer)
-        turns = (TURNS[0], PlainMessage("assistant", answer.text), PlainMessage("user", "And the port?"))
-        found = []
-        for tool in (TOOL, other):
-            following = chat.build_prompt(ChatInput(turns, (), (tool,)))
-            found.append(following.conversation.turns if following.conversation else None)
-        assert found == [1, 0]

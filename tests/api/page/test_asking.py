@@ -27,86 +27,51 @@ def test_the_page_shows_the_streamed_answer_of_the_api(asked: Any) -> None:
     assert asked.locator(".turn .answer").get_attribute("aria-busy") == "false"
 
 
-def test_the_strips_colours_equal_the_apis_report(asked: Any) -> None:
+def test_the_report_of_an_answer_is_drawn_as_the_api_gives_it(asked: Any) -> None:
+    """Strip, legend, table, times and sources, of one answer."""
     said = ask(asked)
-    reuse, shown = said["reuse"], asked.evaluate("probes.drawn()")
+    reuse, spans = said["reuse"], [span for span in said["prompt"] if span["tokens"]]
     assert reuse["fused"] > 0 and reuse["recomputed"] > 0  # otherwise the test shows nothing
+    # The strip: counts and widths by state, the kind of each span, and its recomputed tokens at their positions.
+    shown = asked.evaluate("probes.drawn()")
     assert {state: shown["counts"].get(state, 0) for state in STATES} == {state: reuse[state] for state in STATES}
-    token = shown["width"] / reuse["tokens"]
     for state in STATES:
-        assert shown["pixels"].get(state, 0.0) == pytest.approx(reuse[state] * token, abs=1.0), state
-    keys = asked.locator(".legend .key").all()
-    legend = {key.get_attribute("data-state"): int(key.get_attribute("data-count")) for key in keys}
-    assert legend == {state: reuse[state] for state in STATES}
-
-
-def test_recomputed_tokens_are_drawn_at_their_positions(asked: Any) -> None:
-    said = ask(asked)
-    spans = [span for span in said["prompt"] if span["tokens"]]
+        width = reuse[state] * shown["width"] / reuse["tokens"]
+        assert shown["pixels"].get(state, 0.0) == pytest.approx(width, abs=1.0), state
     kinds = asked.locator(".strip .span").evaluate_all("nodes => nodes.map(node => node.dataset.kind)")
     assert kinds == [span["kind"] for span in spans]
     for span, marks in zip(spans, asked.evaluate("probes.marks()"), strict=True):
         assert [x + step for x, width in marks for step in range(width)] == span["recomputed_at"]
-
-
-def test_legend_and_strip_use_the_same_colours(asked: Any) -> None:
-    ask(asked)
+    # The legend has the counts, and four colours, which are the strip's.
+    keys = asked.locator(".legend .key").all()
+    legend = {key.get_attribute("data-state"): int(key.get_attribute("data-count")) for key in keys}
+    assert legend == {state: reuse[state] for state in STATES}
     ground = "node => getComputedStyle(node).backgroundColor"
     swatches = {state: asked.locator(f".legend .swatch.{state}").evaluate(ground) for state in STATES}
     assert len(set(swatches.values())) == 4
     for node in asked.locator(".strip .span").all():
         assert node.evaluate(ground) == swatches[node.get_attribute("data-state")]
-    mark = asked.locator(".strip svg rect").first
-    assert mark.evaluate("node => getComputedStyle(node).fill") == swatches["recomputed"]
-
-
-def test_the_table_has_the_numbers_of_the_strip(asked: Any) -> None:
-    said = ask(asked)
+    # The table has the same numbers.
     asked.locator(".as-table summary").click()
     rows = asked.locator(".as-table tbody tr").all()
     columns = [[int(cell.replace(",", "")) for cell in row.locator("td").all_inner_texts()] for row in rows]
     sums = [sum(column) for column in zip(*columns, strict=True)]
-    assert sums[1:] == [said["reuse"][name] for name in ("tokens", *STATES)]
-    assert "Source 1" in asked.locator(".as-table tbody th").all_inner_texts()[1]
-
-
-def test_a_span_shows_its_counts_and_opens_its_source(asked: Any) -> None:
-    said = ask(asked)
-    chunk = next(span for span in said["prompt"] if span["kind"] == "chunk" and span["recomputed"])
+    assert sums[1:] == [reuse[name] for name in ("tokens", *STATES)]
+    # The times fill their bar.
+    first = said["timing"]["first_token_s"]
+    number, unit = asked.locator(".ttft b").inner_text().split()
+    assert float(number) * {"ms": 1e-3, "s": 1.0}[unit] == pytest.approx(first, rel=0.06, abs=0.6e-3)
+    line = asked.locator(".spent .bar-line").bounding_box()["width"]
+    assert sum(asked.evaluate("probes.widths('.spent .part')")) == pytest.approx(line, abs=1.0)
+    # A span shows its counts and opens its source.
+    chunk = next(span for span in spans if span["kind"] == "chunk" and span["recomputed"])
     node = asked.locator(f".strip .span[aria-label^='Source {chunk['number']},']")
     node.hover()
-    told = asked.locator(".strip-detail").inner_text()
     fused = chunk["tokens"] - chunk["recomputed"]
-    assert f"{chunk['tokens']} tokens, {fused} fused, {chunk['recomputed']} recomputed" in told
+    told = f"{chunk['tokens']} tokens, {fused} fused, {chunk['recomputed']} recomputed"
+    assert told in asked.locator(".strip-detail").inner_text()
     node.click()
     assert asked.locator("#drawer-title").inner_text() == f"Source {chunk['number']}"
-
-
-def test_the_times_are_the_apis_and_their_parts_fill_the_bar(asked: Any) -> None:
-    said = ask(asked)
-    first = said["timing"]["first_token_s"]
-    shown = asked.locator(".ttft b").inner_text()
-    number, unit = shown.split()
-    assert float(number) * {"ms": 1e-3, "s": 1.0}[unit] == pytest.approx(first, rel=0.06, abs=0.6e-3)
-    widths = asked.evaluate("probes.widths('.spent .part')")
-    line = asked.locator(".spent .bar-line").bounding_box()["width"]
-    assert sum(widths) == pytest.approx(line, abs=1.0)
-    assert widths[2] == pytest.approx(said["timing"]["load_s"] / first * line, abs=1.0)
-
-
-def test_compare_shows_both_times_and_their_ratio(asked: Any) -> None:
-    ask(asked)
-    with asked.expect_response(lambda response: response.url.endswith("/v1/compare")) as measured:
-        asked.click(".measure")
-    asked.wait_for_selector(".comparison")
-    found = measured.value.json()
-    ours, theirs = (found[way]["timing"]["lookup_s"] + found[way]["timing"]["prefill_s"] for way in ("fused", "full"))
-    ratio = theirs / ours
-    assert float(asked.locator(".comparison b").get_attribute("data-ratio")) == pytest.approx(ratio, abs=0.001)
-    assert asked.locator(".versus").count() == 2
-    fused, full = (row.locator(".bar-fill").bounding_box()["width"] for row in asked.locator(".versus").all())
-    assert full / fused == pytest.approx(ratio, rel=0.1, abs=0.1)
-    assert "This machine, this question" in asked.locator(".comparison").inner_text()
 
 
 def measured(queue_s: float, prefill_s: float, computed: int) -> dict[str, Any]:
@@ -150,9 +115,6 @@ def test_a_passage_that_was_not_reused_says_why(asked: Any) -> None:
     ("field", "value", "reason"),
     [
         ("#reuse", "prefix", "It does not count: nothing is fused."),
-        ("#reuse", "none", "It does not count: nothing is fused."),
-        ("#selector", "none", "It does not count: the selector “none” recomputes none."),
-        ("#selector", "all", "It does not count: the selector “all” recomputes every token."),
         ("ratio", "auto", "The controller decides for each question."),
         ("ratio", "server", "The server's 0.15. Choose “fixed” to set it."),
     ],
@@ -206,17 +168,6 @@ def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any
     assert inside["y"] <= box["y"] and box["y"] + box["height"] <= inside["y"] + inside["height"]
 
 
-@pytest.mark.parametrize(("reuse", "state"), [("none", "computed"), ("prefix", "computed")])
-def test_the_page_can_switch_reuse_off(asked: Any, reuse: str, state: str) -> None:
-    asked.click("#how summary")
-    asked.select_option("#reuse", reuse)
-    assert asked.locator("#selector").is_disabled()
-    said = ask(asked)
-    assert said["reuse"]["fused"] == 0 and said["reuse"][state] > 100
-    assert asked.evaluate("probes.drawn()")["counts"].get("fused", 0) == 0
-    assert f"reuse={reuse}" in asked.url
-
-
 def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
     asked.click("#how summary")
     assert "the server's (0." in asked.locator("#ratio-server").inner_text()
@@ -258,15 +209,3 @@ def test_a_question_is_never_sent_twice_at_once(asked: Any) -> None:
     asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁 here'")
     assert asked.locator(".turn").count() == 1
     assert asked.input_value("#question") == "Another one?"
-
-
-def test_the_source_of_a_document_with_pages_names_its_page(asked: Any) -> None:
-    given = {**source(), "title": "Ovens", "page": 7}
-    streaming(asked, stream(("sources", {"sources": [given]}), ("answer", answer("Ovens.", [given], []))))
-    asked.fill("#question", "What?")
-    asked.press("#question", "Enter")
-    chip = asked.locator(".chip").last
-    chip.wait_for()
-    assert chip.locator(".name").inner_text() == "Ovens, page 7"
-    chip.click()
-    assert asked.locator(".source-name").inner_text() == "Ovens, page 7"

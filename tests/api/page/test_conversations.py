@@ -47,14 +47,6 @@ def test_a_follow_up_question_has_its_history_in_the_strip(talked: Any) -> None:
     assert current(talked)["turns"] == 2
 
 
-def test_a_conversation_is_listed_by_its_first_question(talked: Any) -> None:
-    row = talked.locator(".session.current")
-    assert row.locator(".title").inner_text() == FIRST
-    held = current(talked)
-    assert f"1 turn · {held['tokens']} tokens" in row.inner_text()
-    assert f"session={held['id']}" in talked.url
-
-
 def test_a_title_is_kept_by_the_server_and_not_by_the_browser(talked: Any, browser: Any, server: str) -> None:
     assert talked.evaluate("[sessionStorage.length, localStorage.length]") == [0, 0]
     title = talked.locator(".session.current .title").inner_text()
@@ -67,17 +59,6 @@ def test_a_title_is_kept_by_the_server_and_not_by_the_browser(talked: Any, brows
     row.wait_for()
     assert row.inner_text() == FIRST
     context.close()
-
-
-def test_a_new_conversation_has_no_history_and_the_old_one_stays(talked: Any) -> None:
-    talked.click("#new-session")
-    assert talked.locator(".turn").count() == 0
-    assert talked.evaluate("document.activeElement.id") == "question"
-    said = ask(talked, SECOND)
-    assert [span for span in said["prompt"] if span["kind"] == "history"] == []
-    assert said["session_id"] != talked.first["session_id"]
-    talked.locator(f".session[data-session='{talked.first['session_id']}'] .go").click()
-    assert talked.locator(".turn h3").all_inner_texts() == [FIRST]
 
 
 def test_a_conversation_continues_after_a_reload(talked: Any) -> None:
@@ -122,13 +103,3 @@ def test_a_conversation_is_deleted_after_a_confirmation(talked: Any) -> None:
     talked.wait_for_function("id => !document.querySelector(`[data-session='${id}']`)", arg=gone)
     assert talked.request.get(f"/v1/sessions/{gone}").status == 404
     assert talked.locator(".turn").count() == 0
-
-
-def test_a_stopped_turn_is_not_part_of_the_conversation(talked: Any) -> None:
-    before = current(talked)
-    talked.watch.allowed.append("Failed to load resource")
-    talked.route("**/v1/ask", lambda route: route.abort(), times=1)
-    talked.fill("#question", SECOND)
-    talked.press("#question", "Enter")
-    talked.wait_for_selector(".notice.bad")
-    assert current(talked)["turns"] == before["turns"]

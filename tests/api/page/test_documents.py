@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from .conftest import CORPUS
-from .helpers import ask, refusal
+from .helpers import ask
 
 
 def said(page: Any) -> dict[str, str]:
@@ -49,16 +49,6 @@ def test_each_picked_file_is_added_with_its_own_result(fresh: Any) -> None:
     assert shown == [one["id"] for one in held]
 
 
-def test_dropped_files_are_added(fresh: Any) -> None:
-    fresh.evaluate("probes.drag('odd.txt', 'The cellist of Odd lives in Even.')")
-    assert fresh.locator("#dropping").is_visible()
-    assert fresh.locator("#dropping-to").inner_text() == fresh.collection
-    assert fresh.evaluate("probes.drop()")  # otherwise the browser would open the file
-    settled(fresh, 1)
-    assert fresh.locator("#dropping").is_hidden()
-    assert said(fresh)["odd.txt"].startswith("added")
-
-
 def test_pasted_text_is_added_and_unchanged_the_second_time(fresh: Any) -> None:
     for expected in ("added", "already here"):
         fresh.locator(".paste").last.click()
@@ -80,16 +70,6 @@ def test_a_file_of_a_wrong_type_is_reported_and_the_others_are_added(fresh: Any,
     assert ".exe" in said(fresh)["tool.exe"] or "kind of file" in said(fresh)["tool.exe"]
     assert said(fresh)[CORPUS[0].name].startswith("added")
     assert fresh.locator(".uploads [role=status]").inner_text() == "1 done, 1 failed"
-
-
-def test_a_document_is_sent_again_to_a_busy_server(fresh: Any) -> None:
-    fresh.watch.allowed.append("Failed to load resource")
-    told = refusal(503, "64 requests are running already; ask again.", {"Retry-After": "1"})
-    fresh.route("**/documents", lambda route: route.fulfill(**told), times=1)
-    fresh.locator(".drop input[type=file]").first.set_input_files(str(CORPUS[0]))
-    fresh.get_by_text("Again in 1 s").wait_for()
-    settled(fresh, 1)
-    assert said(fresh)[CORPUS[0].name].startswith("added")
 
 
 def test_a_document_is_deleted_after_a_confirmation(fresh: Any) -> None:
@@ -150,19 +130,6 @@ def test_markup_in_documents_questions_and_names_is_shown_as_text(fresh: Any) ->
     asked = "Where is <img src=x onerror='broken=3'> Evilword written?"
     assert fresh.locator(".turn h3").inner_text() == asked
     assert fresh.locator(".session.current .title").inner_text() == asked  # as the server stores it
-
-
-def test_the_tiers_on_the_page_equal_the_stats(fresh: Any) -> None:
-    fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:2]])
-    settled(fresh, 2)
-    fresh.reload()
-    fresh.wait_for_selector(".tier")
-    shown = fresh.locator(".tier").evaluate_all("tiers => tiers.map(tier => [tier.dataset.tier, +tier.dataset.used])")
-    stats = fresh.request.get("/v1/stats").json()
-    assert shown == [[tier["tier"], tier["used_bytes"]] for tier in stats["tiers"]]
-    for tier, meter in zip(stats["tiers"], fresh.locator(".meter").all(), strict=True):
-        share = tier["used_bytes"] / tier["capacity_bytes"]
-        assert int(meter.get_attribute("aria-valuenow")) == round(share * 100)
 
 
 def test_stats_are_requested_rarely_and_never_while_hidden(page: Any, library: str) -> None:

@@ -59,19 +59,6 @@ def test_every_control_is_reached_by_tab_with_a_visible_focus(asked: Any) -> Non
     assert wanted > 30 and asked.evaluate("probes.missed()") == []
 
 
-def test_shortcuts_are_listed_and_can_be_switched_off(asked: Any) -> None:
-    asked.evaluate("document.activeElement.blur()")
-    asked.keyboard.press("?")
-    listed = asked.locator("#dialog kbd").all_inner_texts()
-    assert {"/", "d", "n", "m", "Esc", "Enter"} <= set(listed)
-    asked.get_by_label("Single keys work").uncheck()
-    asked.keyboard.press("Escape")
-    assert asked.locator("#dialog").is_hidden()
-    asked.evaluate("document.activeElement.blur()")
-    asked.keyboard.press("d")
-    assert asked.locator("#drawer").is_hidden()
-
-
 @pytest.mark.parametrize("width", [360, 768, 1920])
 def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None:
     asked.set_viewport_size({"width": width, "height": 740})
@@ -89,21 +76,6 @@ def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None
         asked.wait_for_selector("#drawer:not([hidden])")
         assert asked.evaluate("probes.outside()") == [width, []]
         asked.click("#drawer-close")
-
-
-def test_report_and_settings_fold_away_on_a_phone(asked: Any) -> None:
-    asked.set_viewport_size({"width": 360, "height": 740})
-    asked.reload()
-    asked.wait_for_selector(".welcome h1")
-    asked.click("#how summary")
-    said = ask(asked)
-    assert asked.locator("#how").get_attribute("open") is None
-    assert asked.locator(".made").get_attribute("open") is None and asked.locator(".strip").is_hidden()
-    told = asked.locator(".made > summary").inner_text()
-    assert f"of {said['reuse']['tokens']} prompt tokens reused" in told and "First token after" in told
-    asked.locator(".made > summary").focus()
-    asked.keyboard.press("Enter")
-    assert asked.locator(".strip").is_visible()
 
 
 def test_small_screens_show_conversations_and_store_in_a_drawer(asked: Any) -> None:
@@ -157,15 +129,6 @@ def test_the_theme_follows_the_system_until_one_is_chosen(asked: Any) -> None:
     asked.click("#theme")
     assert asked.evaluate(paper) == light
     assert asked.evaluate("localStorage.getItem('ragkv.theme')") is None
-
-
-def test_animations_respect_reduced_motion(asked: Any) -> None:
-    asked.emulate_media(reduced_motion="reduce")
-    asked.evaluate("probes.pretendWork()")
-    animation = "getComputedStyle(document.querySelector('.working .answer'), '::after').animationName"
-    assert asked.evaluate(animation) == "none"
-    asked.emulate_media(reduced_motion="no-preference")
-    assert asked.evaluate(animation) == "pulse"
 
 
 def test_the_pages_content_security_policy_forbids_outside_resources(asked: Any) -> None:

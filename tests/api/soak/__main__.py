@@ -1,7 +1,6 @@
 """`python -m tests.api.soak`: exit status 0 if every check passed."""
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
@@ -12,13 +11,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.api.soak")
     parser.add_argument("--minutes", type=float, default=60.0, help="under load [60]")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder of log and readings [runs/soak]")
+    parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder of the logs [runs/soak]")
     given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    quiet_s = min(60.0, 6 * given.minutes)
-    failed = soak(Plan(given.minutes, given.out, given.seed, quiet_s))
-    return 1 if failed else 0
+    return 1 if soak(Plan(given.minutes, given.out, given.seed, min(60.0, 6 * given.minutes))) else 0
 
 
 if __name__ == "__main__":

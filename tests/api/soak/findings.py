@@ -1,10 +1,9 @@
-"""What a soak found: failures by kind, refusals that the API documents, counts, and latencies. Thread-safe."""
+"""What a soak found: failures by kind, counts of what happened, and latencies. Thread-safe."""
 
 import threading
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TextIO
 
 from tests.api.attacks.helpers import Responses
 
@@ -20,17 +19,19 @@ ERROR = "errors in the servers' logs"
 OWN = "errors of the soak itself"
 KINDS = (UNLIKE, STATUS, LOST_DOCUMENT, LOST_TURN, DELETED, LEFT, PROCESS, ERROR, OWN)
 
-SHOWN = 20  # failures of each kind that are kept and logged in full
+SHOWN = 20  # SHOWN is how many failures of each kind are logged in full.
 
 
-class Log:
-    """Lines with the time since the start, on standard output and in a file."""
+class Findings:
+    """The outcome of a soak so far, and its log: lines with the time since the start."""
 
-    def __init__(self, path: Path) -> None:
-        self._began, self._lock = time.monotonic(), threading.Lock()
-        self._file: TextIO = path.open("w", encoding="utf-8")
+    def __init__(self, log: Path) -> None:
+        self.failures: Counter[str] = Counter()  # by kind
+        self.counts: Counter[str] = Counter()
+        self.latencies: dict[str, Responses] = defaultdict(Responses)
+        self._began, self._lock, self._file = time.monotonic(), threading.Lock(), log.open("w", encoding="utf-8")
 
-    def __call__(self, text: str) -> None:
+    def log(self, text: str) -> None:
         minutes, seconds = divmod(time.monotonic() - self._began, 60)
         with self._lock:
             for line in text.splitlines():
@@ -38,33 +39,11 @@ class Log:
                 print(shown, flush=True)
                 print(shown, file=self._file, flush=True)
 
-    def close(self) -> None:
-        self._file.close()
-
-
-class Findings:
-    """The outcome of a soak so far."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.failures: Counter[str] = Counter()  # by kind
-        self.details: dict[str, list[str]] = defaultdict(list)
-        self.refusals: Counter[str] = Counter()  # documented ones, by their code
-        self.statuses: Counter[int] = Counter()
-        self.counts: Counter[str] = Counter()
-        self.latencies: dict[str, Responses] = defaultdict(Responses)
-        self.is_open = True  # nothing is recorded once the soak is interrupted
-        self._lock = threading.Lock()
-
     def fail(self, kind: str, detail: str) -> None:
         """Record a failure."""
         with self._lock:
-            if not self.is_open:
-                return
             self.failures[kind] += 1
             is_shown = self.failures[kind] <= SHOWN
-            if is_shown:
-                self.details[kind].append(detail)
         if is_shown:
             self.log(f"FAILED {kind}: {detail}")
 
@@ -72,35 +51,17 @@ class Findings:
         with self._lock:
             self.counts[what] += times
 
-    def respond(self, status: int) -> None:
-        """Count a response; status 0 is a broken connection."""
-        with self._lock:
-            self.statuses[status] += 1
-
-    def refuse(self, code: str) -> None:
-        """Count a refusal that the API documents for that moment."""
-        with self._lock:
-            self.refusals[code] += 1
-
-    def take(self, who: str, seconds: float) -> None:
+    def take(self, who: str, status: int, seconds: float) -> None:
         """Record how long one of `who`'s requests took until it was answered, retries included."""
         with self._lock:
-            self.latencies[who].add(200, seconds)
+            self.latencies[who].add(status, seconds)
+
+    def table(self) -> str:
+        """The findings for people."""
+        with self._lock:
+            lines = ["", *(f"  {kind:<50}{self.failures[kind]:>8}" for kind in KINDS), ""]
+            lines += [f"  {what:<50}{times:>8}" for what, times in sorted(self.counts.items())]
+            return "\n".join([*lines, "", *(f"  {who}: {times}" for who, times in sorted(self.latencies.items()))])
 
     def close(self) -> None:
-        """Record nothing more."""
-        with self._lock:
-            self.is_open = False
-
-    def progress(self) -> str:
-        """One line about the soak so far."""
-        with self._lock:
-            answered = sum(count for status, count in self.statuses.items() if 200 <= status < 300)
-            requests, refused = sum(self.statuses.values()), sum(self.refusals.values())
-            counts = self.counts
-            return (
-                f"{requests} requests, {answered} answered, {refused} refused as documented, "
-                f"{counts['answers compared']} answers compared, {counts['documents acknowledged']} documents, "
-                f"{counts['turns acknowledged']} turns, {counts['replacements']} replacements, "
-                f"{sum(self.failures.values())} failures"
-            )
+        self._file.close()

@@ -9,7 +9,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import redis
@@ -17,23 +16,14 @@ from transformers import AutoTokenizer
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.model.loading import READER
-from ragkv.store import EntryInfo, EntryKey, Store
+from ragkv.store import EntryInfo, Store
 
-from .files import LETTERS
 from .findings import LEFT, OWN, Findings
+from .uploaders import LETTERS
 from .world import SECRET, Replica, World
 
-SETTLE_S = 30.0  # after the last deletion, until every replica has followed it
+SETTLE_S = 30.0  # SETTLE_S pass after the last deletion until every replica has followed it.
 WORD = re.compile(rf"\bw[{LETTERS}]{{12}}\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """An entry that should be gone."""
-
-    place: str
-    key: EntryKey
-    why: str
 
 
 def check_leftovers(world: World, findings: Findings) -> None:
@@ -41,7 +31,7 @@ def check_leftovers(world: World, findings: Findings) -> None:
     tokenizer = AutoTokenizer.from_pretrained(READER)
     until = time.monotonic() + SETTLE_S
     while True:
-        left, listed = [], 0
+        left, listed = list[str](), 0
         for tenant, headers in world.headers.items():
             words, keys = _live_words(world.serving[0], headers), _live_blocks(world)
             for place, entry in _stored(world, tenant):
@@ -49,11 +39,11 @@ def check_leftovers(world: World, findings: Findings) -> None:
                 if entry.group:
                     # What a killed replica wrote to Redis for a turn that did not end expires there.
                     if entry.key.to_text() not in keys and place != "redis":
-                        left.append(Leftover(place, entry.key, f"block of no conversation, of {entry.group}"))
+                        left.append(f"{place}: {entry.key}: block of no conversation, of {entry.group}")
                     continue
                 deleted = set(WORD.findall(tokenizer.decode(entry.token_ids))) - words
                 if deleted:
-                    left.append(Leftover(place, entry.key, f"KV of deleted texts: {sorted(deleted)}"))
+                    left.append(f"{place}: {entry.key}: KV of deleted texts: {sorted(deleted)}")
         if not left or time.monotonic() >= until:
             break
         time.sleep(1.0)
@@ -61,7 +51,7 @@ def check_leftovers(world: World, findings: Findings) -> None:
     if not listed:
         findings.fail(OWN, "no entry was listed at the end: nothing was checked")
     for one in left:
-        findings.fail(LEFT, f"{one.place}: {one.key}: {one.why}")
+        findings.fail(LEFT, one)
 
 
 def _live_words(replica: Replica, headers: dict[str, str]) -> set[str]:

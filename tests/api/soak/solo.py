@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.api.helpers import questions
-from tests.api.whole import documents, ingest
+from tests.api.whole import documents
 
 from .caller import Caller, Reply, answer_of
 from .world import Replica
 
-COLLECTION = "c"  # of every tenant, with the example documents; it never changes
+COLLECTION = "c"  # COLLECTION is every tenant's, with the example documents, and never changes.
 MAX_TOKENS = 24
 MODES = ("fused", "prefix", "none")
 
@@ -50,12 +50,6 @@ def turn_request(talk: Talk, number: int, said: Sequence[str], session_id: str) 
         body["messages"] += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     body["messages"].append({"role": "user", "content": text})
     return "/v1/chat/completions", body
-
-
-def store_examples(caller: Caller, replica: Replica) -> None:
-    """Store the example documents of the caller's tenant."""
-    with replica.process.client(headers=caller.world.headers[caller.tenant]) as client:
-        assert ingest(client, documents(), name=COLLECTION).status_code == 201
 
 
 def answer_alone(caller: Caller, replica: Replica, count: int = 8) -> Solo:

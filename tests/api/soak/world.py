@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,22 +25,20 @@ from tests.api.whole import key, server
 
 from .findings import ERROR, PROCESS, Findings
 
-BYSTANDER, FLOOD = "bystander", "flood"  # the tenant that asks only, and the one that attacks
-TENANTS = (BYSTANDER, "town", "city", FLOOD)
-SECRET = "SOAK_SECRET"  # the variable with the secret of what replicas share
-DISK_MIB = 32  # of each tenant
-SETTINGS = {  # small, so that every bound is reached within minutes
+BYSTANDER = "bystander"  # The tenant BYSTANDER asks only.
+TENANTS = (BYSTANDER, "town", "city")
+SECRET = "SOAK_SECRET"  # SECRET is the variable with the secret of what replicas share.
+SETTINGS = {  # SETTINGS are small, so that every bound is reached within minutes.
     "RAGKV_STORE__MEMORY_BYTES": str(8 * MIB),
-    "RAGKV_STORE__DISK_BYTES": str(DISK_MIB * MIB),
+    "RAGKV_STORE__DISK_BYTES": str(32 * MIB),
     "RAGKV_STORE__REDIS__MAX_BYTES": str(32 * MIB),
     "RAGKV_STORE__REDIS__SECRET_VARIABLE": SECRET,
-    "RAGKV_SERVE__PARSING__CPU_S": "2",
 }
-REDIS_TIMEOUT_S = 3.0  # more than the default of 1 s: the proxy shares its processor with the clients
-GRACEFUL_S, CLOSE_S = 30.0, 10.0  # the settings' defaults
-RECOVERY_S = 15.0  # after Redis is back, until every replica has noticed
-LATE_S = 2.0  # a request that was sent so long before SIGTERM has arrived
-ORPHAN_S = 30.0  # how long the parsers of a killed replica may finish what they parse
+REDIS_TIMEOUT_S = 3.0  # REDIS_TIMEOUT_S is above 1 s, the default: the proxy shares its processor with the clients.
+GRACEFUL_S, CLOSE_S = 30.0, 10.0  # GRACEFUL_S and CLOSE_S are the settings' defaults.
+RECOVERY_S = 15.0  # RECOVERY_S pass after Redis is back until every replica has noticed.
+LATE_S = 2.0  # A request that was sent LATE_S before SIGTERM has arrived.
+ORPHAN_S = 30.0  # For ORPHAN_S the parsers of a killed replica may finish what they parse.
 
 
 @dataclass(slots=True)
@@ -53,10 +51,6 @@ class Replica:
     kv: Path  # its KV directory
     ended_by: signal.Signals | None = None
     ended_at: float = 0.0  # when it was sent the signal
-
-    @property
-    def url(self) -> str:
-        return self.process.url
 
 
 @dataclass(slots=True)
@@ -74,22 +68,18 @@ class World:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _outages: list[tuple[float, float]] = field(default_factory=list)  # from, to
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _all: list[Replica] = field(default_factory=list)
-    _closed: bool = False
+    _all: list[ExitStack] = field(default_factory=list)
 
     @property
     def staying(self) -> Target:
         """The replica that is never replaced."""
-        return Target(self.serving[0].process, self.headers[FLOOD], self.headers[BYSTANDER], 0.0, self.home)
+        return Target(self.serving[0].process, {}, self.headers[BYSTANDER], 0.0, self.home)
 
     def open(self) -> None:
         """Start the replica that stays, and the first one that will be replaced."""
         self.headers = {name: key(self.home, name, tenant=name) for name in TENANTS}
-        first = threading.Thread(target=self.start)
-        first.start()
-        stays = self._start("stays", "kv-stays")
-        first.join()
-        self.serving.insert(0, stays)
+        self.serving.append(self._start("stays", "kv-stays"))
+        self.start()
 
     def start(self) -> None:
         """Start a replica that will be replaced; it takes requests once it is ready."""
@@ -102,11 +92,6 @@ class World:
         """A replica that takes requests."""
         with self._lock:
             return rng.choice(self.serving)
-
-    def other(self, than: Replica) -> Replica:
-        """A replica that takes requests, another one if there is one."""
-        with self._lock:
-            return next((one for one in reversed(self.serving) if one is not than), self.serving[0])
 
     def replace(self, by: signal.Signals, lag_s: float = 0.5) -> None:
         """Start a replica, then end the older of the replaced ones; clients send to it for `lag_s` longer."""
@@ -163,25 +148,15 @@ class World:
 
     def close(self) -> None:
         """End every process."""
-        with self._lock:
-            self._closed = True
-        for replica in self._all:
-            replica.stack.close()
+        for stack in self._all:
+            stack.close()
 
     def _start(self, name: str, kv: str) -> Replica:
-        settings = {
-            **process_settings(self.home / kv, self.redis.url, REDIS_TIMEOUT_S),
-            **SETTINGS,
-            SECRET: self.secret,
-        }
+        shared = process_settings(self.home / kv, self.redis.url, REDIS_TIMEOUT_S)
+        settings = {**shared, **SETTINGS, SECRET: self.secret}
         stack, began = ExitStack(), time.monotonic()
-        with without_interrupts():
-            replica = Replica(name, stack.enter_context(server(self.home, settings)), stack, self.home / kv)
-        with self._lock:
-            self._all.append(replica)
-            closed = self._closed
-        if closed:  # meanwhile, by an interrupt
-            stack.close()
+        self._all.append(stack)
+        replica = Replica(name, stack.enter_context(server(self.home, settings)), stack, self.home / kv)
         self.findings.log(f"replica {name} is ready after {time.monotonic() - began:.1f} s")
         return replica
 
@@ -209,13 +184,3 @@ class World:
                     self.findings.count("warnings in the servers' logs")
                 if line.get("level") in ("error", "critical") or line["event"] in ("", "ended_by_force"):
                     self.findings.fail(ERROR, f"{replica.name}: {json.dumps(line)[:2000]}")
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Processes that are started here do not get the Ctrl-C of the terminal: the soak ends them itself."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -31,11 +31,3 @@ def test_a_thread_that_waits_for_a_token_goes_on_when_the_client_is_closed(silen
         with pytest.raises(AnswerServerError, match="closed"):
             stream.next(no_check)
         assert (server.stats().running, server.stats().failed) == (0, 1)
-
-
-def test_a_closed_client_refuses_requests_and_counts_none(silent: str) -> None:
-    server = VllmServer(silent)
-    server.close()
-    with pytest.raises(AnswerServerError, match="shuts down"):
-        server.stream((1, 2), {})
-    assert server.stats().running == 0
