@@ -138,14 +138,6 @@ def test_an_image_is_refused_and_the_error_says_that_images_are_not_supported(cl
     assert response.json()["error"]["message"] == "messages.0.content: images are not supported: send text."
 
 
-def test_a_system_message_opens_the_prompt_and_is_computed(talk: TestClient) -> None:
-    told = [{"role": "system", "content": "Answer in one word."}, *HELLO]
-    got = chat(talk, told)
-    assert kinds(got)["prefix computed"] > len("Answer in one word.")
-    developer = [{"role": "developer", "content": "Answer in one word."}, *HELLO]
-    assert said(chat(talk, developer)) == said(got)
-
-
 def test_documents_of_a_chat_are_chunks_whose_kv_is_stored(talk: TestClient) -> None:
     first = chat(talk, documents=DOCUMENTS)
     assert first["ragkv"]["reuse"]["missed_chunks"] == 2
@@ -184,13 +176,6 @@ def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None
     edited = [{"role": "user", "content": "Who built the mill of Oro?"}, *messages[1:]]
     assert "history exact" not in kinds(chat(talk, edited))
     assert talk.get("/v1/sessions").json()["data"] == []  # unnamed conversations are not listed
-
-
-def test_markers_are_removed_from_an_answer_that_is_sent_back(talk: TestClient) -> None:
-    first = chat(talk)
-    back = {"role": "assistant", "content": said(first) + " [1][2]"}
-    got = chat(talk, [*HELLO, back, {"role": "user", "content": "And when?"}])
-    assert kinds(got)["history exact"] > len(HELLO[0]["content"])
 
 
 @pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"x-session-id": "s"}}])

@@ -105,13 +105,6 @@ def test_documents_above_the_limits_are_refused(reader: Engine, tmp_path: Path) 
         assert client.post(PATHS, files=many).status_code == 400
 
 
-def test_search_returns_the_best_passages_of_a_collection(client: TestClient) -> None:
-    filled(client)
-    hits = client.post("/v1/collections/facts/search", json={"query": "mill", "k": 1}).json()["hits"]
-    assert [(hit["number"], hit["document_id"], hit["text"]) for hit in hits] == [(1, "1", FACTS[1])]
-    assert client.post("/v1/collections/gone/search", json={"query": "mill"}).status_code == 404
-
-
 def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(client: TestClient) -> None:
     filled(client, "one")
     filled(client, "two", FACTS[:1])
@@ -146,18 +139,6 @@ def test_collections_sessions_and_kv_survive_a_restart(reader: Engine, tmp_path:
         fresh = client.post("/v1/ask", json={**asked, "session_id": "t"}).json()
         assert fresh["answer"] == first["answer"] and fresh["reuse"]["missed_chunks"] == 0
         assert fresh["reuse"]["bytes_by_tier"].get("disk", 0) > 0
-
-
-def test_documents_ingested_on_the_command_line_are_the_default_collection(reader: Engine, tmp_path: Path) -> None:
-    with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
-        rag = Rag(engine, tmp_path / "index", chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder())
-        rag.ingest([Document("d", FACTS[0])])
-        rag.close()
-    with client_of(app_on(reader, tmp_path)) as client:
-        assert client.get("/v1/collections").json()["data"][0]["name"] == "default"
-        assert client.post("/v1/ask", json={"question": "harbour"}).json()["sources"][0]["text"] == FACTS[0]
-        client.delete("/v1/collections/default")
-        assert client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()
 
 
 def test_deleting_a_text_deletes_unnamed_conversations(client: TestClient) -> None:
@@ -217,3 +198,15 @@ def test_many_threads_can_open_and_close_tenants_at_once(two: tuple[TestClient, 
     for thread in threads:
         thread.join(120)
     assert wrong == [] and len(tenants.opened()) == 1
+
+
+def test_documents_ingested_on_the_command_line_are_the_default_collection(reader: Engine, tmp_path: Path) -> None:
+    with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
+        rag = Rag(engine, tmp_path / "index", chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder())
+        rag.ingest([Document("d", FACTS[0])])
+        rag.close()
+    with client_of(app_on(reader, tmp_path)) as client:
+        assert client.get("/v1/collections").json()["data"][0]["name"] == "default"
+        assert client.post("/v1/ask", json={"question": "harbour"}).json()["sources"][0]["text"] == FACTS[0]
+        client.delete("/v1/collections/default")
+        assert client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()

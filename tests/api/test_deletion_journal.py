@@ -10,7 +10,6 @@ import pytest
 from ragkv.api.documents import deletion_journal
 from ragkv.api.documents.deletion_follower import DeletionFollower
 from ragkv.api.documents.deletion_journal import DeletionJournal, Position
-from ragkv.errors import StoreError
 from ragkv.store import EntryKey
 
 NAMES = {EntryKey(name.encode().hex().ljust(64, "0")): name for name in (*"abcdef", "old", "new")}
@@ -70,15 +69,6 @@ def keys(journal: DeletionJournal) -> list[str]:
     return [NAMES[note.key] for note in journal.after(Position()).notes]
 
 
-def test_a_position_is_behind_the_notes_that_were_read(tmp_path: Path) -> None:
-    journal = DeletionJournal(tmp_path)
-    journal.add(named("a"))
-    end = journal.after(Position()).end
-    journal.add(named("b"))
-    assert [NAMES[note.key] for note in journal.after(end).notes] == ["b"]
-    assert [NAMES[note.key] for note in journal.after(Position("of another home", 99)).notes] == ["a", "b"]
-
-
 def test_a_text_that_is_stored_again_is_taken_out(tmp_path: Path) -> None:
     journal = DeletionJournal(tmp_path)
     journal.discard(named("a"))  # there is no journal, and none is created
@@ -103,12 +93,6 @@ def test_a_journal_is_bounded_and_says_what_it_does_not_have(tmp_path: Path, mon
     assert not journal.after(here).is_complete
 
 
-def test_a_damaged_journal_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / deletion_journal.FILE).write_bytes(b"no database " * 100)
-    with pytest.raises(StoreError, match=r"deletions\.sqlite"):
-        DeletionJournal(tmp_path).add(named("a"))
-
-
 def test_a_note_of_another_replica_is_applied_at_once_and_once_more(tmp_path: Path) -> None:
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     replica.follow()
@@ -117,15 +101,6 @@ def test_a_note_of_another_replica_is_applied_at_once_and_once_more(tmp_path: Pa
     assert replica.follow() == ["a"]  # a request may have stored it again while the text was deleted
     assert replica.follow(3) == []
     assert replica.forgot == 1
-
-
-def test_a_note_of_its_own_is_applied_later_and_forgets_no_request(tmp_path: Path) -> None:
-    replica = Replica(tmp_path, "replica")
-    replica.follow()
-    replica.journal.add(named("a"))
-    assert replica.follow() == []  # it is being deleted right now
-    assert replica.follow() == ["a"]
-    assert replica.follow(3) == [] and replica.forgot == 0
 
 
 @pytest.mark.parametrize("looks", range(4))

@@ -9,7 +9,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig
 from ragkv.api.keys import KeyFile
-from ragkv.api.settings import ServeConfig, VllmConfig
+from ragkv.api.settings import QueueConfig, ServeConfig, VllmConfig
 from ragkv.errors import ConfigError
 from tests.fusion.test_gate_result import point, result
 
@@ -17,6 +17,8 @@ from .fake_vllm import FakeVllm
 from .helpers import app_on, client_of, engine_of, events, filled, on_port, plain, service_of, wait_until
 
 pytest.importorskip("openai")
+
+pytestmark = pytest.mark.enable_socket
 
 ASK = {"collection": "facts", "question": "Who built the mill of Oro?", "k": 2, "ratio": 0.15, "max_tokens": 12}
 COUNTS = ("exact", "fused", "recomputed", "computed", "tokens", "missed_chunks", "ratio", "selector")
@@ -50,9 +52,6 @@ def _prompt(loaded: Engine) -> Any:
 
 @pytest.fixture
 def front(talker: Engine, tmp_path: Path) -> Iterator[Front]:
-    import pytest_socket
-
-    pytest_socket.enable_socket()
     with ExitStack() as held:
         yield Front(talker, tmp_path, held)
 
@@ -143,19 +142,6 @@ def test_sampling_goes_to_vllm_and_nothing_is_left_to_its_defaults(front: Front)
     assert front.fake.bodies[-1]["temperature"] == 0.0
 
 
-def test_a_ratio_that_a_request_does_not_name_is_left_to_the_connector(front: Front) -> None:
-    def wish(**body: Any) -> dict[str, Any]:
-        assert front.ask(**body).status_code == 200
-        return dict(front.fake.bodies[-1]["kv_transfer_params"]["ragkv"])
-
-    assert wish()["ratio"] == 0.15
-    assert wish(ratio=None)["ratio"] is None  # the connector's loading controller chooses
-    body = {name: value for name, value in ASK.items() if name != "ratio"}
-    assert front.client.post("/v1/ask", json=body).status_code == 200
-    assert "ratio" not in front.fake.bodies[-1]["kv_transfer_params"]["ragkv"]
-    assert wish(selector="random")["selector"] == "random"
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [({"reuse": "prefix"}, "reuse 'prefix'"), ({"response_format": {"type": "json_object"}}, "response_format")],
@@ -185,9 +171,6 @@ def test_a_vllm_that_fails_gives_503_and_readyz_stats_and_metrics_say_so(front: 
 
 
 def test_no_server_at_all_is_named(talker: Engine, tmp_path: Path) -> None:
-    import pytest_socket
-
-    pytest_socket.enable_socket()
     app = app_on(talker, tmp_path, answer_engine="vllm", vllm=VllmConfig(url="http://127.0.0.1:1"))
     with client_of(app) as client:
         ready = client.get("/readyz")
@@ -252,11 +235,6 @@ def test_a_client_that_leaves_ends_the_request_at_vllm(front: Front) -> None:
 
 
 def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> None:
-    import pytest_socket
-
-    from ragkv.api.settings import QueueConfig
-
-    pytest_socket.enable_socket()
     with ExitStack() as held:
         fake = FakeVllm(talker, tmp_path)
         held.callback(fake.close)
@@ -270,9 +248,6 @@ def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> 
 
 
 def test_a_tenant_with_a_name_is_computed_by_vllm_and_shares_no_kv(talker: Engine, tmp_path: Path) -> None:
-    import pytest_socket
-
-    pytest_socket.enable_socket()
     with ExitStack() as held:
         fake = FakeVllm(talker, tmp_path)
         held.callback(fake.close)
@@ -303,3 +278,16 @@ def test_an_answer_in_full_because_the_gate_found_nothing_says_so(front: Front) 
     reuse = front.client.post("/v1/ask", json=body).json()["reuse"]
     assert reuse["computed"] == reuse["tokens"]
     assert any("quality gate: full recompute" in note for note in reuse["notes"])
+
+
+def test_a_ratio_that_a_request_does_not_name_is_left_to_the_connector(front: Front) -> None:
+    def wish(**body: Any) -> dict[str, Any]:
+        assert front.ask(**body).status_code == 200
+        return dict(front.fake.bodies[-1]["kv_transfer_params"]["ragkv"])
+
+    assert wish()["ratio"] == 0.15
+    assert wish(ratio=None)["ratio"] is None  # the connector's loading controller chooses
+    body = {name: value for name, value in ASK.items() if name != "ratio"}
+    assert front.client.post("/v1/ask", json=body).status_code == 200
+    assert "ratio" not in front.fake.bodies[-1]["kv_transfer_params"]["ragkv"]
+    assert wish(selector="random")["selector"] == "random"

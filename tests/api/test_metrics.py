@@ -58,23 +58,6 @@ def test_an_answer_is_recorded_as_a_whole_and_in_its_parts() -> None:
     assert found["ragkv_recompute_ratio_bucket", "0.15"] == 0
 
 
-def test_engine_counters_are_read_at_each_scrape() -> None:
-    tenants: list[TenantStats] = [_tenant("a", hits=5, served=2, sessions=9), _tenant("b", hits=7)]
-    metrics = Metrics(lambda: tenants)
-    found = _samples(metrics.render(is_ready=True))
-    assert found["ragkv_tier_hits_total", "a", "memory"] == 5
-    assert found["ragkv_tier_misses_total", "b", "memory"] == 2
-    assert found["ragkv_tier_used_bytes", "a", "memory"] == 1000
-    assert found["ragkv_tier_capacity_bytes", "a", "memory"] == 5000
-    assert found["ragkv_queue_waiting", "a"] == 4
-    assert found["ragkv_queue_served_total", "a"] == 2
-    assert found["ragkv_store_dropped_writes_total", "a"] == 1
-    assert found["ragkv_store_pending_bytes", "a"] == 7
-    assert found["ragkv_sessions", "a"] == 9
-    assert found["ragkv_collections_open", "a"] == 6
-    assert found["ragkv_tenants_open",] == 2
-
-
 def test_a_counter_never_falls_when_a_tenant_is_closed_and_reopened() -> None:
     tenants: Sequence[TenantStats] = [_tenant("a", hits=5)]
     metrics = Metrics(lambda: tenants)

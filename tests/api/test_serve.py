@@ -32,12 +32,6 @@ def test_a_wrong_setting_of_serve_is_reported_in_one_sentence(tmp_path: Path, ar
     assert ended.returncode == 1 and said in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
 
 
-def test_serving_in_front_of_vllm_without_its_client_says_what_to_install(tmp_path: Path) -> None:
-    code = "sys.modules['openai'] = None; from ragkv.cli import main; main()"
-    ended = run("serve", "--home", str(tmp_path), "--engine", "vllm", code=code)
-    assert ended.returncode == 1 and 'pip install "ragkv[openai]"' in ended.stderr, ended.stderr
-
-
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
 def test_serve_without_its_packages_says_what_to_install(package: str) -> None:
     hidden = "import importlib.util as u; found = u.find_spec; "

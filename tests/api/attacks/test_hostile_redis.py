@@ -49,8 +49,8 @@ class Vandal:
         self.prefix, self.client = config.prefix, Client(config).client
 
     def value(self, key: EntryKey, layer_group: int) -> str:
-        """The name of an entry's value, of the tenant without a name."""
-        return f"{self.prefix}::v:{key.to_text()}:{layer_group}"
+        """The name of an entry's value, of the only tenant."""
+        return f"{self.name('*:sizes').removesuffix('sizes')}v:{key.to_text()}:{layer_group}"
 
     def name(self, pattern: str) -> str:
         """The one name that fits."""
@@ -154,9 +154,8 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(config: Red
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv, sensitivity=None)
-        name = vandal.name(f"*:v:{info.key.to_text()}:0").removesuffix("0")
         for layer_group, value in enumerate(values.pack(EncodedEntry.of(entry), config.group_bytes, Digester())):
-            vandal.client.set(f"{name}{layer_group}", value)
+            vandal.client.set(vandal.value(info.key, layer_group), value)
         answer = engine.answer(question(0), [A], max_new_tokens=4, reuse="prefix")
         assert answer.token_ids == wanted and answer.reuse.missed_chunks == 1
 

@@ -118,14 +118,6 @@ def test_an_upload_that_parsers_refuse_gets_400_and_stores_nothing(up: Target, n
     assert stored(up) == 0
 
 
-def test_a_form_of_almost_boundaries_is_stored_as_it_is(up: Target) -> None:
-    with up.attacker() as client:
-        response = client.post(PATH, content=uploads.almost_boundaries(4_000), headers=FORM)
-        assert response.status_code == 201, response.text
-        assert client.get(f"{PATH}/a.txt").json()["text"].count("--y") == 800
-        assert client.delete(f"{PATH}/a.txt").status_code == 200
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/ask", "/v1/embeddings", "/v1/collections"])
 def test_a_json_body_of_very_many_values_gets_413_that_names_the_limit(up: Target, path: str) -> None:
     with up.attacker() as client:

@@ -136,12 +136,6 @@ def form(files: Sequence[tuple[str, bytes]]) -> bytes:
     return b"".join(parts) + b"--x--\r\n"
 
 
-def almost_boundaries(size: int) -> bytes:
-    """A form of one file that consists of beginnings of the boundary."""
-    near = b"\r\n--y"
-    return form([("a.txt", near * (size // len(near)))])
-
-
 @once
 def many_parts(count: int) -> bytes:
     return form([("a.txt", b"x")] * count)

@@ -125,16 +125,6 @@ def test_tools_stand_where_the_chat_template_puts_them() -> None:
         assert chat.template_for((TOOL,)) is template, "it is made once for the same tools"
 
 
-def test_a_template_that_knows_no_tools_gets_them_in_the_system_text() -> None:
-    with text_engine(CHATML) as engine:
-        chat = ChatEngine(engine)
-        assert not chat.template_for((TOOL,)).knows_tools
-        prompt = chat.build_prompt(ChatInput((PlainMessage("system", "Be kind."), *TURNS), (), (TOOL,)))
-        assert prompt.text.startswith("<|im_start|>system\nBe kind.\n\nYou may call these functions.")
-        assert f"<|im_start|>assistant\n{CALL.as_text}<|im_end|>" in prompt.text
-        assert "<|im_start|>user\n<tool_response>\nAda.\n</tool_response>" in prompt.text
-
-
 def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
     assert required_form([TOOL], "auto", "tagged", True) is None is required_form([], "required", "tagged", True)
     form = required_form([TOOL], "search", "tagged", True)

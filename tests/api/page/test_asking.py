@@ -1,12 +1,10 @@
 """The page's main task in a browser, against the real service: ask, see the prompt's report, open a source."""
 
 import itertools
-import re
 from typing import Any
 
 import pytest
 
-from .conftest import QUESTION
 from .helpers import REUSE, TIMING, answer, ask, events, source, stream, streaming
 
 LONGER = "What is the code name of Kiralus?"  # its answer has several tokens
@@ -184,28 +182,3 @@ def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
     with asked.expect_request("**/v1/ask") as sent:
         ask(asked)
     assert "ratio" not in sent.value.post_data_json
-
-
-def test_settings_in_the_address_survive_a_reload(asked: Any) -> None:
-    asked.click("#how summary")
-    asked.select_option("#selector", "first-k")
-    asked.check("input[name=ratio][value=own]")
-    asked.locator("#ratio").fill("0.3")
-    asked.locator("#k").fill("3")
-    asked.press("#k", "Tab")
-    asked.reload()
-    asked.wait_for_selector(".tier")
-    assert re.search(r"ratio 0\.30 · first-k · 3 passages", asked.locator("#how-now").inner_text())
-    said = ask(asked)
-    assert said["reuse"]["selector"] == "first-k" and len(said["sources"]) == 3
-
-
-def test_a_question_is_never_sent_twice_at_once(asked: Any) -> None:
-    asked.evaluate("probes.slow = true")
-    asked.fill("#question", QUESTION)
-    asked.press("#question", "Enter")
-    asked.fill("#question", "Another one?")
-    asked.press("#question", "Enter")
-    asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁 here'")
-    assert asked.locator(".turn").count() == 1
-    assert asked.input_value("#question") == "Another one?"

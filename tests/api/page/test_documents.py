@@ -130,23 +130,3 @@ def test_markup_in_documents_questions_and_names_is_shown_as_text(fresh: Any) ->
     asked = "Where is <img src=x onerror='broken=3'> Evilword written?"
     assert fresh.locator(".turn h3").inner_text() == asked
     assert fresh.locator(".session.current .title").inner_text() == asked  # as the server stores it
-
-
-def test_stats_are_requested_rarely_and_never_while_hidden(page: Any, library: str) -> None:
-    page.clock.install()
-    page.goto(f"/#collection={library}")
-    page.wait_for_selector(".tier")
-    looked = lambda: len(page.watch.paths("/v1/stats"))  # noqa: E731
-    for _ in range(12):
-        page.clock.run_for(5_000)
-        page.wait_for_timeout(30)
-    assert 3 <= looked() <= 6  # within a minute: some early, then few
-    before = looked()
-    page.evaluate("probes.hide(true)")
-    for _ in range(3):
-        page.wait_for_timeout(100)
-        page.clock.run_for(300_000)
-    assert looked() == before
-    page.evaluate("probes.hide(false)")
-    page.wait_for_timeout(200)
-    assert looked() == before + 1

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import ragkv
-from ragkv.fusion.selectors import SELECTORS
 
 PAGE = Path(ragkv.__file__).parent / "api" / "page"
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -80,12 +79,6 @@ def test_every_element_id_used_in_a_script_exists(markup: Markup) -> None:
     asked = {name for path in SCRIPTS for name in re.findall(r"\$\(\"([\w-]+)\"\)", path.read_text("utf-8"))}
     icons = {f"i-{name}" for path in SCRIPTS for name in re.findall(r"icon\(\"([\w-]+)\"\)", path.read_text("utf-8"))}
     assert asked | icons <= set(ids)
-
-
-def test_the_page_offers_every_registered_selector() -> None:
-    select = re.search(r'<select id="selector">(.*?)</select>', (PAGE / "index.html").read_text("utf-8"), re.DOTALL)
-    assert select is not None
-    assert set(re.findall(r"<option>([\w-]+)</option>", select[1])) == set(SELECTORS)
 
 
 def test_the_example_documents_of_the_page_are_those_of_the_examples() -> None:

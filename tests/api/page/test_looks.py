@@ -78,20 +78,6 @@ def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None
         asked.click("#drawer-close")
 
 
-def test_small_screens_show_conversations_and_store_in_a_drawer(asked: Any) -> None:
-    asked.set_viewport_size({"width": 360, "height": 740})
-    ask(asked)
-    asked.wait_for_function("() => !document.querySelector('#tiers').checkVisibility({visibilityProperty: true})")
-    asked.click("#menu")
-    asked.wait_for_function("() => document.querySelector('#side').getBoundingClientRect().left === 0")
-    assert asked.locator("#menu").get_attribute("aria-expanded") == "true"
-    assert asked.evaluate("document.querySelector('#main').inert")
-    asked.keyboard.press("Escape")
-    assert not asked.evaluate("document.querySelector('#main').inert")
-    assert asked.evaluate("document.activeElement.id") == "menu"
-    asked.wait_for_function("() => !document.querySelector('#tiers').checkVisibility({visibilityProperty: true})")
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_on_the_page_has_enough_contrast(asked: Any, scheme: str) -> None:
     asked.emulate_media(color_scheme=scheme)
