@@ -104,11 +104,6 @@ def test_projections_of_the_same_rows_share_their_copy_in_a_model() -> None:
     assert len({id(part.for_few) for part in (attn.q_proj, attn.o_proj, mlp.gate_proj, mlp.down_proj)}) == 4
 
 
-@pytest.mark.parametrize("inputs, wanted", [(64, 64), (512, 512), (768, 1024), (896, 1024), (1536, 1536), (4864, 4864)])
-def test_zeros_are_added_to_inputs_that_fill_most_of_a_few_blocks(inputs: int, wanted: int) -> None:
-    assert int8.few_inputs(inputs) == wanted
-
-
 @in_both_steps
 @torch.no_grad()
 def test_rows_that_changed_in_place_are_rounded_again() -> None:
@@ -249,19 +244,3 @@ def test_the_setting_rounds_a_model_that_is_loaded_and_keeps_its_entries_apart(t
 def test_an_unknown_kind_of_weights_is_refused() -> None:
     with pytest.raises(ConfigError, match="weights"):
         EngineConfig(weights="int4")
-
-
-@torch.no_grad()
-def test_decoding_in_a_batch_gives_each_row_what_it_gets_alone() -> None:
-    model = tiny_models.model("llama")
-    round_weights(model)
-    adapter = adapt(model)
-    alone, together = [], []
-    for copies in (alone, together):
-        for seed, length in enumerate((5, 30, 12)):
-            kv = adapter.new_kv(40)
-            full_pass(adapter, tiny_models.tokens(length, seed), kv)
-            copies.append(kv)
-    batch = decode_rows(adapter, [DecodeRow(kv, 7) for kv in together])
-    for kv, row in zip(alone, batch, strict=True):
-        torch.testing.assert_close(decode_rows(adapter, [DecodeRow(kv, 7)])[0], row, atol=1e-4, rtol=1e-4)

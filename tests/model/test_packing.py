@@ -147,14 +147,6 @@ class TestFloat16Copies:
         finally:
             torch.set_default_dtype(before)
 
-    def test_without_the_operators_of_this_torch_nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def missing(*_: object) -> None:
-            raise NotImplementedError("no such kernel")
-
-        monkeypatch.setattr(packed_linear.Float16Copy, "product", missing)
-        plain = widened(linear())
-        assert with_copy(plain) is plain
-
 
 def copied(plain: torch.nn.Linear, most_rows: int) -> Float16CopyLinear:
     copy = float16_copy(plain)

@@ -1,6 +1,5 @@
 """Attention by products: its rounding error, and when it is used."""
 
-import json
 from typing import Any
 
 import pytest
@@ -107,22 +106,6 @@ def test_products_are_not_used_for_many_rows_where_the_kernel_is_clearly_faster(
     monkeypatch.setattr(products, "kernel_is_faster", products.kernel_is_faster.__wrapped__)  # without its cache
     assert products_pay(queries(80), 2, 1000) is used
     assert products_pay(queries(1), 4, 1000)
-
-
-@needs_bfloat16
-def test_the_kernel_and_products_are_timed_on_the_same_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-
-    def timed(subject: Any, both: Any, rows: torch.Tensor) -> float:
-        json.dumps(subject)  # it is kept in a file
-        found.extend(one(rows) for one in both())
-        return 1.0
-
-    monkeypatch.setattr(products, "gain_of_second", timed)
-    assert not products.kernel_is_faster.__wrapped__()
-    by_products, by_kernel = found
-    assert by_products.numel() == by_kernel.numel()
-    torch.testing.assert_close(by_products.view_as(by_kernel), by_kernel, atol=0.02, rtol=0.02)
 
 
 def test_products_are_not_used_on_a_cpu_without_bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from .product_speed import gain_of_second, multiplies_bfloat16
 SAMPLED = 8  # Every 8th key estimates a row's offset: more keys cost time, fewer cost accuracy.
 FEWEST_SCORES = 1 << 18  # With fewer scores than this, the calls cost more than the products save.
 MOST_SCORES_BYTES = 64 << 20  # Above this size the kernel is used, because it does not store the scores.
-TIMED = (2, 7, 32, 1024, 64)  # KV heads, query heads of each, rows, keys and dimensions of the attention that is timed
+# The attention that is timed has so many KV heads, query heads of each, rows, keys and dimensions.
+TIMED = (2, 7, 32, 1024, 64)
 KERNEL_GAIN = 1.1  # The kernel is used where it is so many times as fast.
 
 

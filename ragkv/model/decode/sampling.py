@@ -24,7 +24,8 @@ from transformers import (
 from ragkv.errors import InputError
 
 LEAST_TEMPERATURE = 1e-4  # Logits that are divided by less overflow in float32, and sampling is greedy by then.
-LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # beyond, logits overflow or all are alike
+# A repetition penalty lies between these two: beyond them logits overflow, or all are alike.
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
 MOST_BIASES = 1024  # A `logit_bias` may name so many token ids.
 
 
