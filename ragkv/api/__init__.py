@@ -23,15 +23,15 @@ from .settings import ServeConfig  # noqa: E402
 
 if TYPE_CHECKING:
     from .app import create_app
-    from .documents.collections import COLLECTION_NAME, DEFAULT_COLLECTION
+    from .documents.collection_folders import COLLECTION_NAME, DEFAULT_COLLECTION
     from .errors import ApiError
     from .logs import configure_logging
     from .server import check_network_exposure, serve
     from .sse import format_event
 
 _LAZY = {  # These names are imported at first use, because their modules load FastAPI, uvicorn or torch.
-    "COLLECTION_NAME": "documents.collections",
-    "DEFAULT_COLLECTION": "documents.collections",
+    "COLLECTION_NAME": "documents.collection_folders",
+    "DEFAULT_COLLECTION": "documents.collection_folders",
     "ApiError": "errors",
     "check_network_exposure": "server",
     "configure_logging": "logs",

@@ -12,7 +12,6 @@ import pytest
 
 from ragkv.api.documents.parser import DocumentParser
 from ragkv.api.documents.upload_parsing import Upload, UploadError
-from ragkv.api.documents.upload_worker import decode_documents
 from ragkv.api.errors import ApiError
 from ragkv.api.settings import LimitsConfig, ParsingConfig
 from ragkv.config import MIB
@@ -86,12 +85,6 @@ async def test_a_process_that_is_killed_fails_its_upload_alone(parser: DocumentP
         await task
     assert (raised.value.status, raised.value.code) == (400, "parser_failed")
     assert await parser.parse(UPLOAD, FAST)
-
-
-@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"documents": [{}]}', b'{"refused": [1]}'])
-def test_a_wrong_answer_of_a_process_is_an_error_that_the_server_knows(answer: bytes) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError)):
-        decode_documents(answer)
 
 
 async def test_a_system_that_starts_no_process_gives_503(

@@ -9,7 +9,7 @@ import logging
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,9 +21,8 @@ from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.store import EntryKey
 
-from ..bodies import resources as schemas
 from ..errors import not_found
-from .collection_folders import COLLECTION_NAME, DEFAULT_COLLECTION, CollectionFolders, CollectionKey
+from .collection_folders import CollectionFolders, CollectionKey
 from .deletion_journal import DeletionJournal
 
 log = logging.getLogger(__name__)
@@ -74,21 +73,6 @@ class Collections(Closing):
         for leftover in self.folders.leftovers():  # a kill interrupted its deletion
             self._erase(leftover)
 
-    def info(self, name: str) -> schemas.CollectionBody:
-        """The collection as it is listed. Raises `ApiError` 404 if there is none."""
-        if (found := self.folders.info(name)) is None:
-            raise not_found("collection", name, "name")
-        return found
-
-    def list(self, limit: int | None = None, after: str = "") -> list[schemas.CollectionBody]:
-        """The next `limit` collections by name, after the name `after`."""
-        names = [name for name in self.folders.names() if name > after][:limit]
-        return [info for info in map(self.folders.info, names) if info is not None]
-
-    def documents(self) -> int:
-        """The number of documents in all collections."""
-        return self.folders.documents()
-
     def texts(self) -> Iterator[str]:
         """The texts of all passages in all collections, some of them more than once."""
         for name in self.folders.names():
@@ -99,13 +83,6 @@ class Collections(Closing):
     def open_count(self) -> int:
         """How many of them are open."""
         return len(self._pool.opened().keys() & list(self._leased.values()))
-
-    def create(self, name: str, check: Callable[[int], None] = lambda _: None) -> bool:
-        """Create a collection unless it exists; whether it was created. Raises `InputError` for a wrong name.
-
-        `check` is called with the number of collections that exist, and raises if there may not be one more.
-        """
-        return self.folders.create(name, check)
 
     @contextmanager
     def lease(self, name: str, param: str = "name") -> Iterator[Collection]:
@@ -214,9 +191,8 @@ class Collections(Closing):
         unheld = self.folders.unheld(texts)
         self._take_out(self._keys(texts - unheld))
         chunks = [self._engine.chunk(text) for text in unheld]
-        self.journal.add(
-            self._engine.entries.keys(chunks)
-        )  # again: a replica may have read the index before its change
+        # Noted again: a replica may have read the index before its change.
+        self.journal.add(self._engine.entries.keys(chunks))
         self._engine.delete(chunks)
 
     def _note(self, passages: Iterable[Passage]) -> None:
@@ -248,6 +224,3 @@ def _close(collection: Collection) -> None:
         collection.close()
     except Exception:
         log.exception("collection_close_failed")
-
-
-__all__ = ["COLLECTION_NAME", "DEFAULT_COLLECTION", "Collection", "Collections", "collection_pool"]

@@ -23,10 +23,12 @@ from ragkv.runtime import Closing
 from ..errors import ApiError
 from ..settings import ParsingConfig
 from ..work import TenantLimiter
-from .upload_parsing import Upload
-from .upload_worker import WorkerMemoryError, decode_documents, parse_alone
+from .upload_parsing import Upload, UploadError
+from .upload_worker import parse_alone
 
 log = logging.getLogger(__name__)
+
+Parsing = Future[list[Document] | UploadError | None]  # as `parse_alone` returns it
 
 RETRY_AFTER_S = 5
 # How a process ends that the system killed for its CPU time, or a library in Rust because it got no memory.
@@ -44,8 +46,8 @@ class DocumentParser(Closing):
         # pebble's types call its `context` by another name than its code does.
         process: Any = concurrent.process
         in_process = process(name="ragkv-parse", daemon=True, timeout=config.wall_s, context=context)
-        self._start: Callable[..., Future[bytes]] = in_process(parse_alone)
-        self._parsing: set[Future[bytes]] = set()
+        self._start: Callable[..., Parsing] = in_process(parse_alone)
+        self._parsing: set[Parsing] = set()
         self._closed = False
 
     @asynccontextmanager
@@ -77,7 +79,7 @@ class DocumentParser(Closing):
             raise
         self._parsing.add(parsing)
         try:
-            answer = await asyncio.wrap_future(parsing)
+            found = await asyncio.wrap_future(parsing)
         except TimeoutError:
             raise self._spent_error("wall_s") from None
         except ProcessExpired as error:
@@ -87,12 +89,11 @@ class DocumentParser(Closing):
         finally:
             parsing.cancel()
             self._parsing.discard(parsing)
-        try:
-            return await to_thread.run_sync(decode_documents, answer)
-        except WorkerMemoryError:
-            raise self._spent_error("memory_bytes") from None
-        except (ValueError, KeyError, TypeError) as error:  # a parser that a file has taken over may answer anything
-            raise self._failed_error("wrong answer") from error
+        if found is None:
+            raise self._spent_error("memory_bytes")
+        if isinstance(found, UploadError):
+            raise found
+        return found
 
     def close(self) -> None:
         """Kill the processes."""
@@ -100,7 +101,7 @@ class DocumentParser(Closing):
         for parsing in list(self._parsing):
             parsing.cancel()
 
-    def _begin(self, upload: Upload, body: bytes) -> Future[bytes]:
+    def _begin(self, upload: Upload, body: bytes) -> Parsing:
         """Start a process, which takes the body through a pipe. Blocks for as long as that takes."""
         try:
             return self._start(upload, body, self._config.cpu_s, self._config.memory_bytes)
@@ -130,7 +131,7 @@ class DocumentParser(Closing):
         return ApiError(400, "The documents could not be parsed: the parser failed.", "parser_failed", "documents")
 
 
-def _cancel_started(starting: "asyncio.Future[Future[bytes]]") -> None:
+def _cancel_started(starting: "asyncio.Future[Parsing]") -> None:
     """Kill a process whose upload was cancelled while it started."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().cancel()

@@ -1,19 +1,20 @@
 """From the bytes of a request's body to documents: a JSON body, or a form with files.
 
-Large bodies and all files are parsed in a killable process (`document_parser.py`), so this file loads neither FastAPI
-nor torch, and its errors can be written as JSON. A file name is a name, never a path, and no file is written.
+Large bodies and all files are parsed in a killable process (`parser.py`), so this file loads neither FastAPI nor torch,
+and its errors can be sent from there. A file name is a name, never a path, and no file is written.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
 
 from pydantic import ValidationError
-from python_multipart import MultipartParser
+from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
+from python_multipart.multipart import Field, File, parse_options_header
 
 from ragkv.errors import DocumentError, DocumentLimitError
 from ragkv.retrieval import LOADERS, Document, ParseLimits, load_bytes
@@ -25,6 +26,7 @@ MAX_NAME = 255
 FORM = "multipart/form-data"
 LIMIT_CODE = "document_limit"
 _NOT_A_FORM = "A form must have files, and nothing else"
+_IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": math.inf}  # The form's parser writes larger files to a disk: here none is.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,12 @@ class Upload:
     chars: int  # the most characters of all documents together
     limits: ParseLimits  # of each document and file
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The upload that `asdict` made a dictionary of."""
-        types, limits = tuple(values["upload_types"]), ParseLimits(**values["limits"])
-        return cls(**{**values, "upload_types": types, "limits": limits})
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return asdict(self)
-
 
 class UploadError(Exception):
     """A body that is refused; it becomes an `ApiError`."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(status, message, param, code)  # all of them, because it comes out of another process
         self.status, self.message, self.param, self.code = status, message, param, code
 
 
@@ -148,66 +140,23 @@ def _check_total(setting: str, count: int, limit: int, unit: str) -> None:
 
 def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, bytes]]:
     """The names and contents of a form's files. Raises `UploadError` if it is no form, or holds anything else."""
-    if not boundary:
-        raise UploadError(400, f"{_NOT_A_FORM}: the content type has no boundary.", "files")
-    form = _Form(most)
+    files: list[tuple[str, bytes]] = []
+    ends: list[None] = []
+
+    def refuse(_: Field) -> None:
+        raise UploadError(400, f"{_NOT_A_FORM}.", "files")
+
+    def keep(file: File) -> None:
+        _check_total("documents", len(files) + 1, most, "files")
+        assert isinstance(file.file_object, BytesIO)
+        files.append(((file.file_name or b"").decode("utf-8", "replace"), file.file_object.getvalue()))
+
     try:
-        parser = MultipartParser(boundary, form.callbacks)
+        parser = FormParser(FORM, refuse, keep, lambda: ends.append(None), boundary or None, config=_IN_MEMORY)
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
         raise UploadError(400, f"{_NOT_A_FORM}: it cannot be parsed.", "files") from error
-    if not form.files or not form.complete:
+    if not files or not ends:
         raise UploadError(400, f"{_NOT_A_FORM}.", "files")
-    return form.files
-
-
-class _Form:
-    """Collects the files of a form from the parser's callbacks."""
-
-    def __init__(self, most: int) -> None:
-        self.files: list[tuple[str, bytes]] = []
-        self.complete = False
-        self._most = most
-        self._name = bytearray()  # of the header that is being read
-        self._value = bytearray()
-        self._disposition = b""
-        self._file_name = ""
-        self._data = bytearray()
-
-    @property
-    def callbacks(self) -> Any:
-        """The parser's callbacks."""
-        names = "part_begin header_field header_value header_end headers_finished part_data part_end end"
-        found: dict[str, Callable[..., None]] = {f"on_{name}": getattr(self, f"_{name}") for name in names.split()}
-        return found
-
-    def _part_begin(self) -> None:
-        _check_total("documents", len(self.files) + 1, self._most, "files")
-        self._disposition, self._data = b"", bytearray()
-
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _header_end(self) -> None:
-        if self._name.lower() == b"content-disposition":
-            self._disposition = bytes(self._value)
-        self._name, self._value = bytearray(), bytearray()
-
-    def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        if b"name" not in options or b"filename" not in options:
-            raise UploadError(400, f"{_NOT_A_FORM}.", "files")
-        self._file_name = options[b"filename"].decode("utf-8", "replace")
-
-    def _part_data(self, data: bytes, start: int, end: int) -> None:
-        self._data += data[start:end]
-
-    def _part_end(self) -> None:
-        self.files.append((self._file_name, bytes(self._data)))
-
-    def _end(self) -> None:
-        self.complete = True
+    return files

@@ -1,4 +1,4 @@
-"""What a process that parses one upload does: it limits itself, parses, and answers in JSON.
+"""What a process that parses one upload does: it limits itself, parses, and returns the documents.
 
 It is forked from multiprocessing's fork server, which has this module loaded and nothing of the model: no torch, no web
 framework. It inherits no open file of the server.
@@ -6,12 +6,9 @@ framework. It inherits no open file of the server.
 
 import contextlib
 import ctypes
-import json
 import os
 import resource
 import signal
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from ragkv.retrieval import Document
@@ -23,45 +20,20 @@ with contextlib.suppress(ImportError):
 
 NICENESS = 10  # Answers are computed first.
 PR_SET_PDEATHSIG = 1  # The number of prctl's option that names the signal which the end of a parent sends.
-_TEXT = ("utf-8", "surrogatepass")  # the index refuses half characters, and says where they are
 
 
-class WorkerMemoryError(Exception):
-    """An upload needed more memory than it may have."""
-
-
-def parse_alone(upload: Upload, body: bytes, cpu_s: int, memory_bytes: int) -> bytes:
-    """The answer for one upload: documents, a refusal, or that the memory was not enough."""
+def parse_alone(upload: Upload, body: bytes, cpu_s: int, memory_bytes: int) -> list[Document] | UploadError | None:
+    """The documents of one upload, or why it is refused; `None` if the memory was not enough."""
     try:
         _limit_this_process(cpu_s, memory_bytes)
-        return encode_documents(parse_upload(upload, body))
+        return parse_upload(upload, body)
     except UploadError as error:
-        return json.dumps({"refused": [error.status, error.message, error.param, error.code]}).encode()
+        return error
     except BaseException as error:
         # Libraries in Rust panic when no memory is left, which raises no `Exception`.
         if isinstance(error, Exception) and not isinstance(error, MemoryError):
             raise
-        return b'{"memory": true}'
-
-
-def encode_documents(documents: Sequence[Document]) -> bytes:
-    """The answer that says these documents."""
-    found = {"documents": [asdict(document) for document in documents]}
-    return json.dumps(found, ensure_ascii=False).encode(*_TEXT)
-
-
-def decode_documents(answer: bytes) -> list[Document]:
-    """The documents of an answer.
-
-    Raises `UploadError` with the process's reason, `WorkerMemoryError`, and `ValueError`, `KeyError` or `TypeError` for
-    a wrong answer.
-    """
-    found = json.loads(answer.decode(*_TEXT))
-    if "memory" in found:
-        raise WorkerMemoryError
-    if "refused" in found:
-        raise UploadError(*found["refused"])
-    return [Document(**{**one, "page_starts": tuple(one["page_starts"])}) for one in found["documents"]]
+        return None  # what was parsed is free then: to raise would keep it
 
 
 def _virtual_bytes() -> int | None:

@@ -66,9 +66,10 @@ async def list_collections(
     """A page of the caller's collections, by name."""
 
     def work(tenant: Tenant) -> schemas.CollectionList:
-        found = tenant.collections.list(limit + 1, after)
-        page = found[:limit]
-        return schemas.CollectionList(data=page, next=page[-1].name if len(found) > limit else None)
+        folders = tenant.collections.folders
+        names = [name for name in folders.names() if name > after]
+        found = [info for info in map(folders.info, names[:limit]) if info is not None]
+        return schemas.CollectionList(data=found, next=names[limit - 1] if len(names) > limit else None)
 
     return await executor.run(work)
 
@@ -88,8 +89,7 @@ async def create_collection(
         def check(held: int) -> None:
             tenant.quotas.check(executor.principal, "collections", held, 1)
 
-        created = tenant.collections.create(body.name, check)
-        return created, tenant.collections.info(body.name)
+        return tenant.collections.folders.create(body.name, check), _info(tenant, body.name)
 
     created, info = await executor.run(work)
     response.status_code = 201 if created else 200
@@ -99,7 +99,7 @@ async def create_collection(
 @router.get("/{name}", summary="Show a collection")
 async def show_collection(name: CollectionName, executor: TenantExecutorDep) -> schemas.CollectionBody:
     """The size of a collection."""
-    return await executor.run(lambda tenant: tenant.collections.info(name))
+    return await executor.run(lambda tenant: _info(tenant, name))
 
 
 @router.delete("/{name}", summary="Delete a collection")
@@ -223,7 +223,7 @@ def _ingest(
         def new_documents() -> int:
             return len({document.id for document in documents if index.document(document.id) is None})
 
-        with tenant.quotas.documents(principal, tenant.collections.documents, new_documents, check):
+        with tenant.quotas.documents(principal, tenant.collections.folders.documents, new_documents, check):
             report = tenant.collections.ingest(collection, documents, check)
         warmed = tenant.collections.warm(collection, report, check)
     if report.forgotten_passages:
@@ -235,6 +235,12 @@ def _ingest(
         deleted=list(report.deleted),
         chunks=schemas.Warmed.model_validate(warmed),
     )
+
+
+def _info(tenant: Tenant, name: str) -> schemas.CollectionBody:
+    if (found := tenant.collections.folders.info(name)) is None:
+        raise not_found("collection", name, "name")
+    return found
 
 
 def _page(index: Index, limit: int, after: int) -> schemas.DocumentList:
