@@ -14,7 +14,7 @@ from ragkv.engine import Engine
 from ragkv.prompt import AnswerOptions, ServedPrompt
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from .errors import ApiError, check_at_most
+from .errors import check_at_most
 from .keys import Principal
 from .server_state import record_answer
 from .settings import LimitsConfig
@@ -78,7 +78,6 @@ def title_from(question: str) -> str:
 def stream_answer(
     context: WorkContext,
     engine: Engine,
-    limits: LimitsConfig,
     question: str | Sequence[int],
     chunks: Sequence[Chunk],
     session: Session | None,
@@ -88,7 +87,7 @@ def stream_answer(
 
     The answer comes when its turn is on disk, and the session is free by then.
     """
-    with closing(stream_choices(context, engine, limits, question, chunks, session, 1, **options)) as events:
+    with closing(stream_choices(context, engine, question, chunks, session, 1, **options)) as events:
         for _, event in events:
             yield event
 
@@ -96,7 +95,6 @@ def stream_answer(
 def stream_choices(
     context: WorkContext,
     engine: Engine,
-    limits: LimitsConfig,
     question: str | Sequence[int],
     chunks: Sequence[Chunk],
     session: Session | None,
@@ -104,7 +102,6 @@ def stream_choices(
     **options: Unpack[AnswerOptions],
 ) -> ChoiceEvents:
     """The same for several answers to one prompt, each event with the index of its answer. The answers come last."""
-    _check_prompt(engine, limits, question, chunks)
     prefills: list[ServedPrompt] = []
     answers: dict[int, Answer] = {}
     tokens = 0  # of all answers
@@ -129,12 +126,3 @@ def stream_choices(
     unsaved = None if session is None else session.wait_saved(SAVE_S)
     for index, answer in sorted(answers.items()):
         yield index, answer.with_notes(unsaved) if unsaved else answer
-
-
-def _check_prompt(engine: Engine, limits: LimitsConfig, question: str | Sequence[int], chunks: Sequence[Chunk]) -> None:
-    if limits.prompt_tokens is not None:
-        tokens = engine.model.count_tokens(question) if isinstance(question, str) else len(question)
-        tokens += sum(map(len, chunks))
-        if tokens > limits.prompt_tokens:
-            message = f"The prompt has {tokens} tokens; this server accepts {limits.prompt_tokens}. Give less text."
-            raise ApiError(400, message, "context_length_exceeded")

@@ -196,7 +196,6 @@ class ChatCompletion:
         return stream_choices(
             context,
             tenant.engine,
-            self.service.config.limits,
             prompt.question,
             prompt.chunks,
             prompt.conversation.session if prompt.conversation else None,
@@ -223,7 +222,7 @@ class ChatCompletion:
             return sources
         scheduler = tenant.engine.scheduler
         with scheduler.request(), tenant.collections.lease(rag.collection, "rag.collection") as collection:
-            hits = collection.rag.retrieve(
+            hits = collection.retrieve(
                 self._question, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check
             )
         return sources + sources_of(hits, len(sources) + 1)

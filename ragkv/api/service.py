@@ -17,10 +17,9 @@ from ragkv.engine import Engine
 from ragkv.errors import AnswerServerError
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
-from ragkv.retrieval.rag import DOCUMENT_END
+from ragkv.retrieval.rag import DOCUMENT_END, Rag
 from ragkv.runtime import Check, Closing, make_private_folder, never_urgent
 
-from .documents.collections import Collection
 from .documents.parser import DocumentParser
 from .errors import ApiError
 from .keys import ANONYMOUS, Principal
@@ -202,7 +201,7 @@ class TenantExecutor:
 
         return await self.service.run_task(self._request, self.principal, on_thread)
 
-    async def run_on_collection(self, name: str, work: Callable[[Collection], T]) -> T:
+    async def run_on_collection(self, name: str, work: Callable[[Rag], T]) -> T:
         """Return what `work` returns for a collection of the tenant; raises `ApiError` 404 if there is none."""
 
         def on_tenant(tenant: Tenant) -> T:

@@ -29,7 +29,6 @@ class LimitsConfig:
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
     json_bytes: int = 4 * MIB  # of a JSON body without documents to store; it is parsed in the server's own process
     json_values: int = 50_000  # commas and opening brackets in such a body, counted as they arrive
-    prompt_tokens: int | None = None  # of a prompt, documents included; None: the model's context
     documents: int = 64  # documents in one request
     document_chars: int = 2_000_000  # characters of one document
     upload_chars: int = 8_000_000  # characters of all documents to store in one request

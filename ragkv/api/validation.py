@@ -3,19 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_UNION_STEPS = (
-    "body",
-    "query",
-    "path",
-    "header",
-    "constrained-str",
-    "str",
-    "int",
-    "float",
-    "bool",
-    "KeepTokens",
-    "Discard",
-)
+_UNION_STEPS = ("body", "query", "path", "header", "constrained-str", "str", "int", "float", "bool")
 
 
 def describe_errors(found: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

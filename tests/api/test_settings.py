@@ -60,7 +60,7 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Pa
         ({"hosts": [5]}, r"hosts\[0\] must be str, not 5"),
         ({"cors_origins": ["*"]}, "name the origins"),
         ({"limits": {"body_bytes": 0}}, "body_bytes is 0; it must be at least 1"),
-        ({"limits": {"prompt_tokens": 0}}, "prompt_tokens is 0"),
+        ({"limits": {"max_tokens": 0}}, "max_tokens is 0"),
         ({"queue": {"deadline_s": 0.0}}, "queue.deadline_s is 0.0"),
         ({"queue": {"limit": 0}}, "limit is 0"),
         ({"queue": {"tenant_limit": 0}}, "tenant_limit is 0"),

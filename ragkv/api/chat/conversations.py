@@ -1,4 +1,4 @@
-"""ConversationFinder found by their content: a list of messages that continues an earlier list finds its session.
+"""Conversations found by their content: a list of messages that continues an earlier list finds its session.
 
 The text before the next question identifies a conversation, word for word as the template writes it. After each answer
 the session is saved under a digest of the text that the next question would follow. A request looks up the text before
@@ -16,10 +16,8 @@ import contextlib
 import hashlib
 import logging
 import threading
-import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragkv.conversations import Session
@@ -28,10 +26,9 @@ from ragkv.errors import InputError, SessionConflictError, SessionUnavailableErr
 
 log = logging.getLogger(__name__)
 
-MAX_SAVED = 1_000  # saved sessions, one for each turn; the least recently used is deleted first
-TRIMMED = 32  # the most sessions that one request deletes because there are more
-ABANDONED_S = 24 * 3600.0  # no turn takes so long
-_SAVED, _IN_PROGRESS = "chat-", "chat-turn-"
+MAX_SAVED = 1_000  # So many sessions are saved, one for each turn; the least recently used is deleted first.
+TRIMMED = 32  # One request deletes at most so many sessions because there are more.
+_SAVED, _IN_PROGRESS = "chat-", "turn-"  # The ids of saved sessions begin so, and of those that answer a turn.
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +143,13 @@ class ConversationFinder:
 
     def _list(self) -> None:
         """Learn of the saved sessions once. Raises `SessionUnavailableError`."""
-        if not self._listed:
-            self._list_now()
-
-    def _list_now(self) -> None:
-        uses, abandoned = self._engine.conversations.uses(), []
-        latest = time.time() - (ABANDONED_S if self._shared else 0.0)  # another replica may be answering a turn
+        if self._listed:
+            return
+        names = self._saved_names()
         with self._lock:
-            if self._listed:
-                return
-            mine, self._saved = self._saved, OrderedDict()
-            for name, used_at in reversed(uses.items()):
-                if name.startswith(_IN_PROGRESS):  # earlier versions saved turns in progress too
-                    abandoned += [name] if used_at < latest else []
-                elif name.startswith(_SAVED):
-                    self._saved[name] = None
-            self._saved.update(mine)
-            self._listed = True
-        self._engine.conversations.delete_all(abandoned)
+            if not self._listed:
+                self._saved = OrderedDict.fromkeys([*reversed(names), *self._saved])
+                self._listed = True
 
     def _trim(self) -> None:
         """Delete the sessions that were used least recently if there are too many. Raises `SessionUnavailableError`."""
@@ -178,22 +164,22 @@ class ConversationFinder:
         with self._lock:
             clearing, names = self._clearing, set(self._to_delete)
         if clearing:
-            names |= set(_unnamed(self._engine.conversations.uses()))
+            names |= set(self._saved_names())
         if names:
             self._engine.conversations.delete_all(names)
         with self._lock:
             self._to_delete -= names
             self._clearing = self._clearing and not clearing
 
+    def _saved_names(self) -> list[str]:
+        """The saved sessions that there are, the last used first. Raises `SessionUnavailableError`."""
+        return [name for name in self._engine.conversations.uses() if name.startswith(_SAVED)]
+
     def _delete_soon(self) -> None:
         try:
             self._delete_cleared()
         except SessionUnavailableError as error:
-            log.warning("ConversationFinder are deleted with the next request that can reach their server: %s", error)
-
-
-def _unnamed(session_ids: Iterable[str]) -> list[str]:
-    return [name for name in session_ids if name.startswith(_SAVED) and not name.startswith(_IN_PROGRESS)]
+            log.warning("Conversations are deleted with the next request that can reach their server: %s", error)
 
 
 def _saved_id(text: str) -> str:

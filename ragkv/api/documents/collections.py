@@ -33,18 +33,7 @@ LEASE_WAIT_S = 10.0  # how long a request waits for an open collection if all ar
 LOOK_S = 5.0  # how often a tenant looks whether other processes deleted collections that are open here
 
 
-class Collection(Closing):
-    """One open collection."""
-
-    def __init__(self, name: str, rag: Rag) -> None:
-        self.name, self.rag = name, rag
-
-    def close(self) -> None:
-        """Close the index."""
-        self.rag.close()
-
-
-CollectionPool = LeasePool[CollectionKey, Collection]
+CollectionPool = LeasePool[CollectionKey, Rag]
 
 
 def collection_pool(limit: int) -> CollectionPool:
@@ -85,7 +74,7 @@ class Collections(Closing):
         return len(self._pool.opened().keys() & list(self._leased.values()))
 
     @contextmanager
-    def lease(self, name: str, param: str = "name") -> Iterator[Collection]:
+    def lease(self, name: str, param: str = "name") -> Iterator[Rag]:
         """The collection `name`, which is neither closed nor erased during the lease.
 
         Raises `ApiError` 404 if there is none; `param` is the request field that names it.
@@ -114,23 +103,22 @@ class Collections(Closing):
         self._erase(self.folders.rename(name, key))
         return True
 
-    def ingest(self, collection: Collection, documents: Iterable[Document], check: Check = no_check) -> IngestReport:
+    def ingest(self, rag: Rag, documents: Iterable[Document], check: Check = no_check) -> IngestReport:
         """Store documents in a leased collection, without the KV. What `check` raises leaves the index as it was."""
         with acquired(self._dropping, check):
-            report = collection.rag.index.ingest(documents, check=check, on_forget=self._note)
+            report = rag.index.ingest(documents, check=check, on_forget=self._note)
             self._drop(passage.text for passage in report.forgotten_passages)
         return report
 
-    def warm(self, collection: Collection, report: IngestReport, check: Check = no_check) -> WarmReport:
-        """Compute and store the KV of the documents that an ingestion into a leased collection has seen.
+    def warm(self, name: str, rag: Rag, report: IngestReport, check: Check = no_check) -> WarmReport:
+        """Compute and store the KV of the documents that an ingestion into the leased collection `name` has seen.
 
         A `QueueError` of `check` ends this early; the report counts the chunks that are left.
         """
-        rag = collection.rag
         ids = (*report.added, *report.changed, *report.unchanged)
         passages = [passage for document in ids for passage in rag.index.passages(document)]
         warmed = self._warm(rag, passages, check)
-        self.drop_if_deleted(collection.name, [passage.text for passage in passages])
+        self.drop_if_deleted(name, [passage.text for passage in passages])
         return warmed
 
     def _warm(self, rag: Rag, passages: Sequence[Passage], check: Check) -> WarmReport:
@@ -145,10 +133,10 @@ class Collections(Closing):
         self._take_out(self._engine.entries.keys(chunks))
         return self._engine.warm(chunks, check=check)
 
-    def remove(self, collection: Collection, document_ids: Sequence[str]) -> IngestReport:
+    def remove(self, rag: Rag, document_ids: Sequence[str]) -> IngestReport:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""
         with self._dropping:
-            removal = collection.rag.index.delete(document_ids, self._note)
+            removal = rag.index.delete(document_ids, self._note)
             self._drop(passage.text for passage in removal.forgotten_passages)
         return removal
 
@@ -178,12 +166,12 @@ class Collections(Closing):
             elif found is not None:  # leased again meanwhile, under the same name
                 self._leased.setdefault(name, found)
 
-    def _open(self, name: str, key: CollectionKey, param: str) -> Collection:
+    def _open(self, name: str, key: CollectionKey, param: str) -> Rag:
         with self.folders.lock:  # or the opening would create the index of a collection that is being deleted
             if self.folders.key(name) != key:
                 raise not_found("collection", name, param)
             chunk_tokens = default_chunk_tokens(self._engine)
-            return Collection(name, Rag(self._engine, key.path, chunk_tokens=chunk_tokens, embedder=self._embedder))
+            return Rag(self._engine, key.path, chunk_tokens=chunk_tokens, embedder=self._embedder)
 
     def _drop(self, texts: Iterable[str]) -> None:
         """Drop the KV of those `texts` that no collection holds. The caller holds `_dropping`."""
@@ -219,7 +207,7 @@ class Collections(Closing):
         self.folders.erase(folder)
 
 
-def _close(collection: Collection) -> None:
+def _close(collection: Rag) -> None:
     try:
         collection.close()
     except Exception:

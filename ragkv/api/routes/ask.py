@@ -58,7 +58,7 @@ async def ask(
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in stream_answer(context, tenant.engine, limits, body.question, chunks, session, **options):
+            for event in stream_answer(context, tenant.engine, body.question, chunks, session, **options):
                 if isinstance(event, ServedPrompt):
                     yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()
                 elif isinstance(event, TokenEvent):
@@ -91,9 +91,7 @@ async def compare(
 
             def measure(options: AnswerOptions) -> Measured:
                 options["max_new_tokens"] = 1
-                *_, answer = stream_answer(
-                    context, tenant.engine, service.config.limits, body.question, chunks, None, **options
-                )
+                *_, answer = stream_answer(context, tenant.engine, body.question, chunks, None, **options)
                 assert isinstance(answer, Answer)
                 return Measured.model_validate(answer)
 
@@ -117,8 +115,7 @@ async def _as_text(items: AsyncGenerator[NamedEvent | AskResponse, None]) -> Asy
 
 def _retrieve(tenant: Tenant, body: CompareRequest, check: Check) -> tuple[Sequence[Hit], list[Chunk]]:
     """The passages for a question, and their chunks."""
-    with tenant.engine.scheduler.request(), tenant.collections.lease(body.collection, "collection") as collection:
-        rag = collection.rag
+    with tenant.engine.scheduler.request(), tenant.collections.lease(body.collection, "collection") as rag:
         hits = rag.retrieve(
             body.question, body.k, retriever=body.retriever, where=body.filter, order=body.order, check=check
         )

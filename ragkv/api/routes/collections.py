@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from ragkv.retrieval import Document, DocumentSummary, Index
+from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check
 
 from ..answers import check_filter, check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentPut, DocumentsIn
-from ..documents.collections import Collection
 from ..documents.uploads import documents_in
 from ..errors import check_at_most, not_found
 from ..keys import Principal
@@ -138,7 +138,7 @@ async def list_documents(
     after: Annotated[str, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the previous page.")] = "0",
 ) -> schemas.DocumentList:
     """A page of documents, in the order in which they were stored."""
-    return await executor.run_on_collection(name, lambda collection: _page(collection.rag.index, limit, int(after)))
+    return await executor.run_on_collection(name, lambda collection: _page(collection.index, limit, int(after)))
 
 
 @router.get("/{name}/documents/{document_id:path}", summary="Show a document")
@@ -147,8 +147,8 @@ async def show_document(
 ) -> schemas.DocumentOut:
     """A document's text and metadata."""
 
-    def work(collection: Collection) -> schemas.DocumentOut:
-        index = collection.rag.index
+    def work(collection: Rag) -> schemas.DocumentOut:
+        index = collection.index
         document = index.document(document_id)
         if document is None:
             raise not_found("document", document_id, "document_id")
@@ -208,7 +208,7 @@ async def search(
 
     def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
         with tenant.collections.lease(name) as collection:
-            hits = collection.rag.retrieve(body.query, body.k, retriever=body.retriever, where=body.filter, check=check)
+            hits = collection.retrieve(body.query, body.k, retriever=body.retriever, where=body.filter, check=check)
         return schemas.SearchResponse(hits=sources_of(hits))
 
     return await executor.run_batches(work)
@@ -218,14 +218,14 @@ def _ingest(
     tenant: Tenant, principal: Principal, name: str, documents: list[Document], check: Check
 ) -> schemas.IngestResponse:
     with tenant.collections.lease(name) as collection:
-        index = collection.rag.index
+        index = collection.index
 
         def new_documents() -> int:
             return len({document.id for document in documents if index.document(document.id) is None})
 
         with tenant.quotas.documents(principal, tenant.collections.folders.documents, new_documents, check):
             report = tenant.collections.ingest(collection, documents, check)
-        warmed = tenant.collections.warm(collection, report, check)
+        warmed = tenant.collections.warm(name, collection, report, check)
     if report.forgotten_passages:
         tenant.chat.forget_requests()  # unnamed conversations may contain the replaced texts
     return schemas.IngestResponse(

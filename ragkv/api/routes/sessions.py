@@ -3,7 +3,7 @@
 import dataclasses
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
@@ -49,14 +49,6 @@ class KeepTokens(Strict):
     keep_tokens: int = Field(ge=0, description="How many tokens remain.", examples=[100])
 
 
-class Discard(Strict):
-    """Shorten a conversation's history by what an overflowing turn would drop under this truncation policy."""
-
-    discard: Literal["oldest", "keep-dialogue"] = Field(
-        description="oldest: the oldest tokens; keep-dialogue: documents of past turns first.", examples=["oldest"]
-    )
-
-
 class Truncated(BaseModel):
     """The result of shortening a conversation."""
 
@@ -95,18 +87,13 @@ async def delete_session(session_id: SessionPath, executor: TenantExecutorDep) -
 
 
 @router.post("/{session_id}/truncate", summary="Shorten a conversation")
-async def truncate_session(
-    session_id: SessionPath, body: KeepTokens | Discard, executor: TenantExecutorDep
-) -> Truncated:
+async def truncate_session(session_id: SessionPath, body: KeepTokens, executor: TenantExecutorDep) -> Truncated:
     """Drop tokens from its history now. The remaining tokens keep their KV."""
 
     def work(tenant: Tenant) -> Truncated:
         session = _stored_session(tenant, session_id)
-        if isinstance(body, Discard):
-            dropped = session.discard(body.discard)
-        else:
-            excess = len(session.token_ids) - body.keep_tokens
-            dropped = session.discard([(0, excess)]) if excess > 0 else 0
+        excess = len(session.token_ids) - body.keep_tokens
+        dropped = session.discard([(0, excess)]) if excess > 0 else 0
         session.wait_saved(SAVE_S)
         return Truncated(id=session_id, dropped=dropped, tokens=len(session.token_ids))
 

@@ -26,29 +26,14 @@ class TierInfo(BaseModel):
     damaged: int = Field(description="Entries dropped because their bytes were wrong.")
 
 
-class QueueInfo(EngineValue):
-    """The caller's requests at the model, since the tenant was opened."""
-
-    waiting: int = Field(description="Requests that wait now.")
-    admitted: int = Field(description="Requests that are planned or prefilled now.")
-    served: int = Field(description="Prefilled requests.")
-    refused: int = Field(description="Requests refused because the queue was full.")
-    expired: int = Field(description="Requests whose deadline passed.")
-    cancelled: int = Field(description="Requests whose client left.")
-
-
 class RemoteInfo(BaseModel):
     """The health of storage that replicas share, as this replica sees it."""
 
     remote: str = Field(description="redis, s3, or conversations: the server that has their state.")
     state: str = Field(description="closed: it is called; open, half-open: it is not, until a probe is answered.")
     answers: bool = Field(description="Whether the last call was answered in time.")
-    away_s: float = Field(description="Seconds since the start in which it did not answer.")
-    failures: int = Field(description="Calls that failed, timeouts included.")
     timeouts: int = Field(description="Calls without an answer in time.")
     skipped: int = Field(description="Calls that were not made because it did not answer before.")
-    lost_s: float = Field(description="Seconds that calls without an answer took.")
-    pending_deletions: int = Field(description="Deletions that it has not confirmed yet.")
 
 
 class VllmInfo(EngineValue):
@@ -70,13 +55,10 @@ class StatsResponse(BaseModel):
     model: str = Field(description="The served model.")
     kv_bytes_per_token: int = Field(description="Bytes of a token's KV, as the model computes it.")
     dtype: str = Field(description="The number format of weights and KV, such as bfloat16.")
-    dtype_why: str = Field(description="Why that one.")
     context_tokens: int | None = Field(
         description="The most tokens of a prompt with its answer; null: no limit is known."
     )
-    collections_open: int = Field(description="Open collections of the caller; others are opened when they are used.")
     tiers: list[TierInfo] = Field(description="The tiers, fastest first.")
-    queue: QueueInfo
     ratio: float | None = Field(
         description="The recompute ratio of requests that name none; null: as the controller chooses."
     )
@@ -86,7 +68,7 @@ class StatsResponse(BaseModel):
 
 @router.get("/stats", summary="Show the caller's store")
 async def stats(executor: TenantExecutorDep) -> StatsResponse:
-    """Tiers, queue and settings of the caller; nothing about other tenants."""
+    """Tiers and settings of the caller; nothing about other tenants. Operators find more in `/metrics`."""
 
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
@@ -102,11 +84,8 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             model=executor.service.model_id,
             kv_bytes_per_token=found.kv_bytes_per_token,
             dtype=found.dtype,
-            dtype_why=found.dtype_why,
             context_tokens=engine.model.context_tokens,
-            collections_open=tenant.collections.open_count,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
-            queue=QueueInfo.model_validate(found.queue),
             ratio=ratio if vllm is None else vllm.ratio,
             selector=method.selector.name if vllm is None else vllm.selector,
             vllm=None if vllm is None else VllmInfo.model_validate(vllm),

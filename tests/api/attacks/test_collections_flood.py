@@ -164,7 +164,7 @@ def test_a_deletion_hides_the_collection_and_waits_for_requests_that_use_it(read
                 assert client.get("/v1/collections").json()["data"] == []
                 assert client.post("/v1/collections", json={"name": "facts"}).status_code == 409
                 tenant.collections.ingest(collection, [Document("late", "The new harbour.")])
-                assert deletion.is_alive() and len(collection.rag.retrieve("harbour", 1)) == 1
+                assert deletion.is_alive() and len(collection.retrieve("harbour", 1)) == 1
             deletion.join(30)
             assert not deletion.is_alive()
         filled(client, "facts", ["The mill is new."])
