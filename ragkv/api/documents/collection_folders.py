@@ -64,6 +64,14 @@ class CollectionFolders:
         index = self._command_line_index() if name == DEFAULT_COLLECTION else None
         return None if index is None else CollectionKey(index, None)
 
+    def owns(self, key: CollectionKey) -> bool:
+        """Whether it is a collection of this tenant, or was one."""
+        return key.path.parent == self._folder or key.path == self._home / "index"
+
+    def is_current(self, key: CollectionKey) -> bool:
+        """Whether its name still means this collection of the tenant."""
+        return self.key(DEFAULT_COLLECTION if key.created is None else key.path.name) == key
+
     def info(self, name: str) -> schemas.CollectionBody | None:
         """The collection as it is listed, `None` if there is none."""
         key = self.key(name)

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 FILES = 5  # An open collection has so many: its database, a journal while it is written, mapped arrays of a snapshot.
 FEWEST = 4  # So many collections are kept open even if the process may have very few files open.
-LEASE_WAIT_S = 10.0  # how long a request waits for an open collection if all are in use
-LOOK_S = 5.0  # how often a tenant looks whether other processes deleted collections that are open here
+LEASE_WAIT_S = 10.0  # A request waits so long for an open collection if all are in use.
+LOOK_S = 5.0  # A tenant looks this often whether other processes deleted collections that are open here.
 
 
 CollectionPool = LeasePool[CollectionKey, Rag]
@@ -57,7 +57,6 @@ class Collections(Closing):
         self._engine, self._embedder, self._pool = engine, embedder, pool
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
         self._dropping = threading.Lock()
-        self._leased: dict[str, CollectionKey] = {}  # by name: what the last lease of each was
         self._looked_at = time.monotonic()
         for leftover in self.folders.leftovers():  # a kill interrupted its deletion
             self._erase(leftover)
@@ -71,7 +70,7 @@ class Collections(Closing):
     @property
     def open_count(self) -> int:
         """How many of them are open."""
-        return len(self._pool.opened().keys() & list(self._leased.values()))
+        return len(self._opened())
 
     @contextmanager
     def lease(self, name: str, param: str = "name") -> Iterator[Rag]:
@@ -81,11 +80,8 @@ class Collections(Closing):
         """
         self._close_deleted()
         key = self.folders.key(name)
-        if (before := self._leased.pop(name, key)) not in (None, key):
-            self._pool.discard(before, wait=False)  # another process deleted it
         if key is None:
             raise not_found("collection", name, param)
-        self._leased[name] = key
         try:
             with self._pool.lease(key, lambda: self._open(name, key, param)) as collection:
                 yield collection
@@ -98,7 +94,6 @@ class Collections(Closing):
         """Delete a collection, and the KV of texts that no other collection holds; whether it existed."""
         if (key := self.folders.hide(name)) is None:
             return False
-        self._leased.pop(name, None)
         self._pool.discard(key)  # waits for requests that use it
         self._erase(self.folders.rename(name, key))
         return True
@@ -149,22 +144,21 @@ class Collections(Closing):
 
     def close(self) -> None:
         """Close the open collections."""
-        while self._leased:
-            self._pool.discard(self._leased.popitem()[1], wait=False)
+        for key in self._opened():
+            self._pool.discard(key, wait=False)
 
     def _close_deleted(self) -> None:
         """Close what other processes deleted: open files keep descriptors, memory and disk space."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
-        for name, key in list(self._leased.items()):
-            if self.folders.key(name) == key:
-                continue
-            found = self._leased.pop(name, None)
-            if found == key:
+        for key in self._opened():
+            if not self.folders.is_current(key):
                 self._pool.discard(key, wait=False)
-            elif found is not None:  # leased again meanwhile, under the same name
-                self._leased.setdefault(name, found)
+
+    def _opened(self) -> list[CollectionKey]:
+        """Those of the tenant's collections that are open."""
+        return [key for key in self._pool.opened() if self.folders.owns(key)]
 
     def _open(self, name: str, key: CollectionKey, param: str) -> Rag:
         with self.folders.lock:  # or the opening would create the index of a collection that is being deleted

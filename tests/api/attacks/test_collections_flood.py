@@ -201,7 +201,10 @@ def delete_and_create_in_another_process(home: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(home)], check=True)
 
 
-def test_a_collection_that_another_process_replaced_is_opened_again(reader: Engine, tmp_path: Path) -> None:
+def test_a_collection_that_another_process_replaced_is_opened_again(
+    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collections, "LOOK_S", 0.0)
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         assert search(client, "facts").json()["hits"]
