@@ -51,7 +51,7 @@ def create_app(
     config = config or ServeConfig()
     config.check_servable()
     service = Service(config, replica)
-    server = ServerState.create(service.config, service.tenant_stats, service.replica, service.away, service.vllm)
+    server = ServerState(service.config, service.tenant_stats, service.replica, service.away, service.vllm)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

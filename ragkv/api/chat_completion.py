@@ -25,11 +25,12 @@ from ragkv.api.chat import (
 )
 from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
+from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import ChoiceEvents, check_filter, check_text, checked_max_tokens, session_of, stream_choices
+from .answers import check_filter, check_text, checked_max_tokens, session_of, stream_choices
 from .bodies.chat import ChatRequest, Message, notes_of
 from .bodies.chat_answer import (
     Annotation,
@@ -131,10 +132,17 @@ class ChatCompletion:
         is_json, names = form is not None, [tool.function.name for tool in self._tools]
         count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
         answers: list[Answer] = []
+        options: AnswerOptions = {
+            **self.body.engine_options,
+            "response_format": form,
+            "max_new_tokens": self.max_tokens,
+        }
+        session = prompt.conversation.session if prompt.conversation else None
         markers = [MarkerFilter(0 if is_json else len(sources)) for _ in range(count)]
         filters = [CallFilter(form is not None and not form.schema) if names else None for _ in range(count)]
         try:
-            with closing(self._stream(context, tenant, prompt, count, form)) as events:
+            made = stream_choices(context, tenant.engine, prompt.question, prompt.chunks, session, count, **options)
+            with closing(made) as events:
                 for index, event in events:
                     if isinstance(event, TokenEvent):
                         logprobs = tokens.entries([event.logprob] if event.logprob else [])
@@ -181,27 +189,6 @@ class ChatCompletion:
         syntax = tenant.chat.template_for(tools).call_syntax
         calls = required_form(tools, name, syntax, self.body.parallel_tool_calls is not False)
         return text.or_calls(calls) if may_be_text and text is not None and calls is not None else calls
-
-    def _stream(
-        self,
-        context: WorkContext,
-        tenant: Tenant,
-        prompt: ChatPrompt,
-        count: int,
-        form: ResponseFormat | None,
-    ) -> ChoiceEvents:
-        options = self.body.engine_options
-        options["response_format"] = form
-        options["max_new_tokens"] = self.max_tokens
-        return stream_choices(
-            context,
-            tenant.engine,
-            prompt.question,
-            prompt.chunks,
-            prompt.conversation.session if prompt.conversation else None,
-            count,
-            **options,
-        )
 
     def _sources(self, tenant: Tenant, check: Check) -> list[SourceBody]:
         """The documents of the request, then those that retrieval finds."""

@@ -2,8 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from starlette.requests import HTTPConnection
 
@@ -59,31 +57,25 @@ class Readiness:
             self.running -= 1
 
 
-@dataclass(frozen=True, slots=True)
 class ServerState:
     """What the middleware and the monitoring routes of one app share; it is `app.state.server`."""
 
-    config: ServeConfig
-    keys: KeyRing
-    limiter: RateLimiter
-    metrics: Metrics
-    readiness: Readiness
-    replica: str  # names this process in logs, headers and stats
-    away: Callable[[], Sequence[str]]  # what is shared with other replicas and does not answer; may block
-    vllm: VllmServer | None  # that computes the answers; None: this process does
-
-    @classmethod
-    def create(
-        cls,
+    def __init__(
+        self,
         config: ServeConfig,
         tenant_stats: Callable[[], Sequence[TenantStats]],
         replica: str = "",
         away: Callable[[], Sequence[str]] = tuple,
         vllm: VllmServer | None = None,
-    ) -> Self:
-        """The state of a new server. `tenant_stats` gives the stats of the open tenants, for the metrics."""
-        metrics = Metrics(tenant_stats, replica, vllm)
-        return cls(config, KeyRing(config.keys_path), RateLimiter(), metrics, Readiness(), replica, away, vllm)
+    ) -> None:
+        """`tenant_stats` gives the stats of the open tenants, for the metrics; `replica` names this process.
+
+        `away` tells what is shared with other replicas and does not answer; it may block. `vllm` computes the answers;
+        `None`: this process does.
+        """
+        self.config, self.replica, self.away, self.vllm = config, replica, away, vllm
+        self.keys, self.limiter, self.readiness = KeyRing(config.keys_path), RateLimiter(), Readiness()
+        self.metrics = Metrics(tenant_stats, replica, vllm)
 
     @property
     def requires_key(self) -> bool:

@@ -27,7 +27,7 @@ def small_app(
     """An app whose routes echo, fail, answer and stream. Its metrics and /readyz see `tenants` and `directories`."""
     app = FastAPI(docs_url=None, redoc_url=None)
     errors.install(app)
-    server = app.state.server = ServerState.create(config, lambda: tenants)
+    server = app.state.server = ServerState(config, lambda: tenants)
     app.include_router(health.router(server, health.WriteProbe(lambda: directories)))
 
     @app.post("/v1/echo")

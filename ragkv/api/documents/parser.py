@@ -1,11 +1,13 @@
-"""Parses uploads in processes that can be stopped, so that no file can stop the server or take its memory.
+"""Documents in a request's body, JSON or files in a form: parsed in processes that can be stopped.
 
-Each upload gets a process of its own (pebble), forked from a server that knows no model. A process that exceeds its
-time or memory is killed; the error says which setting that was. One tenant never holds all of them, and a body is read
-only when there is a place for it. Nothing is stored before all of an upload is parsed.
+No file can stop the server or take its memory. Each upload gets a process of its own (pebble), forked from a server
+that knows no model. A process that exceeds its time or memory is killed; the error says which setting that was. One
+tenant never holds all of them, and a body is read only when there is a place for it. Nothing is stored before all of an
+upload is parsed.
 """
 
 import asyncio
+import dataclasses
 import logging
 import multiprocessing
 import signal
@@ -15,15 +17,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from anyio import to_thread
+from fastapi import Request
 from pebble import ProcessExpired, concurrent
 
-from ragkv.retrieval import Document
+from ragkv.retrieval import Document, ParseLimits
 from ragkv.runtime import Closing
 
 from ..errors import ApiError
-from ..settings import ParsingConfig
-from ..work import TenantLimiter
-from .upload_parsing import Upload, UploadError
+from ..keys import Principal
+from ..settings import LimitsConfig, ParsingConfig
+from ..work import TenantLimiter, consume_exception, unless_disconnected
+from .upload_parsing import FORM, Upload, UploadError, parse_upload
 from .upload_worker import parse_alone
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,7 @@ log = logging.getLogger(__name__)
 Parsing = Future[list[Document] | UploadError | None]  # as `parse_alone` returns it
 
 RETRY_AFTER_S = 5
+SMALL_BYTES = 1 << 16  # A JSON body up to this size is parsed here, faster than its way to a process and back.
 # How a process ends that the system killed for its CPU time, or a library in Rust because it got no memory.
 _ENDS = {-signal.SIGXCPU: "cpu_s", -signal.SIGABRT: "memory_bytes"}
 
@@ -129,6 +134,38 @@ class DocumentParser(Closing):
         if not self._closed:
             log.warning("Process that parsed an upload failed: %s", reason)
         return ApiError(400, "The documents could not be parsed: the parser failed.", "parser_failed", "documents")
+
+
+async def documents_in(
+    request: Request,
+    parser: DocumentParser,
+    limits: LimitsConfig,
+    principal: Principal,
+    document_id: str | None = None,
+) -> list[Document]:
+    """The documents of a request's body; with `document_id`, the one document that it is. Raises `ApiError`."""
+    one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
+    kind = request.headers.get("content-type", "")
+    upload = Upload(kind, document_id, limits.upload_types, limits.documents, limits.upload_chars, one)
+    size = request.headers.get("content-length", "")
+    try:
+        if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
+            return parse_upload(upload, await _body(request))
+        async with parser.place(principal.tenant):
+            parsing = asyncio.ensure_future(parser.parse(upload, await _body(request)))
+            parsing.add_done_callback(consume_exception)
+            try:
+                return await unless_disconnected(request, parsing)
+            finally:
+                parsing.cancel()
+                await asyncio.wait({parsing})
+    except UploadError as error:
+        raise ApiError(error.status, error.message, error.code, error.param) from error
+
+
+async def _body(request: Request) -> bytes:
+    """The body. `request.body()` would keep it until the documents are stored."""
+    return b"".join([piece async for piece in request.stream()])
 
 
 def _cancel_started(starting: "asyncio.Future[Parsing]") -> None:

@@ -53,9 +53,7 @@ class ObservabilityMiddleware(HTTPMiddleware):
                 await self._answer(scope, receive, response)
             finally:
                 self._server.metrics.change_running(-1)
-                self._record(scope, response, time.perf_counter() - began)
-                if trace is not None:
-                    _describe(trace, scope, response.status or CLIENT_GONE)
+                self._record(scope, response, time.perf_counter() - began, trace)
 
     async def _answer(self, scope: Scope, receive: Receive, response: "_Response") -> None:
         try:
@@ -65,8 +63,8 @@ class ObservabilityMiddleware(HTTPMiddleware):
                 raise  # too late for an error response: uvicorn logs the error and cuts the connection
             await as_api_error(error).response(scope, receive, response.send)
 
-    def _record(self, scope: Scope, response: "_Response", seconds: float) -> None:
-        """Write the access line and the metrics."""
+    def _record(self, scope: Scope, response: "_Response", seconds: float, trace: Any) -> None:
+        """Write the access line and the metrics, and name the span `trace`, if there is one, by the route."""
         state = scope["state"]
         method = scope["method"] if scope["method"] in METHODS else "other"
         route, status = _route_template(scope), response.status or CLIENT_GONE
@@ -78,14 +76,10 @@ class ObservabilityMiddleware(HTTPMiddleware):
             fields["cut"] = True  # the client left, or the server closed the connection
         write = logger().debug if route in PROBED_ROUTES and status < 400 else logger().info
         write("request", **fields, **state["stats"].fields())
-
-
-def _describe(trace: Any, scope: Scope, status: int) -> None:
-    """Name the span of a request by its route. Its path may hold names of the caller's."""
-    method = scope["method"] if scope["method"] in METHODS else "other"
-    trace.update_name(f"{method} {_route_template(scope)}")
-    values = {"http.request.method": method, "http.route": _route_template(scope), "http.response.status_code": status}
-    trace.set_attributes({**values, "ragkv.request_id": scope["state"]["request_id"]})
+        if trace is not None:
+            trace.update_name(f"{method} {route}")
+            values = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
+            trace.set_attributes({**values, "ragkv.request_id": state["request_id"]})
 
 
 class _Response:

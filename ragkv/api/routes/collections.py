@@ -11,7 +11,7 @@ from ragkv.runtime import Check
 from ..answers import check_filter, check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentPut, DocumentsIn
-from ..documents.uploads import documents_in
+from ..documents.parser import documents_in
 from ..errors import check_at_most, not_found
 from ..keys import Principal
 from ..reports import sources_of, title_of
