@@ -6,7 +6,6 @@ and the framework's errors. Unexpected errors are logged and answered with a bar
 
 import logging
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -152,7 +151,7 @@ def as_api_error(error: BaseException) -> ApiError:
         message, param = describe_errors(error.errors())
         return ApiError(400, message, param=param)
     if isinstance(error, HTTPException):
-        detail = error.detail if isinstance(error.detail, str) else _phrase(error.status_code)
+        detail = str(error.detail)
         message = detail if detail.endswith((".", "!", "?")) else f"{detail}."
         return ApiError(error.status_code, message, headers=error.headers)
     if isinstance(error, ClientDisconnect):
@@ -173,10 +172,3 @@ def install(app: FastAPI) -> None:
 
     for kind in (ApiError, errors.RagKVError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Error"

@@ -1,4 +1,4 @@
-"""The monitoring routes /livez, /readyz, /version and /metrics. None needs an API key.
+"""The monitoring routes /livez, /readyz and /metrics. None needs an API key.
 
 The server is ready when its model is loaded, it is not shutting down, a file can be written to the KV directory of
 every open tenant, and the vLLM server that computes its answers, if one does, is healthy and has the same model. The
@@ -15,13 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-import torch
-import transformers
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
-
-from ragkv import __version__
 
 from .errors import ApiError, invalid_key
 from .logs import logger
@@ -49,14 +45,6 @@ class Ready(HealthBody):
     """Whether requests are accepted, and what they do without."""
 
     degraded: list[str] = Field(default=[], description="What does not answer, and what that means; requests go on.")
-
-
-class Version(BaseModel):
-    """The versions that the server runs."""
-
-    ragkv: str = Field(description="This package.")
-    torch: str = Field(description="PyTorch.")
-    transformers: str = Field(description="transformers.")
 
 
 class WriteProbe:
@@ -100,11 +88,6 @@ def router(server: ServerState, probe: WriteProbe) -> APIRouter:
             return Ready(status="ok", degraded=described(await asyncio.to_thread(server.away)))
         response.status_code = 503
         return Ready(status="unavailable", reason=reason)
-
-    @routes.get("/version")
-    async def version() -> Version:
-        """The versions of ragkv and its main dependencies."""
-        return Version(ragkv=__version__, torch=torch.__version__, transformers=transformers.__version__)
 
     @routes.get("/metrics", include_in_schema=False)
     async def metrics(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""/livez, /readyz, /version before, while and after requests are accepted; the write probe of /readyz."""
+"""/livez and /readyz before, while and after requests are accepted; the write probe of /readyz."""
 
 import threading
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ragkv import __version__
 from ragkv.api import health
 from ragkv.api.health import WriteProbe
 from ragkv.api.keys import KeyFile
@@ -48,8 +47,7 @@ def test_requests_get_503_while_the_server_shuts_down(small: TestClient) -> None
 
 def test_health_routes_need_no_key(small: TestClient, tmp_path: Path) -> None:
     KeyFile(tmp_path / "keys.json").add("alice")
-    assert [small.get(path).status_code for path in ("/livez", "/readyz", "/version")] == [200, 200, 200]
-    assert small.get("/version").json()["ragkv"] == __version__
+    assert [small.get(path).status_code for path in ("/livez", "/readyz")] == [200, 200]
 
 
 def test_a_store_that_cannot_be_written_to_is_not_ready(tmp_path: Path) -> None:

@@ -162,6 +162,3 @@ def _meaning(escape: str) -> str:
 def _is_letter() -> npt.NDArray[np.bool_]:
     """For each code point whether it is a letter or a digit."""
     return np.fromiter((chr(code).isalnum() for code in range(0x110000)), np.bool_, 0x110000)
-
-
-__all__ = ["MAX_FOUND", "PassageMatcher", "joined", "key_of"]

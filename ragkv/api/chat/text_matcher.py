@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-WINDOW = 16  # characters; shorter texts are not matched, because reusing a few tokens gains nothing
-_BASE = 0x9E3779B97F4A7C15 | 1  # odd, so that it has an inverse modulo 2**64
-_MERGE_AT = 512  # recent hashes that are merged into the sorted array at once
+WINDOW = 16  # Texts of fewer characters are not matched, because reusing a few tokens gains nothing.
+_BASE = 0x9E3779B97F4A7C15  # The base is odd, so that it has an inverse modulo 2**64.
+_INVERSE = pow(_BASE, -1, 1 << 64)
+_MERGE_AT = 512  # So many recent hashes are merged into the sorted array at once.
 
 Hashes = npt.NDArray[np.uint64]
 IsBorder = Callable[[int, int], bool]
@@ -135,9 +136,9 @@ class _Sums:
 
     def __init__(self, text: str) -> None:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
-        powers, self._inverses = _powers(len(codes) + 1)
+        self._inverses = _powers(_INVERSE, len(codes) + 1)
         self._sums: Hashes = np.zeros(len(codes) + 1, np.uint64)
-        np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], out=self._sums[1:])
+        np.cumsum((codes + np.uint64(1)) * _powers(_BASE, len(codes) + 1)[:-1], out=self._sums[1:])
 
     def hashes(self, length: int) -> Hashes:
         """The hash of every substring of `length` characters, by its start."""
@@ -156,23 +157,9 @@ def _hash(text: str) -> int:
     return int(_Sums(text).hashes(len(text))[0])
 
 
-_tables_lock = threading.Lock()
-_tables: tuple[Hashes, Hashes] = (np.ones(1, np.uint64), np.ones(1, np.uint64))
-
-
-def _powers(count: int) -> tuple[Hashes, Hashes]:
-    """At least the first `count` powers of the base modulo 2**64, and their inverses."""
-    global _tables
-    with _tables_lock:
-        if len(_tables[0]) < count:
-            size = max(count, 2 * len(_tables[0]), 1 << 16)
-            inverse = pow(_BASE, -1, 1 << 64)
-            _tables = (_geometric(_BASE, size), _geometric(inverse, size))
-        return _tables
-
-
-def _geometric(base: int, count: int) -> Hashes:
-    factors = np.full(count, base & (2**64 - 1), np.uint64)
+def _powers(base: int, count: int) -> Hashes:
+    """The first `count` powers of the base modulo 2**64."""
+    factors = np.full(count, base, np.uint64)
     factors[0] = 1
     powers: Hashes = np.multiply.accumulate(factors)
     return powers

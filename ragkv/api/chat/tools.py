@@ -173,16 +173,3 @@ def _calls_of(values: Sequence[Any], names: Sequence[str]) -> tuple[ToolCall, ..
 def _new_id() -> str:
     """Nine letters and digits: some chat templates accept no other ids."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(9))
-
-
-__all__ = [
-    "CallFilter",
-    "Tool",
-    "ToolCall",
-    "find_calls",
-    "instructions",
-    "may_hold_calls",
-    "required_form",
-    "response_text",
-    "syntax_of",
-]

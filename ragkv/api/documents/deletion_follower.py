@@ -124,6 +124,3 @@ class DeletionFollower(Closing):
             except Exception:  # the thread must live on
                 log.exception("Deletions were not followed; trying again.")
             self._stop.wait(POLL_S)
-
-
-__all__ = ["DeletionFollower"]

@@ -149,6 +149,3 @@ def _last(connection: sqlite3.Connection) -> int:
     """The number of the last note that was ever written."""
     found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'deletions'").fetchone()
     return int(found[0]) if found else 0
-
-
-__all__ = ["DeletionJournal", "Note", "Notes", "Position"]

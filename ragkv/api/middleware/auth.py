@@ -8,7 +8,7 @@ from ..keys import ANONYMOUS, Principal
 from .base import HTTPMiddleware
 
 # These paths need no key and are served while the server is not ready.
-PUBLIC_PATHS = ("/", "/livez", "/readyz", "/version", "/metrics", "/openapi.json", "/favicon.ico")
+PUBLIC_PATHS = ("/", "/livez", "/readyz", "/metrics", "/openapi.json", "/favicon.ico")
 STATIC_PREFIX = "/static/"
 # A request with one of these headers came through a proxy: its client may be on another machine.
 PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")

@@ -183,6 +183,3 @@ def _fields(request: Request, ends: Sequence[int]) -> dict[str, Any]:
     if request.logprobs is not None:
         fields |= {"logprobs": request.logprobs, "return_tokens_as_token_ids": True}
     return fields
-
-
-__all__ = ["VllmBackend"]

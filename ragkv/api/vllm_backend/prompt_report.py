@@ -121,6 +121,3 @@ def differences(identity: Identity, theirs: Mapping[str, Any]) -> list[str]:
         for name, own in mine.items()
         if name not in ("tenant", "scorer", "behind") and theirs.get(name) != own
     ]
-
-
-__all__ = ["connector_answer", "differences", "fused_report", "left_report", "served_prompt"]

@@ -22,6 +22,7 @@ from ragkv.types import TokenLogprob
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # between two looks at the deadline and the cancellation of a request that waits
+CONNECT_S = 5.0  # A connection to the server may take so long.
 PROBE_S = 2.0  # how long the result of a health probe is used
 PROBE_WAIT_S = 3.0  # a server that needs longer for its health is away
 NO_REPORT = ""  # the name of no report: asking for it shows the connector alone
@@ -43,7 +44,6 @@ class Step:
 class VllmStats:
     """A vLLM server, as this process sees it."""
 
-    url: str
     problem: str | None  # why it gives no answers; None: it answered the last probe or request
     running: int  # streams that are open now
     answered: int  # streams that ended well, since the start
@@ -56,14 +56,14 @@ class VllmStats:
 class VllmServer(Closing):
     """The client of one server. Thread-safe."""
 
-    def __init__(self, url: str, api_key: str = "", connect_s: float = 5.0, timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str, api_key: str = "", timeout_s: float = 120.0) -> None:
         """`timeout_s` is the longest time without a byte from the server. Raises `MissingExtraError`."""
         try:
             import openai
         except ImportError as error:
             raise MissingExtraError("openai", "openai", "serving in front of vLLM") from error
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._openai, timeout = openai, openai.Timeout(timeout_s, connect=connect_s)
+        self._openai, timeout = openai, openai.Timeout(timeout_s, connect=CONNECT_S)
         self._http = openai.DefaultAsyncHttpxClient(timeout=timeout, trust_env=False)
         self._client = openai.AsyncOpenAI(
             base_url=f"{self.url}/v1", api_key=api_key or "none", http_client=self._http, max_retries=0, timeout=timeout
@@ -107,9 +107,7 @@ class VllmServer(Closing):
         """What happened so far. Asks nothing."""
         with self._lock:
             connector = self._connector or {"ratio": None, "selector": ""}
-            return VllmStats(
-                self.url, self._problem, **self._counts, ratio=connector["ratio"], selector=connector["selector"]
-            )
+            return VllmStats(self._problem, **self._counts, ratio=connector["ratio"], selector=connector["selector"])
 
     def close(self) -> None:
         """Close every connection. Twice is harmless."""
@@ -293,6 +291,3 @@ def _logprobs(given: Any, wanted: int | None) -> tuple[TokenLogprob, ...]:
 
 def _token_id(name: str) -> int:
     return int(name.removeprefix("token_id:"))
-
-
-__all__ = ["Step", "StepStream", "VllmServer", "VllmStats"]
