@@ -17,8 +17,8 @@ import structlog
 
 from .settings import LogConfig
 
-FRAMES = 12  # So many innermost frames of a traceback are logged,
-CAUSES = 4  # and so many errors of a chain of causes.
+FRAMES = 12  # So many innermost frames of a traceback are logged.
+CAUSES = 4  # So many errors of a chain of causes are logged.
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ tenants as keys, and no session, document or path is a label.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -198,10 +198,6 @@ class _EngineCollector(Collector):
         self._last: _Values = {}  # of the engines that were open at the last scrape
         self._closed: _Values = defaultdict(float)  # of engines that are closed
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: no engine is open yet at registration."""
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         """All gauges and counters of the open engines."""
         with self._lock:
@@ -239,10 +235,6 @@ class _VllmCollector(Collector):
 
     def __init__(self, vllm: VllmServer) -> None:
         self._vllm = vllm
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: the server is not asked at registration."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """Whether it answers, and what became of the requests."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 FIELDS = 100  # No object here has as many fields.
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
-NO_NUL = r"^[^\x00]*$"  # SQLite ends a text at NUL
+NO_NUL = r"^[^\x00]*$"  # SQLite ends a text at NUL.
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 Title = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]

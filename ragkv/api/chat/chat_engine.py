@@ -24,10 +24,10 @@ from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
-LONG_PROMPT = 500  # characters: a shorter prompt holds no documents
-LONG_SYSTEM = 2_000  # characters: a shorter system text holds no documents
-TEMPLATE_CHARS = 100  # of a system text: the application's own words, before any documents
-MAX_WARNED = 64  # system texts
+LONG_PROMPT = 500  # A prompt of fewer characters holds no documents.
+LONG_SYSTEM = 2_000  # A system text of fewer characters holds no documents.
+TEMPLATE_CHARS = 100  # A system text begins with so many of the application's own words, before any documents.
+MAX_WARNED = 64  # At most so many system texts are warned of.
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from .text_matcher import TextMatch, TextMatcher
 
-MAX_CHARS = 2_000_000  # of a prompt that is searched
-MAX_FOUND = 256  # passages that are found in one prompt
+MAX_CHARS = 2_000_000  # So much of a prompt is searched.
+MAX_FOUND = 256  # At most so many passages are found in one prompt.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|"  # a pair of surrogates is one character
     r"\\(?:u[0-9a-fA-F]{4}|[\"\\/bfnrt])|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8});|<br ?/?>"
 )
-_NO_LETTER = "\n"  # what escapes of control characters, quotes and line breaks stand for, as far as it matters
+_NO_LETTER = "\n"  # Escapes of control characters, quotes and line breaks stand for this: none is a letter.
 
 Positions = npt.NDArray[np.int64]
 

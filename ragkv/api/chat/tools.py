@@ -17,7 +17,7 @@ from ragkv.prompt.constraints import CallSyntax, ResponseFormat
 
 Tool = Mapping[str, Any]  # OpenAI's: {"type": "function", "function": {"name", "description", "parameters"}}
 
-MOST_CALLS = 8  # of one constrained answer
+MOST_CALLS = 8  # A constrained answer has at most so many calls.
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OPENING_WORDS = ("[TOOL_CALLS]", "<|python_tag|>")
 _ARGUMENTS = ("arguments", "parameters")

@@ -24,9 +24,9 @@ from ..bodies import resources as schemas
 from ..errors import ApiError
 
 COLLECTION_NAME = re.compile(schemas.NAME_PATTERN)
-DEFAULT_COLLECTION = "default"  # without tenants, `ragkv ingest` fills this one
+DEFAULT_COLLECTION = "default"  # `ragkv ingest` fills this one, where there are no tenants.
 FACTS = "collection.json"
-_DELETED = ".deleted-"  # prefix of the folders of deleted collections
+_DELETED = ".deleted-"  # The folders of deleted collections have this prefix.
 
 
 class CollectionKey(NamedTuple):

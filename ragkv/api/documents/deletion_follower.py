@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 FILE = "deletions-followed.json"
 POLL_S = 2.0
-NEW_S = 3600.0  # a replica without entries reads the notes of so many seconds: they may be of a replica that was killed
+# A replica without entries reads the notes of so many seconds: they may be of a replica that was killed.
+NEW_S = 3600.0
 
 
 class DeletionFollower(Closing):

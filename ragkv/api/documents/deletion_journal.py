@@ -21,8 +21,8 @@ from ragkv.runtime import FileState, create_private, state_of
 from ragkv.store import EntryKey
 
 FILE = "deletions.sqlite"
-KEPT = 10_000  # notes
-WAIT_S = 30.0  # for another process that writes
+KEPT = 10_000  # So many notes are kept.
+WAIT_S = 30.0  # A change waits so long for another process that writes.
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -21,8 +21,8 @@ from .collection_folders import CollectionFolders, CollectionKey
 
 log = logging.getLogger(__name__)
 
-BATCH = 500  # passages that are read at once
-PAUSE = 10  # times as long as one look at all collections took, until the next one
+BATCH = 500  # So many passages are read at once.
+PAUSE = 10  # The next look at all collections comes after so many times what the last one took.
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from ragkv.types import Answer, TokenEvent
 from .prompt_report import differences, served_prompt
 from .vllm_server import Step, StepStream, VllmServer
 
-ENDS = ("stop", "length")  # reasons with which an answer may end
+ENDS = ("stop", "length")  # An answer ends for one of these reasons.
 OTHER_TENANT = "vLLM computed the whole prompt: its connector reads the KV of the tenant without a name alone"
 
 

@@ -21,11 +21,11 @@ from ragkv.types import TokenLogprob
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.02  # between two looks at the deadline and the cancellation of a request that waits
+POLL_S = 0.02  # A request that waits looks this often at its deadline and its cancellation.
 CONNECT_S = 5.0  # A connection to the server may take so long.
-PROBE_S = 2.0  # how long the result of a health probe is used
-PROBE_WAIT_S = 3.0  # a server that needs longer for its health is away
-NO_REPORT = ""  # the name of no report: asking for it shows the connector alone
+PROBE_S = 2.0  # The result of a health probe is used for so long.
+PROBE_WAIT_S = 3.0  # A server that needs longer for its health is away.
+NO_REPORT = ""  # This names no report: asking for it shows the connector alone.
 
 T = TypeVar("T")
 
