@@ -204,7 +204,7 @@ def delete_and_create_in_another_process(home: Path) -> None:
 def test_a_collection_that_another_process_replaced_is_opened_again(
     reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collections, "LOOK_S", 0.0)
+    monkeypatch.setattr("ragkv.api.documents.collections.LOOK_S", 0.0)
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         assert search(client, "facts").json()["hits"]
