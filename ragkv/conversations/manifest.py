@@ -130,13 +130,8 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
         before = History((*before.blocks[:same_blocks], *blocks), tuple(tail), (*before.parts[:same_parts], *parts))
         histories.append(before)
     turns = tuple(PastTurn(began, at) for began, at in zip(histories[:-1], body["turns"], strict=True))
-    created_at, used_at, ttl_s, title = (
-        body["created_at"],
-        summary["used_at"],
-        summary["ttl_s"],
-        summary.get("title", ""),
-    )
-    return SessionState(turns, histories[-1], created_at, used_at, ttl_s, title)
+    used_at, ttl_s, title = summary["used_at"], summary["ttl_s"], summary["title"]
+    return SessionState(turns, histories[-1], body["created_at"], used_at, ttl_s, title)
 
 
 def _common(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:

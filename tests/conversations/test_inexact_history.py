@@ -17,11 +17,11 @@ from .helpers import BLOCK, engine_at, is_full_prefill, question, with_kv
 FOUR = {"max_new_tokens": 4, "min_new_tokens": 4}
 
 
-def fused_turn(engine: Engine, ratio: float = 0.3, chunks: tuple[list[int], ...] = (A, B, C)) -> Session:
+def fused_turn(engine: Engine) -> Session:
     """A conversation whose only turn fused all chunks but the first."""
-    engine.warm(chunks)
+    engine.warm([A, B, C])
     session = engine.session("s")
-    engine.answer(question(1), chunks, session, ratio=ratio, **FOUR)
+    engine.answer(question(1), [A, B, C], session, ratio=0.3, **FOUR)
     return session
 
 
@@ -47,15 +47,6 @@ def test_what_is_exact_of_a_fused_turn_has_blocks_of_its_own(tmp_path: Path) -> 
         session = fused_turn(engine)
         assert len(A) % BLOCK  # so that a block would hold tokens of two chunks
         assert inexact(engine, session) == with_kv(session) - len(A)
-
-
-def test_keep_uses_inexact_history_as_it_is_and_counts_it_as_fused(tmp_path: Path) -> None:
-    with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
-        session = fused_turn(engine)
-        kept = inexact(engine, session)
-        reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
-        assert (reuse.fused, reuse.recomputed) == (kept, 0)
-        assert reuse.notes == ()
 
 
 class TestSelect:

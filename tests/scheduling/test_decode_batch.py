@@ -392,15 +392,6 @@ class TestLongPrefill:
         thread.join(20)
         assert len(sizes) == STEPS - 1
 
-    def test_step_waiting_takes_no_lock_if_no_request_waits(self, adapter: Adapter, sizes: list[int]) -> None:
-        batch = DecodeBatch(adapter, FairLock())
-        with batch._changed:  # `step_waiting` must not need this lock
-            thread = threading.Thread(target=batch.step_waiting)
-            thread.start()
-            thread.join(20)
-            assert not thread.is_alive()
-        assert sizes == []
-
 
 def test_decoded_kv_is_recorded(adapter: Adapter) -> None:
     batch = DecodeBatch(adapter, FairLock(), patience=1000.0)

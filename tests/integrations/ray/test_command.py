@@ -25,7 +25,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ragkv[ray]
 
 pytestmark = [pytest.mark.slow, pytest.mark.enable_socket, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START_S = 600.0
 LISTENING = "0A"  # in /proc/net/tcp
 LOOPBACKS = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")

@@ -25,7 +25,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ragkv[ray]
 
 pytestmark = [pytest.mark.slow, pytest.mark.enable_socket, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FACTS = [
     ("Enswyn", "Marl", "harp"),
     ("Odrun", "Fenwick", "drum"),
