@@ -29,22 +29,6 @@ def test_requests_get_503_until_the_model_is_loaded(tmp_path: Path) -> None:
         assert it.post("/v1/echo", json={}).status_code == 200
 
 
-def test_requests_get_503_while_the_server_shuts_down(small: TestClient) -> None:
-    state_of(small).readiness.start_draining()
-    state_of(small).readiness.set_ready()  # a model that is loaded meanwhile does not end the draining
-    assert small.get("/livez").status_code == 200
-    ready = small.get("/readyz")
-    assert (ready.status_code, ready.json()["reason"]) == (503, "The server is shutting down.")
-    refused = small.post("/v1/echo", json={})
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-    assert refused.json()["error"] == {
-        "message": "The server is shutting down. Ask again.",
-        "type": "overloaded_error",
-        "param": None,
-        "code": "shutting_down",
-    }
-
-
 def test_health_routes_need_no_key(small: TestClient, tmp_path: Path) -> None:
     KeyFile(tmp_path / "keys.json").add("alice")
     assert [small.get(path).status_code for path in ("/livez", "/readyz")] == [200, 200]

@@ -142,10 +142,6 @@ class Responses:
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
     @property
-    def p50(self) -> float:
-        return self.percentile(0.5)
-
-    @property
     def p99(self) -> float:
         return self.percentile(0.99)
 
@@ -155,8 +151,8 @@ class Responses:
 
     def __str__(self) -> str:
         return (
-            f"{len(self.seconds)} responses {dict(self.statuses)}, P50 {self.p50:.3f} s, P99 {self.p99:.3f} s, "
-            f"longest {self.longest:.3f} s"
+            f"{len(self.seconds)} responses {dict(self.statuses)}, P50 {self.percentile(0.5):.3f} s, "
+            f"P99 {self.p99:.3f} s, longest {self.longest:.3f} s"
         )
 
 
@@ -169,10 +165,10 @@ class Watch:
         self._threads = [threading.Thread(target=self._ask), threading.Thread(target=self._probe)]
         self.answers, self.livez = Responses(), Responses()
         self.wrong: list[str] = []  # answers unlike the bystander's first one
-        self.rss_before = self.rss_after = self.descriptors_before = self.descriptors_after = 0
+        self.rss_before = self.rss_after = 0
 
     def __enter__(self) -> Self:
-        self.rss_before, self.descriptors_before = self._up.rss_bytes(), self._up.descriptors()
+        self.rss_before = self._up.rss_bytes()
         for thread in self._threads:
             thread.start()
         return self
@@ -182,7 +178,6 @@ class Watch:
         for thread in self._threads:
             thread.join()
         if self._up.process.popen.poll() is None:
-            self.descriptors_after = self._up.descriptors()
             self.rss_after = self._settled_rss_bytes()
 
     def _settled_rss_bytes(self) -> int:
@@ -205,7 +200,7 @@ class Watch:
     def __str__(self) -> str:
         return (
             f"bystander {self.answers}; livez {self.livez}; RSS {self.rss_before / MIB:.0f} to "
-            f"{self.rss_after / MIB:.0f} MiB; descriptors {self.descriptors_before} to {self.descriptors_after}"
+            f"{self.rss_after / MIB:.0f} MiB"
         )
 
     def _ask(self) -> None:

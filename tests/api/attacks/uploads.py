@@ -1,6 +1,5 @@
 """Files that are small to send and much work to parse."""
 
-import json
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -106,12 +105,6 @@ def angle_brackets(count: int) -> bytes:
 
 
 @once
-def nested_html(count: int) -> bytes:
-    """Elements whose text is dropped, inside each other, with as many end tags that match none of them."""
-    return b"<svg>" * (count // 2) + b"</math>" * (count // 2) + b"<p>x</p>"
-
-
-@once
 def many_lines(count: int) -> bytes:
     return b"".join(b'{"id": "%d", "text": "Line %d"}\n' % (n, n) for n in range(count))
 
@@ -145,7 +138,3 @@ def many_parts(count: int) -> bytes:
 def many_headers(count: int) -> bytes:
     """A form whose part has so many header lines."""
     return b"--x\r\n" + b"a: b\r\n" * count + b"\r\nx\r\n--x--\r\n"
-
-
-def json_body(text: str) -> bytes:
-    return json.dumps({"documents": [{"text": text}]}).encode()

@@ -129,12 +129,6 @@
     /** Let go of it; whether the browser was kept from opening it. */
     drop: () => !dispatchEvent(new DragEvent("drop", { dataTransfer: items, cancelable: true })),
 
-    /** Have the page believe that it is in the background, or not. */
-    hide(hidden) {
-      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
-      document.dispatchEvent(new Event("visibilitychange"));
-    },
-
     /** Everything the Tab key should stop at. */
     reachable: () =>
       all("a[href], button, input, select, textarea, summary, [tabindex]").filter(
@@ -197,16 +191,6 @@
           poor.push([text.slice(0, 40), node.className, (high + 0.05) / (low + 0.05)]);
       }
       return { poor, texts };
-    },
-
-    /** An answer that is being waited for. */
-    pretendWork() {
-      const turn = document.createElement("article"),
-        answer = document.createElement("p");
-      turn.className = "turn working";
-      answer.className = "answer";
-      turn.append(answer);
-      document.querySelector("#turns").append(turn);
     },
 
     inject() {

@@ -49,6 +49,16 @@ def test_each_picked_file_is_added_with_its_own_result(fresh: Any) -> None:
     assert shown == [one["id"] for one in held]
 
 
+def test_dropped_files_are_added(fresh: Any) -> None:
+    fresh.evaluate("probes.drag('odd.txt', 'The cellist of Odd lives in Even.')")
+    assert fresh.locator("#dropping").is_visible()
+    assert fresh.locator("#dropping-to").inner_text() == fresh.collection
+    assert fresh.evaluate("probes.drop()")  # otherwise the browser would open the file
+    settled(fresh, 1)
+    assert fresh.locator("#dropping").is_hidden()
+    assert said(fresh)["odd.txt"].startswith("added")
+
+
 def test_pasted_text_is_added_and_unchanged_the_second_time(fresh: Any) -> None:
     for expected in ("added", "already here"):
         fresh.locator(".paste").last.click()

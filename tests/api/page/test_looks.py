@@ -59,6 +59,13 @@ def test_every_control_is_reached_by_tab_with_a_visible_focus(asked: Any) -> Non
     assert wanted > 30 and asked.evaluate("probes.missed()") == []
 
 
+def test_every_control_has_a_name(asked: Any) -> None:
+    ask(asked)
+    asked.click("#documents")
+    asked.wait_for_selector(".documents li")
+    assert asked.evaluate("probes.nameless()") == []
+
+
 @pytest.mark.parametrize("width", [360, 768, 1920])
 def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None:
     asked.set_viewport_size({"width": width, "height": 740})
