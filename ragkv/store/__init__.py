@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ids_bytes,
         ids_digest,
     )
-    from .key import SCORE_SLOTS, EntryKey, EntryKind
+    from .key import SCORE_SLOTS, EntryKey
     from .prefetch import HintedEntry, PrefetchHint
     from .store import Store, StoreStats
     from .tiers import (
@@ -64,7 +64,6 @@ __all__ = [
     "Entry",
     "EntryInfo",
     "EntryKey",
-    "EntryKind",
     "FORMAT_VERSION",
     "SCORE_SLOTS",
     "HintedEntry",

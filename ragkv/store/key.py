@@ -6,17 +6,9 @@ there alone, and inside the house a key is this value.
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 
 SCORE_SLOTS = ("a", "b")  # Scores of two networks may lie next to one entry: those in use, and those being made.
 _TEXT = re.compile(rf"([0-9a-f]{{64}})(?:\.([{''.join(SCORE_SLOTS)}]))?")
-
-
-class EntryKind(Enum):
-    """What is stored under a key."""
-
-    KV = "kv"
-    SCORES = "scores"  # of the tokens of an entry, next to its KV
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,11 +17,6 @@ class EntryKey:
 
     chunk: str  # hex digest (blake2b, 32 bytes) of the identity of the KV and of the token ids of the chunk or block
     slot: str = ""  # of scores: one of `SCORE_SLOTS`; "" for KV
-
-    @property
-    def kind(self) -> EntryKind:
-        """What is stored under this key."""
-        return EntryKind.SCORES if self.slot else EntryKind.KV
 
     @property
     def is_scores(self) -> bool:

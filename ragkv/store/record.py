@@ -5,10 +5,11 @@
     [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer, in the header
 
 A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader can open the file; the `pad.*`
-tensors exist only because that format allows no gaps between tensors. This module knows the format only: no directory,
-no index, no policy. Every kind of damage raises `EntryDamagedError`; another format version raises `OtherVersionError`,
-which is not damage. The checksum (xxh3_128) detects damage, not forgery: the directory's owner, who alone can write to
-it, can compute checksums too. Identity and token ids prove that a record is the entry asked for.
+tensors exist only because that format allows no gaps between tensors. Shared storage holds the same head and layers
+(`remote/values.py`). This module knows the format only: no directory, no index, no policy. Every kind of damage raises
+`EntryDamagedError`; another format version raises `OtherVersionError`, which is not damage. The checksum (xxh3_128)
+detects damage, not forgery: the directory's owner, who alone can write to it, can compute checksums too. Identity and
+token ids prove that a record is the entry asked for.
 """
 
 import json
@@ -28,13 +29,14 @@ from .entry import FORMAT_VERSION, EncodedEntry, Entry, EntryInfo, Identity, ids
 from .key import EntryKey
 
 Bytes = bytes | bytearray | memoryview
+Digest = Callable[[Bytes], str]  # 32 hex digits
 ALIGNMENT = 4096  # In bytes: the header ends, and every layer begins, at a multiple of it.
 FORMAT_NAME = "ragkv-entry"
-_CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # The checksum's place is fixed, so that it can be blanked.
-_CHECKSUM_CHARS = 32  # An xxh3_128 has so many hex digits.
-_BLANK = "0" * _CHECKSUM_CHARS
-_HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
-_MAX_HEADER = 64 * 1024**2  # In bytes: a longer header counts as damage and is not allocated.
+CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # The checksum's place is fixed, so that it can be blanked.
+CHECKSUM_CHARS = 32  # A checksum has so many hex digits.
+_BLANK = "0" * CHECKSUM_CHARS
+HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
+_MAX_HEAD = 64 * 1024**2  # In bytes: a longer head counts as damage and is not allocated.
 _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -51,6 +53,11 @@ class OtherVersionError(EntryDamagedError):
     """A record whose format version or codec this code cannot read."""
 
 
+def checksum(data: Bytes) -> str:
+    """xxh3_128 of `data`, hex; releases the GIL."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordHead:
     """A record's head, verified."""
@@ -62,10 +69,13 @@ class RecordHead:
     layer_checksums: tuple[str, ...]  # hex, of the stored bytes
     layer_bytes: int  # stored bytes of one layer
     file_bytes: int
+    checksum: str  # of the head, and so of all that the entry holds
+    layers_per_value: int  # on shared storage; 0 in a file
+    digest: Digest  # that made the checksums
 
     def check_layer(self, layer: int, stored: Bytes) -> None:
         """Raise `EntryDamagedError` unless the checksum of `stored` is the one that was written."""
-        if checksum(stored) != self.layer_checksums[layer]:
+        if self.digest(stored) != self.layer_checksums[layer]:
             raise EntryDamagedError(self.info.key, f"checksum of layer {layer} does not match")
 
 
@@ -78,14 +88,16 @@ class Record:
     file_bytes: int
 
     @classmethod
-    def of(cls, entry: Entry | EncodedEntry) -> "Record":
+    def of(cls, entry: Entry | EncodedEntry, digest: Digest = checksum, layers_per_value: int = 0) -> "Record":
         """The record of `entry`, which is encoded if it is not yet. Hashes every layer; shares the tensors."""
         encoded = EncodedEntry.of(entry).compact()
         info, layers = encoded.info, tuple(encoded.layers)
-        facts = _facts(info, encoded.codec.name, [checksum(bytes_of(layer)) for layer in layers])
+        facts = _facts(info, encoded.codec.name, [digest(bytes_of(layer)) for layer in layers])
+        if layers_per_value:
+            facts["layers_per_value"] = str(layers_per_value)
         scores = b"" if encoded.sensitivity is None else bytes(bytes_of(encoded.sensitivity))
         layout = encoded.codec.layout(info.shape, info.dtype)
-        head, file_bytes = _head_bytes(facts, ids_bytes(info.token_ids), scores, layers, layout)
+        head, file_bytes = _head_bytes(facts, ids_bytes(info.token_ids), scores, layers, layout, digest)
         return cls(head, layers, file_bytes)
 
     def pieces(self) -> Iterator[Bytes]:
@@ -94,11 +106,6 @@ class Record:
         for layer in self.layers:
             yield bytes_of(layer)
             yield bytes(-layer.nbytes % ALIGNMENT)
-
-
-def checksum(data: Bytes) -> str:
-    """xxh3_128 of `data`, hex; releases the GIL."""
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -132,25 +139,38 @@ def read_head(fd: int, key: EntryKey) -> RecordHead:
     Raises `EntryDamagedError` if the head's checksum, the file's length or the key is wrong, `OtherVersionError` for
     another format version or an unknown codec, and `OSError` if reading fails.
     """
-    return parse_head(key, lambda size: os.pread(fd, size, 0), os.fstat(fd).st_size)
+    head = parse_head(key, os.pread(fd, HEAD_GUESS, 0), lambda size: os.pread(fd, size, 0))
+    check_length(head, os.fstat(fd).st_size)
+    return head
 
 
-def parse_head(key: EntryKey, first: Callable[[int], bytes], size: int) -> RecordHead:
-    """As `read_head`, for a record of `size` bytes; `first(n)` returns its first n bytes, or all if it has fewer."""
-    start = first(_HEAD_GUESS)
+def check_length(head: RecordHead, size: int) -> None:
+    """Raise `EntryDamagedError` unless the file of `head` has all its `size` bytes."""
+    if size != head.file_bytes:
+        raise EntryDamagedError(head.info.key, f"the file has {size} bytes, not {head.file_bytes}")
+
+
+def parse_head(key: EntryKey, start: bytes, first: Callable[[int], bytes], digest: Digest = checksum) -> RecordHead:
+    """As `read_head`, of a record that begins with `start`; the length of what follows the head is not checked.
+
+    `first(n)` returns its first n bytes, or all if it has fewer.
+    """
     try:
         header_end, tensors, facts = _parse_header(first, start)
         if facts["version"] != str(FORMAT_VERSION):
             raise OtherVersionError(key, f"format version {facts['version']}, this is {FORMAT_VERSION}")
         if facts["codec"] not in CODECS:
             raise OtherVersionError(key, f"codec {facts['codec']!r}, known are {', '.join(CODECS)}")
-        head_end = header_end + int(tensors["layer.0000"]["data_offsets"][0]) if "layer.0000" in tensors else size
+        data_end = max(place["data_offsets"][1] for place in tensors.values())
+        head_end = header_end + (tensors["layer.0000"]["data_offsets"][0] if "layer.0000" in tensors else data_end)
+        if not header_end <= head_end <= _MAX_HEAD:
+            raise ValueError(f"a head of {head_end} bytes")
         head = start[:head_end] if head_end <= len(start) else first(head_end)
-        _check_head(key, head, head_end)
-        return _head(key, head, header_end, tensors, facts, size)
+        _check_head(key, head, head_end, digest)
+        return _head(key, head, header_end, tensors, facts, header_end + data_end, digest)
     except EntryDamagedError:
         raise
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         raise EntryDamagedError(key, f"unreadable head ({type(error).__name__}: {error})") from error
 
 
@@ -162,7 +182,7 @@ def read_info(path: Path, key: EntryKey) -> EntryInfo:
 
 def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
     return {
-        "checksum": _BLANK,  # first, so that it begins at _CHECKSUM_START
+        "checksum": _BLANK,  # first, so that it begins at CHECKSUM_START
         "format": FORMAT_NAME,
         "version": str(FORMAT_VERSION),
         "key": info.key.to_text(),
@@ -177,7 +197,12 @@ def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
 
 
 def _head_bytes(
-    facts: dict[str, str], ids: bytes, scores: bytes, layers: tuple[torch.Tensor, ...], layout: Layout
+    facts: dict[str, str],
+    ids: bytes,
+    scores: bytes,
+    layers: tuple[torch.Tensor, ...],
+    layout: Layout,
+    digest: Digest,
 ) -> tuple[bytes, int]:
     """The head with its checksum, and the length of the whole file."""
     # 1. list every tensor in file order: (name, dtype, shape, bytes)
@@ -201,7 +226,7 @@ def _head_bytes(
     # 3. hash the head with a blank checksum, then insert the checksum
     head = bytearray(len(text).to_bytes(8, "little") + text + ids + scores)
     head += bytes(8 + len(text) + head_data - len(head))
-    head[_CHECKSUM_START : _CHECKSUM_START + _CHECKSUM_CHARS] = checksum(bytes(head)).encode()
+    head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = digest(bytes(head)).encode()
     return bytes(head), 8 + len(text) + offset
 
 
@@ -213,7 +238,7 @@ def _pad(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:
 def _parse_header(first: Callable[[int], bytes], start: bytes) -> tuple[int, dict[str, Any], dict[str, str]]:
     """The header's end, its tensors and its metadata; nothing is verified yet."""
     length = int.from_bytes(start[:8], "little")
-    if not 0 < length <= _MAX_HEADER or (8 + length) % ALIGNMENT:
+    if not 0 < length <= _MAX_HEAD or (8 + length) % ALIGNMENT:
         raise ValueError(f"a header of {length} bytes")
     text = start if 8 + length <= len(start) else first(8 + length)
     tensors: dict[str, Any] = json.loads(text[8 : 8 + length])
@@ -223,46 +248,61 @@ def _parse_header(first: Callable[[int], bytes], start: bytes) -> tuple[int, dic
     return 8 + length, tensors, facts
 
 
-def _check_head(key: EntryKey, head: bytes, head_end: int) -> None:
+def _check_head(key: EntryKey, head: bytes, head_end: int, digest: Digest) -> None:
     if len(head) != head_end:
-        raise EntryDamagedError(key, f"the file ends after {len(head)} bytes, inside its head")
+        raise EntryDamagedError(key, f"it ends after {len(head)} bytes, inside its head")
     blank = bytearray(head)
-    blank[_CHECKSUM_START : _CHECKSUM_START + _CHECKSUM_CHARS] = _BLANK.encode()
-    if checksum(bytes(blank)).encode() != head[_CHECKSUM_START : _CHECKSUM_START + _CHECKSUM_CHARS]:
+    blank[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = _BLANK.encode()
+    if digest(bytes(blank)).encode() != head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS]:
         raise EntryDamagedError(key, "checksum of its head does not match")
 
 
 def _head(
-    key: EntryKey, head: bytes, start: int, tensors: dict[str, Any], facts: dict[str, str], size: int
+    key: EntryKey,
+    head: bytes,
+    start: int,
+    tensors: dict[str, Any],
+    facts: dict[str, str],
+    file_bytes: int,
+    digest: Digest,
 ) -> RecordHead:
-    """The head as values. Its checksum was verified before, so an error here was made when it was written."""
-    layers, kv_heads, tokens, head_dim = json.loads(facts["shape"])
+    """The head as values. Its checksum was verified before, so an error here was made when it was written.
+
+    On shared storage without a secret a head may be forged: its numbers must agree, so that reading it neither
+    allocates without bound nor fails a request.
+    """
+    layers, kv_heads, tokens, head_dim = map(int, json.loads(facts["shape"]))
     info = EntryInfo(
         key=_key(facts["key"]),
         identity=Identity.from_json(facts["identity"]),
         token_ids=tuple(_tensor(head, start, tensors["token_ids"], torch.int64).tolist()),
-        frequencies=facts["frequencies"],
+        frequencies=str(facts["frequencies"]),
         layers=layers,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        group=facts["group"],
+        group=str(facts["group"]),
         index=int(facts["index"]),
     )
-    end = start + max(place["data_offsets"][1] for place in tensors.values())
     if key != info.key or info.tokens != tokens:
         raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {info.key}")
-    if size != end:
-        raise EntryDamagedError(key, f"the file has {size} bytes, not {end}")
-    scores = tensors.get("sensitivity")
     spans = [tensors[f"layer.{number:04d}"]["data_offsets"] for number in range(layers)]
+    codec, checksums = CODECS[facts["codec"]], tuple(facts["layer_checksums"].split(",")) if layers else ()
+    layer_bytes = codec.layout(info.shape, info.dtype).nbytes if layers else 0
+    if min(layers, kv_heads - 1, head_dim - 1) < 0 or len(checksums) != layers:
+        raise ValueError(f"a shape of {facts['shape']} with {len(checksums)} checksums")
+    if any(end - begin != layer_bytes for begin, end in spans):
+        raise ValueError(f"its layers do not have {layer_bytes} bytes")
     return RecordHead(
         info=info,
-        sensitivity=None if scores is None else _tensor(head, start, scores, torch.float16).view(scores["shape"]),
-        codec=CODECS[facts["codec"]],
+        sensitivity=_scores(head, start, tensors["sensitivity"], tokens) if "sensitivity" in tensors else None,
+        codec=codec,
         layer_offsets=tuple(start + span[0] for span in spans),
-        layer_checksums=tuple(facts["layer_checksums"].split(",")) if layers else (),
-        layer_bytes=spans[0][1] - spans[0][0] if spans else 0,
-        file_bytes=end,
+        layer_checksums=checksums,
+        layer_bytes=layer_bytes,
+        file_bytes=file_bytes,
+        checksum=facts["checksum"],
+        layers_per_value=int(facts.get("layers_per_value", "0")),
+        digest=digest,
     )
 
 
@@ -271,6 +311,13 @@ def _key(text: str) -> EntryKey:
     if key is None:
         raise ValueError(f"{text[:80]!r} is no key")
     return key
+
+
+def _scores(head: bytes, start: int, place: dict[str, Any], tokens: int) -> torch.Tensor:
+    """The scores (T, C) float16."""
+    if len(place["shape"]) != 2 or place["shape"][0] != tokens:
+        raise ValueError(f"scores of shape {place['shape']} for {tokens} tokens")
+    return _tensor(head, start, place, torch.float16).view(place["shape"])
 
 
 def _tensor(head: bytes, start: int, place: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:

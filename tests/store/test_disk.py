@@ -74,15 +74,6 @@ def test_only_the_owner_can_access_the_directory(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_entries_survive_a_restart(tmp_path: Path) -> None:
-    fill(tmp_path, 1, 2)
-    tier = open_tier(tmp_path)
-    assert serves(tier, 1)
-    assert serves(tier, 2)
-    assert tier.stats().used_bytes == 2 * FILE_BYTES
-    tier.close()
-
-
 def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3)
     tier = open_tier(tmp_path)
@@ -262,20 +253,6 @@ def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_wri
     assert not serves(reader, 1)
     assert reader.stats().damaged == 1
     assert file_of(tmp_path, 1).exists()
-
-
-def test_a_file_with_the_tokens_of_another_entry_is_dropped_logged_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fill(tmp_path, 1, 2)
-    file_of(tmp_path, 1).write_bytes(file_of(tmp_path, 2).read_bytes())
-    tier = open_tier(tmp_path)
-    assert not serves(tier, 1)
-    assert tier.stats().damaged == 1
-    assert "damaged" in caplog.text
-    assert not file_of(tmp_path, 1).exists()
-    assert serves(tier, 2)
-    tier.close()
 
 
 def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tier: DiskTier, tmp_path: Path) -> None:

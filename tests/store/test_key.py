@@ -1,4 +1,4 @@
-"""A key is a value; its text is what earlier versions wrote, so that old directories and servers keep working."""
+"""A key is a value; its text is what earlier versions wrote, so that old directories keep working."""
 
 import hashlib
 import logging
@@ -8,34 +8,24 @@ import pytest
 import torch
 
 from ragkv.errors import StoreError
-from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, EntryKey, EntryKind, ReadOnlyDiskTier
+from ragkv.store import LRU, DiskTier, Entry, EntryKey, ReadOnlyDiskTier
 from ragkv.store.record import Record
-from ragkv.store.remote import values
 
 from .entries import leased, make_entry
 
 KV = make_entry(1, scored=False)
 SCORES = Entry.of_scores(KV.info, "a-net", torch.ones(4, 3).half())
-# What the version before keys were values wrote for these two: the text of the key, and sha256 of a file and of what
-# stands on Redis and S3.
+# What the version before keys were values wrote for these two: the text of the key, and sha256 of a file.
 EARLIER_KEY = "6261d636561cfa18fd168b0506f6f36425cc7adfdd24c500561a96436927661e"
 EARLIER = {
-    KV: (
-        EARLIER_KEY,
-        "6686801debea4c0f53a6a991395ffe666e69b5af381c3658659b8f2c51cce57d",
-        "4eb562973b4533ec03369d1bd2ba5b298721eeca031347a85c877f634edefafd",
-    ),
-    SCORES: (
-        f"{EARLIER_KEY}.a",
-        "00f80de72b38bddbc6f2998694d124478475fe9bd794aafb39adfe4ee028a842",
-        "8a290ceb7f0225e0f8f3d9a56bb6d429ca5542a79926952633c8159efd1a9fc4",
-    ),
+    KV: (EARLIER_KEY, "6686801debea4c0f53a6a991395ffe666e69b5af381c3658659b8f2c51cce57d"),
+    SCORES: (f"{EARLIER_KEY}.a", "00f80de72b38bddbc6f2998694d124478475fe9bd794aafb39adfe4ee028a842"),
 }
 
 
 def test_a_key_says_what_it_is_of_and_what_lies_next_to_it() -> None:
     key = KV.info.key
-    assert (key.kind, SCORES.info.key.kind) == (EntryKind.KV, EntryKind.SCORES)
+    assert (key.is_scores, SCORES.info.key.is_scores) == (False, True)
     assert SCORES.info.key in key.scores and SCORES.info.key.kv == key == key.kv
     assert SCORES.info.key.scores == ()
 
@@ -47,18 +37,16 @@ def test_what_is_no_keys_text_makes_no_key(text: str) -> None:
 
 @pytest.mark.parametrize("entry", EARLIER, ids=["kv", "scores"])
 def test_names_and_bytes_are_those_of_earlier_versions(entry: Entry) -> None:
-    text, file, remote = EARLIER[entry]
+    text, file = EARLIER[entry]
     assert entry.info.key.to_text() == text and EntryKey.from_text(text) == entry.info.key
     assert hashlib.sha256(b"".join(Record.of(entry).pieces())).hexdigest() == file
-    packed = values.pack(EncodedEntry.of(entry), 512 * 1024, values.Digester())
-    assert hashlib.sha256(b"".join(packed)).hexdigest() == remote
 
 
 class TestOldDirectories:
     def directory(self, root: Path) -> Path:
         """Files as an earlier version names them, without an index."""
         (root / "entries" / EARLIER_KEY[:2]).mkdir(parents=True)
-        for entry, (text, _, _) in EARLIER.items():
+        for entry, (text, _) in EARLIER.items():
             data = b"".join(Record.of(entry).pieces())
             (root / "entries" / EARLIER_KEY[:2] / f"{text}.safetensors").write_bytes(data)
         (root / "scores-apart").touch()

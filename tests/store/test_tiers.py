@@ -231,14 +231,6 @@ def test_stats_count_entries_lookups_and_bytes(entry_of: MakeEntry, make_tier: M
     assert 0 < stats.used_bytes == stats.written_bytes <= stats.capacity_bytes
 
 
-def test_a_lease_counts_the_bytes_it_reads(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
-    tier.put(entry)
-    with leased(tier, entry_of(1)) as lease:
-        read_all(lease)
-        assert tier.stats().read_bytes == lease.stored_bytes == EncodedEntry.of(entry).stored_bytes
-
-
 def test_a_copy_for_another_tier_keeps_its_encoded_form_and_is_not_rounded_again(
     entry_of: MakeEntry, make_tier: MakeTier
 ) -> None:

@@ -13,7 +13,7 @@ from ..key import EntryKey
 from ..record import Bytes
 from ..tiers.base import TierKind
 
-HEAD_BYTES = 16384  # A lookup reads so much of a value: one read gets the whole head of most entries.
+HEAD_BYTES = 32768  # A lookup reads so much of a value: one read gets the whole head of most entries.
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class RemoteLease(StoredLease):
     """An entry on a remote. Its methods may be called from many threads at once."""
 
     def __init__(self, head: RemoteHead, reader: RemoteReader, on_close: Callable[["RemoteLease"], None]) -> None:
-        super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
+        super().__init__(head.info, head.record.sensitivity, head.record.codec, head.record.layer_bytes)
         self.kind = reader.connector.kind
         self._head, self._reader, self._on_close = head, reader, on_close
         self._payloads: dict[int, Future[Bytes]] = {}  # by layer group
@@ -68,7 +68,7 @@ class RemoteLease(StoredLease):
             self._read_one(layer, stored)
 
     def _read_one(self, layer: int, stored: torch.Tensor) -> None:
-        layer_group, size = layer // self._head.layers_per_group, self._layer_bytes
+        layer_group, size = layer // self._head.record.layers_per_value, self._layer_bytes
         future = self._fetch(range(layer_group, layer_group + 1 + AHEAD))
         try:
             payload = self._reader.wait(future)

@@ -12,7 +12,7 @@ from ragkv.errors import ConfigError, RemoteError
 from .connector import Connector
 from .tier import RemoteTier
 from .tombstones import Tombstones
-from .values import Digester
+from .values import digest_of
 
 MIN_SECRET_CHARS = 16
 
@@ -73,4 +73,4 @@ def _open(connect: Callable[[C, str], Connector], remote: C, config: StoreConfig
     path = None
     if config.directory is not None and not config.read_only:
         path = Path(config.directory) / f"deletions-{connector.kind.value}-{tenant}.json"
-    return RemoteTier(connector, remote, Digester(secret), Tombstones(path), config.write_buffer_bytes)
+    return RemoteTier(connector, remote, digest_of(secret), Tombstones(path), config.write_buffer_bytes)

@@ -16,12 +16,12 @@ from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
 from ragkv.runtime import PriorityThreadPool
 
 from ..key import EntryKey
-from ..record import Bytes
+from ..record import Bytes, Digest
 from ..tiers.base import Counts
 from . import values
 from .connector import HEAD_BYTES, Connector
 from .health import Health
-from .values import Digester, RemoteHead
+from .values import RemoteHead
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class RemoteReader:
         connector: Connector,
         config: RedisConfig | S3Config,
         health: Health,
-        digester: Digester,
+        digest: Digest,
         counts: Counts,
         read_cache_bytes: int,
     ) -> None:
@@ -49,7 +49,7 @@ class RemoteReader:
 
         `counts.damaged` and `counts.read_bytes` are counted here.
         """
-        self.connector, self.health, self._digester = connector, health, digester
+        self.connector, self.health, self._digest = connector, health, digest
         self._name, self._timeout_s = connector.kind.value, config.timeout_s
         self._counts, self._cache_free_bytes = counts, read_cache_bytes
         self._pool = PriorityThreadPool(config.connections, f"ragkv-{self._name}")
@@ -112,10 +112,10 @@ class RemoteReader:
     def parse_head(self, key: EntryKey, start: Bytes) -> RemoteHead:
         """As `head`, without a second attempt."""
 
-        def more(size: int) -> Bytes:
-            return self.health.call(lambda: self.connector.get(key, 0, 0, size)) or b""
+        def first(size: int) -> bytes:
+            return bytes(self.health.call(lambda: self.connector.get(key, 0, 0, size)) or b"")
 
-        return values.parse_head(key, values.parse(key, start, self._digester, more))
+        return values.parse_head(key, start, first, self._digest)
 
     def drop(self, key: EntryKey, why: EntryDamagedError, head: RemoteHead | None) -> None:
         """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was read.
@@ -129,7 +129,7 @@ class RemoteReader:
                 head.dropped.set()
             self._counts.damaged += not isinstance(why, EntryUnreachableError)
         log.warning("%s", why)
-        known = (0, None) if head is None else (head.layer_groups, head.header.content_digest)
+        known = (0, None) if head is None else (head.layer_groups, head.content_digest)
         try:
             self.health.call(lambda: self.connector.delete(key, *known), brief=False)
         except RemoteError as error:
@@ -171,17 +171,11 @@ class RemoteReader:
             raise
 
     def _verified(self, head: RemoteHead, layer_group: int) -> Bytes:
-        key, header = head.info.key, head.header
-        start = 0 if layer_group else header.payload_at
-        size = len(head.layers_of(layer_group)) * head.layer_bytes
-        data = self._get(key, layer_group, start, start + size + values.GROUP_HEADER_BYTES)
+        key, (start, size) = head.info.key, head.place_of(layer_group)
+        data = self._get(key, layer_group, start, start + size + 1)  # one more: a longer value is not what was written
         if data is None:
             raise EntryUnreachableError(key, f"layer group {layer_group} is gone from {self._name}, evicted or deleted")
-        if layer_group:
-            header = values.parse(key, data, self._digester)
-            head.check_group(header, layer_group)
-            data = memoryview(data)[header.payload_at :]
-        header.check_payload(key, data, self._digester)
+        head.check(layer_group, data)
         return data
 
     def _get(self, key: EntryKey, layer_group: int, start: int, stop: int) -> Bytes | None:

@@ -11,12 +11,11 @@ from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
 
 from ..key import EntryKey
-from ..record import Bytes
+from ..record import CHECKSUM_START, Bytes
 from ..tiers.base import TierKind
 from . import redis_scripts as scripts
 from .connector import HEAD_BYTES, Connector, PutResult, Usage
 from .redis_server import ANSWER_BYTES, FullError, RedisServer
-from .values import CONTENT_DIGEST_AT
 
 _PAGE = 500  # An answer lists about so many keys.
 _OVERHEAD_BYTES = 64 * 1024  # An answer may have so much around a value, or of another answer.
@@ -80,7 +79,7 @@ class RedisConnector(Connector):
 
     def delete(self, key: EntryKey, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         with self._call():
-            arguments = (layer_groups, content_digest or b"", CONTENT_DIGEST_AT)
+            arguments = (layer_groups, content_digest or b"", CHECKSUM_START)
             return bool(self._script(self._client, scripts.DROP, key, *arguments))
 
     def all_keys(self) -> Iterator[EntryKey]:

@@ -18,10 +18,9 @@ from ragkv.config import S3Config
 from ragkv.errors import MissingExtraError, RemoteError
 
 from ..key import EntryKey
-from ..record import Bytes
+from ..record import CHECKSUM_CHARS, CHECKSUM_START, Bytes
 from ..tiers.base import TierKind
 from .connector import HEAD_BYTES, Connector, PutResult, Usage
-from .values import CONTENT_DIGEST_AT, CONTENT_DIGEST_BYTES
 
 try:
     import obstore
@@ -116,7 +115,7 @@ class S3Connector(Connector):
 
     def delete(self, key: EntryKey, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         if content_digest is not None:  # S3 cannot compare and delete in one step: a rewrite right now is lost
-            found = self.get(key, 0, CONTENT_DIGEST_AT, CONTENT_DIGEST_AT + CONTENT_DIGEST_BYTES)
+            found = self.get(key, 0, CHECKSUM_START, CHECKSUM_START + CHECKSUM_CHARS)
             if found is not None and bytes(found) != content_digest:
                 return False
         there = self.exists(key)

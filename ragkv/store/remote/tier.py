@@ -18,6 +18,7 @@ from ragkv.errors import EntryDamagedError, RemoteError
 
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..key import EntryKey
+from ..record import Digest
 from ..tiers.base import Counts, Lease, Speed, Tier, TierStats
 from . import values
 from .connector import Connector, Usage
@@ -25,7 +26,7 @@ from .health import Health
 from .lease import RemoteLease
 from .reader import Lookup, RemoteReader
 from .tombstones import Tombstones
-from .values import Digester, RemoteHead
+from .values import RemoteHead
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +46,18 @@ class RemoteTier(Tier):
         self,
         connector: Connector,
         config: RedisConfig | S3Config,
-        digester: Digester,
+        digest: Digest,
         tombstones: Tombstones,
         read_cache_bytes: int,
     ) -> None:
         """`config` is the connector's. Never waits for the remote; see `RemoteReader` for `read_cache_bytes`."""
         self.kind = connector.kind
-        self._connector, self._digester, self._tombstones = connector, digester, tombstones
+        self._connector, self._digest, self._tombstones = connector, digest, tombstones
         self._layer_group_bytes = config.group_bytes
         self._wake = threading.Event()
         self._health = Health(self.kind.value, config.timeout_s, self._wake.set)
         self._counts = Counts()
-        self._reader = RemoteReader(connector, config, self._health, digester, self._counts, read_cache_bytes)
+        self._reader = RemoteReader(connector, config, self._health, digest, self._counts, read_cache_bytes)
         self._usage = Usage(0, 0)  # as last known
         self._leases: dict[EntryKey, set[RemoteLease]] = {}
         self._deleting: set[EntryKey] = set()
@@ -137,7 +138,7 @@ class RemoteTier(Tier):
             encoded = EncodedEntry.of(entry)
             if encoded.size_bytes > self._connector.capacity_bytes:
                 return False
-            packed = values.pack(encoded, self._layer_group_bytes, self._digester)
+            packed = values.pack(encoded, self._layer_group_bytes, self._digest)
             with self._lock:
                 pinned = frozenset(self._leases)
             result = self._health.call(lambda: self._connector.put(key, packed, pinned), brief=False)

@@ -29,7 +29,7 @@ from ragkv.errors import EntryDamagedError, StoreError
 from ..codecs import Codec
 from ..entry import EncodedEntry, EntryInfo, Identity
 from ..key import EntryKey
-from ..record import ALIGNMENT, RecordHead, bytes_of, parse_head, read_fully, read_head
+from ..record import ALIGNMENT, HEAD_GUESS, RecordHead, bytes_of, check_length, parse_head, read_fully, read_head
 from .base import Lease, TierKind
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,9 @@ class EntryFile:
         if not self.direct:
             return read_head(self._fd, key)
         try:
-            return parse_head(key, self._first, os.fstat(self._fd).st_size)
+            head = parse_head(key, self._first(HEAD_GUESS), self._first)
+            check_length(head, os.fstat(self._fd).st_size)
+            return head
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise

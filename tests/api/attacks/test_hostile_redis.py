@@ -18,9 +18,9 @@ from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
 from ragkv.errors import RemoteError
 from ragkv.store import EncodedEntry, EntryKey
+from ragkv.store.record import ALIGNMENT, CHECKSUM_CHARS, CHECKSUM_START, checksum
 from ragkv.store.remote import values
 from ragkv.store.remote.redis_server import RedisServer as Client
-from ragkv.store.remote.values import Digester
 from tests.conversations.helpers import ask, engine_at, is_full_prefill, question
 from tests.engine.helpers import A, B
 from tests.store.entries import make_entry
@@ -70,12 +70,22 @@ def vandal(config: RedisConfig) -> Vandal:
     return Vandal(config)
 
 
-def forged_head(key: EntryKey, facts: dict[str, Any], old: bytes) -> bytes:
-    """The value `old` with other facts in its header, its checksums right for a reader without a secret."""
-    header = values.parse(key, old, Digester())
-    tail = header.tail.rstrip(b"\0") if facts.get("group") else header.tail
-    payload = old[header.payload_at :]
-    return values._value(header.content_digest, {**header.facts, **facts}, tail, payload, Digester())
+def header_of(value: bytes) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(value[8 : 8 + int.from_bytes(value[:8], "little")])
+    return header
+
+
+def forged_head(old: bytes, header: dict[str, Any]) -> bytes:
+    """The value `old` with another header, its checksum right for a reader without a secret."""
+    start = 8 + int.from_bytes(old[:8], "little")
+    end = start + header_of(old)["layer.0000"]["data_offsets"][0]
+    header["__metadata__"] = {"checksum": "0" * CHECKSUM_CHARS} | header["__metadata__"]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    head = bytearray(len(text).to_bytes(8, "little") + text + old[start:end])
+    head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = b"0" * CHECKSUM_CHARS
+    head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = checksum(bytes(head)).encode()
+    return bytes(head) + old[end:]
 
 
 # Entries
@@ -105,7 +115,7 @@ def test_an_old_layer_group_is_not_mixed_with_a_newer_entry(config: RedisConfig,
         vandal.client.set(name, replayed)
         lease = store.lease(old.info.identity, old.info.token_ids)
         assert lease is not None
-        with lease, pytest.raises(Exception, match="another writing"):
+        with lease, pytest.raises(Exception, match="does not match"):
             for layer in range(old.info.layers):
                 lease.read_layer(layer)
 
@@ -122,7 +132,7 @@ def test_a_huge_value_is_not_fetched(redis_server: RedisServer, config: RedisCon
             before = proxy.answered_bytes
             lease = store.lease(entry.info.identity, entry.info.token_ids)
             if lease is not None:
-                with lease, pytest.raises(Exception, match=r"damaged|bytes, not"):
+                with lease, pytest.raises(Exception, match=r"damaged|bytes that were written"):
                     lease.read_layer(0)
                     lease.read_layer(1)
             assert proxy.answered_bytes - before < 2 * 1024**2
@@ -135,10 +145,16 @@ def test_a_head_with_forged_facts_is_a_miss_or_harmless(config: RedisConfig, van
     with redis_store(config) as store:
         entry = make_entry(1)
         store.put_durably(entry)
-        key = entry.info.key
-        genuine = vandal.client.get(vandal.value(key, 0))
-        for fact in values.parse(key, genuine, Digester()).facts:
-            vandal.client.set(vandal.value(key, 0), forged_head(key, {fact: wrong}, genuine))
+        name = vandal.value(entry.info.key, 0)
+        genuine = vandal.client.get(name)
+        header = header_of(genuine)
+        facts, place = header["__metadata__"], {"dtype": "I64", "shape": [1], "data_offsets": wrong}
+        forgeries: list[dict[str, Any]] = [{"__metadata__": {**facts, fact: wrong}} for fact in facts]
+        forgeries += [{"__metadata__": {**facts, fact: json.dumps(wrong)}} for fact in facts]
+        tensors = header.keys() - {"__metadata__"}
+        forgeries += [{tensor: made} for tensor in tensors for made in (wrong, place, {**place, "shape": wrong})]
+        for forgery in forgeries:
+            vandal.client.set(name, forged_head(genuine, {**header, **forgery}))
             lease = store.lease(entry.info.identity, entry.info.token_ids)  # raises nothing
             if lease is not None:
                 lease.close()
@@ -154,7 +170,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(config: Red
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv, sensitivity=None)
-        for layer_group, value in enumerate(values.pack(EncodedEntry.of(entry), config.group_bytes, Digester())):
+        for layer_group, value in enumerate(values.pack(EncodedEntry.of(entry), config.group_bytes, checksum)):
             vandal.client.set(vandal.value(info.key, layer_group), value)
         answer = engine.answer(question(0), [A], max_new_tokens=4, reuse="prefix")
         assert answer.token_ids == wanted and answer.reuse.missed_chunks == 1

@@ -7,8 +7,8 @@ from typing import Any
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.store import EncodedEntry, Entry, Store, TierKind
+from ragkv.store.record import checksum
 from ragkv.store.remote import RemoteTier, open_remote, values
-from ragkv.store.remote.values import Digester
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
 from .servers import RedisServer, S3Server
@@ -23,7 +23,7 @@ def unique_prefix() -> str:
 
 def value_bytes(entry: Entry, group_bytes: int = 512 * 1024) -> int:
     """The bytes of `entry` on a remote."""
-    return sum(map(len, values.pack(EncodedEntry.of(entry), group_bytes, Digester())))
+    return sum(map(len, values.pack(EncodedEntry.of(entry), group_bytes, checksum)))
 
 
 def redis_config(server: RedisServer, **changes: Any) -> RedisConfig:

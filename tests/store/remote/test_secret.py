@@ -7,8 +7,8 @@ import pytest
 
 from ragkv.config import RedisConfig
 from ragkv.store import EncodedEntry, TierKind
+from ragkv.store.record import checksum
 from ragkv.store.remote import values
-from ragkv.store.remote.values import Digester
 from tests.store.entries import make_entry
 
 from .helpers import hit, redis_config, redis_store, redis_tier_of
@@ -49,6 +49,6 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
         forged = make_entry(1)
         forged.kv.zero_()
         connector: Any = redis_tier_of(store)._connector
-        for layer_group, value in enumerate(values.pack(EncodedEntry.of(forged), 512 * 1024, Digester())):
+        for layer_group, value in enumerate(values.pack(EncodedEntry.of(forged), 512 * 1024, checksum)):
             connector._client.set(f"{connector._root}{forged.info.key.to_text()}:{layer_group}", value)
         assert hit(store, 1) is None

@@ -129,20 +129,6 @@ def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(shared: dict
         assert [tier.used_bytes for tier in store.stats().tiers] == [0, 0, 0, 0]
 
 
-def test_a_lease_closed_after_the_deletion_does_not_bring_the_entry_back(
-    shared: dict[str, Any], tmp_path: Path
-) -> None:
-    with open_store(tmp_path / "a", **shared) as store:
-        store.put_durably(make_entry(1))
-    with open_store(tmp_path / "b", **shared) as other:
-        lease = other.lease(IDENTITY, ids_of(1))
-        assert lease is not None
-        other.delete(make_entry(1).info.key)
-        lease.close()
-        other.flush()
-        assert holders(other, 1) == set()
-
-
 def test_an_entry_that_one_tier_lacks_is_copied_there_by_ensure_durable(shared: dict[str, Any], tmp_path: Path) -> None:
     with open_store(tmp_path, **shared) as store:
         store.put_durably(make_entry(1))
