@@ -16,7 +16,7 @@ from .servers import LOOPBACK, RedisServer
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
 
-VALUE_BYTES = 4352  # of a test entry in one value
+VALUE_BYTES = 8448  # A test entry has so many bytes in one value.
 
 
 def counted(store: Store) -> tuple[int, int]:
