@@ -273,14 +273,10 @@ class Database(Closing):
             return self._vectors[1:]
 
     def held(self, texts: Iterable[str]) -> set[str]:
-        """Those of `texts` that are passages of exactly this text. Costs as much as the smaller of both sets."""
+        """Those of `texts` that are passages of exactly this text."""
         by_hash = {digest(text): text for text in texts}
-        if self._value("SELECT count(*) FROM texts") < len(by_hash):
-            rows = self._rows(f"SELECT hash FROM texts WHERE {IN_USE}")
-        else:
-            sql = f"SELECT hash FROM texts WHERE hash IN (SELECT value FROM json_each(?)) AND {IN_USE}"
-            rows = self._rows(sql, (_json(list(by_hash)),))
-        return {by_hash[row[0]] for row in rows if row[0] in by_hash}
+        sql = f"SELECT hash FROM texts WHERE hash IN (SELECT value FROM json_each(?)) AND {IN_USE}"
+        return {by_hash[row[0]] for row in self._rows(sql, (_json(list(by_hash)),))}
 
     def counts(self) -> tuple[int, int]:
         """How many documents and how many passages there are."""
@@ -325,19 +321,11 @@ class Database(Closing):
         metadata, page_starts = _json(document.metadata), _json(document.page_starts)
         values = (document.id, content_hash, document.text, document.source, metadata, page_starts)
         self._rows("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", values)
-        for passage in passages:
-            self._rows(
-                "INSERT INTO passages (id, document_id, text_number, span_start, span_end, source, metadata) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    passage.id,
-                    document.id,
-                    self._put_text(passage.text),
-                    *passage.span,
-                    passage.source,
-                    _json(passage.metadata),
-                ),
-            )
+        sql = """INSERT INTO passages (id, document_id, text_number, span_start, span_end, source, metadata)
+            VALUES (?, ?, ?, ?, ?, ?, ?)"""
+        for one in passages:
+            number = self._put_text(one.text)
+            self._rows(sql, (one.id, document.id, number, *one.span, one.source, _json(one.metadata)))
 
     def _put_file(self, record: FileRecord) -> None:
         """Adds or replaces the record of a file."""

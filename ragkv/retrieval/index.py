@@ -139,10 +139,6 @@ class Index(Database):
             )
         return self._embedder.embed_query(query)
 
-    def holds_documents_of(self, record: FileRecord) -> bool:
-        """Whether the documents of a file are here as the file had them."""
-        return self.document_hashes(record.documents) == record.documents
-
     # Writing
 
     def ingest(

@@ -71,7 +71,7 @@ def test_a_table_of_one_row_or_with_longer_rows_loses_no_value(tmp_path: Path) -
 
 def test_source_code_and_a_readme_without_an_ending_are_text(tmp_path: Path) -> None:
     assert load(tmp_path, "mill.py", "def mill():\n    return 1\n").text == "def mill():\n    return 1\n"
-    assert load(tmp_path, "README", "The mill.").text == "The mill."
+    assert load(tmp_path, "README", "The mill.\r\n").text == "The mill.\n"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])

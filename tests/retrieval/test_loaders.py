@@ -25,45 +25,12 @@ def test_a_directory_is_walked_recursively_in_sorted_order(tmp_path: Path) -> No
     assert [Path(d.id).name for d in load_documents(tmp_path)] == ["c.txt", "z.md", "b.txt"]
 
 
-def test_hidden_files_and_unknown_suffixes_in_a_directory_are_skipped(tmp_path: Path) -> None:
-    for name in ("a.txt", ".hidden.txt", ".git/x.txt", "image.png"):
-        write(tmp_path / name, "text")
-    assert [Path(d.id).name for d in load_documents(tmp_path)] == ["a.txt"]
-
-
 def test_a_document_id_is_the_absolute_path_however_the_file_was_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path / "a.txt", "text")
     monkeypatch.chdir(tmp_path)
     assert [d.id for d in load_documents("a.txt")] == [d.id for d in load_documents([file])] == [str(file)]
-
-
-def test_line_ends_and_byte_order_marks_do_not_change_the_text(tmp_path: Path) -> None:
-    texts = {
-        d.text
-        for d in load_documents(
-            [
-                write(tmp_path / "unix.txt", "one\ntwo"),
-                write(tmp_path / "dos.txt", "one\r\ntwo"),
-                write(tmp_path / "bom.txt", b"\xef\xbb\xbfone\ntwo"),
-                write(tmp_path / "utf16.txt", "one\ntwo".encode("utf-16")),
-            ]
-        )
-    }
-    assert texts == {"one\ntwo"}
-
-
-HTML = """<!doctype html><html><head><title>The  Page</title><style>p {color: red}</style>
-<script>var x = "<p>no</p>";</script></head><body><h1>Head</h1><p>First
-paragraph &amp; more.</p><ul><li>one</li><li>two</li></ul><pre>a
-  b</pre><table><tr><td>x</td><td>y</td></tr></table><noscript>turn it on</noscript></body></html>"""
-
-
-def test_html_keeps_block_boundaries_and_drops_scripts_and_styles(tmp_path: Path) -> None:
-    (document,) = load_documents(write(tmp_path / "page.html", HTML))
-    assert document.text == "# Head\n\nFirst paragraph & more.\n\n- one\n- two\n\n```\na\n  b\n```\n\nx\ty"
-    assert document.metadata == {"format": "markdown", "title": "The Page"}
 
 
 def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path) -> None:
@@ -117,15 +84,6 @@ def test_a_path_that_is_no_regular_file_is_an_error_and_never_blocks(tmp_path: P
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DocumentError, match="neither a file nor a directory"):
         list(load_documents(tmp_path / "pipe.txt"))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list everything")
-def test_a_folder_that_cannot_be_listed_is_reported(tmp_path: Path) -> None:
-    write(tmp_path / "a.txt", "text")
-    (tmp_path / "closed").mkdir(mode=0o000)
-    errors: list[DocumentError] = []
-    assert len(list(load_documents(tmp_path, on_error=errors.append))) == 1
-    assert "Cannot list" in str(errors[0])
 
 
 @pytest.mark.parametrize("encoding", ["klingon", "hex"])

@@ -161,6 +161,7 @@ def test_an_encoding_that_is_given_overrules_a_page_and_a_mark_overrules_both() 
         ("<table><tr><th>a<th>b<tr><td>1<td><p>2</p></table>", "a\tb\n1\t2"),
         ("<table><tr><td rowspan=2>a<td>b<tr><td>c</table>", "a\tb\n\tc"),
         ("<table><tr><td><h2>Layout</h2><p>one</p><p>two</p></table>", "## Layout\n\none\n\ntwo"),
+        ("<title>T</title><style>p {}</style><script>'<p>no'</script><noscript>on</noscript><p>a\nb</p>", "a b"),
         ("a<br>b &amp; c&nbsp;d<hr>e", "a\nb & c d\n\ne"),
         ("<p>an <i>un</i>closed <b>tag", "an unclosed tag"),
         ("<td>cell of no table</td> end", "cell of no table end"),

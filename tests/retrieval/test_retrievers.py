@@ -80,11 +80,6 @@ def test_bm25_finds_the_right_passage_first_for_every_question(index: Index) -> 
     assert found == QUESTIONS
 
 
-def test_bm25_leaves_out_texts_that_share_no_term_with_the_query(index: Index) -> None:
-    assert [hit.passage.document_id for hit in index.search("faust", retriever="bm25")] == ["goethe"]
-    assert index.search("zebra", retriever="bm25") == []
-
-
 def test_bm25_over_texts_without_a_single_term_finds_nothing() -> None:
     with Index(None, splitter=word_splitter()) as index:
         index.ingest([Document("marks", "!!! ???")])

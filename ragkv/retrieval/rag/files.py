@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -78,22 +78,8 @@ class FileOptions:
     on_embed: Progress | None = None
 
 
-@dataclass(slots=True)
-class FilesReport:
-    """The outcomes of a run, and what it changed."""
-
-    outcomes: list[FileOutcome] = field(default_factory=list)
-    reports: list[IngestReport] = field(default_factory=list)
-    deleted_entries: int = 0
-
-    @property
-    def documents(self) -> list[str]:
-        """The ids of all documents of the files, in order."""
-        return list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.documents))
-
-
 class FileReader:
-    """Brings one index up to date with files, once.
+    """Brings one index up to date with files, once, and holds the outcomes of this run and what it changed.
 
     If `options.delete` is "missing", documents of files are deleted that are gone from the given folders; "others" also
     deletes all documents that the given files do not hold. What a file held that fails now is never deleted.
@@ -106,9 +92,16 @@ class FileReader:
         self._index, self._forget, self._options = index, forget, options
         self._method = f"{LOADER_VERSION}:{options.encoding}:{method}"
         self._owners: dict[str, str] = {}  # document id -> the file of this run that it came from
-        self._report = FilesReport()
+        self.outcomes: list[FileOutcome] = []
+        self.reports: list[IngestReport] = []
+        self.deleted_entries = 0
 
-    def run(self, paths: Sequence[str | Path]) -> FilesReport:
+    @property
+    def documents(self) -> list[str]:
+        """The ids of all documents of the files, in order."""
+        return list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.documents))
+
+    def run(self, paths: Sequence[str | Path]) -> None:
         """Read the files that changed. Raises `DocumentError` at the first that fails if `strict`."""
         found = find_files(paths, LOADERS, TEXT_NAMES)
         named = {Path(path).absolute() for path in paths}
@@ -117,7 +110,7 @@ class FileReader:
         for file, size in zip(found, sizes, strict=True):
             progress = self._tell(replace(progress, outcome=None, path=printable(file.path)))
             outcome = self._outcome(file, is_named=file.path.absolute() in named)
-            self._report.outcomes.append(outcome)
+            self.outcomes.append(outcome)
             if outcome.status == "failed":
                 if self._options.strict:
                     raise DocumentError(outcome.reason)
@@ -128,7 +121,6 @@ class FileReader:
             self._delete_missing(paths, found)
         if self._options.delete == "others":
             self._delete_others()
-        return self._report
 
     def _tell(self, progress: FileProgress) -> FileProgress:
         if self._options.on_file is not None:
@@ -137,8 +129,8 @@ class FileReader:
 
     def _changed(self, report: IngestReport) -> None:
         """Note a change of the index, and delete the KV that it leaves unused."""
-        self._report.reports.append(report)
-        self._report.deleted_entries += self._forget(report.forgotten_passages)
+        self.reports.append(report)
+        self.deleted_entries += self._forget(report.forgotten_passages)
 
     def _size_to_read(self, file: FoundFile) -> int:
         """The size of a file that is to be read; 0 if it looks unchanged."""
@@ -156,7 +148,11 @@ class FileReader:
         """What is known of a file whose documents are still there."""
         with suppress(UnicodeEncodeError):
             record = self._index.file_record(str(path.absolute()))
-            if record is not None and record.documents and self._index.holds_documents_of(record):
+            if (
+                record is not None
+                and record.documents
+                and self._index.document_hashes(record.documents) == record.documents
+            ):
                 return record
         return None
 
@@ -248,13 +244,12 @@ class FileReader:
             if is_inside and known not in seen and not os.path.lexists(known):
                 self._changed(self._index.delete_file(known))
                 outcome = FileOutcome(printable(known), "deleted")
-                self._report.outcomes.append(outcome)
+                self.outcomes.append(outcome)
                 self._tell(FileProgress(len(seen), len(seen), 0, 0, outcome))
 
     def _delete_others(self) -> None:
-        outcomes = self._report.outcomes
-        kept, read = set(self._report.documents), {outcome.path for outcome in outcomes if outcome.documents}
-        failed = [outcome.path for outcome in outcomes if outcome.status == "failed"]
+        kept, read = set(self.documents), {outcome.path for outcome in self.outcomes if outcome.documents}
+        failed = [outcome.path for outcome in self.outcomes if outcome.status == "failed"]
         for known in self._index.file_paths():
             if known not in read and any(Path(known).is_relative_to(Path(path).absolute()) for path in failed):
                 record = self._index.file_record(known)

@@ -110,11 +110,11 @@ class Rag(Closing):
         file that cannot be read raises `DocumentError`.
         """
         reader = FileReader(self.index, self._forget, options or FileOptions(), self._splitter.fingerprint)
-        found = reader.run(paths)
-        index = _joined(found.reports, found.documents)
-        ids = (*index.added, *index.changed) if encode == "changed" else found.documents if encode else ()
+        reader.run(paths)
+        index = _joined(reader.reports, reader.documents)
+        ids = (*index.added, *index.changed) if encode == "changed" else reader.documents if encode else ()
         kv = self._encode(ids, on_encode)
-        return RagIngestReport(index, kv, found.deleted_entries, tuple(found.outcomes))
+        return RagIngestReport(index, kv, reader.deleted_entries, tuple(reader.outcomes))
 
     def delete(self, document_ids: str | Iterable[str]) -> IngestReport:
         """Delete documents with their passages, and the KV of each text that no other document holds."""
@@ -217,30 +217,25 @@ class Rag(Closing):
 
 def _paths_or_documents(
     source: str | Path | Document | Iterable[str | Path | Document],
-) -> tuple[list[str | Path] | None, Iterable[Document]]:
+) -> tuple[list[str | Path] | None, Iterator[Document]]:
     """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a mixture."""
-    if isinstance(source, str | Path):
-        return [source], ()
-    if isinstance(source, Document):
-        return None, [source]
-    if not isinstance(source, Iterable):
-        raise TypeError(f"Rag.ingest takes a path, paths or documents, not {type(source).__name__}.")
-    items = iter(source)
+    one_or_more = [source] if isinstance(source, str | Path | Document) or not isinstance(source, Iterable) else source
+    items: Iterator[Any] = iter(one_or_more)
     first = next(items, None)
+    rest = () if first is None and one_or_more is source else (first,)
     if isinstance(first, str | Path):
-        paths = [first, *items]
-        return [_checked(path, (str, Path), "paths") for path in paths], ()
-    rest = chain(() if first is None else (first,), items)
-    return None, (_checked(document, (Document,), "documents") for document in rest)
+        return list(_checked(chain(rest, items), (str, Path))), iter(())
+    return None, _checked(chain(rest, items), (Document,))
 
 
-def _checked(item: Any, kinds: tuple[type, ...], what: str) -> Any:
-    if isinstance(item, kinds):
-        return item
-    raise TypeError(
-        f"Rag.ingest takes a path, paths or documents; one of the {what} is of type {type(item).__name__}. "
-        "Make a Document(id, text) of each text, or give the path of a file or folder."
-    )
+def _checked(items: Iterator[Any], kinds: tuple[type, ...]) -> Iterator[Any]:
+    for item in items:
+        if not isinstance(item, kinds):
+            raise TypeError(
+                f"Rag.ingest takes a path, paths or documents, all of one kind, not {type(item).__name__}. "
+                "Make a Document(id, text) of each text, or give the path of a file or folder."
+            )
+        yield item
 
 
 def _joined(reports: Sequence[IngestReport], documents: Sequence[str]) -> IngestReport:

@@ -295,19 +295,3 @@ def test_the_kv_of_changed_documents_alone_is_computed_on_request(rag: Rag, fold
     (folder / "c.txt").write_text("The mill of Marl.")
     kv = rag.ingest_files([folder], encode="changed").kv
     assert (kv.encoded, kv.present) == (1, 0)
-
-
-def test_a_file_without_permission_fails_and_the_rest_is_read(
-    rag: Rag, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Path.read_bytes
-
-    def refuse(file: Path) -> bytes:
-        if file.name == "a.txt":  # root may read everything, so the system would not refuse
-            raise PermissionError(13, "Permission denied")
-        return real(file)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    report = ingest(rag, folder)
-    assert statuses(report) == {"a.txt": "failed", "b.txt": "added"}
-    assert "Permission denied. Check the path and its permissions." in report.files[0].reason
