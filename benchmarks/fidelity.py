@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks import lens, report
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.fusion import ScoreModel, Selector
-from ragkv.fusion.learned import FILE_NAME
+from ragkv.fusion import Selector
+from ragkv.fusion.learned import FILE_NAME, ScoreModel
 from ragkv.lab.score_training import Continuation, TrainingExample, train
 from ragkv.model import full_pass
 

@@ -13,8 +13,7 @@ from benchmarks.papers_tasks import Prepared, Preparer, Task
 from benchmarks.quality_data import Context
 from ragkv import Engine, PromptConfig
 from ragkv.errors import InputError
-from ragkv.fusion import ScoreModel
-from ragkv.fusion.learned import FILE_NAME
+from ragkv.fusion.learned import FILE_NAME, ScoreModel
 from ragkv.lab.baselines import map_reduce, map_rerank
 from ragkv.retrieval import Embedder
 

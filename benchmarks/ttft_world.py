@@ -16,7 +16,8 @@ from transformers import DynamicCache
 
 from benchmarks.random_model import put_random_scores, random_model
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.model.dtype_choice import DtypeChoice, faster_dtype
+from ragkv.model.dtype_choice import faster_dtype
+from ragkv.model.loading import DtypeChoice
 from ragkv.store import Entry, EntryInfo
 
 QUESTION_TOKENS = 32

@@ -16,9 +16,7 @@ from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
 from .errors import InputError, RagKVError, UnsupportedError
-from .fusion import Fusor, Readers, Scorer, gate_result, learned, make_selector
-from .model.dtype_choice import choose_dtype
-from .model.kcache import Offloading
+from .fusion import Fusor, Readers, Scorer, make_selector
 from .model.loading import READER_NOTE, READER_UNKNOWN, load
 from .prompt import (
     ActiveRequest,
@@ -39,7 +37,6 @@ from .prompt import (
     subject_of,
     traced,
 )
-from .prompt.constraints import Grammars
 from .prompt.history import BlockWriter, Discard
 from .prompt.layout import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
@@ -98,7 +95,7 @@ class Engine(Closing):
 
         # What requests say. Whatever is refused is refused before the store is opened.
         runs = template_runs(tokenizer, getattr(adapter.config, "bos_token_id", None), config.prompt.system)
-        self.intake = Intake(adapter, tokenizer, runs, config, Grammars(self.model.constraint_tokenizer))
+        self.intake = Intake(self.model, runs, config)
 
         # What is stored, and who makes it.
         self.store = store = Store.open(
@@ -114,13 +111,19 @@ class Engine(Closing):
 
         # How a prompt is planned and fused.
         if directory is not None:
+            from .fusion import gate_result
+
             self.intake.apply_gate_result(gate_result.load(directory, encoder.measured_as, config.fusion))
         subject = subject_of(adapter, encoder.identity)
         self.load_control = LoadControl(subject, directory, config.controller.prices, store.speeds)
         readers = Readers(settings.reader_threads)
         self.fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
         planner = Planner(adapter, encoder, store, scheduler, block_writer, background, unused)
-        offloading = Offloading(adapter, config.kcache)
+        offloading = None
+        if config.kcache is not None:
+            from .model.kcache import Offloading
+
+            offloading = Offloading(adapter, config.kcache)
         prefiller = Prefiller(planner, self.fusor, scheduler, self.load_control, offloading)
 
         # Who waits, who answers, and what is kept of it.
@@ -142,8 +145,11 @@ class Engine(Closing):
         fusion, adapter = self.config.fusion, self.model.adapter
         prefix, texts = self.intake.runs.before_documents, fusion.sensitivity_prefixes
         network = None
-        if fusion.learned_scores and texts == learned.TEXTS:
-            network = learned.load_for(adapter, self.config.store.directory)
+        if fusion.learned_scores and texts:
+            from .fusion import learned
+
+            if texts == learned.TEXTS:
+                network = learned.load_for(adapter, self.config.store.directory)
         between = self.scheduler.between_layers
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
         needs_scores = make_selector(fusion.selector).needs_scores
@@ -156,6 +162,8 @@ class Engine(Closing):
 
         The dtype "auto" is on a CPU the one in which it computes the model fastest (`model/dtype_choice.py`).
         """
+        from .model.dtype_choice import choose_dtype
+
         config = config or EngineConfig()
         limit_kernel_caches()  # before the first product, by which the dtype is chosen
         store_bytes, weights = config.store.memory_bytes, config.weights
@@ -393,6 +401,3 @@ def _shut(
         conversations.close()
         store.close()
         readers.close()
-
-
-__all__ = ["BackendMaker", "Engine", "EngineStats"]

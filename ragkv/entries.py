@@ -7,16 +7,20 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .config import EngineConfig
 from .errors import InputError
-from .fusion import ScoreModel, gate_result, learned
 from .prompt import ChunkLike, Intake
 from .runtime import Check, no_check
 from .scheduling import Scheduler
-from .scheduling.encoding import BackgroundEncoder, Encoder, Rescorer, RescoreReport, Warmer, WarmReport
+from .scheduling.encoding import BackgroundEncoder, Encoder, Warmer, WarmReport
 from .store import EntryKey, Identity, Store
 from .types import Chunk
+
+if TYPE_CHECKING:
+    from .fusion.learned import ScoreModel
+    from .scheduling.encoding.rescoring import RescoreReport
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +117,11 @@ class Entries:
 
     def rescore(
         self,
-        network: ScoreModel,
+        network: "ScoreModel",
         chunks: Sequence[ChunkLike] = (),
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
-    ) -> RescoreReport:
+    ) -> "RescoreReport":
         """Score every stored chunk with `network`, from its KV, and use these scores from then on.
 
         Meanwhile requests are answered with the old scores. `chunks`, those of documents in order, come first. With a
@@ -126,6 +130,9 @@ class Entries:
         stay in use, and the next call goes on. Raises `StoreReadOnlyError`, and `InputError` if
         `fusion.learned_scores` is off.
         """
+        from .fusion import gate_result, learned
+        from .scheduling.encoding.rescoring import Rescorer
+
         directory, fusion, old = self._config.store.directory, self._config.fusion, self.encoder.scorer
         if old is None or not fusion.learned_scores:
             raise InputError(
@@ -178,6 +185,3 @@ def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:
         f"the entries stored here were made in {others} and are not reused, because the model computes in {dtype_why}. "
         f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
     )
-
-
-__all__ = ["Entries", "other_dtype_note"]

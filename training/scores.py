@@ -23,7 +23,7 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.fusion import ScoreModel
+from ragkv.fusion.learned import ScoreModel
 from ragkv.lab.score_training import Continuation, TrainingExample, train
 from training.batches import Encoder
 from training.questions import Question

@@ -13,8 +13,8 @@ from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Settings
 from .output import console, print_json
 
 if TYPE_CHECKING:
-    from ragkv.fusion import ScoreModel
-    from ragkv.scheduling.encoding import RescoreReport
+    from ragkv.fusion.learned import ScoreModel
+    from ragkv.scheduling.encoding.rescoring import RescoreReport
 
 
 def learn(

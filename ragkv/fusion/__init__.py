@@ -1,7 +1,6 @@
 """Fusion: builds the KV of one prompt from many stored entries and recomputes the tokens that a selector chooses."""
 
 from .fusor import Fused, Fusor
-from .learned import ScoreModel
 from .pipeline import LayerReader, Readers, ResidentLease
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .selectors import (
@@ -30,7 +29,6 @@ __all__ = [
     "Plan",
     "Readers",
     "ResidentLease",
-    "ScoreModel",
     "Scorer",
     "Selector",
     "Span",

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from ragkv.config import PricesConfig
 
 from .estimators import (
+    R_STAR,
     Load,
     Selection,
     Shape,
@@ -31,7 +32,6 @@ from .estimators import (
 )
 from .profile import Profile
 
-R_STAR = 0.15  # `R_STAR` is the least ratio until the quality gate has run: the paper's value, from its figure 16.
 SLACK = 1e-6  # Times may exceed a bound by the share `SLACK`: sums in another order are rounded otherwise.
 # At most `MOST_SUBSETS` sets of entries are tried one by one; of more only those with the slowest entries.
 MOST_SUBSETS = 256

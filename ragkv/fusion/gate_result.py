@@ -171,19 +171,11 @@ def save(result: GateResult, directory: str | Path, identity: Identity, fusion: 
 def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> GateResult | None:
     """The result that was applied to such an engine; `None` if there is none, or none that can be read."""
     try:
-        values = read_measurements(Path(directory) / FILE_NAME)
-        if (found := values.get(_key(identity, fusion))) is not None:
-            return _read(found)
+        found = read_measurements(Path(directory) / FILE_NAME).get(_key(identity, fusion))
+        return None if found is None else _read(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         log.warning("The gate result in %s cannot be read (%s). Run `ragkv gate --apply` again.", directory, error)
         return None
-    if _hash(f"{identity.to_json()}|{fusion.selector}") in values:
-        log.warning(
-            "The gate result in %s is of an earlier version, which measured less, and is not used. Run `ragkv gate "
-            "--apply` again.",
-            directory,
-        )
-    return None
 
 
 def _read(found: dict[str, Any]) -> GateResult:
@@ -201,10 +193,7 @@ def _read(found: dict[str, Any]) -> GateResult:
 
 
 def _key(identity: Identity, fusion: FusionConfig) -> str:
-    return _hash(f"{identity.to_json()}|{fusion.selector}|{fusion.ratio}")
-
-
-def _hash(text: str) -> str:
+    text = f"{identity.to_json()}|{fusion.selector}|{fusion.ratio}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

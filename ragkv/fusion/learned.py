@@ -68,6 +68,7 @@ class ScoreModel(nn.Module):
     The names of its parts are tensor names in saved files, so they must not change.
     """
 
+    topics, question_tokens = TOPICS, QUESTION_TOKENS
     slot: torch.Tensor  # (1,) uint8
     depth: torch.Tensor  # (1,) int32: L
     taught_by: torch.Tensor
@@ -154,10 +155,6 @@ class ScoreModel(nn.Module):
         """Inverse of `to_bytes`; raises `ValueError` on anything else."""
         try:
             tensors = load(data)
-            if "depth" not in tensors and "worth.read.weight" in tensors:
-                raise ValueError(
-                    "an earlier version of ragkv trained it, on more passes; `ragkv learn` trains a new one"
-                )
             layers = int(tensors["depth"])
             if tensors["worth.read.weight"].shape[1] != _distances(layers):  # seen before anything of that size is made
                 raise ValueError("not a file of learned scores: sizes do not fit")

@@ -13,15 +13,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 
 from ragkv.errors import InputError
 from ragkv.model import Adapter, Context, ReusedTokens, TokenRun, raw_kv
 
-from .learned import QUESTION_TOKENS, TEXTS, TOPICS, ScoreModel, misfit
 from .plan import Plan
 from .variance import scored_layers, variance
+
+if TYPE_CHECKING:
+    from .learned import ScoreModel
 
 TEXT_TOKENS = 256  # A kept text behind which chunks are scored has `TEXT_TOKENS`.
 NEIGHBOUR_TOKENS = 512  # The neighbouring text from the chunk's document has at most `NEIGHBOUR_TOKENS`;
@@ -56,7 +59,7 @@ class Scorer:
         prefix_ids: Sequence[int],
         count: int,
         between: Callable[[], None] = lambda: None,
-        learned: ScoreModel | None = None,
+        learned: "ScoreModel | None" = None,
     ) -> None:
         """`count` is k; every text stands behind `prefix_ids`, which holds the attention sinks.
 
@@ -65,7 +68,7 @@ class Scorer:
         self._adapter, self._prefix_ids, self._count = adapter, tuple(prefix_ids), count
         self.learned = learned
         self.network_digest = learned.digest if learned else ""
-        self.columns = 1 + TOPICS if learned else 1  # numbers a token
+        self.columns = 1 + learned.topics if learned else 1  # numbers a token
         self._most_moved = MOST_MOVED_LEARNED if learned else MOST_MOVED
         self.made_as = f"{LEARNED}-{learned.digest}" if learned else VARIANCE
         self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.made_as}"  # before the dash, their slot
@@ -78,11 +81,13 @@ class Scorer:
         self._known: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()  # the stored KV of the last chunks
         self._prefix: Context | None = None  # made when a chunk is scored
 
-    def with_network(self, network: ScoreModel) -> "Scorer":
+    def with_network(self, network: "ScoreModel") -> "Scorer":
         """A scorer that uses `network`, whose scores lie in the slot that this one's leave free.
 
         Raises `InputError` for a network that was not trained for this model, or on a k that networks do not read.
         """
+        from .learned import TEXTS, misfit
+
         adapter = self._adapter
         why = f"a network reads {TEXTS} texts, not {self._count}" if self._count != TEXTS else misfit(adapter, network)
         if why:
@@ -130,7 +135,7 @@ class Scorer:
         if self.learned is None or scores is None or topics is None:
             return plan
         device = self._adapter.device
-        ids = torch.tensor(question_ids[-QUESTION_TOKENS:], dtype=torch.int64, device=device)
+        ids = torch.tensor(question_ids[-self.learned.question_tokens :], dtype=torch.int64, device=device)
         question = self._adapter.embed(ids)[0]
         weighted = self.learned.weighted_by_question(scores.to(device), topics.to(device), question).cpu()
         return replace(plan, candidates=replace(plan.candidates, sensitivity=weighted))

@@ -37,6 +37,3 @@ def variance(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -> torc
 def _relative(difference: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
     """|dK|^2 / mean |K|^2 + |dV|^2 / mean |V|^2, summed over layers: (L', 2, G, T, D), (L', 2, 1) -> (T,)."""
     return (difference.square().sum(dim=(2, 4)) / norm).sum(dim=(0, 1))
-
-
-__all__ = ["scored_layers", "variance"]

@@ -9,7 +9,6 @@ checkpoint's.
 
 import math
 import os
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,18 +17,9 @@ from ragkv.runtime import available_bytes
 
 from .cpu.packing import COPY_BYTES, LEVEL, copies_reach_float32
 from .cpu.product_speed import product_speeds
-from .loading import config_of, device_of, float_dtype
+from .loading import DtypeChoice, config_of, device_of, float_dtype
 
 SPARE_BYTES = 512 << 20  # So many bytes are left for activations and the rest of the process.
-
-
-@dataclass(frozen=True, slots=True)
-class DtypeChoice:
-    """The dtype to load a model in, and why, in a sentence."""
-
-    name: str  # "float32", ...; "auto" if the checkpoint does not say which one it has
-    why: str
-    measured: bool = False  # whether the processor was measured, or the memory decided: then the user should read why
 
 
 def choose_dtype(
@@ -145,6 +135,3 @@ def _without_weights(config: Any) -> torch.nn.Module:
     with torch.device("meta"):
         model: torch.nn.Module = auto.from_config(config)
     return model
-
-
-__all__ = ["DtypeChoice", "choose_dtype", "faster_dtype"]

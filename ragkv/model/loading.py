@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
-from .int8 import round_weights
 from .probe import DEVICES, refuse_unsupported
 from .promptkv import KVShape
 
@@ -21,6 +21,15 @@ READER_NOTE = (
     "the bundled reader found no answer; it reads invented worlds such as examples/corpus and no other documents: give "
     "the folder or hub id of a language model"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """The dtype to load a model in, and why, in a sentence."""
+
+    name: str  # "float32", ...; "auto" if the checkpoint does not say which one it has
+    why: str
+    measured: bool = False  # whether the processor was measured, or the memory decided: then the user should read why
 
 
 def load(
@@ -58,6 +67,8 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
     if weights == "int8":
+        from .int8 import round_weights
+
         round_weights(model, packed_bytes)
     return model.eval(), _tokenizer(path, file)
 

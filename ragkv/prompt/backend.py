@@ -55,6 +55,3 @@ class ModelBackend:
         """Fuse and compute the prompt; then decode."""
         self._prefiller.prefill(active)
         return self._generator.stream(active)
-
-
-__all__ = ["AnswerBackend", "AnswerEvents", "ModelBackend"]

@@ -231,6 +231,3 @@ def _away_notes(kinds: Sequence[str], missed: int) -> Iterator[str]:
     for kind in kinds:
         what = f"{missed} chunks that are not stored here were computed" if missed else "no chunk was missing here"
         yield f"{kind} does not answer: {what}"
-
-
-__all__ = ["FoundPrompt", "FoundRun", "Planned", "RunWish", "Wishes", "classify", "leaves_choice", "wishes"]

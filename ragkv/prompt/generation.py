@@ -4,19 +4,21 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ragkv.model import Adapter
 from ragkv.model.decode.sampling import Sampler
 from ragkv.model.decode.stopping import TextStream, end_tokens
-from ragkv.prompt.constraints import TokenConstraint
 from ragkv.runtime.words import words
 from ragkv.scheduling import DecodeBatch
 from ragkv.types import Answer, Chunk, Citation, TokenEvent, TokenLogprob
 
 from .request import ActiveRequest, Prefill
+
+if TYPE_CHECKING:
+    from .constraints.grammar import TokenConstraint
 
 _MARKER = re.compile(r"\[(\d+)\]")  # `_MARKER` is how an answer names a chunk, by its number from 1.
 
@@ -123,7 +125,7 @@ class AnswerGenerator:
                 logits = dict(zip(logits, self._batch.step_together(steps, meanwhile=prepared), strict=True))
 
     def sampler(
-        self, active: ActiveRequest, token_ids: torch.Tensor, index: int, constraint: TokenConstraint | None
+        self, active: ActiveRequest, token_ids: torch.Tensor, index: int, constraint: "TokenConstraint | None"
     ) -> Sampler:
         """The sampler of the answer `index` to the prompt `token_ids` (S,): each has a seed of its own."""
         sampling = active.request.sampling
@@ -132,7 +134,7 @@ class AnswerGenerator:
         ends = self._end_tokens if constraint is None else constraint.end_tokens
         return Sampler(sampling, token_ids.to(self._adapter.device), ends, constraint)
 
-    def is_end(self, token: int, constraint: TokenConstraint | None) -> bool:
+    def is_end(self, token: int, constraint: "TokenConstraint | None") -> bool:
         """Whether the token ends an answer."""
         return token in (self._end_tokens if constraint is None else constraint.end_tokens)
 
@@ -210,6 +212,3 @@ def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenL
     best = logprobs.topk(min(alternatives, logprobs.numel()))
     top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return TokenLogprob(token, float(logprobs[token]), tuple(top))
-
-
-__all__ = ["ActiveAnswer", "AnswerGenerator", "cite"]

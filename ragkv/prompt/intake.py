@@ -3,22 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import make_selector
-from ragkv.fusion.controller import R_STAR
-from ragkv.fusion.gate_result import GateResult
-from ragkv.model import Adapter
+from ragkv.fusion.estimators import R_STAR
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
-from ragkv.prompt.constraints import Grammars, ResponseFormat
+from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.history import History, Part, PartKind, find, fitted
 from ragkv.prompt.layout import TemplateRuns, encode
 from ragkv.types import Chunk, Text
 
 from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
+from .shared_model import SharedModel
+
+if TYPE_CHECKING:
+    from ragkv.fusion.gate_result import GateResult
 
 MAX_NEW_TOKENS = 64  # An answer has at most `MAX_NEW_TOKENS` tokens where the caller gives no limit.
 MAX_LOGPROBS = 20  # With each token at most `MAX_LOGPROBS` probable ones are reported, as OpenAI does.
@@ -27,12 +29,10 @@ MAX_LOGPROBS = 20  # With each token at most `MAX_LOGPROBS` probable ones are re
 class Intake:
     """Checks for one model and one application. Holds no request's state."""
 
-    def __init__(
-        self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig, grammars: Grammars
-    ) -> None:
+    def __init__(self, model: SharedModel, runs: TemplateRuns, config: EngineConfig) -> None:
         self.runs = runs
-        self._tokenizer, self._config, self._grammars = tokenizer, config, grammars
-        self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
+        self._model, self._tokenizer, self._config = model, model.tokenizer, config
+        self._vocabulary, self._context_length = model.adapter.vocabulary, model.adapter.context_length
         self._gate_result: GateResult | None = None
         find(config.session.discard)  # raises for an unknown name
         self._check_ids(runs.before_documents)
@@ -107,7 +107,7 @@ class Intake:
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logprobs=logprobs,
-            grammar=None if form is None else self._grammars.compile(form),
+            grammar=None if form is None else self._model.grammars.compile(form),
             sampling=sampling,
             on_prefill=options.get("on_prefill"),
         )
@@ -166,7 +166,7 @@ class Intake:
             method = replace(method, floor_tokens=fusion.floor_tokens)
         return self._gated(method, names_ratio, selector is not None)
 
-    def apply_gate_result(self, gate_result: GateResult | None) -> None:
+    def apply_gate_result(self, gate_result: "GateResult | None") -> None:
         """From now on follow the quality gate's result in every request, as far as it names no setting itself."""
         self._gate_result = gate_result
 
@@ -235,6 +235,3 @@ def _check_names(options: Mapping[str, Any], known: type[PrefillOptions]) -> Non
         near = get_close_matches(name, known.__annotations__, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(sorted(known.__annotations__))}."
         raise InputError(f"Unknown option {name!r}. {hint}")
-
-
-__all__ = ["MAX_LOGPROBS", "Intake"]

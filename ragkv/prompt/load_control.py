@@ -16,7 +16,6 @@ import torch
 from ragkv.config import PricesConfig
 from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import AskingSelector, CheckingSelector, Plan, Selector, Span, SpanKind, SpanState, make_selector
-from ragkv.fusion.controller import choose_computed, decide
 from ragkv.fusion.estimators import Load, Selection, Shape
 from ragkv.fusion.profile import Profile, Subject, TierSpeed, load
 from ragkv.fusion.selectors.static import Everything, Nothing
@@ -77,6 +76,8 @@ class LoadControl:
 
     def decide(self, plan: Plan, selector: Selector, r_star: float) -> Controlled:
         """Choose the ratio and the spans to compute instead of load. Without a profile: no spans, and `r_star`."""
+        from ragkv.fusion.controller import decide
+
         found = self._profile
         if isinstance(found, ProfileError):
             return Controlled(plan, r_star, note=f"controller: ratio {r_star:g} was used. {found}")
@@ -104,6 +105,8 @@ class LoadControl:
         if not remote:
             return Controlled(plan, ratio)
         if isinstance(self._profile, Profile):
+            from ragkv.fusion.controller import choose_computed
+
             try:
                 loads = [replace(load, fixed=i not in remote) for i, load in enumerate(_loads(spans))]
                 shape = shape_of(plan, selector)
@@ -198,6 +201,3 @@ def _computing(plan: Plan, spans: Sequence[Span]) -> Plan:
         replace(span, state=SpanState.COMPUTED, lease=None, offset=0) if span in spans else span for span in plan.spans
     ]
     return Plan.of(plan.token_ids, changed)
-
-
-__all__ = ["Controlled", "LoadControl", "selection_of", "shape_of", "subject_of"]

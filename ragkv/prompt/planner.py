@@ -139,6 +139,3 @@ def _fitting_scores(writer: BlockWriter, block: Block, scorer: Scorer) -> torch.
     scores = writer.scores(block, scorer.name)
     fits = scores is not None and scores.shape == (len(block.token_ids), scorer.columns)
     return scores if fits else None
-
-
-__all__ = ["Planner"]

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +28,6 @@ from ragkv.fusion import (
     with_floor,
 )
 from ragkv.model import Recording
-from ragkv.model.kcache import OffloadedKV, Offloading
 from ragkv.runtime import crowding_notice
 from ragkv.scheduling import Scheduler
 from ragkv.types import PromptSpan, Reuse, Timing
@@ -36,6 +36,9 @@ from .classify import Planned
 from .load_control import LoadControl
 from .planner import Planner
 from .request import ActiveRequest, Prefill, Prompt, TurnKV
+
+if TYPE_CHECKING:
+    from ragkv.model.kcache import Offloading
 
 SLOWER = "computing is quicker than loading the stored KV"
 
@@ -60,9 +63,9 @@ class Prefiller:
         fusor: Fusor,
         scheduler: Scheduler,
         load_control: LoadControl,
-        offloading: Offloading,
+        offloading: "Offloading | None",
     ) -> None:
-        """Between two layers the scheduler may decode a step for other requests, and let other tenants compute."""
+        """Between two layers the scheduler may decode a step for others. `offloading` is given where KCache is on."""
         self.adapter, self.scheduler = planner.adapter, scheduler
         self._planner, self._fusor = planner, fusor
         self._load_control, self._offloading = load_control, offloading
@@ -93,7 +96,7 @@ class Prefiller:
                 try:
                     with self.scheduler.turn(active.ticket.check):
                         active.queue_s, active.other_steps_s = active.elapsed_s() - active.lookup_s, 0.0
-                        new_kv = self._offloading.new_kv(len(plan.token_ids))
+                        new_kv = self._offloading.new_kv(len(plan.token_ids)) if self._offloading else None
                         fused = fusing.run(headroom, record, between_layers, new_kv)
                     break
                 except EntryDamagedError as error:
@@ -161,7 +164,7 @@ class Prefiller:
         stale = any(len(plan.candidates) > chosen.numel() for chosen in fused.selected_by_layer)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
         # An answer decoded over the largest attention weights alone is not what a full prefill computes.
-        end = length if isinstance(fused.kv, OffloadedKV) else record.stop
+        end = record.stop if self._offloading is None or self._offloading.refusal(length) else length
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
         exact_until, frequencies = min(exact_until, end), self.adapter.rope.frequencies(length)
         chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
@@ -179,7 +182,8 @@ class Prefiller:
             if span.state is SpanState.EXACT
         )
         repaired = _history_note(plan, fused) if todo.ratio else None
-        notes = (*todo.notes, repaired, self._offloading.refusal(length))
+        refused = self._offloading.refusal(length) if self._offloading else None
+        notes = (*todo.notes, repaired, refused)
         return Reuse(
             exact=exact,
             fused=length - exact - forced - recomputed,
@@ -283,6 +287,3 @@ def _explained(piece: PromptSpan, span: Span, unused: Mapping[int, str]) -> Prom
 
 def _state(span: Span) -> str:
     return "fused" if span.state is SpanState.APPROXIMATE else span.state.value
-
-
-__all__ = ["Prefiller", "prompt_spans"]

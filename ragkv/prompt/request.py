@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from transformers import DynamicCache
@@ -20,11 +20,14 @@ from ragkv.config import ReuseMode
 from ragkv.fusion import Fused, Selector
 from ragkv.model import Recording
 from ragkv.model.decode.sampling import Sampling
-from ragkv.prompt.constraints import Grammar, ResponseFormat
+from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey
 from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing
+
+if TYPE_CHECKING:
+    from .constraints.grammar import Grammar
 
 ChunkLike = Chunk | str | Sequence[int]
 
@@ -184,7 +187,7 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     raw: bool = False
-    grammar: Grammar | None = None  # constrains the answer
+    grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = field(default_factory=Sampling)
     on_prefill: Callable[[ServedPrompt], None] | None = None
     choices: int = 1  # answers to the one prompt
@@ -210,18 +213,3 @@ class ActiveRequest:
     def elapsed_s(self) -> float:
         """Seconds since the call."""
         return time.perf_counter() - self.request.began
-
-
-__all__ = [
-    "ActiveRequest",
-    "AnswerOptions",
-    "ChunkLike",
-    "Past",
-    "Prefill",
-    "PrefillMethod",
-    "PrefillOptions",
-    "Prompt",
-    "Request",
-    "ServedPrompt",
-    "TurnKV",
-]

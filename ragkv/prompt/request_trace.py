@@ -97,6 +97,3 @@ def traced(request: Request) -> Iterator[RequestTrace]:
         trace.record(error)
         raise
     trace.record(None)
-
-
-__all__ = ["RequestTrace", "report_attributes", "traced"]

@@ -3,25 +3,27 @@
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
 from ragkv.config import EngineConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter, adapt
 from ragkv.model.decode.stopping import end_tokens
-from ragkv.model.dtype_choice import DtypeChoice
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
-from ragkv.model.loading import READER
-from ragkv.prompt.constraints import ConstraintTokenizer
+from ragkv.model.loading import READER, DtypeChoice
 from ragkv.prompt.layout import encode
 from ragkv.runtime import limit_kernel_caches
 from ragkv.scheduling import ModelTurns
 from ragkv.store import Identity, dtype_name
 
+if TYPE_CHECKING:
+    from .constraints.grammar import Grammars
+
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SharedModel:
     """A loaded model. All engines on it compute one after another and decode together."""
 
@@ -30,7 +32,6 @@ class SharedModel:
     identity: Identity  # of every entry this model makes; an engine adds its application's part
     turns: ModelTurns
     dtype_choice: DtypeChoice
-    constraint_tokenizer: ConstraintTokenizer
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig, choice: DtypeChoice | None = None) -> Self:
@@ -57,8 +58,16 @@ class SharedModel:
         choice = choice or DtypeChoice(identity.dtype, f"{identity.dtype}, in which the model was given")
         log.info("The model computes in %s.", choice.why)
         turns = ModelTurns(adapter, config.scheduler.batch_rows)
-        constraint_tokenizer = ConstraintTokenizer(tokenizer, adapter.vocabulary, end_tokens(adapter.model, tokenizer))
-        return cls(adapter, tokenizer, identity, turns, choice, constraint_tokenizer)
+        return cls(adapter, tokenizer, identity, turns, choice)
+
+    @cached_property
+    def grammars(self) -> "Grammars":
+        """What compiles the forms of answers; it is made when one is first asked for."""
+        from .constraints.grammar import Grammars
+        from .constraints.token_bytes import ConstraintTokenizer
+
+        ends = end_tokens(self.adapter.model, self.tokenizer)
+        return Grammars(ConstraintTokenizer(self.tokenizer, self.adapter.vocabulary, ends))
 
     @property
     def is_reader(self) -> bool:
@@ -78,6 +87,3 @@ class SharedModel:
     def count_tokens(self, text: str) -> int:
         """How many tokens `text` has, without special tokens. Raises `InputError` without a tokenizer."""
         return len(encode(self.tokenizer, text))
-
-
-__all__ = ["SharedModel"]

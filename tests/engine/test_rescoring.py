@@ -9,8 +9,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import CancelledError, InputError, StoreReadOnlyError
-from ragkv.fusion import ScoreModel
-from ragkv.fusion.learned import shape_of
+from ragkv.fusion.learned import ScoreModel, shape_of
 from ragkv.scheduling.encoding import Encoder
 from tests import tiny_models
 

@@ -12,7 +12,6 @@ from ragkv.fusion.gate_result import (
     Point,
     SpeedUp,
     Tolerance,
-    _hash,
     candidates,
     load,
     median_interval,
@@ -111,11 +110,3 @@ class TestFile:
     def test_an_unreadable_file_counts_as_no_result(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "gate.json").write_text(text)
         assert load(tmp_path, IDENTITY, FusionConfig()) is None
-
-    def test_a_result_of_an_earlier_version_is_ignored_with_a_sentence(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        old = _hash(f"{IDENTITY.to_json()}|sensitivity")
-        (tmp_path / "gate.json").write_text(f'{{"{old}": {{"selector": "sensitivity", "points": []}}}}')
-        assert load(tmp_path, IDENTITY, FusionConfig()) is None
-        assert "earlier version" in caplog.text and "ragkv gate --apply" in caplog.text

@@ -295,8 +295,6 @@ def test_settings_that_help_are_not_refused() -> None:
     offloading = Offloading(adapter, KCacheConfig(top_n=59, resident_layers=3))
     assert offloading.refusal(PROMPT) is None
     assert type(offloading.new_kv(PROMPT)(70)) is OffloadedKV
-    assert Offloading(adapter, None).refusal(PROMPT) is None
-    assert type(Offloading(adapter, None).new_kv(PROMPT)(70)) is PromptKV
 
 
 @pytest.mark.parametrize("wrong", [{"top_n": 0}, {"top_n": -1}, {"resident_layers": -1}])

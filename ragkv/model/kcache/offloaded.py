@@ -147,14 +147,12 @@ def offload(kv: PromptKV, config: KCacheConfig, staged_rows: int = STAGED_ROWS) 
 class Offloading:
     """Decides for one model which prompts are decoded with V in host memory, and makes their KV."""
 
-    def __init__(self, adapter: Adapter, config: KCacheConfig | None) -> None:
+    def __init__(self, adapter: Adapter, config: KCacheConfig) -> None:
         self._adapter, self._config = adapter, config
 
     def refusal(self, tokens: int) -> str | None:
-        """Why a prompt of `tokens` uses ordinary attention although KCache is configured; `None` if it does not."""
+        """Why a prompt of `tokens` uses ordinary attention; `None` if it does not."""
         config, layers = self._config, self._adapter.layer_count
-        if config is None:
-            return None
         if config.top_n is None:
             return "kcache: top_n is None: attention is ordinary"
         if config.resident_layers >= layers:
@@ -166,6 +164,6 @@ class Offloading:
     def new_kv(self, tokens: int) -> Callable[[int], PromptKV]:
         """A function from a capacity to the empty KV for a prompt of `tokens`."""
         adapter, config = self._adapter, self._config
-        if config is None or self.refusal(tokens) is not None:
+        if self.refusal(tokens) is not None:
             return adapter.new_kv
         return lambda capacity: OffloadedKV(adapter.kv_shape, capacity, adapter.dtype, adapter.device, config)

@@ -3,13 +3,11 @@
     form = ResponseFormat.json_schema({"type": "object", "properties": {"year": {"type": "integer"}}})
     engine.answer(question, chunks, response_format=form)
 
-`Grammars` compiles a form for one tokenizer. Each answer gets its own `TokenConstraint`: before a token is chosen, it
-forbids the tokens that the form does not allow. The package knows no model, no prompt and no batch. It needs the extra
-`structured`, which is imported when the first constrained answer is asked for (docs/structured.md).
+`grammar.Grammars` compiles a form for one tokenizer. Each answer gets its own `TokenConstraint`: before a token is
+chosen, it forbids the tokens that the form does not allow. The package knows no model, no prompt and no batch. The
+compiler, the extra `structured`, is imported with the first constrained answer (docs/structured.md).
 """
 
-from .grammar import Grammar, Grammars, TokenConstraint
 from .response_format import CallSyntax, ResponseFormat, parse
-from .token_bytes import ConstraintTokenizer
 
-__all__ = ["CallSyntax", "ConstraintTokenizer", "Grammar", "Grammars", "ResponseFormat", "TokenConstraint", "parse"]
+__all__ = ["CallSyntax", "ResponseFormat", "parse"]

@@ -254,6 +254,3 @@ def _first_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith("error:")]
     return (" ".join([lines[0], *reasons]) if lines else "unknown reason")[:300].rstrip(".:")
-
-
-__all__ = ["Grammar", "Grammars", "TokenConstraint"]

@@ -147,6 +147,3 @@ def _check_multiple(path: Path, multiple: Any) -> None:
         if len(digits) > MULTIPLE_DIGITS or multiple > 10**MULTIPLE_DIGITS:
             reason = f"multipleOf is {multiple}; numbers of more than {MULTIPLE_DIGITS} digits are not supported"
             raise SchemaError(pointer((*path, "multipleOf")), reason)
-
-
-__all__ = ["CallFormat", "CallSyntax", "Path", "ResponseFormat", "parse", "pointer"]

@@ -90,6 +90,3 @@ def _steps(step: Any, inner: str) -> list[Any]:
     if not step:
         return []
     return [one for part in step[inner] for one in _steps(part, inner)] if step["type"] == "Sequence" else [step]
-
-
-__all__ = ["ConstraintTokenizer"]

@@ -121,6 +121,3 @@ class BlockWriter:
     def close(self) -> None:
         """Store what waits and stop. Twice is harmless."""
         self._worker.close()
-
-
-__all__ = ["BlockWriter"]

@@ -182,17 +182,3 @@ def _clipped(ranges: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
     for start, stop in ranges:
         if max(start, low) < min(stop, high):
             yield max(start, low), min(stop, high)
-
-
-__all__ = [
-    "EMPTY",
-    "Block",
-    "Chain",
-    "SessionState",
-    "History",
-    "Part",
-    "PartKind",
-    "PastTurn",
-    "Ranges",
-    "exact_blocks",
-]

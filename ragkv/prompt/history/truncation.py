@@ -124,6 +124,3 @@ def fitted(
         return history, None
     note = f"history truncated: {whole - len(history)} of {whole} tokens dropped"
     return history, note + ("; the discarding list dropped too few, so the oldest were dropped" if fallback else "")
-
-
-__all__ = ["Discard", "Discardable", "TDLS", "discardable", "find", "fitted", "keep_dialogue", "merged", "oldest"]

@@ -12,13 +12,7 @@ from ragkv.errors import DocumentError
 
 from ..values import Document
 from .files import find_files, has_loader
-from .html import load_html
-from .json_lines import load_jsonl
-from .mail import load_mail
-from .office import load_docx, load_epub, load_pptx, load_xlsx
-from .pdf import load_pdf
 from .reading import UNLIMITED, FileContent, Loaded, Loader, ParseLimits
-from .tables import load_csv
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +65,7 @@ def load_bytes(file: Path, data: bytes, encoding: str | None = None, limits: Par
 
     An `encoding` overrules what the file declares; "auto" guesses it where the file declares none and is not UTF-8.
     """
-    for loaded in LOADERS.get(file.suffix.lower(), _load_text)(FileContent(file, data, encoding, limits)):
+    for loaded in _loader(file.suffix.lower())(FileContent(file, data, encoding, limits)):
         if isinstance(loaded, Document):
             limits.check_text(str(file), loaded.text)
             limits.check_metadata(str(file), loaded.metadata)
@@ -101,6 +95,32 @@ def check_not_blank(file: Path, data: bytes) -> None:
         raise DocumentError(f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read.")
 
 
+def _loader(suffix: str) -> Loader:
+    """The loader of a format, which is imported with its first file."""
+    match suffix:
+        case ".html" | ".htm" | ".xhtml":
+            from .html import load_html as load
+        case ".csv" | ".tsv":
+            from .tables import load_csv as load
+        case ".jsonl":
+            from .json_lines import load_jsonl as load
+        case ".pdf":
+            from .pdf import load_pdf as load
+        case ".docx":
+            from .office import load_docx as load
+        case ".pptx":
+            from .office import load_pptx as load
+        case ".xlsx":
+            from .office import load_xlsx as load
+        case ".epub":
+            from .office import load_epub as load
+        case ".eml":
+            from .mail import load_mail as load
+        case _:
+            load = _load_text
+    return load
+
+
 def _load_text(content: FileContent) -> Loaded:
     yield content.document(content.text(), {})
 
@@ -113,16 +133,7 @@ _TEXT_SUFFIXES = """.txt .text .md .markdown .rst .adoc .org .tex .log .json .xm
 # `_TEXT_NAMES` are the names of files without an ending that are text by custom.
 _TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
 TEXT_NAMES = frozenset(_TEXT_NAMES.split())
-LOADERS: dict[str, Loader] = {
-    **dict.fromkeys(_TEXT_SUFFIXES.split(), _load_text),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), load_html),
-    **dict.fromkeys((".csv", ".tsv"), load_csv),
-    ".jsonl": load_jsonl,
-    ".pdf": load_pdf,
-    ".docx": load_docx,
-    ".pptx": load_pptx,
-    ".xlsx": load_xlsx,
-    ".epub": load_epub,
-    ".eml": load_mail,
-}
-KNOWN = "text, source code, " + " ".join(suffix for suffix in LOADERS if LOADERS[suffix] is not _load_text)
+# `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a folder may have.
+_FORMATS = (".html", ".htm", ".xhtml", ".csv", ".tsv", ".jsonl", ".pdf", ".docx", ".pptx", ".xlsx", ".epub", ".eml")
+LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
+KNOWN = "text, source code, " + " ".join(_FORMATS)

@@ -2,15 +2,12 @@
 
 from .background import BackgroundEncoder
 from .encoder import Encoder
-from .rescoring import Rescorer, RescoreReport
 from .scores import StoredScores
 from .warming import Warmer, WarmReport
 
 __all__ = [
     "BackgroundEncoder",
     "Encoder",
-    "RescoreReport",
-    "Rescorer",
     "StoredScores",
     "WarmReport",
     "Warmer",

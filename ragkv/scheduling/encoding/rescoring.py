@@ -94,6 +94,3 @@ def batches(chunks: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Sequence
             taken, stop = taken + len(chunks[stop]), stop + 1
         yield chunks[start:stop]
         start = stop
-
-
-__all__ = ["RescoreReport", "Rescorer", "batches"]

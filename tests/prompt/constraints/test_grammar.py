@@ -14,8 +14,10 @@ pytest.importorskip("llguidance")
 
 from ragkv.errors import InputError, MissingExtraError, SchemaError
 from ragkv.model.loading import READER
-from ragkv.prompt.constraints import ConstraintTokenizer, Grammars, ResponseFormat, TokenConstraint
+from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
+from ragkv.prompt.constraints.grammar import Grammars, TokenConstraint
+from ragkv.prompt.constraints.token_bytes import ConstraintTokenizer
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
 
 
