@@ -9,6 +9,7 @@ checkpoint's.
 
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch

@@ -6,7 +6,6 @@ import torch
 from ragkv import Engine
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS, CheckingSelector, make_selector, usable
-from ragkv.fusion.selectors.sensitivity import INHERITED_SHARE, inherited_attention
 from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
 
@@ -24,16 +23,6 @@ def engine() -> Engine:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_selector_follows_the_rule_of_its_name(name: str) -> None:
     selector_rules.check(make_selector(name))
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 40])
-@pytest.mark.parametrize("ratio", RATIOS)
-@pytest.mark.parametrize("name", sorted(set(BUDGETED) - set(CHECKING)))
-def test_chosen_indices_are_ascending_unique_and_as_many_as_the_budget(name: str, ratio: float, count: int) -> None:
-    chosen = selector_rules.selected(make_selector(name), helpers.candidates(count, spans=3), ratio)
-    assert chosen == sorted(set(chosen))
-    assert len(chosen) == budget(ratio, count)
-    assert all(0 <= index < count for index in chosen)
 
 
 class TestThroughTheEngine:
@@ -118,17 +107,6 @@ def test_without_scores_hkvd_gradual_replaces_a_selector_and_the_note_says_so(na
 def test_without_a_budget_a_selector_needs_no_scores() -> None:
     chosen, note = usable(make_selector("sensitivity"), helpers.candidates(9, scored=False), 0.0)
     assert (chosen.name, note) == ("sensitivity", None)
-
-
-def test_a_token_inherits_attention_only_from_later_tokens_of_its_span() -> None:
-    got = inherited_attention(torch.tensor([0.0, 0.1, 1.0, 0.0, 0.5]), torch.tensor([0, 0, 0, 1, 1]))
-    assert got.tolist() == pytest.approx([INHERITED_SHARE**2, INHERITED_SHARE, 1.0, 0.5 * INHERITED_SHARE, 0.5])
-
-
-def test_first_k_takes_equally_many_tokens_of_each_chunk() -> None:
-    candidates = helpers.candidates(30, spans=3)
-    chosen = make_selector("first-k").select(candidates, 0.2, seed=0)
-    assert candidates.offset[chosen].tolist() == [0, 1] * 3
 
 
 def test_a_span_that_is_recomputed_entirely_is_not_read() -> None:
