@@ -15,7 +15,7 @@ from tests.store.entries import IDENTITY, make_entry
 
 from .reference import random_rows
 
-RAGPULSE = Path(__file__).parents[3] / "shared" / "data" / "traces" / "ragpulse"
+RAGPULSE = Path(__file__).parents[4] / "shared" / "data" / "traces" / "ragpulse"
 
 
 class Clock:

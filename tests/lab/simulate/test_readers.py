@@ -11,7 +11,7 @@ import pytest
 from ragkv.errors import InputError
 from ragkv.lab.simulate import Trace, read_rag_requests, read_trace
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "traces"
+REAL = Path(__file__).parents[4] / "shared" / "data" / "traces"
 
 
 def lines(path: Path, values: Iterable[Any]) -> Path:
