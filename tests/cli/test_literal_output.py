@@ -85,7 +85,7 @@ def test_search_and_docs_print_names_and_texts_as_they_are(run: Run, bracketed: 
         ("size", "[red]home"),
         ("demo", "--model", "/[red]home"),
         ("chat", "--model", "/[red]home"),
-        ("explain", "--chunks", "2", "--model", "/[red]home"),
+        ("profile", "--model", "/[red]home"),
         ("profile", "--model", "/[red]home"),
         ("gate", "/[red]home"),
         ("learn", "[red]home"),
