@@ -175,15 +175,10 @@ def simulate(
     memory: Annotated[str | None, typer.Option(help="Capacity in bytes, such as 128G.")] = None,
     disk: Annotated[str | None, typer.Option(help="Capacity of a second tier in bytes, such as 10T.")] = None,
     xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), a TTFT target (200ms), or auto.")] = None,
-    xi_blocks: Annotated[int | None, typer.Option(help="Threshold in blocks.")] = None,
-    new_blocks: Annotated[
-        int | None, typer.Option(help="Expected new blocks of a turn.", show_default="the mean")
-    ] = None,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
     kv_bytes_per_token: Annotated[int, typer.Option(help="For --memory and --disk; see `ragkv size`.")] = 131_072,
     slo_ms: Annotated[float, typer.Option(help="TTFT limit of a request.")] = 200.0,
     profile: Annotated[Path | None, typer.Option(help="File that `ragkv profile` saved, for times.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Replay only this many requests.")] = None,
     forced: Annotated[bool, typer.Option("--forced", help="Forced caching: never evict what was just served.")] = False,
     as_json: AsJson = False,
 ) -> None:

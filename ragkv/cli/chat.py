@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ragkv.prompt import AnswerOptions
     from ragkv.retrieval.rag import Rag
 
-HELP = "/reset forgets the turns, /forget deletes the conversation, /stats shows what is stored, /quit leaves."
+HELP = "/reset forgets the turns and deletes their KV, /stats shows what is stored, /quit leaves."
 
 
 @with_engine_options
@@ -51,7 +51,7 @@ def chat(
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
 ) -> None:
-    """Chat: each line is a turn, answered from the passages it retrieves. /reset, /forget, /stats, /quit."""
+    """Chat: each line is a turn, answered from the passages it retrieves. /reset, /stats, /quit."""
     retrieval = TurnRetrieval(k, retriever, metadata_filter(where))
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     with ExitStack() as stack:
@@ -110,11 +110,8 @@ class Chat:
             return False
         if line == "/reset":
             self.session.reset()
+            self.last = None
             console.print("The turns are forgotten; the conversation begins anew.", style="dim")
-        elif line == "/forget":
-            self.session.delete()
-            self.session, self.last = self.engine.session(self.session.session_id), None
-            console.print("The conversation and its KV are deleted.", style="dim")
         elif line == "/stats":
             self._stats()
         elif line.startswith("/"):

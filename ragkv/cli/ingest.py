@@ -1,7 +1,6 @@
 """`ragkv ingest`: files and folders into the index and the store, with an outcome for every file; `--watch` follows.
 
-The report counts every file, and names each that was not read with the reason. How far an ingestion is, with a rate and
-the time left, is a bar on a terminal, else a line into the log every ten seconds.
+The report counts every file, and names each that was not read with the reason.
 """
 
 import os
@@ -13,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from ragkv.config import GIB
 from ragkv.errors import DocumentError, MissingExtraError
-from ragkv.runtime import Rate, duration
+from ragkv.runtime import duration
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from ragkv.retrieval.rag import FileOptions, FileOutcome, FileProgress, Rag, RagIngestReport
 
 WATCH_MS = 200  # How long one wait for changes takes.
-LOG_EVERY_S = 10.0  # How often a log gets a line.
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
 LEAST_LEARNED = 12  # Fewer chunks than these teach nothing.
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
@@ -115,15 +112,21 @@ class Runs:
 
     def _run(self, encode: "bool | Literal['changed']") -> "RagIngestReport":
         # Failures are in the report; pypdf's warnings do not name the file.
-        with output.quiet("ragkv.retrieval.rag.files"), output.quiet("pypdf"), IngestProgress().shown() as progress:
+        with output.quiet("ragkv.retrieval.rag.files"), output.quiet("pypdf"), output.progress("reading") as show:
 
             def on_file(done: "FileProgress") -> None:
-                progress.on_file(done)
+                show(done.files, done.files_total, f"reading {done.path}")
                 if self.verbose and done.outcome is not None:
                     print_outcome(done.outcome)
 
-            options = replace(self.options, on_file=on_file, on_embed=progress.on_embed)
-            return self.rag.ingest_files(self.paths, options, encode=encode, on_encode=progress.on_encode)
+            def on_embed(done: int, total: int) -> None:
+                show(done, total, "embedding passages")
+
+            def on_encode(done: int, total: int) -> None:
+                show(done, total, "encoding KV, chunks")
+
+            options = replace(self.options, on_file=on_file, on_embed=on_embed)
+            return self.rag.ingest_files(self.paths, options, encode=encode, on_encode=on_encode)
 
 
 @contextmanager
@@ -281,76 +284,3 @@ def print_outcome(outcome: "FileOutcome") -> None:
 def _counts(report: "RagIngestReport") -> dict[str, int]:
     counted = Counter(outcome.status for outcome in report.files)
     return {status: counted[status] for status in STATUSES}  # type: ignore[index]
-
-
-# The progress
-
-
-class IngestProgress:
-    """One ingestion of files: first they are read, then the KV of their chunks is computed."""
-
-    def __init__(self, every_s: float = LOG_EVERY_S) -> None:
-        self._every_s = every_s
-        self._lock = threading.Lock()
-        self._reading, self._embedding, self._encoding = Rate(), Rate(), Rate()
-        self._files = self._texts = ""
-        self._line = "reading: looking for files"
-        self._done, self._total = 0.0, 0.0
-
-    def on_file(self, progress: "FileProgress") -> None:
-        """Called before and after each file."""
-        with self._lock:
-            self._reading.update(progress.size, progress.size_total)
-            self._done, self._total = progress.size, progress.size_total
-            sizes = f"{output.size(progress.size)} of {output.size(progress.size_total)}"
-            rate = f", {output.size(self._reading.per_s)}/s" if self._reading.per_s else ""
-            name = f": {progress.path}" if progress.outcome is None else ""
-            counts = f"{progress.files} of {progress.files_total} files, {sizes}"
-            self._files = f"reading: {counts}{rate}{self._reading.left}{name}"
-            self._line, self._embedding = self._files, Rate()
-
-    def on_embed(self, done: int, total: int) -> None:
-        """Called after each batch of passages that was embedded."""
-        with self._lock:
-            self._embedding.update(done, total)
-            rate = f", {self._embedding.per_s:.1f}/s" if self._embedding.per_s else ""
-            self._line = f"{self._files} ({done} of {total} passages embedded{rate}{self._embedding.left})"
-
-    def on_encode(self, done: int, total: int) -> None:
-        """Called after each chunk whose KV is stored."""
-        with self._lock:
-            self._encoding.update(done, total)
-            self._done, self._total = done, total
-            rate = f", {self._encoding.per_s:.1f} chunks/s" if self._encoding.per_s else ""
-            self._line = f"encoding KV: {done} of {total} chunks{rate}{self._encoding.left}"
-
-    @property
-    def line(self) -> str:
-        """What is being done."""
-        with self._lock:
-            return self._line
-
-    @contextmanager
-    def shown(self) -> Iterator[Self]:
-        """Show the progress while the block runs: it is told also while one long file is parsed."""
-        ended = threading.Event()
-        show = self._show_bar if errors.is_terminal else self._write_lines
-        thread = threading.Thread(target=show, args=(ended,), name="ragkv-progress", daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            ended.set()
-            thread.join()
-
-    def _write_lines(self, ended: threading.Event) -> None:
-        while not ended.wait(self._every_s):
-            errors.print(self.line)
-            errors.file.flush()
-
-    def _show_bar(self, ended: threading.Event) -> None:
-        columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
-        with Progress(*columns, console=errors, transient=True) as bar:
-            task = bar.add_task("", total=None)
-            while not ended.wait(0.2):
-                bar.update(task, description=self.line, completed=self._done, total=self._total or None)

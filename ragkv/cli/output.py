@@ -141,22 +141,26 @@ def working(label: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+def progress(label: str) -> Iterator[Callable[..., None]]:
     """A bar on standard error; in a log a line now and then, with the rate and the time left.
 
-    Call the function with (done, total).
+    Call the function with (done, total), or with (done, total, label) where several kinds of work follow each other.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    rate, next_line = Rate(), time.monotonic() + FIRST_LINE_S
+    rate, last, next_line = Rate(), (0, 0), time.monotonic() + FIRST_LINE_S
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task(label, total=None)
 
-        def update(done: int, total: int) -> None:
-            nonlocal next_line
-            bar.update(task, completed=done, total=total)
+        def update(done: int, total: int, what: str = label) -> None:
+            nonlocal rate, last, next_line
+            bar.update(task, completed=done, total=total, description=what)
+            if total != last[1] or done < last[0]:
+                rate = Rate()  # another kind of work begins
+            last = done, total
             rate.update(done, total)
             if not errors.is_terminal and time.monotonic() >= next_line:
                 next_line = time.monotonic() + LINE_EVERY_S
-                errors.print(f"{label}: {done} of {total}, {rate.per_s:.1f}/s{rate.left}")
+                errors.print(f"{what}: {done} of {total}, {rate.per_s:.1f}/s{rate.left}")
+                errors.file.flush()
 
         yield update

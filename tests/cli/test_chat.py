@@ -49,12 +49,10 @@ def test_a_named_conversation_continues_in_the_next_chat(say: Say, tmp_path: Pat
     assert manifests(tmp_path / "home") == 1
 
 
-def test_reset_and_forget_both_remove_all_turns(say: Say, tmp_path: Path) -> None:
-    for command in ("/reset", "/forget"):
-        assert "No turns yet" in say("who ?", command, "/stats", options=("--session", "mine")).out
-        assert manifests(tmp_path / "home") == 0
-        assert "1 turns" in say("who ?", command, "what ?", "/stats", options=("--session", "mine")).out
-        say("/forget", options=("--session", "mine"))
+def test_reset_removes_all_turns(say: Say, tmp_path: Path) -> None:
+    assert "No turns yet" in say("who ?", "/reset", "/stats", options=("--session", "mine")).out
+    assert manifests(tmp_path / "home") == 0
+    assert "1 turns" in say("who ?", "/reset", "what ?", "/stats", options=("--session", "mine")).out
 
 
 def test_an_unknown_command_prints_the_known_commands(say: Say) -> None:

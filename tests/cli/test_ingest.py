@@ -1,17 +1,13 @@
 """`ragkv ingest` on the command line: progress in a log, encodings, pages in sources, and files that hold brackets."""
 
-import io
 import os
 import re
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from ragkv.cli import output
-from ragkv.cli.ingest import LOG_EVERY_S, IngestProgress
-from ragkv.retrieval.rag import FileProgress
 from ragkv.runtime import Rate, duration
 from tests.retrieval import sample_files
 from tests.retrieval.rag import forty_files
@@ -64,28 +60,6 @@ def test_sources_of_a_pdf_name_its_pages(run: Run, tmp_path: Path) -> None:
     ]["metadata"] == {"page": 2}
 
 
-def progress_of(files: int, size: int, path: str = "") -> FileProgress:
-    return FileProgress(files, 4, size, 4000, path=path)
-
-
-def test_progress_tells_a_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    progress = IngestProgress()
-    for files in range(3):
-        progress.on_file(progress_of(files, 1000 * files, "docs/a.txt"))
-        now[0] += 10
-    assert progress.line == "reading: 2 of 4 files, 2.0 KiB of 3.9 KiB, 100 B/s, about 20 s left: docs/a.txt"
-    progress.on_embed(0, 50)
-    now[0] += 5
-    progress.on_embed(10, 50)
-    assert progress.line.endswith("(10 of 50 passages embedded, 2.0/s, about 20 s left)")
-    for done in range(3):
-        progress.on_encode(done, 600)
-        now[0] += 1
-    assert progress.line == "encoding KV: 2 of 600 chunks, 1.0 chunks/s, about 9 min 58 s left"
-
-
 def test_the_rate_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -99,20 +73,13 @@ def test_the_rate_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) ->
     assert rate.left == ", about 1 min 20 s left"
 
 
-def test_a_log_gets_lines_while_one_file_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = io.StringIO()
-    errors = output.LiteralConsole()
-    errors.file = log
-    monkeypatch.setattr("ragkv.cli.ingest.errors", errors)
-    with IngestProgress(every_s=0.02).shown() as progress:
-        progress.on_file(progress_of(0, 0, "docs/[red]big.pdf"))
-        deadline = time.monotonic() + 20
-        while log.getvalue().count("docs/[red]big.pdf") < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    lines = log.getvalue().splitlines()
-    assert "reading: 0 of 4 files, 0 B of 3.9 KiB: docs/[red]big.pdf" in lines
-    assert LOG_EVERY_S <= 10
-    assert "ragkv-progress" not in {thread.name for thread in threading.enumerate()}
+def test_a_log_says_what_is_read_and_how_far_it_is(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (documents / "[red]x.txt").write_text("text")
+    monkeypatch.setattr(output, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
+    lines = run("ingest", documents).err.splitlines()
+    assert any(re.match(r"reading .*\[red\]x\.txt: \d of 3, \d+\.\d/s", line) for line in lines)
+    assert any(line.startswith("encoding KV, chunks: 3 of 3, ") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ def test_search_and_docs_print_names_and_texts_as_they_are(run: Run, bracketed: 
         ("demo", "--model", "/[red]home"),
         ("chat", "--model", "/[red]home"),
         ("profile", "--model", "/[red]home"),
-        ("profile", "--model", "/[red]home"),
         ("gate", "/[red]home"),
         ("learn", "[red]home"),
         ("serve", "--model", "/[red]home"),

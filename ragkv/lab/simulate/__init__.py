@@ -5,7 +5,7 @@ from .readers import RagRequest, read_rag_requests, read_trace
 from .report import Measure, Replay, Report, replay
 from .run import ReplaySetting, load_trace, policy_for, simulate
 from .token_times import TokenTimes
-from .trace import Trace, TraceRow, read_rows, write_rows
+from .trace import Trace, TraceRow, read_rows
 from .workloads import BirthDeath, ShareGPTLike
 
 __all__ = [
@@ -29,5 +29,4 @@ __all__ = [
     "read_trace",
     "replay",
     "simulate",
-    "write_rows",
 ]

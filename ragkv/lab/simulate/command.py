@@ -32,13 +32,10 @@ class Options:
     memory: str | None = None
     disk: str | None = None
     xi: str | None = None
-    xi_blocks: int | None = None
-    new_blocks: int | None = None
     block_tokens: int = 16
     kv_bytes_per_token: int = 131_072
     slo_ms: float = 200.0
     profile: Path | None = None
-    requests: int | None = None
     forced: bool = False
 
 
@@ -47,8 +44,6 @@ def run(options: Options, as_json: bool, console: Console) -> None:
     if options.block_tokens < 1:
         raise ConfigError(f"--block-tokens is {options.block_tokens}; it must be at least 1.")
     trace = load_trace(options.trace, options.block_tokens)
-    if options.requests is not None:
-        trace = trace.first(options.requests)
     names = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
     if not names:
         raise ConfigError("--policy names no policy.")
@@ -73,7 +68,6 @@ def setting_for(options: Options, trace: Trace, profile: TokenTimes) -> ReplaySe
         disk_blocks=blocks_of(options.disk, "--disk", options) if options.disk else 0,
         xi_blocks=xi_blocks,
         xi_ms=xi_ms,
-        new_blocks=options.new_blocks,
         slo_ms=options.slo_ms,
         forced=options.forced,
         profile=profile,
@@ -105,12 +99,10 @@ def blocks_of(text: str, option: str, options: Options) -> int:
 
 def xi_of(options: Options, profile: TokenTimes, block_tokens: int) -> tuple[float | None, int]:
     """The threshold as a time, if it was given as one, and in blocks. With `auto`, the policy `t-lru-auto` finds it."""
-    if options.xi is not None and options.xi_blocks is not None:
-        raise ConfigError("Give only one of --xi and --xi-blocks.")
     if options.xi == "auto" and "t-lru-auto" not in options.policies.split(","):
         raise ConfigError("--xi auto needs the policy t-lru-auto, which finds the threshold: name it in --policy.")
     if options.xi is None or options.xi == "auto":
-        return None, options.xi_blocks or 0
+        return None, 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", options.xi.strip())
     if found is None:
         raise ConfigError(f"--xi {options.xi!r} is neither tokens (2000) nor a TTFT target (200ms) nor auto.")

@@ -25,7 +25,6 @@ class ReplaySetting:
     disk_blocks: int = 0  # of the tier below; 0: none
     xi_blocks: int = 0
     xi_ms: float | None = None  # None: the time of xi_blocks computed blocks
-    new_blocks: int | None = None  # Q^; None: the trace's mean
     slo_ms: float = 200.0
     forced: bool = False  # forced caching: the conversation just served is not evicted
     profile: TokenTimes = field(default_factory=TokenTimes)
@@ -47,7 +46,7 @@ def policy_for(name: str, trace: Trace, setting: ReplaySetting, *, load_share: f
     settings = PolicySettings(
         xi_blocks=setting.xi_blocks,
         block_tokens=trace.block_tokens,
-        new_blocks=trace.expected_new_blocks if setting.new_blocks is None else setting.new_blocks,
+        new_blocks=trace.expected_new_blocks,
         new_blocks_seen=tuple(trace.new_blocks),
         turn_rate_per_s=turns,
         end_rate_per_s=ends,

@@ -169,11 +169,3 @@ def _row(path: Path, line: int, cells: Sequence[str], places: Sequence[int]) -> 
     if row.shared > row.prompt:
         raise InputError(f"{path}, line {line}: sh is {row.shared}, more than the {row.prompt} blocks of the prompt.")
     return row
-
-
-def write_rows(trace: Trace, path: Path) -> None:
-    """Write a trace in its CSV format."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows((t.at, t.request, t.group, t.prompt, t.shared, t.length) for t in trace.turns)
