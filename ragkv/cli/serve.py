@@ -16,8 +16,6 @@ from .output import errors
 if TYPE_CHECKING:
     from ragkv.api import ServeConfig
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "json", "console"]
 AnswerEngine = Literal["ragkv", "vllm"]
 
 
@@ -69,14 +67,6 @@ VllmUrl = Annotated[
     typer.Option(help="With --engine vllm: where vLLM listens.", show_default=_from_settings("http://127.0.0.1:8000")),
 ]
 Mcp = Annotated[bool, typer.Option("--mcp", help="Also offer the documents to MCP clients, at /mcp: docs/mcp.md.")]
-Level = Annotated[
-    LogLevel | None,
-    typer.Option("--log-level", show_default=_from_settings("info"), help="The least severe events logged."),
-]
-Format = Annotated[
-    LogFormat | None,
-    typer.Option("--log-format", show_default=_from_settings("auto"), help="auto: console on a terminal, else json."),
-]
 
 
 def serve(
@@ -95,8 +85,6 @@ def serve(
     engine: AnsweredBy = None,
     vllm_url: VllmUrl = None,
     mcp: Mcp = False,
-    log_level: Level = None,
-    log_format: Format = None,
 ) -> None:
     """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or SIGTERM ends it."""
     from ragkv.api import ServeConfig
@@ -113,7 +101,6 @@ def serve(
             "host": host,
             "port": port,
             "auth": {"required": False if no_auth else None},
-            "log": {"level": log_level, "format": log_format},
             "cluster": {"replicas": replicas},
             "answer_engine": engine,
             "vllm": {"url": vllm_url},
