@@ -112,6 +112,8 @@ async def test_a_home_that_a_server_has_is_read_and_no_document_is_added(tmp_pat
     serve = [sys.executable, "-c", DRIVER, "serve", "--port", "0"]
     with process(serve, {"RAGKV_FUSION__FLOOR_TOKENS": "0"}) as served:
         served.wait_ready()
+        with served.client() as http:  # the first question opens the store
+            http.post("/v1/ask", json={"question": "Who founded Marl?", "max_tokens": 1}).raise_for_status()
         async with stdio(tmp_path / "log") as client:
             said = await call(client, "ask", question="Who founded Marl?", max_tokens=3)
             assert said["reused_tokens"] > 0
