@@ -1,6 +1,7 @@
 """Threads, files, memory and addresses, below everything else: knows no model, no prompt and no store."""
 
 from . import openmp, tracing
+from .addresses import is_loopback
 from .batches import Check, acquired, never_urgent, no_check
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
@@ -10,7 +11,6 @@ from .memory import available_bytes, freeze_objects, limit_kernel_caches, releas
 from .priority_pool import PriorityThreadPool
 from .processor import cores, cpu_features, cpu_model, crowding_hint, crowding_notice, load
 from .rates import Rate, duration
-from .server_file import is_loopback
 from .sqlite_files import FileState, create_private, state_of
 from .thread_stream import iterate_in_thread, run_in_thread
 
