@@ -10,6 +10,7 @@ store survives both.
 """
 
 import asyncio
+import contextlib
 import os
 import resource
 import socket
@@ -23,6 +24,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ragkv.errors import ConfigError
+from ragkv.runtime import server_file
 
 from .keys import KeyRing
 from .logs import configure_logging, logger
@@ -150,5 +152,18 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     # asyncio sets this itself only where the socket names its protocol, which uvicorn's does not. Without it a small
     # answer of two parts takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    DrainingServer(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
+    with contextlib.ExitStack() as stack:
+        if config.on_loopback:
+            _announce(stack, config, listener, server.replica)
+        DrainingServer(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
     logger().info("closed")
+
+
+def _announce(stack: contextlib.ExitStack, config: ServeConfig, listener: socket.socket, replica: str) -> None:
+    """While `stack` is open, the home says where the server listens, so that `ragkv ask` there asks the server."""
+    host, port = listener.getsockname()[:2]
+    address = server_file.ServerAddress.of_this_process(host, port, config.model, replica)
+    try:
+        stack.enter_context(server_file.announced(Path(config.home), address))
+    except OSError as error:  # everything else works
+        logger().warning("address_not_saved", reason=str(error))

@@ -1,7 +1,7 @@
-"""`ragkv ask`: one question over the documents of a home, with its sources and what was reused."""
+"""`ragkv ask`: one question, answered by an engine of this process, or by the server that has the home."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,7 @@ from .options import (
     with_engine_options,
 )
 from .output import console, print_json, print_note
+from .running_server import ServedAnswer, ask_server
 
 if TYPE_CHECKING:
     from ragkv.retrieval.rag import RagAnswer
@@ -53,7 +54,10 @@ def ask(
     schema: AnswerSchema = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a question from the ingested documents. Shows the sources and how much KV was reused."""
+    """Answer a question from the ingested documents. Shows the sources and how much KV was reused.
+
+    Where `ragkv serve` has the home, its server answers.
+    """
     if not question.strip():
         raise InputError("The question is empty. Give a question of at least one word.")
     require_index(options.home)
@@ -62,12 +66,23 @@ def ask(
     answering["reuse"] = reuse
     if schema is not None:
         answering["response_format"] = response_format(schema)
-    with options.rag(reads=True) as rag:
-        answered = rag.ask(question, k, retriever=retriever, where=filters, order=order, **answering)
+
+    def show(answered: "RagAnswer | ServedAnswer") -> None:
         if as_json:
             print_json({"question": question, **output.plain(answered)})
         else:
             _show(answered)
+
+    if options.uses_server_settings and not temperature and schema is None:
+        body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
+        body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
+        if ratio is not None:
+            body["ratio"] = ratio
+        if (answered := ask_server(options.home, options.model, body)) is not None:
+            show(answered)
+            return
+    with options.rag(reads=True) as rag:
+        show(rag.ask(question, k, retriever=retriever, where=filters, order=order, **answering))
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
 
@@ -79,7 +94,7 @@ def _why_nothing_was_reused(spans: Sequence[PromptSpan]) -> list[str]:
     return list(dict.fromkeys(span.why for span in chunks if span.why))
 
 
-def _show(answered: "RagAnswer") -> None:
+def _show(answered: "RagAnswer | ServedAnswer") -> None:
     """Print an answer, its sources and what was reused."""
     if not answered.hits:
         print_note("no passage matches; the model answered without documents.")

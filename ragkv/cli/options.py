@@ -178,6 +178,11 @@ class EngineOptions:
     adapter: str | None = None
     weights: str | None = None
 
+    @property
+    def uses_server_settings(self) -> bool:
+        """Whether a server of the home, whatever its settings are, may answer in place of an engine of these."""
+        return self.device is None and self.dtype is None and self.adapter is None and self.weights is None
+
     def config(self) -> EngineConfig:
         """The settings of the TOML file, overridden by the environment, overridden by these options."""
         config = EngineConfig.gather(self.settings)

@@ -108,17 +108,13 @@ async def test_read_only_offers_no_tool_that_adds(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("home")
-async def test_a_home_that_a_server_has_is_read_and_no_document_is_added(tmp_path: Path) -> None:
+async def test_a_home_that_a_server_has_is_asked_through_it(tmp_path: Path) -> None:
     serve = [sys.executable, "-c", DRIVER, "serve", "--port", "0"]
     with process(serve, {"RAGKV_FUSION__FLOOR_TOKENS": "0"}) as served:
         served.wait_ready()
-        with served.client() as http:  # the first question opens the store
-            http.post("/v1/ask", json={"question": "Who founded Marl?", "max_tokens": 1}).raise_for_status()
         async with stdio(tmp_path / "log") as client:
-            said = await call(client, "ask", question="Who founded Marl?", max_tokens=3)
-            assert said["reused_tokens"] > 0
-            assert "read-only" in await refusal(client, "add_document", id="rope", text="Rope .")
-        assert "it is opened read-only" in (tmp_path / "log").read_text()
+            await check_tools(client)
+        assert f"(pid {served.popen.pid}), which has this home, answers" in (tmp_path / "log").read_text()
 
 
 @pytest.fixture

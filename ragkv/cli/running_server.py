@@ -1,0 +1,118 @@
+"""The server that has a home, asked by commands: its model is loaded already, so an answer takes its own time alone.
+
+Only a server on this machine is asked, and only one that needs no key: a key has documents of its own, which are not
+those of the home. Whatever goes wrong, the command reads the home itself. This loads neither torch nor
+`ragkv.retrieval.rag`: the time of a command is otherwise mostly that of loading them.
+"""
+
+import http.client
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragkv.runtime import server_file
+from ragkv.types import Answer, Citation, PromptSpan, Reuse, Timing
+
+from .output import print_note
+
+if TYPE_CHECKING:
+    from ragkv.retrieval import Hit
+    from ragkv.runtime.server_file import ServerAddress
+
+LIVE_S = 2.0  # The longest wait for /livez, which answers at once.
+ANSWER_S = 600.0  # The longest wait for an answer; the server's own deadline is shorter by default.
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAnswer:
+    """A server's answer, with the fields of `RagAnswer`. Token ids and the ids of passages are not known."""
+
+    answer: Answer
+    hits: "tuple[Hit, ...]"  # in prompt order
+
+
+class Refused(Exception):
+    """The server gave no answer; the text says why."""
+
+
+def server_of(home: Path, model: str) -> "ServerAddress | None":
+    """Where the server of `home` listens.
+
+    `None` for one with another model, and one whose default collection is not the one that `ragkv ingest` fills.
+    """
+    address = server_file.load(home)
+    if address is None or address.model != model or (home / "collections" / "default").exists():
+        return None
+    return address
+
+
+def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> ServedAnswer | None:
+    """The answer of the server of `home` to the body of a `/v1/ask`, with a note; `None` if it gives none."""
+    if (address := server_of(home, model)) is None:
+        return None
+    try:
+        send(address, "GET", "/livez", None, LIVE_S)
+        answered = served_answer(send(address, "POST", "/v1/ask", body, ANSWER_S))
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Refused) as error:
+        print_note(f"the server at {address.url} does not answer this question: {error}")
+        return None
+    print_note(f"the server at {address.url} (pid {address.pid}), which has this home, answered, with its settings.")
+    return answered
+
+
+def send(
+    address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+) -> dict[str, Any]:
+    """The JSON of a response. Raises `Refused` for an error, and if another process answers."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)  # past any proxy
+    try:
+        data = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, data, {"content-type": "application/json", "accept": "application/json"})
+        response = connection.getresponse()
+        if response.getheader("x-replica") != address.replica:
+            raise Refused("another process listens there")
+        found = json.loads(response.read())
+        if response.status not in (200, 201):
+            raise Refused(str(found["error"]["message"]))
+        return dict(found)
+    finally:
+        connection.close()
+
+
+def served_answer(found: Mapping[str, Any]) -> ServedAnswer:
+    """A response of `/v1/ask` as the values of the library."""
+    reuse = {name: value for name, value in found["reuse"].items() if name != "tokens"}
+    answer = Answer(
+        text=found["answer"],
+        token_ids=(),
+        finish_reason=found["finish_reason"],
+        timing=Timing(**found["timing"]),
+        reuse=Reuse(**{**reuse, "notes": tuple(reuse["notes"]), "decision": tuple(reuse["decision"])}),
+        citations=tuple(
+            Citation(one["number"] - 1, one["start"], one["end"], found["sources"][one["number"] - 1]["source"])
+            for one in found["citations"]
+        ),
+        spans=tuple(_span(one) for one in found["prompt"]),
+    )
+    return ServedAnswer(answer, hits_of(found["sources"]))
+
+
+def hits_of(sources: Sequence[Mapping[str, Any]]) -> "tuple[Hit, ...]":
+    """The sources of a response as hits, in their order."""
+    from ragkv.retrieval import Hit, Passage
+
+    hits = []
+    scores = sorted((one["score"] for one in sources), reverse=True)
+    for one in sources:
+        metadata = {name: one[name] for name in ("title", "page") if one.get(name) is not None}
+        passage = Passage("", one["document_id"], one["text"], (one["start"], one["end"]), one["source"], metadata)
+        hits.append(Hit(passage, one["score"], scores.index(one["score"]) + 1))
+    return tuple(hits)
+
+
+def _span(one: Mapping[str, Any]) -> PromptSpan:
+    chunk = None if one["number"] is None else one["number"] - 1
+    recomputed_at = tuple(one["recomputed_at"])
+    return PromptSpan(one["kind"], one["start"], one["tokens"], one["state"], recomputed_at, chunk, one["why"])

@@ -1,0 +1,76 @@
+"""The file in a home that says where its server listens, so that a command can ask the server instead.
+
+The file may be left behind by a server that was killed. `load` checks that its process lives on this machine; the
+caller must still check that the process that answers names itself as `replica`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .addresses import is_loopback
+from .files import make_private_folder, replace_file
+
+NAME = "server.json"  # `NAME` is the file in a home.
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server listens, and how to know it again."""
+
+    host: str  # an address of the loopback interface
+    port: int
+    model: str  # as the server's settings name it
+    replica: str  # the word by which each of its responses names the process
+    pid: int
+    machine: str  # the host name of its machine
+
+    @classmethod
+    def of_this_process(cls, host: str, port: int, model: str, replica: str) -> "ServerAddress":
+        return cls(host, port, model, replica, os.getpid(), socket.gethostname())
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+@contextmanager
+def announced(home: Path, address: ServerAddress) -> Iterator[None]:
+    """Keep the file of `address` in `home` while the server runs. Raises `OSError` if it cannot be written."""
+    make_private_folder(home)
+    replace_file(home / NAME, json.dumps(dataclasses.asdict(address)).encode())
+    try:
+        yield
+    finally:
+        if _read(home) == address:
+            with contextlib.suppress(OSError):
+                (home / NAME).unlink()
+
+
+def load(home: Path) -> ServerAddress | None:
+    """The address of the server of `home`; `None` if it has none, or one on another machine, or a dead one."""
+    address = _read(home)
+    if address is None or address.machine != socket.gethostname() or not is_loopback(address.host):
+        return None
+    try:
+        os.kill(address.pid, 0)
+    except OSError:  # it has ended, or the process of that number is another user's
+        return None
+    return address
+
+
+def _read(home: Path) -> ServerAddress | None:
+    try:
+        values = json.loads((home / NAME).read_text(encoding="utf-8"))
+        address = ServerAddress(**values)
+    except (OSError, ValueError, TypeError):
+        return None
+    kinds = {field.name: type(getattr(address, field.name)) for field in dataclasses.fields(address)}
+    strings = all(kinds[name] is str for name in ("host", "model", "replica", "machine"))
+    return address if strings and kinds["port"] is int and kinds["pid"] is int and address.pid > 0 else None
