@@ -1,4 +1,4 @@
-"""The cost and the saving of a codec: answers, next tokens, bytes, and the time to encode and decode.
+"""The cost and the saving of a codec: answers, next tokens, bytes.
 
     python -m benchmarks.codecs [--quick]
 
@@ -12,12 +12,10 @@ the root mean square difference between decoded and original numbers, relative t
 values, on the reader's own entries.
 """
 
-import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from ragkv.store.codecs import RAW, RawCodec
 
 RATIOS = (0.0, 0.15, 1.0)
 SELECTOR = "sensitivity"
-SHAPES = {"Llama-3-8B": (2, 8, 512, 128), "Qwen2.5-0.5B": (2, 2, 512, 64)}  # SHAPES are those of a layer slice.
 
 
 class FusedRaw(RawCodec):
@@ -77,8 +74,15 @@ def answers(codec: Codec, contexts: list[quality_data.Context]) -> dict[str, Any
         "questions": len(found[0.0]),
         "em": {str(ratio): statistics.fmean(o.exact for o in outcomes) for ratio, outcomes in found.items()},
         "kl": {str(ratio): statistics.fmean(o.kl for o in outcomes) for ratio, outcomes in found.items()},
+        "bytes": _share_of_bytes(codec),
         "error": [statistics.fmean(values) for values in zip(*errors, strict=True)],
     }
+
+
+def _share_of_bytes(codec: Codec) -> float:
+    """Of a layer slice of 512 tokens of the shape of Qwen2.5-0.5B in bfloat16."""
+    layer = torch.empty((2, 2, 512, 64), dtype=torch.bfloat16)
+    return codec.layout(tuple(layer.shape), layer.dtype).nbytes / layer.nbytes
 
 
 def error(codec: Codec, engine: Engine, token_ids: tuple[int, ...]) -> list[float]:
@@ -107,25 +111,6 @@ def continuations(codec: Codec, model: Any, texts: list[fidelity.Text]) -> dict[
     return {str(ratio): statistics.fmean(values) for ratio, values in kl.items()}
 
 
-def times(runs: int) -> list[dict[str, Any]]:
-    """Milliseconds per MiB of KV to encode and decode a slice on one thread, and its share of bytes."""
-    rows = []
-    for (shape_name, shape), dtype in itertools.product(SHAPES.items(), (torch.bfloat16, torch.float32)):
-        layer = torch.randn(shape).to(dtype)
-        out, mib = torch.empty_like(layer), layer.nbytes / 2**20
-        actions: dict[str, Any] = {}
-        for codec in VARIANTS:
-            stored = codec.encode(layer)
-            actions[f"encode {codec.name}"] = partial(codec.encode, layer)
-            actions[f"decode {codec.name}"] = partial(codec.decode, stored, out)
-        measured = report.alternate(actions, runs)
-        for codec in VARIANTS:
-            spent = {what: 1e3 * measured[f"{what} {codec.name}"] / mib for what in ("encode", "decode")}
-            share = codec.layout(shape, layer.dtype).nbytes / layer.nbytes
-            rows.append({"shape": f"{shape_name} {layer.dtype}", "codec": codec.name, "share_of_bytes": share, **spent})
-    return rows
-
-
 def main() -> None:
     """Measure, print the tables, and write the JSON file."""
     parser = report.parser(__doc__, quick="4 worlds, 6 texts")
@@ -137,8 +122,7 @@ def main() -> None:
         options.worlds, options.texts = 4, 6
     torch.set_num_threads(1)
     contexts = quality_data.worlds(options.worlds, seed=0, level=3)
-    results: dict[str, Any] = {"times": times(10 if options.quick else 50)}
-    results["reader"] = {codec.name: answers(codec, contexts) for codec in VARIANTS}
+    results: dict[str, Any] = {"reader": {codec.name: answers(codec, contexts) for codec in VARIANTS}}
     if (options.model / "config.json").exists():
         model = AutoModelForCausalLM.from_pretrained(options.model).eval()
         texts = fidelity.sampled(model, options.texts, chunks=6, tokens=64, after=16)
@@ -154,15 +138,13 @@ def show(results: dict[str, Any], model: str) -> None:
     rows = []
     for name, found in results["reader"].items():
         scores = [f"{found[kind][str(ratio)]:.4f}" for ratio in RATIOS for kind in ("em", "kl")]
-        rows.append((name, *scores, *(f"{value:.5f}" for value in found["error"])))
+        rows.append((name, *scores, *(f"{value:.5f}" for value in found["error"]), found["bytes"]))
     heads = [f"{kind} {ratio:g}" for ratio in RATIOS for kind in ("EM", "KL")]
-    report.table(("codec", *heads, "error K", "error V"), rows)
+    report.table(("codec", *heads, "error K", "error V", "bytes"), rows)
     if model in results:
         print(f"\n{model}, KL of the next tokens, nats a token")
         found_rows = [(name, *(f"{kl:.6f}" for kl in found.values())) for name, found in results[model].items()]
         report.table(("codec", *(f"ratio {ratio:g}" for ratio in RATIOS)), found_rows)
-    print("\none slice of 512 tokens, ms per MiB of bfloat16, one thread")
-    report.table(("shape", "codec", "bytes", "encode", "decode"), [tuple(row.values()) for row in results["times"]])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The loading controller against measurements: its estimates, ratio and device (CacheBlend section 5.1, figure 10).
+"""The loading controller's ratio against measurements (CacheBlend section 5.1, figure 10).
 
-    python -m benchmarks.controller [--quick] [--part ratios|devices|estimates ...]
+    python -m benchmarks.controller [--quick]
 
 Setup: a real shape with random weights (weights do not change the time), chunks on a disk tier throttled to chosen
 bandwidths, the profile measured in the same run, and r* = 5 %, so that every crossing is above it. Claims:
@@ -9,11 +9,9 @@ bandwidths, the profile measured in the same run, and r* = 5 %, so that every cr
    the last row's logits.
 2. The controller's ratio is within 10 % of the crossing of the measured T_recompute with T_load, and TTFT at that ratio
    is at most 5 % above TTFT at r*.
-3. The chosen device is the cheapest without delay in an exhaustive search.
-4. Estimates are within 15 % of measurements over ratios and sizes.
 
 Shared machines drift within minutes. If 10 % more rows take 2 % more time, a drift of some percent changes a ratio by a
-tenth. So the machine is profiled again before each part and each bandwidth, between the two halves of the measurements
+tenth. So the machine is profiled again before each bandwidth, between the two halves of the measurements
 it is compared with, and the drift is shown. A disk that other processes use at the same time is not measured.
 """
 
@@ -22,7 +20,6 @@ import dataclasses
 import statistics
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +28,18 @@ import torch
 from benchmarks import report
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.config import PricesConfig
-from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
-from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
+from ragkv.fusion.controller import choose_ratio, crossing
+from ragkv.fusion.estimators import Load, Shape, recompute_s
 from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
-from ragkv.lab.profiling import disk_speed, measure, reading_s, save
-from ragkv.lab.testing import ThrottledTier
+from ragkv.lab.profiling import measure, save
+from tests.store.fakes import ThrottledTier
 
 QUESTION_TOKENS = 32
 CROSSINGS = (0.1, 0.3, 0.6, 0.9)
 AROUND = 0.05  # T_recompute is measured at this much below and above a crossing and interpolated
-PARTS = ("ratios", "devices", "estimates")
 R_STAR = 0.05
 UNTHROTTLED = 1e15  # bytes per second
-DEVICE_CROSSINGS = {"memory": 0.0, "disk": 0.3, "s3": 0.65}  # loading takes as long as recompute at this ratio
-DEVICE_RATIOS = (0.15, 0.45, 0.85)
-SLACK = 1.05  # relative, of a time that counts as no delay
 
 
 class Bench:
@@ -105,14 +97,6 @@ class Bench:
             i: lambda r=ratio: self.engine.prefill(self.question, chunks, ratio=r) for i, ratio in enumerate(ratios)
         }
         return list(report.alternate(actions, self.runs).values())  # type: ignore[arg-type]
-
-    def cold_load_s(self, chunks: Sequence[list[int]]) -> float:
-        """Seconds to read one layer of all chunks from disk without the page cache, mean over the layers."""
-        self.tier.bandwidth_bytes_per_s = UNTHROTTLED
-        identity = self.engine.entries.encoder.identity
-        with ExitStack() as held:
-            leases = [held.enter_context(self.tier.tier.lease(identity, tuple(ids))) for ids in chunks]  # type: ignore[arg-type]
-            return reading_s(self.engine, leases) / self.profile.layers
 
     def shape(self, chunks: Sequence[list[int]]) -> tuple[Shape, list[Load]]:
         """The controller's input: the first chunk is right behind the prefix, so it is exact."""
@@ -180,81 +164,19 @@ def ratios(bench: Bench, chunks: Sequence[list[int]]) -> list[dict[str, Any]]:
     return rows
 
 
-def devices(bench: Bench, chunks: Sequence[list[int]], prices: PricesConfig) -> list[dict[str, Any]]:
-    """The chosen device against an exhaustive search."""
-    profile, (shape, loads) = bench.profile, bench.shape(chunks)
-    tokens = sum(load.tokens for load in loads)
-    layers_s = {name: recompute_s(profile, at, shape).layer_s if at else 0.0 for name, at in DEVICE_CROSSINGS.items()}
-    a_layer = tokens * profile.stored_bytes_per_token / profile.layers
-    speeds = {name: TierSpeed(0.0, layer_s / a_layer) for name, layer_s in layers_s.items()}
-    costs = {name: storage_cost(profile, tokens, name, prices) for name in speeds}
-    rows = []
-    for ratio in DEVICE_RATIOS:
-        times = {name: bench.ttft(chunks, layer_s, (ratio,))[0] for name, layer_s in layers_s.items()}
-        fastest = times["memory"]  # any tier adds the first layer's load to it
-        hidden = [name for name in times if times[name] <= (fastest + layers_s[name]) * SLACK]
-        best = min(hidden, key=lambda name: costs[name])
-        chosen = choose_tier(dataclasses.replace(profile, tiers=speeds), shape, ratio, prices, loads).tier
-        rows.append({"ratio": ratio, "chosen": chosen, "sweep": best, "ttft_s": times})
-    return rows
-
-
-def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Estimated and measured times over ratios, chunks and tokens."""
-    rows = []
-    for tokens in sizes:
-        bench.measure()
-        chunks = bench.chunks(max(counts), tokens)
-        for count in counts:
-            some = chunks[:count]
-            shape, loads = bench.shape(some)
-            cold_s, estimate = alternate_loads(bench, some, loads)
-            rows.append(
-                {"what": "load", "chunks": count, "tokens": tokens, "measured_s": cold_s, "estimate_s": estimate}
-            )
-            free = at_speed(bench.profile, 0.0)
-            for ratio, (layer_s, whole_s) in bench.passes(some, CROSSINGS).items():
-                what = {"chunks": count, "tokens": tokens, "ratio": ratio}
-                estimate = recompute_s(free, ratio, shape).layer_s
-                rows.append({"what": "recompute", **what, "measured_s": layer_s, "estimate_s": estimate})
-                rows.append(
-                    {"what": "TTFT", **what, "measured_s": whole_s, "estimate_s": ttft_s(free, shape, ratio, loads)}
-                )
-    return rows
-
-
-def alternate_loads(bench: Bench, chunks: Sequence[list[int]], loads: Sequence[Load]) -> tuple[float, float]:
-    """Medians of a layer's measured and estimated load, alternating, because a shared disk drifts within seconds."""
-    measured, estimated = [], []
-    for _ in range(bench.runs):
-        measured += [bench.cold_load_s(chunks) for _ in range(3)]
-        disk = disk_speed(bench.engine)
-        now = dataclasses.replace(bench.profile, tiers={**bench.profile.tiers, "disk": disk})
-        estimated.append(load_s(now, loads).layer_s)
-        measured += [bench.cold_load_s(chunks) for _ in range(3)]
-    return statistics.median(measured), statistics.median(estimated)
-
-
 def main() -> None:
     """Measure, print, and write the JSON file."""
     options = _options()
     torch.set_num_threads(options.threads)
     model = random_model(options.shape)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        store = StoreConfig(directory=directory, memory_bytes=0, direct_reads=True)
+        store = StoreConfig(directory=directory, memory_bytes=0)
         fusion = FusionConfig(selector="first-k", sensitivity_prefixes=0)
         with Engine(model, config=EngineConfig(store=store, fusion=fusion)) as engine:
             bench = Bench(engine, model.config.vocab_size, options.runs, options.quick)
             bench.measure()
             chunks = bench.chunks(options.chunks, options.tokens)
-            found: dict[str, list[dict[str, Any]]] = {}
-            if "ratios" in options.part:
-                found["ratios"] = ratios(bench, chunks)
-            if "devices" in options.part:
-                bench.measure()
-                found["devices"] = devices(bench, chunks, PricesConfig())
-            if "estimates" in options.part:
-                found["estimates"] = estimates(bench, options.counts, options.sizes)
+            found = ratios(bench, chunks)
             bench.measure()
             exact = crossing(bench.profile, *bench.shape(chunks))
     title = f"{options.shape} (random weights), bf16, {engine.load_control.subject.device}, {options.threads} threads"
@@ -265,40 +187,20 @@ def main() -> None:
     shape = bench.shape(chunks)[0]
     layers_ms = [recompute_s(profile, 0.1, shape).layer_s * 1e3 for profile in bench.profiles]
     print("a layer at .1 by each profile of this run, ms:", ", ".join(f"{took:.1f}" for took in layers_ms))
-    print(
-        "written:",
-        report.save(
-            f"controller-{options.shape}", {**found, "profiles": [dataclasses.asdict(one) for one in bench.profiles]}
-        ),
-    )
+    profiles = [dataclasses.asdict(one) for one in bench.profiles]
+    print("written:", report.save(f"controller-{options.shape}", {"ratios": found, "profiles": profiles}))
 
 
-def show(found: dict[str, list[dict[str, Any]]]) -> None:
-    """Print the tables and whether the claims hold."""
-    claims: dict[str, bool] = {}
-    if rows := found.get("ratios"):
-        names = ("crossing", "bandwidth_mb_per_s", "ratio", "measured_crossing", "ratio_off", "ttft_r_star_s", "ttft_s")
-        names += ("ttft_controlled_s", "over_r_star", "formula_s", "formula_off", "estimate_s")
-        report.table(names, [[row[name] for name in names] for row in rows])
-        print()
-        formula_off = max(abs(row["formula_off"]) for row in rows)
-        claims["TTFT is max(load, recompute) + first layer + start, to 10 %"] = formula_off <= 0.10
-        claims["the ratio is the measured crossing, to 10 %"] = max(abs(row["ratio_off"]) for row in rows) <= 0.10
-        claims["TTFT at that ratio is at most 5 % above r*"] = max(row["over_r_star"] for row in rows) <= 0.05
-    if rows := found.get("devices"):
-        cells = [(row["ratio"], row["chosen"], row["sweep"], *row["ttft_s"].values()) for row in rows]
-        report.table(("ratio", "chosen", "sweep", *(f"TTFT {name}" for name in DEVICE_CROSSINGS)), cells)
-        print()
-        claims["the device is the sweep's"] = all(row["chosen"] == row["sweep"] for row in rows)
-    if rows := found.get("estimates"):
-        summary = []
-        for what in ("recompute", "TTFT", "load"):
-            off = sorted(abs(row["estimate_s"] / row["measured_s"] - 1) for row in rows if row["what"] == what)
-            near = sum(one <= 0.15 for one in off) / len(off)
-            summary.append((what, len(off), statistics.median(off), off[-1], near))
-        report.table(("estimate of", "points", "median off", "most off", "share within 15 %"), summary)
-        print()
-        claims["estimates within 15 %"] = all(share == 1.0 for *_, share in summary)
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the table and whether the claims hold."""
+    report.table(list(rows[0]), [list(row.values()) for row in rows])
+    formula_off, ratio_off = (max(abs(row[name]) for row in rows) for name in ("formula_off", "ratio_off"))
+    claims = {
+        "TTFT is max(load, recompute) + first layer + start, to 10 %": formula_off <= 0.10,
+        "the ratio is the measured crossing, to 10 %": ratio_off <= 0.10,
+        "TTFT at that ratio is at most 5 % above r*": max(row["over_r_star"] for row in rows) <= 0.05,
+    }
+    print()
     for claim, holds in claims.items():
         print(f"{'holds' if holds else 'FAILS'}: {claim}")
 
@@ -307,7 +209,6 @@ def _options() -> argparse.Namespace:
     parser = report.parser(
         __doc__, quick="the tiny shape, for a minute on a laptop: checks the code", threads=2, runs=3
     )
-    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--shape", default="llama-3.2-1b", choices=sorted(SHAPES))
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=256)
@@ -315,9 +216,8 @@ def _options() -> argparse.Namespace:
         "--directory", type=Path, help="on the measured disk; default: the system's temporary directory"
     )
     options = parser.parse_args()
-    options.counts, options.sizes = (2, 4, 6), (128, 256)
     if options.quick:
-        options.shape, options.runs, options.counts, options.sizes = "tiny", 3, (2, 4), (128,)
+        options.shape = "tiny"
     return options
 
 

@@ -1,11 +1,10 @@
 """The cost of a conversation's next turn: stored history against recomputing it (CachedAttention figures 6, 18 to 20).
 
-    python -m benchmarks.conversation [--quick] [--parts ttft overlap queue saving]
+    python -m benchmarks.conversation [--quick] [--parts ttft overlap saving]
 
 Claims, on a real architecture with random weights (weights do not change time), bf16, CPU:
 ttft: 12 turns of 64 new and 192 answer tokens; the TTFT of turn 12 is at least 8x below recomputing history (RE).
 overlap: with a throttled disk, reading ahead hides at least 80 % of what it can: the bound is max(load, compute).
-queue: a request reads while the request before it computes; its time falls until the buffer has S_buf layers.
 saving: decoding with saving is within 5 % of decoding without; no token waits for a disk of 20 MB/s.
 Answers of past turns are given, not decoded: `Engine.append` computes and stores them like decoded answers.
 Compared variants alternate within one run; medians. Not shown: a GPU's copy stream, and other sizes.
@@ -14,7 +13,6 @@ Compared variants alternate within one run; medians. Not shown: a GPU's copy str
 import argparse
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +25,12 @@ from benchmarks import report
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.conversations import Turn
-from ragkv.fusion.pipeline import buffer_bytes, layers_ahead
-from ragkv.lab.testing import ThrottledTier
+from ragkv.fusion.pipeline import layers_ahead
 from ragkv.types import Answer
+from tests.store.fakes import ThrottledTier
 
 NEW, ANSWERED = 64, 192  # tokens of a turn
-PARTS = ("ttft", "overlap", "queue", "saving")
+PARTS = ("ttft", "overlap", "saving")
 
 
 class Bench:
@@ -123,35 +121,6 @@ class Bench:
                     rows.append([ratio, load_s, compute_s, bound, name, depth, seconds, f"{hidden:.0%}"])
         return rows
 
-    def queue(self) -> list[list[Any]]:
-        """The last turn while it waits for another request, by layers of the read buffer."""
-        rows = []
-        with self.engine(disk=True) as engine:
-            session = self.talked(engine, self.options.turns - 1)
-            question, before = self.turns[-1][0], self.ids(4 * NEW)
-            compute_s, size = self._compute(engine, session, question)
-            disk, layers = engine.store._tiers[0], self._layers(engine)
-            load_s = 2.0 * compute_s
-            engine.store._tiers = (ThrottledTier(disk, size / load_s),)
-            wanted = layers_ahead(load_s, compute_s, layers)
-            s_buf = buffer_bytes(size / load_s, load_s, compute_s)
-            depths = sorted({0, 1, 2, wanted // 2, wanted, layers})
-            times: dict[int, list[float]] = {depth: [] for depth in depths}
-            for _ in range(self.options.runs):
-                for depth in depths:
-                    times[depth].append(self._behind_another(engine, session, question, before, depth))
-            engine.store._tiers = (disk,)
-            first = statistics.median(times[0])
-            for depth in depths:
-                seconds = statistics.median(times[depth])
-                mark = "= S_buf" if depth == wanted else ""
-                rows.append([depth, mark, depth * size / layers / 2**20, seconds, f"{1 - seconds / first:.0%}"])
-            print(
-                f"T_load L_hist {load_s:.3f} s, T_pref L_new {compute_s:.3f} s, B {size / load_s / 2**20:.1f} MiB/s: "
-                f"S_buf {s_buf / 2**20:.1f} MiB, {wanted} of {layers} layers"
-            )
-        return rows
-
     def saving(self) -> list[list[Any]]:
         """Decoding with and without saving, and the longest wait for a token."""
         rows = []
@@ -207,18 +176,6 @@ class Bench:
         engine.fusor._ahead = depth
         return engine.prefill(question, session=session)
 
-    def _behind_another(
-        self, engine: Engine, session: Session, question: list[int], before: list[int], depth: int
-    ) -> float:
-        """Seconds from acquiring the compute lock, if another request held it when the turn came."""
-        engine.fusor._ahead = depth
-        ahead = threading.Thread(target=engine.prefill, args=(before,))
-        ahead.start()
-        time.sleep(0.05)  # by now the other request holds the compute lock
-        timing = engine.prefill(question, session=session).timing
-        ahead.join()
-        return timing.prefill_s
-
     @staticmethod
     def _decode(engine: Engine, name: str, prompt: list[int]) -> tuple[Answer, float]:
         """An answer, and its longest wait between two tokens."""
@@ -236,7 +193,6 @@ class Bench:
 HEADINGS: dict[str, Sequence[str]] = {
     "ttft": ("turn", "tokens", "exact", "computed", "RE s", "memory s", "disk s", "RE/memory", "RE/disk"),
     "overlap": ("load/compute", "load s", "compute s", "bound s", "read ahead", "layers", "prefill s", "hidden"),
-    "queue": ("layers ahead", "", "MiB", "prefill s", "saved"),
     "saving": ("store", "saving", "decode s", "against off", "longest wait ms", "written MiB"),
 }
 

@@ -1,15 +1,11 @@
-"""KCache against ordinary decoding in the same run: speed, bytes, rows fetched, batch sizes and answers.
+"""KCache against ordinary decoding in the same run: speed, bytes, rows fetched, and answers.
 
 Speed is measured with a real shape, random weights and random KV. These do not change the time of ordinary decoding.
 But U, how many rows the query heads of a KV head share, belongs to this KV and differs in a trained model.
-"matmul" is ordinary decoding with the matmuls that KCache uses for its scores, instead of SDPA. The gain over "matmul"
-comes from KCache; the rest comes from the kernel.
 `--device cuda` is the paper's table 3: the LLaMA-2-7B shape, its contexts and batch sizes.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +23,7 @@ from ragkv.model.kcache import OffloadedKV
 from ragkv.model.loading import load
 from ragkv.prompt.layout import template_runs
 
-PARTS = ("speed", "batches", "quality")
+PARTS = ("speed", "quality")
 MIB, GIB = 1 << 20, 1 << 30
 TABLE_3 = {1024: (1, 8, 16), 4096: (1, 8, 14, 23), 7168: (1, 8, 13), 15360: (1, 3, 5)}  # batch sizes by context
 STORIES = Path(__file__).resolve().parents[2] / "shared" / "data" / "models" / "stories260K"
@@ -44,8 +40,6 @@ def main() -> None:
         adapter = adapt(random_model(options.shape, getattr(torch, options.dtype), layers=options.layers))
         if "speed" in options.parts:
             results["speed"] = speed(adapter, options)
-        if "batches" in options.parts:
-            results["batches"] = batches(adapter, options)
         if "quality" in options.parts:
             results["quality"] = trained(options)
     print("written:", report.save(f"kcache-{options.shape}-{options.device}", results))
@@ -54,10 +48,10 @@ def main() -> None:
 # Speed and bytes
 
 
-def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None, kind: type[PromptKV] = PromptKV) -> PromptKV:
-    """The KV of `length` random positions after a prefill; of class `kind` if there is no `config`."""
+def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None) -> PromptKV:
+    """The KV of `length` random positions after a prefill."""
     size = (adapter.kv_shape, length + 8, adapter.dtype, adapter.device)
-    kv = kind(*size) if config is None else OffloadedKV(*size, config)
+    kv = PromptKV(*size) if config is None else OffloadedKV(*size, config)
     generator = torch.Generator(adapter.device).manual_seed(length)
     shape = (2, 1, adapter.kv_heads, length, adapter.head_dim)
     noise = torch.randn(shape, generator=generator, device=adapter.device).to(adapter.dtype)
@@ -66,20 +60,6 @@ def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None, kind: 
         kv.finish_prefill(layer, length)
     kv.length = length
     return kv
-
-
-class MatmulKV(PromptKV):
-    """Ordinary attention over all values with the matmuls that KCache uses for its scores."""
-
-    def attend(
-        self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
-    ) -> torch.Tensor:
-        assert window is None and softcap is None
-        k_rot, v = (part[0] for part in self.view(layer, self.length + 1))
-        grouped = q_rot.view(k_rot.shape[0], -1, q_rot.shape[3])
-        pairs = zip(grouped, k_rot, v, strict=True)
-        out = [torch.mm((torch.mm(q, k.T).float() * scaling).softmax(-1).to(v.dtype), v) for q, k, v in pairs]
-        return torch.stack(out).view(q_rot.shape)
 
 
 def stepper(adapter: Adapter, kvs: Sequence[PromptKV], length: int) -> Callable[[], None]:
@@ -99,7 +79,7 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
     """One prompt: every N and L at every context, alternating with ordinary decoding."""
     found = []
     for length in options.contexts:
-        ordinary, matmul = random_kv(adapter, length, None), random_kv(adapter, length, None, MatmulKV)
+        ordinary = random_kv(adapter, length, None)
         for resident in options.resident:
             kv = random_kv(adapter, length, KCacheConfig(1, resident))
             assert isinstance(kv, OffloadedKV)
@@ -112,13 +92,11 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
                 seen[top_n] = kv.rows_fetched - before
 
             actions: dict[Any, Callable[[], None]] = {None: stepper(adapter, [ordinary], length)}
-            if options.device == "cpu":
-                actions["matmul"] = stepper(adapter, [matmul], length)
             actions |= {n: lambda n=n, step=step: step(n) for n in options.top_n if n < length}
             medians = report.alternate(actions, options.runs)
             share = (adapter.layer_count + resident) / (2 * adapter.layer_count)
             for top_n, seconds in medians.items():
-                whole = top_n in (None, "matmul")
+                whole = top_n is None
                 own = ordinary if whole else kv
                 found.append(
                     {
@@ -130,7 +108,7 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
                         "device MiB": own.device_bytes / MIB,
                         "of ordinary": own.device_bytes / ordinary.device_bytes,
                         "(n+L)/2n": 1.0 if whole else share,
-                        "host MiB": own.host_bytes / MIB,
+                        "host MiB": 0.0 if whole else kv.host_bytes / MIB,
                         "rows a step": fetched.get(top_n, 0),
                         "rows a head": fetched.get(top_n, 0)
                         / max(1, adapter.layer_count - resident)
@@ -138,38 +116,6 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
                     }
                 )
     print(f"\n{_what(options)}, one prompt, alternating with ordinary decoding")
-    _table(found)
-    return found
-
-
-def batches(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """As many prompts as fit into the memory of `options.batch` without KCache, and their joint speed."""
-    found, length = [], options.batch_context
-    budget = random_kv(adapter, length, None).device_bytes * options.batch
-    actions: dict[Any, Callable[[], None]] = {}
-    sizes: dict[Any, tuple[int, int]] = {}
-    for top_n in (None, "matmul", *options.batch_top_n):
-        config = None if top_n in (None, "matmul") else KCacheConfig(top_n, 1)
-        kind = MatmulKV if top_n == "matmul" else PromptKV
-        single = random_kv(adapter, length, config, kind)
-        count = budget // single.device_bytes
-        kvs = [single, *(random_kv(adapter, length, config, kind) for _ in range(count - 1))]
-        actions[top_n], sizes[top_n] = stepper(adapter, kvs, length), (count, single.device_bytes * count)
-    medians = report.alternate(actions, options.runs)
-    for top_n, seconds in medians.items():
-        count, size = sizes[top_n]
-        found.append(
-            {
-                "context": length,
-                "N": top_n,
-                "batch": count,
-                "device MiB": size / MIB,
-                "step ms": seconds * 1e3,
-                "tokens/s": count / seconds,
-                "against ordinary": count / seconds / (sizes[None][0] / medians[None]),
-            }
-        )
-    print(f"\n{_what(options)}, L=1: the largest batch in {budget / MIB:.0f} MiB of KV on the device")
     _table(found)
     return found
 
@@ -188,14 +134,7 @@ def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any
                 row = {"context": length, "batch": count, "N": top_n, "device GiB": size / GIB, "tokens/s": None}
                 if size <= free_bytes:
                     kvs += [random_kv(adapter, length, config) for _ in range(count - 1)]
-                    step = stepper(adapter, kvs, length)
-                    step()
-                    times = []
-                    for _ in range(options.runs):
-                        began = time.perf_counter()
-                        step()
-                        times.append(time.perf_counter() - began)
-                    row["tokens/s"] = count / statistics.median(times)
+                    row["tokens/s"] = count / report.alternate({0: stepper(adapter, kvs, length)}, options.runs)[0]
                 found.append(row)
                 del kvs
     print(f"\n{options.shape} (random weights, random KV), float16, L=1, {options.device_gib} GiB of device memory")
@@ -254,9 +193,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--top-n", type=int, nargs="+", default=[16, 32, 64, 128, 256, 512])
     parser.add_argument("--resident", type=int, nargs="+", default=[0, 1, 2, 3])
-    parser.add_argument("--batch", type=int, default=4, help="prompts whose KV is the memory of the batched part")
-    parser.add_argument("--batch-context", type=int, default=8192)
-    parser.add_argument("--batch-top-n", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--text-top-n", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128])
     parser.add_argument("--answer-top-n", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
     parser.add_argument("--texts", type=int, default=5)

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers_report import BASE, Results, Row
+from benchmarks.papers_report import BASE, Results
 from benchmarks.papers_tasks import Prepared, Preparer, Task
 from benchmarks.quality_data import Context
+from benchmarks.real_judge import make_first_exact
+from benchmarks.rows import Row
+from examples.baselines import map_reduce, map_rerank
 from ragkv import Engine, PromptConfig
 from ragkv.errors import InputError
 from ragkv.fusion.learned import FILE_NAME, ScoreModel
-from ragkv.lab.baselines import map_reduce, map_rerank
 from ragkv.retrieval import Embedder
 
 
@@ -53,7 +55,7 @@ class Asker:
 
     def __init__(self, base: Engine, task: Task, options: argparse.Namespace, embedder: Embedder | None) -> None:
         self._task, self._open = task, ExitStack()
-        config = replace(base.config, prompt=PromptConfig(task.before, task.chunk_end))
+        config = replace(base.config, prompt=PromptConfig(task.before, task.separator))
         self._engine = self._open.enter_context(base.with_config(config))
         self._learn(options.scores)
         scorer = self._engine.entries.encoder.scorer
@@ -104,6 +106,7 @@ class Asker:
         for engine in self._engines:
             for group in question.stored:
                 engine.warm(group)
+            make_first_exact(engine, question.chunks)
         yield
         for engine in self._engines:
             engine.delete([chunk for group in question.stored for chunk in group])

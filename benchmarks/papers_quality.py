@@ -1,7 +1,7 @@
 """Quality against first-token time on published question sets: the CacheBlend paper's figures 12 and 13.
 
     python -m benchmarks.papers_quality --model mistralai/Mistral-7B-Instruct-v0.2 2wikimqa.jsonl musique.jsonl
-    python -m benchmarks.papers_quality hub:hotpotqa/hotpot_qa:distractor:validation     # by the package datasets
+    python -m benchmarks.papers_quality --model smollm2 --questions 20 musique_s_100.json    # a model in a package
 
 Sets are files as published: LongBench's JSON lines (2wikimqa, hotpotqa, musique, samsum, multi_news ...), HotpotQA's,
 2WikiMultihopQA's and MuSiQue's own; docs/papers_quality.md says where they are. Each question goes through the engine
@@ -11,13 +11,12 @@ same command goes on where a killed run stopped. It writes a report (`--out`) an
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from benchmarks.papers_methods import Asker
 from benchmarks.papers_report import Results, rendered
 from benchmarks.papers_tasks import Task, task_of
 from benchmarks.quality_data import Context
+from benchmarks.real_judge import located
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import SELECTOR_NAMES
 from ragkv.errors import InputError, RagKVError
@@ -38,7 +38,6 @@ from ragkv.runtime.rates import Rate, duration
 
 SELECTORS = ("hkvd", "sensitivity")
 RATIOS = (0.05, 0.15)
-HUB = "hub:"  # before the name of a set of the Hugging Face hub
 REPORT_EVERY_S = 30.0
 NO_SETS = (
     "No question sets were given, so there is nothing to run: docs/papers_quality.md says which files to download."
@@ -72,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     if len({each.name for each in sets}) < len(sets):
         raise InputError("Two files have the same name: rename one, because results are kept by it.")
     embedder = _embedder(options)
-    with Engine.from_pretrained(options.model, _config(options)) as base:
+    with Engine.from_pretrained(located(options.model), _config(options)) as base:
         tasks = {each.name: task_of(base, each.contexts, each.name) for each in sets}
         results = Results(options.out.with_suffix(".jsonl"), _settings(options, base, sets), options.fresh)
         progress = _Progress(sets, results)
@@ -88,35 +87,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def question_set(name: str, questions: int | None = None) -> QuestionSet:
-    """The first questions of a file, or of `hub:NAME:CONFIG:SPLIT`. Raises `InputError`."""
-    if name.startswith(HUB):
-        path = name.removeprefix(HUB)
-        contexts = quality_data.contexts(_of_the_hub(path), path, questions)
-        return QuestionSet(path.replace("/", "-").replace(":", "-"), contexts, path)
+    """The first questions of a file. Raises `InputError`."""
     file = Path(name)
     contexts = quality_data.read(file, questions)
     if any(len(context.questions) > 1 for context in contexts):
         raise InputError(f"{file} has several questions about one context: benchmarks/quality.py reads such files.")
     return QuestionSet(file.stem, contexts, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
-
-
-def _of_the_hub(path: str) -> Iterator[tuple[str, Any]]:
-    """The records of NAME[:CONFIG[:SPLIT]], by the package datasets."""
-    if importlib.util.find_spec("datasets") is None:
-        raise InputError(
-            f"{HUB}{path} needs the package datasets: pip install datasets, or give files (docs/papers_quality.md)."
-        )
-    from datasets import load_dataset
-
-    name, _, rest = path.partition(":")
-    config, _, split = rest.partition(":")
-    try:
-        loaded = load_dataset(name, config or None, split=split or "validation")
-    except Exception as error:  # the package raises many kinds: no network, no such set, a loading script
-        raise InputError(
-            f"{HUB}{path} cannot be loaded: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
-    yield from ((f"record {number}", dict(record)) for number, record in enumerate(loaded, 1))
 
 
 class _Progress:
@@ -199,8 +175,8 @@ def _embedder(options: argparse.Namespace) -> Embedder | None:
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.parser(__doc__, quick="at most 3 questions of a set", threads=torch.get_num_threads())
-    parser.add_argument("sets", nargs="*", help="files as published, or hub:NAME:CONFIG:SPLIT")
-    parser.add_argument("--model", default="reader", help='a hub id, a model folder, or "reader", the bundled one')
+    parser.add_argument("sets", nargs="*", help="files as published")
+    parser.add_argument("--model", default="reader", help="as of benchmarks.real; default: the reader")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help='"cpu" or "cuda"')
     parser.add_argument("--dtype", default="auto", help='"auto": the checkpoint\'s on a GPU')
     parser.add_argument("--questions", type=int, default=200, help="at most so many of each set, the first ones")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from benchmarks.quality_data import Context
 from ragkv import Chunk, Engine
-from ragkv.config import DOCUMENT_END
 from ragkv.errors import InputError
 from ragkv.lab.metrics import best, rouge_l, token_f1
 from ragkv.retrieval import Document, Embedder, Index, Splitter
@@ -29,7 +28,7 @@ class Task:
     asked: str = "{text}"  # behind the chunks
     retrieved: bool = True  # whether a retriever chooses the chunks
     first_line: bool = False  # only the first line of an answer counts, as in LongBench
-    chunk_end: str = DOCUMENT_END
+    separator: str = "\n\n"  # behind each chunk
 
     def score(self, answer: str, golds: tuple[str, ...]) -> float:
         """The metric's best value over the gold answers."""
@@ -45,7 +44,7 @@ QUESTIONS = Task(
     "Answer the question from the passages. Give only the answer, within 5 words.\nQuestion: {text}\nAnswer:",
 )
 # The bundled reader was trained on bare questions behind bare chunks.
-READER = Task(token_f1, "F1", 12, chunk_end="")
+READER = Task(token_f1, "F1", 12, separator="")
 SUMMARIES = Task(
     rouge_l,
     "Rouge-L",
@@ -150,7 +149,7 @@ class Preparer:
         used = len(runs.before_documents) + self._engine.model.count_tokens(text) + len(runs.after_question)
         used += self._task.new_tokens + SPARE_TOKENS
         for place in wanted:
-            used += len(pieces[place].chunk)
+            used += len(pieces[place].chunk) + len(self._engine.intake.separator)
             if limit is not None and used > limit:
                 return
             yield place

@@ -9,7 +9,7 @@ conversations that will return. Others published the traces, and this repository
 
 Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not. (2) Learned
 ET-LRU has TEL at most 1 % above LRU's and at least 80 % of T-LRU's gain in every cell. (3) Look-ahead needs a queue.
-(4) Reuse by content finds more tokens of a RAG prompt than reuse by prefix, at every capacity.
+(4) By content, LRU finds more than half of a RAG prompt's tokens with a twentieth of all stored parts.
 """
 
 import statistics
@@ -24,22 +24,18 @@ from ragkv.lab.simulate import (
     ReplaySetting,
     Report,
     ShareGPTLike,
-    TokenTimes,
     Trace,
     load_trace,
     make_any_policy,
     read_rag_requests,
     simulate,
+    xi_blocks,
 )
-from ragkv.lab.simulate.chunks import exact_prefix, position_free, replay_chunks
+from ragkv.lab.simulate.chunks import position_free, replay_chunks
 from ragkv.lab.simulate.queueing import QueueServer, serve
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
-FILES = {
-    "Mooncake": "mooncake/conversation_trace.jsonl",
-    "kv-cache-tester": "kv-cache-tester/sample_120.jsonl.gz",
-    "RAGPulse": "ragpulse",
-}
+RAGPULSE = "ragpulse"
 BLOCK = 16
 SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
 XIS_MS = (100.0, 200.0, 300.0)
@@ -58,9 +54,8 @@ GIB_TOKENS = 1024 / 0.78  # tokens of LLaMA-13B in a GiB (CachedAttention sectio
 
 def traces(folder: Path, quick: bool) -> Iterator[Trace]:
     """Every available trace, and both generated loads; only their first 2,000 requests if quick."""
-    for name in FILES.values():
-        if (folder / name).exists():
-            yield _short(load_trace(str(folder / name), BLOCK), quick)
+    if (folder / RAGPULSE).exists():
+        yield _short(load_trace(str(folder / RAGPULSE), BLOCK), quick)
     yield _short(BirthDeath().trace(BLOCK), quick)
     yield _short(ShareGPTLike().trace(BLOCK), quick)
 
@@ -71,9 +66,7 @@ def _short(trace: Trace, short: bool) -> Trace:
 
 def cell(trace: Trace, share: float, xi_ms: float, names: tuple[str, ...]) -> dict[str, Report]:
     """Reports of policies at one capacity and threshold."""
-    setting = ReplaySetting(
-        int(share * trace.peak_live), xi_blocks=TokenTimes().xi_blocks(xi_ms, BLOCK), xi_ms=xi_ms, slo_ms=SLO_MS
-    )
+    setting = ReplaySetting(int(share * trace.peak_live), xi_blocks(xi_ms, BLOCK), xi_ms, SLO_MS)
     return {report.policy: report for report in simulate(trace, names, setting)}
 
 
@@ -86,7 +79,7 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
     """The T-LRU paper's tables 1 to 6 and figures 5 and 7 over capacities: TEL, P90, P95, SLO misses against LRU."""
     rows: list[dict[str, Any]] = []
     for trace in traces(folder, quick):
-        print(f"\n{trace.name}: {len(trace.turns)} requests, peak live {trace.peak_live}, W {trace.weight} blocks")
+        print(f"\n{trace.name}: {len(trace.turns)} requests, peak live {trace.peak_live} blocks")
         shown = []
         for share in (0.3, 1.0) if quick else SHARES:
             for xi_ms in (200.0,) if quick else XIS_MS:
@@ -189,37 +182,22 @@ def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """RAGPulse: reuse by content and by prefix, token-weighted, by policy and capacity."""
-    if not (folder / FILES["RAGPulse"]).is_dir():
+    """RAGPulse: reuse by content, token-weighted, by policy and capacity."""
+    if not (folder / RAGPULSE).is_dir():
         return []
-    requests = read_rag_requests(folder / FILES["RAGPulse"])[: 1_000 if quick else None]
-    tokens = sum(request.tokens for request in requests)
-    by_content, as_prefix = position_free(requests), exact_prefix(requests)
-    sorted_prefix = exact_prefix(requests, canonical=True)
-    stored = sum({read.key: read.tokens for read in by_content}.values())
+    requests = read_rag_requests(folder / RAGPULSE)[: 1_000 if quick else None]
+    tokens, reads = sum(request.tokens for request in requests), position_free(requests)
+    stored = sum({read.key: read.tokens for read in reads}.values())
+    shares, policies = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0), ("fifo", "lru", "belady")
     rows = []
-    for share in (0.02, 0.05, 0.1, 0.2, 0.4, 1.0):
-        for name, reads, policies in (
-            ("by content", by_content, ("fifo", "lru", "belady")),
-            ("exact prefix", as_prefix, ("lru",)),
-            ("prefix, canonical order", sorted_prefix, ("lru",)),
-        ):
-            for policy in policies:
-                done = replay_chunks(reads, make_any_policy(policy), int(share * stored))
-                found_share, stored_share = done.hit_tokens / tokens, (done.tokens - done.hit_tokens) / tokens
-                row = {"share": share, "reuse": name, "policy": policy, "found": found_share, "stored": stored_share}
-                rows.append(row if reads is by_content else row | {"exact": found_share})
+    for policy in policies:
+        for share in shares:
+            done = replay_chunks(reads, make_any_policy(policy), int(share * stored))
+            rows.append({"share": share, "policy": policy, "found": done.hit_tokens / tokens})
     print(f"\nRAGPulse: {len(requests)} requests, {tokens} prompt tokens; stored parts {stored} tokens in all")
-    shares = sorted({row["share"] for row in rows})
-    kinds = list(dict.fromkeys((row["reuse"], row["policy"]) for row in rows))
-    found = {(row["share"], row["reuse"], row["policy"]): row["found"] for row in rows}
     print("Share of all prompt tokens found, by capacity as a share of all stored parts")
-    table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{found[s, *k]:.1%}" for s in shares)] for k in kinds])
-    for what in ("exact", "stored"):
-        own = {(row["share"], row["reuse"], row["policy"]): row[what] for row in rows if what in row}
-        known = [kind for kind in kinds if (shares[0], *kind) in own]
-        print(f"The same, {what} tokens over all prompt tokens")
-        table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{own[s, *k]:.1%}" for s in shares)] for k in known])
+    found = {(row["policy"], row["share"]): row["found"] for row in rows}
+    table(["policy", *map(str, shares)], [[name, *(f"{found[name, s]:.1%}" for s in shares)] for name in policies])
     return rows
 
 

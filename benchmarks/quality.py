@@ -34,7 +34,7 @@ from benchmarks.quality_run import Asker, Method, Outcome
 from ragkv import Engine, EngineConfig, FusionConfig
 
 SELECTORS = (
-    "hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "variance", "first-k", "random", "oracle",
+    "attention", "hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "variance", "first-k", "random", "oracle",
 )  # fmt: skip
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
 RESAMPLES = 2000

@@ -11,7 +11,7 @@ import ast
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,12 @@ from ragkv.errors import InputError
 # LONGBENCH_SPLITS says where a context of these sets is cut; the other sets number their passages.
 LONGBENCH_SPLITS = {"samsum": r"(?=^Dialogue:)"}
 LONGBENCH_PASSAGES = r"^Passage \d+:\n"
+# LONGBENCH_PROMPTS say where the context and the question of a whole prompt stand.
+LONGBENCH_PROMPTS = {
+    "2wikimqa": r"Answer the question .*?given passages\.\n(Passage 1:.*)\n\nAnswer .*?\n\nQuestion: (.*)\nAnswer:\s*",
+    "samsum": r"Summarize the dialogue .*?examples\.\s*(Dialogue:.*)\n\n(Dialogue: .*)",
+    "multi_news": r"You are given several news .*?News:\n(Passage 1:.*)\n\n\nNow, write a one-page summary[^\n]*(.*)",
+}
 
 
 @dataclass(frozen=True)
@@ -47,23 +53,18 @@ def read(path: Path, questions: int | None = None) -> list[Context]:
 
     Raises `InputError`, which names the file, the line or record, and the field.
     """
-    return contexts(_records(path), str(path), questions)
-
-
-def contexts(records: Iterable[tuple[str, Any]], source: str, questions: int | None = None) -> list[Context]:
-    """The contexts of records, each with its place in the source, such as "line 3". Raises `InputError`."""
     found = []
-    for place, record in records:
+    for place, record in _records(path):
         try:
             found.append(_context(record))
         except InputError as error:
-            raise InputError(f"{source}, {place}: {error}") from error
+            raise InputError(f"{path}, {place}: {error}") from error
         except KeyError as error:
-            raise InputError(f"{source}, {place}: the field {error} is missing.") from error
+            raise InputError(f"{path}, {place}: the field {error} is missing.") from error
         except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise InputError(f"{source}, {place}: the record cannot be read ({error}).") from error
+            raise InputError(f"{path}, {place}: the record cannot be read ({error}).") from error
     if not any(context.questions for context in found):
-        raise InputError(f"{source} has no question with an answer.")
+        raise InputError(f"{path} has no question with an answer.")
     return limited([context for context in found if context.questions], questions)
 
 
@@ -256,11 +257,12 @@ def _longbench(record: dict[str, Any]) -> Context:
 
 
 def _longbench_prompt(record: dict[str, Any]) -> Context:
-    """A whole prompt, split at its passages or dialogues; the text after the last blank line is the question."""
-    pieces = [piece for piece in re.split(r"(?=Passage \d+:)|(?=\n\nDialogue:)", record["origin_prompt"]) if piece]
-    body, _, tail = pieces[-1].rpartition("\n\n")
-    chunks = (*pieces[:-1], body) if body else tuple(pieces[:-1])
+    """A whole prompt of LongBench, which is taken apart again."""
     golds = record["gold"]
     golds = ast.literal_eval(golds) if isinstance(golds, str) and golds.startswith("[") else golds
-    golds = golds if isinstance(golds, list) else [golds]
-    return Context(tuple(chunks), (Question("longbench", tail, tuple(map(str, golds))),))
+    answers = list(map(str, golds if isinstance(golds, list) else [golds]))
+    for name, form in LONGBENCH_PROMPTS.items():
+        if found := re.fullmatch(form, record["origin_prompt"], re.S):
+            context, asked = found.groups()
+            return _longbench({"dataset": name, "context": context, "input": asked, "answers": answers})
+    raise InputError(f"its prompt has none of the forms of {', '.join(LONGBENCH_PROMPTS)}.")

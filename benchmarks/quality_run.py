@@ -14,9 +14,9 @@ import torch
 
 from benchmarks import lens
 from benchmarks.quality_data import Context, Question
+from examples.baselines import surest
 from ragkv import Engine
 from ragkv.fusion import AskingSelector, Selector, make_selector
-from ragkv.lab.baselines import surest
 from ragkv.lab.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.model import PromptKV, Rows, Watch
 from ragkv.model.decode.stopping import end_tokens
@@ -60,9 +60,9 @@ class Attention(Watch):
         super().__init__(length, device)
         self.rows: list[torch.Tensor] = []  # (H, S) per layer
 
-    def add(self, mask, q_rot, k_rot, scaling, softcap) -> None:  # type: ignore[no-untyped-def]
+    def add(self, *attended) -> None:  # type: ignore[no-untyped-def]
         before = self._sum.clone()
-        super().add(mask, q_rot, k_rot, scaling, softcap)
+        super().add(*attended)
         self.rows.append(self._sum - before)
 
     def deviation(self, true: "Attention") -> float:

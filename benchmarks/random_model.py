@@ -74,9 +74,17 @@ def random_model(
     return model.eval()
 
 
-def put_random_scores(engine: Engine, info: EntryInfo) -> None:
-    """Put scores next to the stored entry of `info`, as the engine's own scorer would."""
-    scorer = engine.entries.encoder.scorer
+def put_random_entry(engine: Engine, token_ids: tuple[int, ...], *, exact: bool) -> None:
+    """Store random KV and scores for `token_ids`. Unless `exact`, it is fused even right behind the prefix."""
+    adapter, encoder = engine.model.adapter, engine.entries.encoder
+    layers, heads, size = adapter.layer_count, adapter.kv_heads, adapter.head_dim
+    kv = torch.randn((layers, 2, heads, len(token_ids), size)).to(adapter.dtype)
+    identity, scorer = encoder.identity, encoder.scorer
+    length = len(encoder.prefix_ids) + len(token_ids)
+    frequencies = adapter.rope.frequencies(length) if exact else "of another prompt"
+    info = EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, layers, heads, size)
+    if not engine.store.put_durably(Entry(info, kv)):
+        raise SystemExit(f"An entry of {info.tokens} tokens was not kept by {engine.config.store}.")
     assert scorer is not None, "this engine makes no scores"
     scores = torch.rand((info.tokens, scorer.columns)).half()
     engine.store.put_scores(Entry.of_scores(info, scorer.name, scores), durably=True)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality_data import read
+from ragkv.errors import InputError
 
+_SENTENCE_ENDS = re.compile(r"(?<=\.) ")
 PASSAGE_CHARACTERS = 1_600  # Longer passages of MuSiQue and mtRAG are cut here, so that ten fit a context of 8,192.
 
 
@@ -37,8 +39,14 @@ def _seeded(key: str) -> random.Random:
     return random.Random(hashlib.blake2b(key.encode(), digest_size=8).hexdigest())
 
 
+def _file(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise InputError(f"{folder} has no {name}, which this set is read from: docs/selection.md says where it is.")
+    return folder / name
+
+
 def _articles(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "xquad.en.json").read_text("utf-8"))["data"]
+    found: list[dict[str, Any]] = json.loads(_file(folder, "xquad.en.json").read_text("utf-8"))["data"]
     return found
 
 
@@ -69,14 +77,29 @@ def _long(folder: Path, half: str) -> Iterator[Asked]:
             yield Asked(f"long-{asked.key}", chunks, asked.question, asked.golds)
 
 
+def _short(folder: Path, half: str) -> Iterator[Asked]:
+    """Like XQuAD with ten passages of two sentences, about as short as those of HotpotQA."""
+    for asked in _xquad(folder, half, same=4, others=5):
+        passages = tuple(_two_sentences(text, asked.golds) for text in asked.passages)
+        if any(gold in text for gold in asked.golds for text in passages):
+            yield Asked(f"short-{asked.key}", passages, asked.question, asked.golds)
+
+
+def _two_sentences(text: str, golds: Sequence[str]) -> str:
+    """The sentence with an answer and the one before it; the first two if none has one."""
+    sentences = _SENTENCE_ENDS.split(text)
+    at = next((n for n, one in enumerate(sentences) if any(gold in one for gold in golds)), 1)
+    return " ".join(sentences[max(0, at - 1) : max(2, at + 1)])
+
+
 def _published(name: str) -> Callable[[Path, str], Iterator[Asked]]:
     """A set in the form of LongBench, HotpotQA or MuSiQue, as `benchmarks.papers_quality` reads it."""
 
     def read_half(folder: Path, half: str) -> Iterator[Asked]:
-        for context in read(folder / name):
+        for context in read(_file(folder, name)):
             for question in context.questions:
                 if half_of(question.text) == half:
-                    passages = tuple(one[:PASSAGE_CHARACTERS] for one in context.chunks)
+                    passages = tuple(one[:PASSAGE_CHARACTERS].strip() for one in context.chunks)
                     yield Asked(f"{name}-{question.text}", passages, question.text, question.golds)
 
     return read_half
@@ -84,7 +107,7 @@ def _published(name: str) -> Callable[[Path, str], Iterator[Asked]]:
 
 def _mtrag(folder: Path, half: str) -> Iterator[Asked]:
     """The last turn of a conversation over retrieved passages; the earlier turns stand before its question."""
-    for line in (folder / "mtragun_reference.jsonl").read_text("utf-8").splitlines():
+    for line in _file(folder, "mtragun_reference.jsonl").read_text("utf-8").splitlines():
         task = json.loads(line)
         if half_of(task["conversation_id"]) != half or len(task["contexts"]) < 2 or not task["targets"]:
             continue
@@ -120,7 +143,7 @@ def _needles(folder: Path, half: str) -> Iterator[Asked]:
             ]
             question, golds = f"Which number does the box {names[2]} hold?", (codes[0],)
         for sentence, at in zip(sentences, sorted(rng.sample(range(8), len(sentences))), strict=True):
-            parts = re.split(r"(?<=\.) ", passages[at])
+            parts = _SENTENCE_ENDS.split(passages[at])
             parts.insert(rng.randrange(1, len(parts) + 1), sentence)
             passages[at] = " ".join(parts)
         yield Asked(key, tuple(passages), question, golds)
@@ -128,6 +151,7 @@ def _needles(folder: Path, half: str) -> Iterator[Asked]:
 
 SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
     "xquad": _xquad,
+    "short": _short,
     "long": _long,
     "musique": _published("musique_s_100.json"),
     "2wikimqa": _published("MiniLongBench_2wikimqa.json"),

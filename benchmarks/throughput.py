@@ -4,7 +4,7 @@
 
 decode: 1, 4 and 16 prompts one after the other; all in one step; and through the engine's decode batch, one thread for
 each prompt, with the mean number of rows in a step. All run on threads, as in a server. The main thread releases its
-OpenMP thread pool before, because an idle pool would slow all of them (`benchmarks/openmp.py`).
+OpenMP thread pool before, because an idle pool would slow all of them.
 
 requests: prefill only (one token of answer). Methods: full recompute and exact-prefix reuse by transformers' own model
 and cache, and fusion. The two stores may hold the same bytes. The bound is full recompute's mean TTFT at half the load

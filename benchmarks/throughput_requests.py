@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from benchmarks.random_model import put_random_scores
+from benchmarks.random_model import put_random_entry
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.lab.simulate.readers.ragpulse import read_rag_requests
+from ragkv.lab.simulate import read_rag_requests
 from ragkv.runtime import FairLock
-from ragkv.store import Entry, EntryInfo
 
 QUESTION_TOKENS = 32
 Ids = tuple[int, ...]
@@ -221,7 +220,9 @@ class Fused(Server):
         self.name = f"fused, ratio {ratio:g}"
         store = StoreConfig(memory_bytes=budget_bytes)
         self.engine, self._ratio = Engine(model, config=EngineConfig(store=store)), ratio
-        self._ingest(corpus)
+        for chunk in corpus:
+            put_random_entry(self.engine, chunk, exact=True)
+        self.engine.flush()
 
     def serve(self, request: Request) -> Served:
         answer = self.engine.answer(request.question, request.chunks, max_new_tokens=1, ratio=self._ratio)
@@ -230,23 +231,6 @@ class Fused(Server):
 
     def finish_background_work(self) -> None:
         """Encodes the chunks that were missed."""
-        self.engine.flush()
-
-    def _ingest(self, corpus: Sequence[Ids]) -> None:
-        encoder, adapter = self.engine.entries.encoder, self.engine.model.adapter
-        kv = torch.randn(piece_shape(self.engine, len(corpus[0]))).to(adapter.dtype)
-        for chunk in corpus:
-            info = EntryInfo(
-                encoder.identity.key(chunk),
-                encoder.identity,
-                chunk,
-                adapter.rope.frequencies(len(encoder.prefix_ids) + len(chunk)),
-                adapter.layer_count,
-                adapter.kv_heads,
-                adapter.head_dim,
-            )
-            self.engine.store.put(Entry(info, kv.clone()))
-            put_random_scores(self.engine, info)
         self.engine.flush()
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.ttft [--quick] [--peak]                        6 x 512 tokens, all methods
     python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with length
+    python -m benchmarks.ttft --tiers memory disk redis s3               entries that replicas share
     python -m benchmarks.ttft --codecs raw int8                         int8 entries against bfloat16 entries
     python -m benchmarks.ttft --memory                                  peak memory, one process per method
     python -m benchmarks.ttft --device cuda                             Llama-3-8B shape, page-locked memory and disk
@@ -20,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,8 +85,6 @@ def main() -> None:
         _table(rows, options.peak)
         name = f"ttft-{shape}-{options.device}{'-' + options.tag if options.tag else ''}"
         print("written:", report.save(name, [{**asdict(row), "share_of_limit": row.share} for row in rows]))
-        if len(options.lengths) * len(options.tokens) > 1:
-            _plot(rows, report.RESULTS / f"{name}.png")
 
 
 def _cases(options: argparse.Namespace) -> list[tuple[int, int, str, str]]:
@@ -187,38 +185,6 @@ def _one_peak(options: argparse.Namespace) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as directory, World(model, chunks, tokens, "memory", directory) as world:
         world.engine.prefill(world.question, [], ratio=0.0)  # allocations of the first pass
         return peak_bytes(world.action(Method(name, float(ratio))), options.device)
-
-
-def _plot(rows: list[Row], path: Path) -> None:
-    """Plot speedup over prompt length, one line per method and ratio; without matplotlib print a sentence."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: matplotlib is not installed (pip install matplotlib)")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    tokens = sorted({row.tokens for row in rows})
-    tier, codec = rows[0].tier, rows[0].codec
-    figure, panels = pyplot.subplots(1, len(tokens), figsize=(4.5 * len(tokens), 4), sharey=True, squeeze=False)
-    for axes, count in zip(panels[0], tokens, strict=True):
-        shown = [row for row in rows if (row.tier, row.codec) == (tier, codec) and row.limit is not None]
-        here = [row for row in shown if row.tokens == count]
-        for number, (method, ratio) in enumerate(dict.fromkeys((row.method, row.ratio) for row in here)):
-            points = [row for row in here if (row.method, row.ratio) == (method, ratio)]
-            lengths = [row.chunks for row in points]
-            axes.plot(
-                lengths, [row.speedup for row in points], marker="o", label=f"{method} {ratio:g}", color=f"C{number}"
-            )
-            axes.plot(lengths, [row.limit for row in points], linestyle=":", linewidth=1, color=f"C{number}")
-        axes.set_title(f"{count} tokens a chunk")
-        axes.set_xlabel("chunks")
-        axes.set_yscale("log")
-    panels[0][0].set_ylabel("speedup over transformers' full prefill (dotted: limit)")
-    panels[0][-1].legend(fontsize=7)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    print("plot:", path)
 
 
 def _options() -> argparse.Namespace:

@@ -7,21 +7,24 @@ exact prefixes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from transformers import DynamicCache
 
-from benchmarks.random_model import put_random_scores, random_model
+from benchmarks.random_model import put_random_entry, random_model
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.config import RedisConfig, S3Config
 from ragkv.model.dtype_choice import faster_dtype
 from ragkv.model.loading import DtypeChoice
-from ragkv.store import Entry, EntryInfo
 
 QUESTION_TOKENS = 32
-TIERS = ("memory", "disk", "disk-direct")  # with and without the page cache
+REMOTE = ("redis", "s3")  # a real Redis on loopback, and an S3-compatible server from moto, one Python process
+TIERS = ("memory", "disk", *REMOTE)
+TIMEOUT_S = 30.0  # of a remote tier: no call may time out here
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,6 @@ class World:
         tokens: int,
         tier: str,
         directory: str,
-        packed_bytes: int | None = None,
         codec: str = "raw",
     ) -> None:
         self.model, self.tier = model, tier
@@ -85,42 +87,37 @@ class World:
 
         self.chunks, self.first, self.question = [ids(tokens) for _ in range(chunks)], ids(tokens), ids(QUESTION_TOKENS)
         self.length = chunks * tokens + QUESTION_TOKENS
+        self._open = ExitStack()
+        config = EngineConfig(store=self._store(chunks, tokens, directory, codec), device=str(model.device))
+        self.engine = self._open.enter_context(Engine(model, config=config))
+        if tier in REMOTE:
+            self.engine.load_control._speeds = dict  # no measured speeds: it would compute what loads too slowly
+        for chunk in self.chunks:
+            put_random_entry(self.engine, chunk, exact=False)
+        put_random_entry(self.engine, self.first, exact=True)
+
+    def _store(self, chunks: int, tokens: int, directory: str, codec: str) -> StoreConfig:
+        """The settings of a store of one tier that has room for all entries. Starts the server of a remote tier."""
         size = (chunks + 2) * tokens * self._token_bytes()
-        in_memory = tier == "memory"
-        store = StoreConfig(
-            directory=None if in_memory else directory,
-            memory_bytes=size if in_memory else 0,
-            disk_bytes=2 * size,
-            direct_reads=tier == "disk-direct",
-            codec=codec,
-        )
-        config = EngineConfig(store=store, device=str(model.device))
-        if packed_bytes is not None:
-            config = replace(config, packed_bytes=packed_bytes)
-        self.engine = Engine(model, config=config)
-        self._fill(tokens)
+        if self.tier == "memory":
+            return StoreConfig(memory_bytes=size, codec=codec)
+        if self.tier == "disk":
+            return StoreConfig(directory, memory_bytes=0, disk_bytes=2 * size, codec=codec)
+        from tests.store.remote.servers import RedisServer, S3Server, with_credentials
+
+        if self.tier == "redis":
+            redis = RedisServer()
+            self._open.callback(redis.remove)
+            return StoreConfig(memory_bytes=0, redis=RedisConfig(redis.url, timeout_s=TIMEOUT_S), codec=codec)
+        with_credentials()
+        s3 = S3Server()
+        self._open.callback(s3.kill)
+        return StoreConfig(memory_bytes=0, s3=S3Config(s3.BUCKET, endpoint=s3.url, timeout_s=TIMEOUT_S), codec=codec)
 
     def _token_bytes(self) -> int:
         config = self.model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return self.layers * 2 * config.num_key_value_heads * head_dim * self.model.dtype.itemsize + 2
-
-    def _fill(self, tokens: int) -> None:
-        adapter, identity, store = (
-            self.engine.model.adapter,
-            self.engine.entries.encoder.identity,
-            self.engine.store,
-        )
-        shape = (self.layers, 2, adapter.kv_heads, tokens, adapter.head_dim)
-        kv = torch.randn(shape).to(adapter.dtype)
-        for chunk in (*self.chunks, self.first):
-            exact = adapter.rope.frequencies(tokens) if chunk is self.first else "of another prompt"
-            info = EntryInfo(
-                identity.key(chunk), identity, chunk, exact, self.layers, adapter.kv_heads, adapter.head_dim
-            )
-            store.put(Entry(info, kv.roll(1, dims=3)))
-            put_random_scores(self.engine, info)
-            store.flush()
 
     def action(self, method: Method) -> Callable[[], Any]:
         """The timed action: a prefill up to the last row's logits."""
@@ -174,4 +171,4 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.engine.close()
+        self._open.close()

@@ -14,7 +14,6 @@ from pathlib import Path
 from ragkv import Engine, EngineConfig
 from ragkv.config import SessionConfig
 from ragkv.model.loading import load
-from ragkv.retrieval import load_documents
 from ragkv.retrieval.rag import Rag
 
 HERE = Path(__file__).parent
@@ -36,7 +35,7 @@ def main() -> None:
     config = EngineConfig(session=SessionConfig(discard="keep-dialogue"))
     computed = 0
     with Engine(model, tokenizer, config) as engine, Rag(engine, None, chunk_tokens=128) as rag:
-        rag.ingest(load_documents(options.docs))
+        rag.ingest(options.docs)
         session = engine.session("chat")
         for number, question in enumerate(typed() if options.interactive else prepared(options.turns), 1):
             answer = rag.ask(question, options.k, order="document", session=session, max_new_tokens=16).answer

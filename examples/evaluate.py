@@ -12,8 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the loaders and the table of the benchmarks
 from benchmarks import quality_data
 from benchmarks.report import table
+from examples.baselines import map_reduce, map_rerank
 from ragkv import Chunk, Engine, EngineConfig, PromptConfig
-from ragkv.lab.baselines import map_reduce, map_rerank
 from ragkv.lab.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.retrieval import Document, Index, Splitter
 

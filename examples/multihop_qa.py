@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from ragkv import Answer, Engine, EngineConfig, StoreConfig
-from ragkv.retrieval import load_documents, resolve_embedder
+from ragkv.retrieval import resolve_embedder
 from ragkv.retrieval.rag import Rag
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def main() -> None:
             Engine.from_pretrained(options.model, config) as engine,
             Rag(engine, f"{home}/index", chunk_tokens=128, embedder=resolve_embedder()) as rag,
         ):
-            ingested = rag.ingest(load_documents(options.docs))
+            ingested = rag.ingest(options.docs)
             print(f"{len(rag.index.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n")
             for kind, question in questions.items():
                 # In document order, so that "she" and "that company" follow the name that they refer to.

@@ -3,13 +3,16 @@
 python examples/vllm_rag.py [--home corpus] [--url http://localhost:8000] [QUESTION ...]
 
 Retrieval is ragkv's and runs here, without a model. The chain is LangChain's own with `ChatOpenAI`. After every answer
-stand its sources, and what the connector reused of the prompt, read from the server's metrics.
+stand its sources, and what the connector reused of the prompt: the request gives its report a name, by which a second
+request asks for it.
 """
 
 import argparse
-import re
+import json
+import uuid
 from pathlib import Path
-from urllib.request import urlopen
+from typing import Any
+from urllib.request import Request, urlopen
 
 from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
@@ -35,16 +38,18 @@ def main() -> None:
 
     retriever = RagKVRetriever(index=Index(options.home / "index", read_only=True), k=options.k)
     llm = ChatOpenAI(model=options.model, base_url=f"{options.url}/v1", api_key="none", temperature=0, max_tokens=64)
-    chain = ChatPromptTemplate.from_messages([("human", "{passages}{question}")]) | llm | StrOutputParser()
+    template = ChatPromptTemplate.from_messages([("human", "{passages}{question}")])
     for question in options.question:
         found = retriever.invoke(question)
         in_order = sorted(found, key=lambda one: (one.metadata["source"], one.metadata["span"]))
         passages = "".join(one.page_content + separator for one in in_order)
-        before = counts(options.url)
-        answer = chain.invoke({"passages": passages, "question": question})
-        now = {name: round(count - before.get(name, 0)) for name, count in counts(options.url).items()}
+        name = uuid.uuid4().hex
+        named = llm.bind(extra_body={"kv_transfer_params": {"ragkv": {"name": name}}})
+        answer = (template | named | StrOutputParser()).invoke({"passages": passages, "question": question})
         print(f"{question}\n  {answer}\n  sources: {', '.join(sources(found))}")
-        print(f"  reused {now.get('reused', 0)}, recomputed {now.get('recomputed', 0)} tokens of the passages")
+        reuse = report_of(name, options.url, options.model).get("reuse", {})
+        reused = reuse.get("exact", 0) + reuse.get("fused", 0)
+        print(f"  reused {reused}, recomputed {reuse.get('recomputed', 0)} tokens of the passages")
 
 
 def sources(found: list[Document]) -> list[str]:
@@ -52,11 +57,13 @@ def sources(found: list[Document]) -> list[str]:
     return list(dict.fromkeys(Path(one.metadata["source"]).name for one in found))
 
 
-def counts(url: str) -> dict[str, float]:
-    """The connector's counts of tokens, from vLLM's metrics."""
-    with urlopen(f"{url}/metrics") as answer:
-        text = answer.read().decode()
-    return {name: float(value) for name, value in re.findall(r"^vllm:ragkv_tokens_(\w+?)_total\S* (\S+)$", text, re.M)}
+def report_of(name: str, url: str, model: str) -> dict[str, Any]:
+    """The connector's report of that name."""
+    asking = {"kv_transfer_params": {"ragkv": {"report_of": name}}, "model": model, "prompt": [0], "max_tokens": 1}
+    request = Request(f"{url}/v1/completions", json.dumps(asking).encode(), {"content-type": "application/json"})
+    with urlopen(request) as answer:
+        found: dict[str, Any] = json.load(answer)["kv_transfer_params"]["ragkv"]["report"] or {}
+    return found
 
 
 if __name__ == "__main__":

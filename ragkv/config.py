@@ -19,7 +19,6 @@ ReuseMode = Literal["fused", "prefix", "none"]
 
 MIB = 1024**2
 GIB = 1024**3
-DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CODECS.
 WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
@@ -28,7 +27,18 @@ POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru-auto", "threshold-lru")
 # These are the keys of ragkv.lab.simulate.SIMULATOR_ONLY.
 SIMULATOR_POLICY_NAMES = ("belady", "end-aware", "fifo", "length-aware", "t-lru", "t-lru-guarded", "tail-belady")
 # These are the keys of ragkv.fusion.SELECTORS.
-SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")
+SELECTOR_NAMES = (
+    "all",
+    "attention",
+    "first-k",
+    "hkvd",
+    "hkvd-gradual",
+    "none",
+    "random",
+    "sensitivity",
+    "sensitivity-query",
+)
+STORED_KV = ("expected", "alone")  # They are the kinds of entries that chunks get.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
 TRUNCATIONS = ("kv", "tokens", "naive")
 INEXACT_HISTORY = ("keep", "select", "recompute")
@@ -40,7 +50,6 @@ class RedisConfig:
 
     url: str = ""  # redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path
     prefix: str = "ragkv"  # of every key
-    max_bytes: int = 8 * GIB  # of all entries of this tenant, from all replicas
     ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for longer is deleted; None: never
     timeout_s: float = 1.0  # for one answer, from its request to its last byte; then it is a cache miss
     connections: int = 4  # values fetched at the same time
@@ -72,24 +81,20 @@ class S3Config:
     endpoint: str | None = None  # https://host:port of another store than Amazon's
     region: str | None = None  # None: AWS_REGION's
     virtual_hosted: bool = False  # https://bucket.host/ rather than https://host/bucket/
-    max_bytes: int = 100 * GIB  # of all entries of this tenant, counted by listing
     timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
     connections: int = 8  # values fetched at the same time
     group_bytes: int = 4 * MIB  # layers are stored together up to this size; 0.5 to 8 MiB are fast
-    audit_s: float = 600.0  # seconds between listings that count what other replicas wrote and deleted
     secret_variable: str | None = None  # environment variable with a secret that authenticates every value
     allow_no_secret: bool = False  # without a secret also use a server that other machines can reach
 
     def __post_init__(self) -> None:
         if not self.bucket:
             raise ConfigError("store.s3.bucket must name a bucket.")
-        if not self.audit_s > 0.0:
-            raise ConfigError(f"store.s3.audit_s is {self.audit_s}; it must be more than 0.")
         _check_remote(self, "s3", is_loopback(urlsplit(self.endpoint or "").hostname or ""))
 
 
 def _check_remote(config: RedisConfig | S3Config, name: str, is_local: bool) -> None:
-    at_least(config, max_bytes=0, connections=1, group_bytes=1)
+    at_least(config, connections=1, group_bytes=1)
     if not 0.0 < config.timeout_s < float("inf"):
         raise ConfigError(f"store.{name}.timeout_s is {config.timeout_s}; it must be more than 0 and finite.")
     if not (is_local or config.secret_variable or config.allow_no_secret):
@@ -117,7 +122,6 @@ class StoreConfig:
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
-    direct_reads: bool = False  # read entries past the page cache (O_DIRECT), where the system has it
     codec: str = "raw"  # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16)
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still
@@ -130,11 +134,6 @@ class StoreConfig:
                 f"{self.memory_bytes}."
             )
         one_of("store.codec", self.codec, CODEC_NAMES)
-        if self.policy in SIMULATOR_POLICY_NAMES:
-            raise ConfigError(
-                f"store.policy is {self.policy!r}, which runs only in the simulator (`ragkv simulate --policy`); "
-                f"it must be one of: {', '.join(POLICY_NAMES)}."
-            )
         one_of("store.policy", self.policy, POLICY_NAMES)
 
 
@@ -144,14 +143,18 @@ class FusionConfig:
 
     ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
     floor_tokens: int = 8  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
-    selector: str = "sensitivity"  # which tokens: see ragkv.fusion.SELECTORS
+    selector: str | None = None  # which tokens: ragkv.fusion.SELECTORS; None: by learned scores, else by attention
+    stored_kv: str | None = None  # of chunks: "expected" or "alone"; None: expected, of the bundled reader alone
     read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
     learned_scores: bool = True  # use the score network of the store's directory or of the model's folder
 
     def __post_init__(self) -> None:
-        one_of("fusion.selector", self.selector, SELECTOR_NAMES)
+        if self.selector is not None:
+            one_of("fusion.selector", self.selector, SELECTOR_NAMES)
+        if self.stored_kv is not None:
+            one_of("fusion.stored_kv", self.stored_kv, STORED_KV)
         at_least(self, sensitivity_prefixes=0, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
@@ -191,7 +194,7 @@ class PromptConfig:
     """The application's fixed text around the documents."""
 
     system: str = ""  # system text, before the documents
-    chunk_end: str = ""  # appended to every chunk's text, and so part of its identity; e.g. "\n\n"
+    separator: str = "\n\n"  # behind each passage; computed with each prompt, and no part of what is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +240,9 @@ class SchedulerConfig:
     workers: int = 2  # admitted requests: one computes, the others look up and read ahead
     queue_limit: int = 256  # requests that may wait; more are refused
     deadline_s: float | None = None  # from the call to the last token, for requests without their own; None: none
-    batch_rows: int | None = None  # most requests in one decoding step; None: all that wait; 1: one by one
 
     def __post_init__(self) -> None:
-        at_least(self, workers=1, queue_limit=0, batch_rows=1)
+        at_least(self, workers=1, queue_limit=0)
         if self.deadline_s is not None and not self.deadline_s > 0.0:
             raise ConfigError(f"scheduler.deadline_s is {self.deadline_s}; it must be more than 0, or None.")
 
@@ -280,16 +282,6 @@ class EngineConfig:
         others = ("home", "model", "serve")
         own = {name: value for name, value in values.items() if name not in others}
         return typing.cast(Self, build(cls, own, siblings=others))
-
-    @classmethod
-    def from_toml(cls, path: str | Path) -> Self:
-        """A config from a TOML file; its tables are the groups: `[store]`, `[fusion]`, `[controller.prices]` ..."""
-        return cls.gather(path, {})
-
-    @classmethod
-    def from_env(cls, environment: Mapping[str, str] | None = None) -> Self:
-        """A config from variables such as `RAGKV_DEVICE=cuda` and `RAGKV_STORE__MEMORY_BYTES=1000`."""
-        return cls.gather(None, environment)
 
     @classmethod
     def gather(cls, file: str | Path | None, environment: Mapping[str, str] | None = None) -> Self:

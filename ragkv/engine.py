@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
 from .errors import InputError, RagKVError, UnsupportedError
-from .fusion import Fusor, Readers, Scorer, make_selector
+from .fusion import Fusor, Readers, Scorer
 from .model.loading import READER_NOTE, READER_UNKNOWN, load
 from .prompt import (
     ActiveRequest,
@@ -35,18 +35,20 @@ from .prompt import (
     Request,
     SharedModel,
     subject_of,
-    traced,
 )
 from .prompt.history import BlockWriter, Discard
 from .prompt.layout import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
 from .scheduling import QueueStats, Scheduler
-from .scheduling.encoding import BackgroundEncoder, Encoder, WarmReport
+from .scheduling.encoding import BackgroundEncoder, Encoder, WarmReport, neutral_ids
 from .store import Identity, RemoteStats, Store, StoreStats
 from .types import Answer, Chunk, TokenEvent
 
+if TYPE_CHECKING:
+    from .fusion.learned import ScoreModel
+
 # Makes what computes the answers of an engine, instead of its own model.
-BackendMaker = Callable[[SharedModel, Entries, Store], AnswerBackend]
+BackendMaker = Callable[[SharedModel, Entries], AnswerBackend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,9 @@ class Engine(Closing):
         # What requests say. Whatever is refused is refused before the store is opened.
         runs = template_runs(tokenizer, getattr(adapter.config, "bos_token_id", None), config.prompt.system)
         self.intake = Intake(self.model, runs, config)
+        network = self._score_network()
+        if network is not None:
+            self.intake.default_selector = "sensitivity"
 
         # What is stored, and who makes it.
         self.store = store = Store.open(
@@ -104,7 +109,7 @@ class Engine(Closing):
         self.scheduler = scheduler = Scheduler(self.model.turns, config.scheduler, store)
         settings, own = config.store, self.model.identity
         identity = replace(own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec)
-        encoder = self._encoder(identity)
+        encoder = self._encoder(identity, network)
         background = BackgroundEncoder(encoder, store, scheduler)
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
         unused = other_dtype_note(store, identity, self.model.dtype_choice.why)
@@ -132,7 +137,7 @@ class Engine(Closing):
             self.intake, encoder, store, scheduler, background, self._conversations.telling, config, unused
         )
         if backend is not None:
-            self._backend = backend(self.model, self._entries, store)
+            self._backend = backend(self.model, self._entries)
         else:
             generator = AnswerGenerator(adapter, tokenizer, scheduler.batch)
             self._backend = ModelBackend(planner, prefiller, generator)
@@ -140,20 +145,34 @@ class Engine(Closing):
         self._shut = weakref.finalize(self, _shut, background, scheduler, self._conversations, store, readers)
         openmp.release_threads()  # this thread loaded and packed weights; another one may compute next
 
-    def _encoder(self, identity: Identity) -> Encoder:
+    def _score_network(self) -> "ScoreModel | None":
+        """The learned scores of the store's directory or of the model's folder, if the settings allow them."""
+        from .fusion import learned
+
+        fusion = self.config.fusion
+        if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
+            return None
+        return learned.load_for(self.model.adapter, self.config.store.directory)
+
+    def _encoder(self, identity: Identity, network: "ScoreModel | None") -> Encoder:
         """What encodes chunks behind the application's prefix, and scores them if the settings want it."""
         fusion, adapter = self.config.fusion, self.model.adapter
         prefix, texts = self.intake.runs.before_documents, fusion.sensitivity_prefixes
-        network = None
-        if fusion.learned_scores and texts:
-            from .fusion import learned
-
-            if texts == learned.TEXTS:
-                network = learned.load_for(adapter, self.config.store.directory)
+        stored_kv = fusion.stored_kv or ("alone" if self.model.is_reader else "expected")  # as its scores were trained
+        neutral = neutral_ids(self.model.tokenizer) if stored_kv == "expected" else ()
         between = self.scheduler.between_layers
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
-        needs_scores = make_selector(fusion.selector).needs_scores
-        return Encoder(adapter, prefix, identity, scorer, between, makes_scores=needs_scores)
+        makes_scores = self.intake.method({}).selector.needs_scores
+        return Encoder(
+            adapter,
+            prefix,
+            identity,
+            scorer,
+            between,
+            neutral_ids=neutral,
+            contexts=self.model.contexts,
+            makes_scores=makes_scores,
+        )
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
@@ -175,7 +194,7 @@ class Engine(Closing):
         """A second engine on the same loaded model: both compute one after another and decode together.
 
         It has its own store and sessions and is closed by itself: give it another directory or none. `device`, `dtype`,
-        `weights`, `packed_bytes` and `scheduler.batch_rows` stay those of the first engine, whatever `config` says.
+        `weights` and `packed_bytes` stay those of the first engine, whatever `config` says.
         """
         self._check_open()
         return type(self)(self.model, config=config, backend=backend)
@@ -257,10 +276,7 @@ class Engine(Closing):
         for index, event in events:
             if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
                 active.ticket.check()
-                yield index, event
-                continue
-            active.answers.append(event)
-            if self.model.is_reader and event.text.strip() == READER_UNKNOWN:
+            elif self.model.is_reader and event.text.strip() == READER_UNKNOWN:
                 event = event.with_notes(READER_NOTE)
             yield index, event
 
@@ -309,11 +325,11 @@ class Engine(Closing):
             raise UnsupportedError("Another server computes this engine's answers, so it makes no KV of prompts.")
         self._backend.check(request)
         ticket = self.scheduler.ticket(request.deadline_s, request.cancel)
-        with traced(request) as trace, self.scheduler.request(), self._conversations.turn(kept, ticket) as turn:
+        with self.scheduler.request(), self._conversations.turn(kept, ticket) as turn:
             past = turn.past if session is None or keep else session.past
             session_id = session.session_id if session else ""
             prompt = self.intake.prompt(request, past)
-            trace.active = active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
+            active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
             with active.held:
                 with self.scheduler.admitted(self._backend.prefetch_hint(active), ticket):
                     events = self._backend.begin(active)
@@ -322,7 +338,7 @@ class Engine(Closing):
                     yield active, turn, events
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """A chunk of text or token ids; its ids are fixed here. Text gets the config's `chunk_end` appended."""
+        """A chunk of text or token ids; its ids are fixed here: those of the text alone, wherever it stands."""
         return self.intake.chunk(content, metadata)
 
     def session(self, session_id: str, *, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:

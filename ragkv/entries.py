@@ -54,12 +54,16 @@ class Entries:
 
     @property
     def identity(self) -> Identity:
-        """What all entries of the engine's chunks have in common; `identity.key(token_ids)` is the key of one."""
+        """Of the engine's chunks that are fused; `identity.key(token_ids)` is the key of one."""
         return self.encoder.identity
 
     def keys(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
-        """The keys of the entries of `chunks`, whether they are stored or not."""
-        return [self.identity.key(chunk.token_ids) for chunk in self._intake.chunks(chunks)]
+        """The keys of all entries that `chunks` may have, whether they are stored or not."""
+        return [key for chunk in self._intake.chunks(chunks) for key in self._keys(chunk.token_ids)]
+
+    def has(self, token_ids: Sequence[int]) -> bool:
+        """Whether an entry of this chunk is stored."""
+        return any(map(self._store.contains, self._keys(token_ids)))
 
     def warm(
         self,
@@ -79,11 +83,10 @@ class Entries:
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """See `Engine.delete`."""
         checked = self._intake.chunks(chunks)
-        keys = self.keys(checked)
         for chunk in checked:
             self.background.forget(chunk.token_ids)
-        with self._telling(keys):
-            return sum(self._store.delete(key) for key in keys)
+        with self._telling(self.keys(checked)):
+            return sum(self._delete(chunk.token_ids) for chunk in checked)
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
         """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
@@ -144,6 +147,7 @@ class Entries:
         report = rescorer.rescore(scorer, [chunk.token_ids for chunk in checked], on_progress, check)
         if report.is_complete and directory is not None and scorer.learned is not None:
             learned.save(scorer.learned, directory)
+            self._intake.default_selector = "sensitivity"
             self._intake.apply_gate_result(gate_result.load(directory, self.encoder.measured_as, fusion))
         return report
 
@@ -157,13 +161,22 @@ class Entries:
         self.background.flush()
         self._store.flush()
         retained = set(self.keys(chunks))
-        own = (info.key for info in self._store.infos() if info.identity == self.identity)
+        own = (info.key for info in self._store.infos() if info.identity in self.encoder.identities)
         return [key for key in own if key not in retained]
 
+    def _delete(self, token_ids: Sequence[int]) -> bool:
+        """Drop all entries of a chunk; whether there was one."""
+        return sum(self._store.delete(key) for key in self._keys(token_ids)) > 0
+
+    def _keys(self, token_ids: Sequence[int]) -> list[EntryKey]:
+        return [identity.key(token_ids) for identity in self.encoder.identities]
+
     def _is_own(self, identity: Identity) -> bool:
-        """Whether entries of `identity` are of this model, dtype, adapter and tokenizer."""
-        own, used = self.identity, "" if self.encoder.scorer is None else self.encoder.scorer.name
-        return identity.scorer in ("", used) and replace(identity.of_kv, context=own.context, tenant=own.tenant) == own
+        """Whether entries of `identity` are of this model, dtype, adapter and tokenizer, and of a kind in use."""
+        own, used = self.encoder.alone, "" if self.encoder.scorer is None else self.encoder.scorer.name
+        kinds = {one.behind for one in self.encoder.identities}
+        kv = replace(identity.of_kv, context=own.context, tenant=own.tenant, behind="")
+        return identity.scorer in ("", used) and identity.behind in kinds and kv == own
 
 
 def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:

@@ -1,33 +1,4 @@
-"""All errors, in one tree. A message says what happened, the values, and what to do. A cache miss is no error.
-
-RagKVError
-├── ConfigError             a setting is unknown, of the wrong type or out of range
-├── ProfileError            there is no profile of this model on this machine, or it cannot be read
-├── InputError              a call's arguments cannot be served
-│   ├── PromptTooLongError  the prompt does not fit the model's context
-│   ├── SchemaError         answers cannot be constrained to this JSON schema; its part is named
-│   └── UnsupportedError    a feature that ragkv does not offer (also a NotImplementedError)
-├── ModelError
-│   ├── ModelNotFoundError      nothing loadable at that path or id
-│   └── UnsupportedModelError   this architecture cannot be fused exactly; the reason is named
-├── StoreError
-│   ├── StoreLockedError    another process writes to this directory
-│   ├── StoreReadOnlyError  a write was asked of a store opened read-only
-│   ├── RemoteError         shared storage failed (never leaves the engine: becomes a cache miss)
-│   └── EntryDamagedError   wrong identity or checksum (never leaves the engine: becomes a cache miss)
-│       └── EntryUnreachableError   the bytes could not be read (likewise)
-├── SessionError            a conversation that replicas share could not be continued
-│   ├── SessionConflictError    another replica continued it meanwhile: ask again
-│   └── SessionUnavailableError its state could not be read or written: ask again later
-├── QueueError              the request is valid but was not served
-│   ├── QueueFullError      too many wait already
-│   ├── DeadlineError       its deadline passed
-│   ├── CancelledError      its caller cancelled it
-│   └── AnswerServerError   the server that computes answers does not answer, or not as it should
-├── DocumentError           a document cannot be read
-│   └── DocumentLimitError  it holds more than a limit allows
-└── MissingExtraError       an optional package is not installed; the message has the pip line
-"""
+"""All errors, in one tree. A message says what happened, the values, and what to do. A cache miss is no error."""
 
 from typing import Any
 
@@ -120,15 +91,11 @@ class EntryUnreachableError(EntryDamagedError):
         self.key = key
 
 
-class SessionError(RagKVError):
-    """A conversation that replicas share could not be continued."""
-
-
-class SessionConflictError(SessionError):
+class SessionConflictError(RagKVError):
     """Another replica continued the conversation meanwhile; this turn is not part of it."""
 
 
-class SessionUnavailableError(SessionError):
+class SessionUnavailableError(RagKVError):
     """The conversation's shared state could not be read or written."""
 
 

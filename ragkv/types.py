@@ -13,15 +13,37 @@ class Chunk:
     text: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def stored_ids(self) -> tuple[int, ...]:
+        """The ids under which its KV is stored."""
+        return self.token_ids
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Chunk):
-    """A run of the prompt among its chunks, such as a heading or a separator: always computed, never stored.
+class Excerpt(Chunk):
+    """A part of a stored chunk: the tokenizer merged the first or last tokens of the chunk with the text around it.
 
-    The first may be the prompt's opening, in place of the application's prefix; then no chunk right behind it is exact.
+    Its KV is that part of the chunk's; nothing is stored of it alone.
+    """
+
+    whole: tuple[int, ...] = ()  # the ids of the stored chunk
+    offset: int = 0  # how many of them stand before this part
+
+    @property
+    def stored_ids(self) -> tuple[int, ...]:
+        """The ids under which its KV is stored."""
+        return self.whole
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Chunk):
+    """A run of the prompt among its chunks, such as a heading or a number: always computed, never stored.
+
+    No separator stands before it. Without ids it is tokenized with the request: `Text((), "Passage 2: ")`. The first
+    may be the prompt's opening, in place of the application's prefix; then no chunk right behind it is exact.
     """
 
     opening: bool = False

@@ -58,6 +58,7 @@ def test_settings_are_frozen_and_hashable(config: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
+        ({"prompt": {"chunk_end": ""}}, "no setting prompt.chunk_end any more: use prompt.separator"),
         ({"devise": "cpu"}, "Unknown setting devise. Did you mean device?"),
         ({"fusion": {"ratoi": 1.0}}, "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
         ({"store": {"memory": 1}}, "Did you mean store.memory_bytes?"),
@@ -111,18 +112,18 @@ class TestToml:
             '[fusion]\nratio = 0.5\nselector = "hkvd"\n[prompt]\nsystem = "Be brief."\n'
             "[kcache]\ntop_n = 64\nresident_layers = 2\n"
         )
-        assert EngineConfig.from_toml(file) == EngineConfig.from_toml(str(file)) == BUILT
+        assert EngineConfig.gather(file, {}) == EngineConfig.gather(str(file), {}) == BUILT
 
     @pytest.mark.parametrize("text", [b"device = ", b"\xff\xfe", b"[store]\nmemory = 1\n", b"fusion = 3\n"])
     def test_a_wrong_toml_file_is_refused(self, tmp_path: Path, text: bytes) -> None:
         file = tmp_path / "ragkv.toml"
         file.write_bytes(text)
         with pytest.raises(ConfigError):
-            EngineConfig.from_toml(file)
+            EngineConfig.gather(file, {})
 
     def test_the_error_for_a_missing_file_names_it(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"no\.toml"):
-            EngineConfig.from_toml(tmp_path / "no.toml")
+            EngineConfig.gather(tmp_path / "no.toml", {})
 
 
 class TestEnvironment:
@@ -139,12 +140,12 @@ class TestEnvironment:
             "RAGKV_KCACHE__RESIDENT_LAYERS": "2",
             "HOME": "elsewhere",
         }
-        assert EngineConfig.from_env(environment) == BUILT
+        assert EngineConfig.gather(None, environment) == BUILT
 
     def test_the_environment_of_the_process_is_read_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAGKV_ADAPTER_ID", "lora")
-        assert EngineConfig.from_env().adapter_id == "lora"
-        assert EngineConfig.from_env({}) == EngineConfig()
+        assert EngineConfig.gather(None).adapter_id == "lora"
+        assert EngineConfig.gather(None, {}) == EngineConfig()
 
     @pytest.mark.parametrize(
         ("name", "text"),
@@ -163,10 +164,10 @@ class TestEnvironment:
         ],
     )
     def test_a_variable_that_kubernetes_sets_for_a_service_named_ragkv_is_ignored(self, name: str, text: str) -> None:
-        assert EngineConfig.from_env({name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(device="cuda")
+        assert EngineConfig.gather(None, {name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(device="cuda")
 
     def test_the_variable_that_names_the_settings_file_is_no_setting(self) -> None:
-        assert EngineConfig.from_env({"RAGKV_CONFIG": "a value"}) == EngineConfig()
+        assert EngineConfig.gather(None, {"RAGKV_CONFIG": "a value"}) == EngineConfig()
 
     @pytest.mark.parametrize(
         ("environment", "says"),
@@ -181,19 +182,19 @@ class TestEnvironment:
         self, environment: dict[str, str], says: str
     ) -> None:
         with pytest.raises(ConfigError, match=re.escape(says)):
-            EngineConfig.from_env(environment)
+            EngineConfig.gather(None, environment)
 
     @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
     def test_a_variable_may_say_yes_in_several_ways(self, text: str) -> None:
-        assert EngineConfig.from_env({"RAGKV_STORE__READ_ONLY": text}).store.read_only is True
+        assert EngineConfig.gather(None, {"RAGKV_STORE__READ_ONLY": text}).store.read_only is True
 
     @pytest.mark.parametrize("text", ["0", "False", "no", "off"])
     def test_a_variable_may_say_no_in_several_ways(self, text: str) -> None:
-        assert EngineConfig.from_env({"RAGKV_STORE__READ_ONLY": text}).store.read_only is False
+        assert EngineConfig.gather(None, {"RAGKV_STORE__READ_ONLY": text}).store.read_only is False
 
     @pytest.mark.parametrize("text", ["", "none", "None"])
     def test_an_empty_variable_means_none_where_none_is_allowed(self, text: str) -> None:
-        assert EngineConfig.from_env({"RAGKV_STORE__DIRECTORY": text}).store.directory is None
+        assert EngineConfig.gather(None, {"RAGKV_STORE__DIRECTORY": text}).store.directory is None
 
     @pytest.mark.parametrize(
         ("environment", "says"),
@@ -212,15 +213,15 @@ class TestEnvironment:
     )
     def test_a_wrong_environment_variable_is_refused(self, environment: dict[str, str], says: str) -> None:
         with pytest.raises(ConfigError) as caught:
-            EngineConfig.from_env(environment)
+            EngineConfig.gather(None, environment)
         assert says in str(caught.value)
 
 
 def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -> None:
     assert EngineConfig().kcache is None
     assert EngineConfig.from_dict({"kcache": None}).kcache is None
-    assert EngineConfig.from_env({"RAGKV_KCACHE": "none"}).kcache is None
-    assert EngineConfig.from_env({"RAGKV_KCACHE__TOP_N": "none"}).kcache == KCacheConfig(top_n=None)
+    assert EngineConfig.gather(None, {"RAGKV_KCACHE": "none"}).kcache is None
+    assert EngineConfig.gather(None, {"RAGKV_KCACHE__TOP_N": "none"}).kcache == KCacheConfig(top_n=None)
     with pytest.raises(ConfigError, match=r"kcache is a group of settings, not True"):
         EngineConfig.from_dict({"kcache": True})
     with pytest.raises(ConfigError, match=r"kcache.topn. Did you mean kcache.top_n"):

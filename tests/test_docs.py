@@ -72,11 +72,7 @@ def reader() -> Iterator[Engine]:
 
 @pytest.mark.enable_socket
 @pytest.mark.parametrize(("name", "snippets"), _pages())
-def test_the_python_snippets_of_a_page_run(
-    name: str, snippets: list[str], reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A provider stays for the whole process.
-    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: provider.shutdown())
+def test_the_python_snippets_of_a_page_run(name: str, snippets: list[str], reader: Engine, tmp_path: Path) -> None:
     # The same dtype as the fixture's: "auto" may choose another one on a busy machine, and sessions keep KV of one.
     net, tokenizer = load("reader", "cpu", str(reader.model.adapter.dtype).removeprefix("torch."))
     documents = [

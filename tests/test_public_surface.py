@@ -74,7 +74,15 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     for name in ("prefill", "answer", "stream"):
         assert parameters(name) == ["question", "chunks", "session", "options"]
     assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
-    assert set(PrefillOptions.__annotations__) == {"ratio", "selector", "reuse", "deadline_s", "cancel", "raw"}
+    assert set(PrefillOptions.__annotations__) == {
+        "ratio",
+        "selector",
+        "reuse",
+        "separator",
+        "deadline_s",
+        "cancel",
+        "raw",
+    }
     assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(AnswerOptions.__annotations__)
     for name in ("answer", "warm", "session", "delete", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
@@ -108,7 +116,7 @@ def test_settings_and_errors_need_no_torch() -> None:
     assert python(code) == "False\n"
 
 
-@pytest.mark.parametrize("package", ["", "api", "scheduling", "store"])
+@pytest.mark.parametrize("package", ["", "api", "store"])
 def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checkers(package: str) -> None:
     tree = ast.parse((ROOT / "ragkv" / package / "__init__.py").read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -121,10 +129,9 @@ def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checke
     assert set(exported) - imported <= {"__version__"}
 
 
-def test_every_error_is_in_the_tree_and_in_its_drawing() -> None:
+def test_every_error_is_in_the_tree_and_says_what_it_means() -> None:
     made = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
     assert all(issubclass(error, ragkv.RagKVError) for error in made)
-    assert all(error.__name__ in (errors.__doc__ or "") for error in made)
     assert all(error.__doc__ for error in made)
 
 

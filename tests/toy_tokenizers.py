@@ -1,5 +1,6 @@
 """Small tokenizers with one token per byte, so that a text has the same tokens in any context."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -20,11 +21,12 @@ PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = 3 + 256 + len(MARKERS)
 
 
-def byte_tokenizer(chat_template: str | None = None, bos: bool = True) -> Any:
-    """Token 3 + n is the n-th of the 256 bytes in the byte-level alphabet's order; no merges."""
+def byte_tokenizer(chat_template: str | None = None, bos: bool = True, merges: Sequence[tuple[str, str]] = ()) -> Any:
+    """Token 3 + n is the n-th of the 256 bytes in the byte-level alphabet's order; no merges but those given."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<pad>": PAD, "<s>": BOS, "</s>": EOS, **{char: 3 + n for n, char in enumerate(alphabet)}}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    vocabulary |= {"".join(pair): len(vocabulary) + n for n, pair in enumerate(merges)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(marker, special=True) for marker in MARKERS])

@@ -11,7 +11,6 @@ positions.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -141,25 +140,10 @@ def markdown(tables: dict[str, dict[str, dict[str, float]]]) -> str:
     """One table for each set."""
     lines = []
     for name, rows in tables.items():
-        lines += [
-            f"\n**{name}**\n",
-            "| type | n | full prefill | full reuse | no context | guess floor |",
-            "|---|---|---|---|---|---|",
-        ]
-        for kind, row in rows.items():
-            lines.append(
-                f"| {kind} | {row['n']} | "
-                + " | ".join(f"{row[key]:.3f}" for key in ("full", "reuse", "no context", "guess"))
-                + " |"
-            )
+        lines += [f"\n**{name}**\n", "| type | n | full prefill | full reuse | no context | guess floor |"]
+        lines += ["|---|---|---|---|---|---|"]
+        lines += [f"| {kind} | {' | '.join(f'{value:g}' for value in row.values())} |" for kind, row in rows.items()]
     return "\n".join(lines) + "\n"
-
-
-def write_card(card: Path, tables: str) -> None:
-    """Puts the tables between the card's two labels."""
-    head, rest = card.read_text().split("<!-- tables -->")
-    _, tail = rest.split("<!-- end of tables -->")
-    card.write_text(f"{head}<!-- tables -->\n{tables}\n<!-- end of tables -->{tail}")
 
 
 def main() -> None:
@@ -170,8 +154,6 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=list(SETS))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="bf16 arithmetic")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--card", type=Path, help="a model card whose tables to replace")
     options = parser.parse_args()
     tables = {}
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
@@ -181,10 +163,6 @@ def main() -> None:
             found = pool.map(partial(scores, options.folder, name, quick=options.quick), parts)
             tables[name] = table([one for part in found for one in part])
     print(markdown(tables))
-    if options.card:
-        write_card(options.card, markdown(tables))
-    if options.json:
-        options.json.write_text(json.dumps(tables, indent=1) + "\n")
 
 
 if __name__ == "__main__":

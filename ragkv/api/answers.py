@@ -5,8 +5,8 @@ A cancelled answer is accounted for up to its last token.
 
 import json
 import unicodedata
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Unpack
 
 from ragkv.conversations import Session
@@ -53,19 +53,17 @@ def check_filter(where: Mapping[str, Any] | None, limits: LimitsConfig, param: s
     check_at_most(len(json.dumps(where, ensure_ascii=False)), limits.question_chars, param, "characters")
 
 
-@contextmanager
-def session_of(tenant: Tenant, principal: Principal, session_id: str | None, question: str) -> Iterator[Session | None]:
+def session_of(tenant: Tenant, principal: Principal, session_id: str | None, question: str) -> Session | None:
     """The session of that id, new or stored; raises `ApiError` if a new one exceeds the quota.
 
-    `question` is the title of a conversation that has none yet.
+    `question` is the title of a conversation that has none yet; it is known as long as the caller holds the session.
     """
     if session_id is None:
-        yield None
-        return
-    with tenant.quotas.session(principal, session_id, tenant.has_session, tenant.session_ids):
-        session = tenant.session(session_id)
-        session.first_title = title_from(question)
-        yield session
+        return None
+    tenant.check_session_quota(principal, session_id)
+    session = tenant.session(session_id)
+    session.first_title = title_from(question)
+    return session
 
 
 def title_from(question: str) -> str:

@@ -20,7 +20,7 @@ from ragkv.runtime import freeze_objects
 
 from . import errors, health, middleware
 from .routes import ROUTERS
-from .server_state import Readiness, ServerState
+from .server_state import ServerState
 from .service import Service
 from .settings import ServeConfig
 
@@ -55,7 +55,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.ensure_future(_load(server.readiness, service, engine, embedder))
+        loading = asyncio.ensure_future(_load(server, service, engine, embedder))
         # Consume the exception: /readyz and the log report it.
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         if engine is not None:
@@ -78,11 +78,11 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,  # client generators make method names of them
     )
     app.state.service, app.state.server = service, server
-    server.readiness.cut_work = service.cut
+    server.cut_work = service.cut
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router, responses=errors.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)])
-    app.include_router(health.router(server, health.WriteProbe(service.kv_directories)))
+    app.include_router(health.router(server))
     if (PAGE / "index.html").is_file():
 
         @app.get("/", include_in_schema=False)
@@ -95,14 +95,14 @@ def create_app(
     return app
 
 
-async def _load(readiness: Readiness, service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
+async def _load(server: ServerState, service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
     try:
         await asyncio.to_thread(service.load, engine, embedder)
     except Exception as error:
         log.error("model_not_loaded", exc_info=error)
         reason = f": {error}" if isinstance(error, RagKVError) else "; the server's log says why."
-        readiness.set_failed(f"The model could not be loaded{reason}")
+        server.unavailable_reason = f"The model could not be loaded{reason}"
         raise
     if engine is None:  # this process is a server: what it has loaded stays
         await asyncio.to_thread(freeze_objects)
-    readiness.set_ready()
+    server.unavailable_reason = None

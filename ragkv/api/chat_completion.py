@@ -47,7 +47,6 @@ from .bodies.tools import NamedTool, ToolDefinition, called, check_choice
 from .errors import ApiError, check_at_most, unknown_model
 from .keys import Principal
 from .reports import (
-    MarkerFilter,
     answer_fields,
     citations_of,
     marker_spans,
@@ -116,10 +115,8 @@ class ChatCompletion:
 
     def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
         """Pieces of the answers as soon as they are certain, then the whole response."""
-        with (
-            self.service.tenants.lease(self.principal) as tenant,
-            session_of(tenant, self.principal, self.session_id, self._question),
-        ):
+        with self.service.tenants.lease(self.principal) as tenant:
+            _session = session_of(tenant, self.principal, self.session_id, self._question)  # it holds the title
             yield from self._events(context, tenant)
 
     def _events(self, context: WorkContext, tenant: Tenant) -> Generator[Piece | ChatResponse, None, None]:
@@ -127,18 +124,19 @@ class ChatCompletion:
         sources = self._sources(tenant, context.check)
         left_out = tenant.known_passages.refresh()
         prompt = self._prompt(tenant, sources)
-        # 2. Stream the answers, without markers of sources that do not exist. In JSON, [1] is a list and no marker.
+        # 2. Stream the answers.
         form = self._form(tenant)
-        is_json, names = form is not None, [tool.function.name for tool in self._tools]
+        names = [tool.function.name for tool in self._tools]
         count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
         answers: list[Answer] = []
         options: AnswerOptions = {
             **self.body.engine_options,
             "response_format": form,
             "max_new_tokens": self.max_tokens,
+            "separator": "",  # the messages have their own text between passages
         }
         session = prompt.conversation.session if prompt.conversation else None
-        markers = [MarkerFilter(0 if is_json else len(sources)) for _ in range(count)]
+        contents = [""] * count  # what was sent of each answer
         filters = [CallFilter(form is not None and not form.schema) if names else None for _ in range(count)]
         try:
             made = stream_choices(context, tenant.engine, prompt.question, prompt.chunks, session, count, **options)
@@ -147,8 +145,9 @@ class ChatCompletion:
                     if isinstance(event, TokenEvent):
                         logprobs = tokens.entries([event.logprob] if event.logprob else [])
                         filtered = filters[index]
-                        piece = event.text if filtered is None else filtered.add(event.text)
-                        if (text := markers[index].add(piece)) or logprobs:
+                        text = event.text if filtered is None else filtered.add(event.text)
+                        contents[index] += text
+                        if text or logprobs:
                             yield Piece(index, text, logprobs)
                     elif isinstance(event, Answer):
                         answers.append(event)  # sent after the loop, when the session is free again
@@ -159,20 +158,18 @@ class ChatCompletion:
         found = [find_calls(answer.text, names) if names else (answer.text, ()) for answer in answers]
         if count == 1:
             answers = [tenant.chat.save_turn(prompt, answers[0], *found[0])]
-        # 4. Take calls out of the text. Append the markers of sources that an answer cites and does not name.
-        contents = []
+        # 4. Take calls out of the text. Append the markers of sources that an answer cites and does not name, but not
+        # to JSON, where [1] is a list.
         calls = [calls for _, calls in found]
-        for index, marked in enumerate(markers):
-            filtered = filters[index]
-            left = "" if filtered is None or calls[index] else answers[index].text[len(filtered.sent) :]
-            if text := marked.add(left):
-                yield Piece(index, text)
-            if text := marked.finish():
-                yield Piece(index, text)
-            text = "" if is_json or calls[index] else missing_markers(marked.text, citations_of(marked.text, sources))
-            if text:
-                yield Piece(index, text)
-            contents.append(marked.text + text)
+        for index, filtered in enumerate(filters):
+            if calls[index]:
+                continue
+            left = "" if filtered is None else answers[index].text[len(filtered.sent) :]
+            text = contents[index] + left
+            left += missing_markers(text, citations_of(text, sources)) if form is None else ""
+            contents[index] += left
+            if left:
+                yield Piece(index, left)
         if self.body.rag is not None:
             tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
         response = self._response(tenant, prompt, answers, contents, sources, calls)
@@ -237,8 +234,7 @@ class ChatCompletion:
     ) -> ChatResponse:
         """The response; its report is that of the first answer."""
         by_text = {source.text: source.number for source in sources}
-        chunk_end = tenant.engine.config.prompt.chunk_end
-        numbers = [by_text.get(chunk.text.removesuffix(chunk_end)) for chunk in _without_opening(prompt.chunks)]
+        numbers = [by_text.get(chunk.text) for chunk in _without_opening(prompt.chunks)]
         parts = [part for one in self.body.messages if isinstance(one.content, list) for part in one.content]
         report = AnswerReport(
             **answer_fields(answers[0], contents[0], sources, numbers, self.session_id),

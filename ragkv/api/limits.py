@@ -8,7 +8,6 @@ to wait until the minute is over.
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
@@ -59,20 +58,21 @@ class RateLimiter:
 
 
 class QuotaGuard:
-    """The quotas of one tenant, safe against races: of two requests that each fit alone, only one is accepted."""
+    """The quotas of one tenant."""
 
     def __init__(self, defaults: QuotaConfig) -> None:
         """`defaults` are the quotas of a tenant that has none of its own."""
         self._defaults = defaults
         self._ingesting = threading.Lock()  # under a document quota, held from the check to the last document
-        self._lock = threading.Lock()
-        self._new_sessions: Counter[str] = Counter()  # running turns of sessions that may not be stored yet
 
     @contextmanager
     def documents(
         self, principal: Principal, held: Callable[[], int], more: Callable[[], int], check: Check = no_check
     ) -> Iterator[None]:
-        """Store `more` documents inside the block; raises `ApiError` 403 if they are too many."""
+        """Store `more` documents inside the block; raises `ApiError` 403 if they are too many.
+
+        Safe against races: of two requests that each fit alone, only one is accepted.
+        """
         if self._quota(principal, "documents")[0] is None:
             yield
             return
@@ -80,33 +80,16 @@ class QuotaGuard:
             self.check(principal, "documents", held(), more())
             yield
 
-    @contextmanager
-    def session(
-        self,
-        principal: Principal,
-        session_id: str,
-        exists: Callable[[str], bool],
-        held: Callable[[], Collection[str]],
-    ) -> Iterator[None]:
-        """Start or continue a session inside the block; raises `ApiError` 403 if a new one is one too many.
+    def check_session(
+        self, principal: Principal, session_id: str, exists: Callable[[str], bool], held: Callable[[], Collection[str]]
+    ) -> None:
+        """Raise `ApiError` 403 if the session is a new one, and one too many.
 
-        `exists` says whether a session is stored, `held` gives the ids of all that are.
+        `exists` says whether a session is stored, `held` gives the ids of all that are. First turns that run at the
+        same time do not see each other: there may be as many too many as a tenant may have requests at once.
         """
-        with self._lock:
-            if session_id not in self._new_sessions and not exists(session_id):
-                self.check(principal, "sessions", len({*held(), *self._new_sessions}), 1)
-            self._new_sessions[session_id] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._new_sessions[session_id] -= 1
-                if not self._new_sessions[session_id]:
-                    del self._new_sessions[session_id]
-
-    def limit(self, principal: Principal, what: Held) -> int | None:
-        """How many the tenant may have; `None`: any number."""
-        return self._quota(principal, what)[0]
+        if self._quota(principal, "sessions")[0] is not None and not exists(session_id):
+            self.check(principal, "sessions", len(held()), 1)
 
     def check(self, principal: Principal, what: Held, held: int, more: int) -> None:
         """Raise `ApiError` 403 if the tenant, which holds `held`, may not have `more`."""

@@ -5,8 +5,6 @@ of the engines are read from the engines at each scrape. Every label has a bound
 tenants as keys, and no session, document or path is a label.
 """
 
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -189,31 +187,22 @@ _Values = dict[tuple[str, ...], float]  # by the metric's name and its label val
 class _EngineCollector(Collector):
     """Reads the numbers of the open tenants' engines at each scrape.
 
-    A Prometheus counter must never decrease, so the last counts of a closed engine are kept and added.
+    The counters of a tenant that was closed begin at 0 when it is opened again, as after a restart of the server, which
+    `rate()` of Prometheus allows for.
     """
 
     def __init__(self, tenants: Callable[[], Sequence[TenantStats]]) -> None:
         self._tenants = tenants
-        self._lock = threading.Lock()
-        self._last: _Values = {}  # of the engines that were open at the last scrape
-        self._closed: _Values = defaultdict(float)  # of engines that are closed
 
     def collect(self) -> Iterator[Metric]:
         """All gauges and counters of the open engines."""
-        with self._lock:
-            tenants = self._tenants()
-            values = _values(tenants)
-            for key, last in self._last.items():
-                if values.get(key, 0.0) < last:  # the engine was closed, and perhaps opened again
-                    self._closed[key] += last
-            self._last = values  # gauges too: nothing reads what is kept of them
-            counts = {key: values.get(key, 0.0) + self._closed.get(key, 0.0) for key in {*values, *self._closed}}
+        tenants = self._tenants()
+        values = _values(tenants)
         yield GaugeMetricFamily("ragkv_tenants_open", "Open tenants", value=len(tenants))
         for metrics, labels in _LABELS.items():
             for metric in metrics:
                 family = metric.family(f"ragkv_{metric.name}", metric.help_, labels=labels)
-                found = counts if metric.family is CounterMetricFamily else values
-                for (name, *label_values), value in sorted(found.items()):
+                for (name, *label_values), value in sorted(values.items()):
                     if name == metric.name:
                         family.add_metric(label_values, value)
                 yield family

@@ -1,7 +1,7 @@
 """The engine's values as response bodies: sources, citations, the report of an answer, and markers in its text.
 
-A citation marker `[n]` means the n-th source, and no other number is ever shown. A marker that the model writes passes
-if its source exists. Sources that say what the answer says, and that the answer does not name, are named at its end.
+A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that say what the answer
+says, and that the answer does not name, are named at its end.
 Markers belong to the server, not to the conversation: they are removed from an earlier answer that a client sends back.
 """
 
@@ -17,7 +17,6 @@ from ragkv.types import Answer, Chunk
 from .bodies.resources import CitationBody, ReuseBody, SourceBody, SpanBody, TimingBody
 
 _MARKER = re.compile(r"\[(\d{1,4})\]")
-_PARTIAL = re.compile(r"\[\d{0,4}$")  # This matches the beginning of a possible marker.
 _FINAL = re.compile(r" (?:\[\d{1,4}\])+$")
 
 
@@ -96,37 +95,6 @@ def answer_fields(
     """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it."""
     report = {"citations": citations_of(content, sources), "sources": sources, "session_id": session_id}
     return {**prefill_fields(answer, numbers), **report}
-
-
-class MarkerFilter:
-    """Passes streamed text through, without the markers of sources that do not exist."""
-
-    def __init__(self, sources: int) -> None:
-        """`sources` is their number; with 0, all brackets pass."""
-        self._sources, self._held = sources, ""
-        self.text = ""  # everything that passed
-
-    def add(self, piece: str) -> str:
-        """Add a piece of text; returns the text that is certain now."""
-        if not self._sources:
-            return self._pass(piece)
-        self._held += piece
-        partial = _PARTIAL.search(self._held)
-        cut = len(self._held) if partial is None else partial.start()
-        certain, self._held = self._held[:cut], self._held[cut:]
-        return self._pass(_MARKER.sub(self._checked, certain))
-
-    def finish(self) -> str:
-        """The text that was held back."""
-        held, self._held = self._held, ""
-        return self._pass(held)
-
-    def _checked(self, marker: re.Match[str]) -> str:
-        return marker[0] if 1 <= int(marker[1]) <= self._sources else ""
-
-    def _pass(self, text: str) -> str:
-        self.text += text
-        return text
 
 
 def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:

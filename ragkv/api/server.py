@@ -3,13 +3,11 @@
 It listens on loopback, and nginx stands in front of it (`deploy/nginx.conf`): nginx bounds connections, heads, bodies,
 rates and times, so this process sees whole requests. Nothing here does that a second time.
 
-On SIGTERM or SIGINT it keeps listening, answers new requests and /readyz with 503, and lets running requests finish for
-up to `graceful_s`. Then it cancels the others, which end at their next check, and closes its tenants, which writes what
-they hold in memory. `close_s` later the process ends, whatever still runs. A second signal ends it immediately; the
-store survives both.
+On SIGTERM or SIGINT it takes no new connections, and running requests may finish for up to `graceful_s`. Then it
+cancels the others, which end at their next check, and closes its tenants, which writes what they hold in memory.
+`close_s` later the process ends, whatever still runs. A second signal ends it immediately; the store survives both.
 """
 
-import asyncio
 import contextlib
 import os
 import resource
@@ -17,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -28,10 +27,9 @@ from ragkv.runtime import server_file
 
 from .keys import KeyRing
 from .logs import configure_logging, logger
-from .server_state import Readiness, ServerState
+from .server_state import ServerState
 from .settings import ServeConfig
 
-POLL_S = 0.05  # While the server drains, it looks this often whether the last request has ended.
 CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end before its socket is closed.
 HEAD_BYTES = 32 * 1024  # A request's line and headers may be so long: more than nginx passes on.
 MOST_FILES = 65_536  # The limit of open files is raised to no more: some libraries loop over all possible descriptors.
@@ -44,13 +42,13 @@ WITHOUT_NGINX = (
 )
 
 
-class DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains before it stops listening."""
+class GracefulServer(uvicorn.Server):
+    """A uvicorn server that cuts requests which do not finish in time, and whose process always ends."""
 
-    def __init__(self, config: uvicorn.Config, readiness: Readiness, graceful_s: float, close_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, cut: Callable[[], None], graceful_s: float, close_s: float) -> None:
+        """`cut` cancels the running requests."""
         super().__init__(config)
-        self._readiness, self._graceful_s, self._close_s = readiness, graceful_s, close_s
-        self._drain_task: asyncio.Task[None] | None = None
+        self._cut, self._graceful_s, self._close_s = cut, graceful_s, close_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start uvicorn and log its addresses."""
@@ -60,30 +58,23 @@ class DrainingServer(uvicorn.Server):
             logger().info("listening", host=host, port=port, pid=os.getpid())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start draining on the first signal, end on the second. It may interrupt any code, so it takes no lock."""
-        if self._readiness.draining:
+        """Shut down on the first signal, end on the second. It may interrupt any code, so it takes no lock."""
+        if self.should_exit:
             os._exit(128 + sig)  # no waiting for computing threads; the store survives a kill
-        self._readiness.start_draining()
-
-    async def on_tick(self, counter: int) -> bool:
-        """Uvicorn calls this ten times a second; it returns whether to stop."""
-        if self._readiness.draining and self._drain_task is None:
-            logger().info("draining", running=self._readiness.running)
-            threading.Thread(target=self._end_in_time, name="ragkv-end", daemon=True).start()
-            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
-        return await super().on_tick(counter)
-
-    async def _drain(self) -> None:
-        ends = asyncio.get_running_loop().time() + self._graceful_s
-        while self._readiness.running and asyncio.get_running_loop().time() < ends:
-            await asyncio.sleep(POLL_S)
-        logger().info("drained", cut=self._readiness.running)
-        self._readiness.cut_work()
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new connections, wait for the running requests, and close the app."""
+        logger().info("draining")
+        threading.Thread(target=self._end_in_time, name="ragkv-end", daemon=True).start()
+        await super().shutdown(sockets)
+
     def _end_in_time(self) -> None:
-        """End the process when its time is over, whatever still runs."""
-        time.sleep(self._graceful_s + self._close_s)
+        """Cut the requests that still run after `graceful_s`, and end the process `close_s` later, whatever runs."""
+        time.sleep(self._graceful_s)
+        logger().info("cut", after_s=self._graceful_s)
+        self._cut()
+        time.sleep(self._close_s)
         names = sorted({thread.name for thread in threading.enumerate() if thread.name.startswith("ragkv-")})
         logger().error("ended_by_force", after_s=self._graceful_s + self._close_s, threads=names)
         os._exit(1)
@@ -115,13 +106,6 @@ def raise_file_limit() -> None:
             logger().warning("file_limit_not_raised", limit=soft, wanted=wanted, error=str(error))
 
 
-def folders_open_to_others(home: Path) -> list[Path]:
-    """The folders of a home that other users may enter: an old version made them, or a person."""
-    patterns = ("index", "kv", "collections", "tenants", "tenants/*", "tenants/*/*")
-    found = [home, *(path for pattern in patterns for path in sorted(home.glob(pattern)))]
-    return [path for path in found if path.is_dir() and path.stat().st_mode & 0o077]
-
-
 def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
     server: ServerState = app.state.server
@@ -129,9 +113,6 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
     check_network_exposure(config, server.keys)
-    if too_open := folders_open_to_others(Path(config.home)):
-        folders, hint = [str(path) for path in too_open[:5]], f"chmod -R go-rwx {config.home}"
-        logger().warning("home_open_to_others", folders=folders, hint=hint)
     settings = uvicorn.Config(
         app,
         http="h11",  # httptools does not bound a head
@@ -145,7 +126,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
         server_header=False,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips=list(config.proxies),
-        timeout_graceful_shutdown=max(1, round(CUT_SHARE * config.close_s)),
+        timeout_graceful_shutdown=max(1, round(config.graceful_s + CUT_SHARE * config.close_s)),
         lifespan="on",
     )
     listener = settings.bind_socket()  # accepted connections inherit its options
@@ -155,7 +136,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     with contextlib.ExitStack() as stack:
         if config.on_loopback:
             _announce(stack, config, listener, server.replica)
-        DrainingServer(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
+        GracefulServer(settings, server.cut_work, config.graceful_s, config.close_s).run(sockets=[listener])
     logger().info("closed")
 
 

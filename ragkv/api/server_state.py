@@ -1,6 +1,5 @@
 """The state that all requests of one app share: settings, keys, rates, metrics, and whether requests are accepted."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 from starlette.requests import HTTPConnection
@@ -16,47 +15,6 @@ from .metrics import Metrics, TenantStats
 from .settings import ServeConfig
 
 
-class Readiness:
-    """Whether requests are accepted, and how many are running. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reason: str | None = "The model is being loaded."
-        self.running = 0  # running requests
-        self.cut_work: Callable[[], None] = lambda: None  # cancels them, when their time to finish is over
-        self.draining = False
-
-    @property
-    def unavailable_reason(self) -> str | None:
-        """Why no request is accepted; `None` while requests are accepted."""
-        return "The server is shutting down." if self.draining else self._reason
-
-    def set_ready(self) -> None:
-        """Accept requests: the model is loaded."""
-        self._reason = None
-
-    def set_failed(self, reason: str) -> None:
-        """Refuse every request with `reason`."""
-        self._reason = reason
-
-    def start_draining(self) -> None:
-        """Refuse new requests. A signal handler calls this, so it must not wait for a lock."""
-        self.draining = True
-
-    def begin_request(self) -> None:
-        """Count a new request; raises `ApiError` 503 if it is refused. Each call needs one `end_request`."""
-        with self._lock:
-            if (reason := self.unavailable_reason) is not None:
-                after_s, code = (5, "shutting_down") if self.draining else (2, "not_ready")
-                raise ApiError(503, f"{reason} Ask again.", code=code, retry_after_s=after_s)
-            self.running += 1
-
-    def end_request(self) -> None:
-        """Count a request as finished."""
-        with self._lock:
-            self.running -= 1
-
-
 class ServerState:
     """What the middleware and the monitoring routes of one app share; it is `app.state.server`."""
 
@@ -70,12 +28,20 @@ class ServerState:
     ) -> None:
         """`tenant_stats` gives the stats of the open tenants, for the metrics; `replica` names this process.
 
-        `away` tells what is shared with other replicas and does not answer; it may block. `vllm` computes the answers;
-        `None`: this process does.
+        `away` tells what is shared with other replicas and does not answer. `vllm` computes the answers; `None`: this
+        process does.
         """
         self.config, self.replica, self.away, self.vllm = config, replica, away, vllm
-        self.keys, self.limiter, self.readiness = KeyRing(config.keys_path), RateLimiter(), Readiness()
+        # Why requests are refused; None: they are accepted.
+        self.unavailable_reason: str | None = "The model is being loaded."
+        self.cut_work: Callable[[], None] = lambda: None  # cancels the running requests
+        self.keys, self.limiter = KeyRing(config.keys_path), RateLimiter()
         self.metrics = Metrics(tenant_stats, replica, vllm)
+
+    def check_ready(self) -> None:
+        """Raise `ApiError` 503 while requests are refused."""
+        if self.unavailable_reason is not None:
+            raise ApiError(503, f"{self.unavailable_reason} Ask again.", "not_ready", retry_after_s=2)
 
     @property
     def requires_key(self) -> bool:

@@ -17,7 +17,7 @@ from ragkv.engine import Engine
 from ragkv.errors import AnswerServerError
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
-from ragkv.retrieval.rag import DOCUMENT_END, Rag
+from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Closing, make_private_folder, never_urgent
 
 from .documents.parser import DocumentParser
@@ -31,7 +31,6 @@ from .work import PoolLimits, WorkContext, WorkerPool, giving_way
 log = logging.getLogger(__name__)
 
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # This variable has the key of the vLLM server, if it has one.
-ASK_S = 5.0  # So long passes between two questions to a Redis server that no open tenant uses.
 
 T = TypeVar("T")
 
@@ -50,7 +49,6 @@ class Service(Closing):
         self.task_pool = WorkerPool(tasks, queue.task_deadline_s)  # ingesting, searching, embedding, listing
         self.parser = DocumentParser(config.parsing)
         self._tenants: Tenants | None = None
-        self._asked_at, self._redis_answers = -ASK_S, True  # of a server that no open tenant uses
         self.vllm = None
         if config.in_front_of_vllm:
             key = os.environ.get(VLLM_KEY_VARIABLE, "")
@@ -87,8 +85,6 @@ class Service(Closing):
             embedder = embedder or resolve_embedder(device=settings.device)
         if embedder is not None:
             embedder.load()  # or the first question would wait for it, on a server that said it was ready
-        if not model.model.is_reader and not config.prompt.chunk_end:
-            config = replace(config, prompt=replace(config.prompt, chunk_end=DOCUMENT_END))
         if self.vllm is not None:
             self.vllm.check_connector = _same_model(model)
             # Prompts wait in vLLM's queue and not in this one.
@@ -105,26 +101,9 @@ class Service(Closing):
         return [] if self._tenants is None else self._tenants.stats()
 
     def away(self) -> Sequence[str]:
-        """What the open tenants share with other replicas and does not answer, as in `Engine.away`.
-
-        Where no tenant is open the Redis server is asked, at most every `ASK_S`; this blocks for its timeout at most.
-        """
+        """What the open tenants share with other replicas and does not answer, as in `Engine.away`."""
         opened = {} if self._tenants is None else self._tenants.opened()
-        if opened:
-            return sorted({name for tenant in opened.values() for name in tenant.engine.away()})
-        redis, now = self.config.engine.store.redis, time.monotonic()
-        if redis is not None and now - self._asked_at > ASK_S:
-            from ragkv.store.remote import redis_answers
-
-            self._asked_at = now
-            self._redis_answers = redis_answers(redis)
-        shared = ["conversations", "redis"] if self.config.engine.session.shared else ["redis"]
-        return [] if self._redis_answers else shared
-
-    def kv_directories(self) -> Sequence[Path]:
-        """The KV directories of the open tenants; the data directory if no tenant is open."""
-        opened = [] if self._tenants is None else self._tenants.kv_directories()
-        return opened or [Path(self.config.home)]
+        return sorted({name for tenant in opened.values() for name in tenant.engine.away()})
 
     async def run_task(self, request: Request, principal: Principal, work: Callable[[Check], T]) -> T:
         """Return what `work` returns, which is not an answer. `work` calls what it is given before each batch."""

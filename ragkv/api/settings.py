@@ -125,7 +125,7 @@ class ClusterConfig:
     threads: int | None = None  # compute threads per replica; None: as many as `cpus`, at least 1
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica, as Ray counts them
-    router: str = "chunk-aware"  # see ragkv.scheduling.replica_routing.ROUTERS
+    router: str = "chunk-aware"  # see ragkv.integrations.ray.replica_routing.ROUTERS
 
     def __post_init__(self) -> None:
         at_least(self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0)

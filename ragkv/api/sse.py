@@ -1,9 +1,7 @@
 """Server-sent events: their text, and a response that closes its source when it ends."""
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -14,8 +12,6 @@ from .errors import as_api_error
 T = TypeVar("T")
 
 DONE = "data: [DONE]\n\n"  # OpenAI's streams end with it.
-PING_S = 15.0  # After so much silence a ping tells proxies that the connection is alive.
-PING = ": ping\n\n"
 
 
 def format_event(data: Any, name: str | None = None) -> str:
@@ -47,7 +43,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, source: AsyncGenerator[str, None]) -> None:
-        super().__init__(_with_pings(source), headers={"x-accel-buffering": "no"})
+        super().__init__(source, headers={"x-accel-buffering": "no"})
         self._source = source
 
     async def stream_response(self, send: Send) -> None:
@@ -55,21 +51,3 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
         finally:
             await self._source.aclose()
-
-
-async def _with_pings(source: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-    pending = asyncio.ensure_future(anext(source, None))
-    try:
-        while True:
-            done, _ = await asyncio.wait({pending}, timeout=PING_S)
-            if not done:
-                yield PING
-                continue
-            if (text := pending.result()) is None:
-                return
-            yield text
-            pending = asyncio.ensure_future(anext(source, None))
-    finally:
-        pending.cancel()
-        with contextlib.suppress(BaseException):
-            await asyncio.wait({pending})

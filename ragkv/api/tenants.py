@@ -23,7 +23,7 @@ from ragkv.runtime import Closing, LeasePool, make_private_folder
 from ragkv.scheduling import Scheduler
 
 from .documents.collections import Collections, collection_pool
-from .documents.deletion_follower import DeletionFollower
+from .documents.deletions import DeletionFollower
 from .documents.known_passages import KnownPassages
 from .keys import TENANT, Principal, Quota
 from .limits import QuotaGuard
@@ -61,6 +61,10 @@ class Tenant(Closing):
     def has_session(self, session_id: str) -> bool:
         """Whether the client's session of that id has turns."""
         return self.engine.conversations.has(self.engine_session_id(session_id))
+
+    def check_session_quota(self, principal: Principal, session_id: str) -> None:
+        """Raise `ApiError` 403 if the client's session of that id is a new one, and one too many."""
+        self.quotas.check_session(principal, session_id, self.has_session, self.session_ids)
 
     def session_ids(self) -> tuple[str, ...]:
         """The client's ids of its sessions that have turns."""
@@ -122,10 +126,6 @@ class Tenants(Closing):
             TenantStats(name, tenant.engine.stats(), _session_count(tenant), tenant.collections.open_count)
             for name, tenant in self.opened().items()
         ]
-
-    def kv_directories(self) -> Sequence[Path]:
-        """The KV directories of the open tenants."""
-        return [self._kv_directory(name) for name in self.opened()]
 
     def close(self) -> None:
         """Write everything and close all tenants, then the model. Soon: waiting missed chunks are not encoded."""

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,6 @@ from ragkv.config import POLICY_NAMES, SIMULATOR_POLICY_NAMES
 from . import output
 from .ask import ask
 from .chat import chat
-from .config import config as config_commands
 from .docs import docs, search
 from .doctor import doctor
 from .explain import explain
@@ -35,18 +33,12 @@ from .options import (
     show_help,
     with_engine_options,
 )
-from .output import console, print_json, print_note
+from .output import console, print_json
 from .profile import profile
 from .serve import serve
-from .stats import stats
 
 KvDtype = Literal["float32", "bfloat16", "float16"]
 COMPARED_POLICIES = "lru,t-lru,t-lru-auto,tail-belady"
-# The variable of OpenTelemetry that names the exporters of traces, and the group in which packages register them.
-TRACES_VARIABLE = "OTEL_TRACES_EXPORTER"
-_EXPORTERS = "opentelemetry_traces_exporter"
-# Exporters register these names for the names that users write.
-_REGISTERED = {"otlp": ("otlp", "otlp_proto_http", "otlp_proto_grpc")}
 POLICIES = sorted((*POLICY_NAMES, *SIMULATOR_POLICY_NAMES))
 
 app = command_group(
@@ -71,7 +63,6 @@ def _main(
 ) -> None:
     show_help(context)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    start_tracing()
     context.default_map = _defaults(context.command, file_defaults(settings_file()))
 
 
@@ -81,38 +72,6 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
     if commands is None:
         return values
     return {name: _defaults(one, values) for name, one in commands.items() if name != "demo"}
-
-
-def start_tracing() -> None:
-    """Set a tracer provider (docs/traces.md) if `OTEL_TRACES_EXPORTER` names exporters. A note says what is missing."""
-    wanted = [name.strip() for name in os.environ.get(TRACES_VARIABLE, "none").split(",")]
-    if wanted == ["none"]:
-        return
-    try:
-        from opentelemetry import trace
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        print_note(f"{TRACES_VARIABLE} is set, but opentelemetry-sdk is not installed: no traces.")
-        return
-    provider = TracerProvider()  # reads the name of the service, the sampler and the limits from the environment
-    for name in wanted:
-        exporter = _exporter(name)
-        if exporter is None:
-            print_note(
-                f"{TRACES_VARIABLE} names {name!r}, but no installed package has this exporter: it gets no traces."
-            )
-        else:
-            provider.add_span_processor(BatchSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-
-
-def _exporter(name: str) -> Any | None:
-    """The exporter of that name; `None` if no installed package has it."""
-    for one in _REGISTERED.get(name, (name,)):
-        for found in entry_points(group=_EXPORTERS, name=one):
-            return found.load()()
-    return None
 
 
 def size(
@@ -172,13 +131,9 @@ def simulate(
     ] = COMPARED_POLICIES,
     capacity_blocks: Annotated[int | None, typer.Option(help="Capacity in blocks.")] = None,
     capacity_share: Annotated[float | None, typer.Option(help="Capacity as a share of the peak live blocks.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Capacity in bytes, such as 128G.")] = None,
-    disk: Annotated[str | None, typer.Option(help="Capacity of a second tier in bytes, such as 10T.")] = None,
     xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), a TTFT target (200ms), or auto.")] = None,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
-    kv_bytes_per_token: Annotated[int, typer.Option(help="For --memory and --disk; see `ragkv size`.")] = 131_072,
     slo_ms: Annotated[float, typer.Option(help="TTFT limit of a request.")] = 200.0,
-    profile: Annotated[Path | None, typer.Option(help="File that `ragkv profile` saved, for times.")] = None,
     forced: Annotated[bool, typer.Option("--forced", help="Forced caching: never evict what was just served.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -207,9 +162,9 @@ def demo(
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them
     "Start": (demo, ingest),
     "Ask": (ask, chat, search),
-    "Look": (docs, stats, explain, size),
+    "Look": (docs, explain, size),
     "Serve": (serve, mcp, keys),
-    "Maintain": (doctor, config_commands, gc, gate, profile, learn, simulate),
+    "Maintain": (doctor, gc, gate, profile, learn, simulate),
 }
 for panel, commands in GROUPS.items():
     for command in commands:

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 # The examples lie here in an installation, and there in a checkout.
 _EXAMPLES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")
 _NEW_TOKENS = 24
-_FOLLOW_UP = (  # These lines say why the times of a follow-up differ from those of other questions.
-    "a follow-up, timed without the question before it, with which the passages came. full computes all of it again;",
-    "prefix and cold computed the first question in full, so their history is exact and reused; warm fused it, and now",
-    "recomputes the tokens of that history that this question needs (by default: session.inexact_history = select)",
-)
 _PASSAGES = 12  # Each question gets so many passages: the whole example corpus.
 
 
@@ -76,8 +71,7 @@ def run(model: str, home: Path | None, repeats: int, count: int | None, as_json:
         with output.progress("answering the questions four ways") as on_question:
             for number, question in enumerate(questions, 1):
                 results.append(_ask(rag, question, repeats))
-                explained = any(result.before for result in results[:-1])
-                show(_describe(results[-1], explained))
+                show(_describe(results[-1]))
                 on_question(number, len(questions))
         summary = _summary(results)
         show(_describe_summary(summary, model))
@@ -86,10 +80,8 @@ def run(model: str, home: Path | None, repeats: int, count: int | None, as_json:
 
 
 def _ingest(rag: "Rag", corpus: Path) -> str:
-    from ragkv.retrieval import load_documents
-
     with output.progress("encoding KV") as on_encode:
-        report = rag.ingest(load_documents(corpus), on_encode=on_encode)
+        report = rag.ingest(corpus, on_encode=on_encode)
     stats = rag.engine.stats()
     disk = stats.store.tiers[-1]
     return (
@@ -146,16 +138,15 @@ def _same(answer: str, gold: str) -> bool:
     return " ".join(answer.lower().split()).strip(" .") == " ".join(gold.lower().split()).strip(" .")
 
 
-def _describe(result: Result, explained: bool) -> str:
-    """One question; `explained`: an earlier one was a follow-up, so its times were explained."""
+def _describe(result: Result) -> str:
+    """One question. Of a follow-up the question before it is not timed; its history counts as exact tokens."""
     correctness = "right" if result.right else f"WRONG, gold: {result.gold}"
     question, indent = " ... ".join((*result.before, result.question)), " " * 12
-    why = "".join(f"{indent}{line}\n" for line in _FOLLOW_UP) if result.before and not explained else ""
     return (
         f"{result.kind:>10}  {question}\n"
         f"{indent}{result.answer}  ({correctness})  sources: {', '.join(result.sources) or 'none word for word'}\n"
         f"{indent}first token: {output.times(result.ttft_s)} = {result.full_s / result.warm_s:.1f}x\n"
-        f"{indent}{result.reuse.tokens} tokens: {output.counts(result.reuse)}\n{why}"
+        f"{indent}{result.reuse.tokens} tokens: {output.counts(result.reuse)}\n"
     )
 
 

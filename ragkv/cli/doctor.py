@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ragkv.config import EngineConfig, StoreConfig
-from ragkv.errors import RagKVError, StoreLockedError
+from ragkv.errors import ConfigError, RagKVError, StoreLockedError
 from ragkv.runtime import available_bytes, cores, cpu_features, cpu_model, crowding_hint, load, total_bytes
 
 from . import output
-from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
+from .options import AsJson, EngineOptions, with_engine_options
 from .output import console, print_json
 
 EXTRAS = {  # By extra: the modules it brings, and what they are for.
@@ -27,7 +27,6 @@ EXTRAS = {  # By extra: the modules it brings, and what they are for.
     "structured": (("llguidance",), "answers that a JSON schema constrains"),
     "agents": (("langchain",), "the example of an agent"),
     "mcp": (("mcp",), "`ragkv mcp`: the corpus as tools of MCP clients"),
-    "otel": (("opentelemetry",), "traces of requests"),
     "langchain": (("langchain_core",), "LangChain"),
     "api": (("fastapi", "uvicorn", "structlog", "limits", "prometheus_client"), "ragkv serve"),
     "redis": (("redis",), "shared storage on Redis"),
@@ -35,7 +34,6 @@ EXTRAS = {  # By extra: the modules it brings, and what they are for.
     "ray": (("ray",), "replicas on Ray Serve"),
 }
 ADVISED_EXTRAS = ("dense", "minilm", "pdf", "office")  # Without these, retrieval is worse or documents are left out.
-LAYER = (896, 4864)  # Inputs and outputs of the linear layer that is timed: one of Qwen2.5-0.5B.
 INT8_PAYS = 1.2  # Int8 must be this many times as fast to be worth its rounding.
 
 
@@ -84,27 +82,20 @@ class Examination:
     missing: Mapping[str, tuple[str, ...]]  # modules that are not installed, by extra
 
 
-def doctor(
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    weights: Weights = None,
-    as_json: AsJson = False,
-) -> None:
+@with_engine_options
+def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
     """Examine this machine, the packages and a home; say what to change, the largest gain first."""
     from ragkv.model.loading import quiet_transformers
 
     quiet_transformers()
-    settings = EngineOptions(home, model, config, device, dtype, weights=weights).config()
+    settings = options.config()
     with output.quiet("ragkv.retrieval"), output.working("examining"):
-        found = examine(home, model, settings)
+        found = examine(options.home, options.model, settings)
     advice = sorted(advise(settings, found), key=lambda one: -one[0])
     if as_json:
         print_json({**output.plain(found), "advice": [{"gain": gain, "text": text} for gain, text in advice]})
         return
-    for line in _lines(model, found):
+    for line in _lines(options.model, found):
         console.print(line)
     console.print("" if advice else "Nothing to change.")
     for number, (_, text) in enumerate(advice, 1):
@@ -161,10 +152,9 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
 def _machine(home: Path) -> Machine:
     import torch
 
-    from ragkv.model.cpu.product_speed import ROWS, product_speeds
+    from ragkv.model.cpu.product_speed import LAYER, ROWS, product_seconds
 
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    speeds = product_speeds(tuple(kinds.values()), *LAYER)
+    seconds = zip(("float32", "bfloat16"), product_seconds((torch.float32, torch.bfloat16)), strict=True)
     place = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return Machine(
@@ -174,7 +164,7 @@ def _machine(home: Path) -> Machine:
         threads=torch.get_num_threads(),
         load=load(),
         gpus=tuple(torch.cuda.get_device_name(number) for number in gpus),
-        flops={name: 2 * ROWS * LAYER[0] * LAYER[1] / one.many_s for name, one in zip(kinds, speeds, strict=True)},
+        flops={name: 2 * ROWS * LAYER[0] * LAYER[1] / one_s for name, one_s in seconds},
         memory_bytes=total_bytes(),
         available_bytes=available_bytes(),
         disk_free_bytes=shutil.disk_usage(place).free,
@@ -182,26 +172,32 @@ def _machine(home: Path) -> Machine:
 
 
 def _int8_gain(dtype: str, packed_bytes: int) -> float | None:
-    """How many times as fast int8 computes a layer, many rows and one weighted as in a request."""
+    """How many times as fast int8 multiplies many rows by a layer; `None` if this processor has no kernels."""
     import torch
 
     from ragkv.model.cpu.packing import with_copies
-    from ragkv.model.cpu.product_speed import measured_speed
-    from ragkv.model.int8 import int8_speed
+    from ragkv.model.cpu.product_speed import LAYER, ROUNDS, ROWS, measured_seconds
+    from ragkv.model.int8 import int8_layers
 
     plain = getattr(torch, dtype, None)
-    if not isinstance(plain, torch.dtype) or (rounded := int8_speed(*LAYER)) is None:
+    if not isinstance(plain, torch.dtype):
         return None
-    layer = torch.nn.Linear(*LAYER, bias=False, dtype=plain)
+    layer, rows = torch.nn.Linear(*LAYER, bias=False, dtype=plain), torch.ones((ROWS, LAYER[0]), dtype=plain)
+    try:
+        (rounded,) = int8_layers([layer])
+    except ConfigError:
+        return None
     (computed,), _ = with_copies([layer], packed_bytes, torch.device("cpu"))
-    return measured_speed(computed, LAYER[0], plain).request_s / rounded.request_s
+    # A new view each time, whose rows are rounded again.
+    plain_s, int8_s = measured_seconds([(computed, rows), (lambda rows: rounded(rows[:]), rows)], ROUNDS)
+    return plain_s / int8_s
 
 
 def _home_health(home: Path) -> HomeHealth:
     """What the index and the store at `home` hold, opened for reading only."""
     from ragkv.retrieval import Index
     from ragkv.store import Store
-    from ragkv.store.writer_lock import check_unlocked
+    from ragkv.store.directory import check_unlocked
 
     health, problems = HomeHealth(home, has_profile=(home / "kv" / "profile.json").is_file()), []
     if (home / "index").is_dir():

@@ -42,13 +42,11 @@ def explain(
         table.add_row(name, *("" if value is None else milliseconds(value) for value in (estimate, measured)))
     if table.rows:
         console.print(table)
-    for name, usd in found["usd_a_month"].items():
-        console.print(f"stored in {name}: ${usd:.2g} a month", style="dim")
 
 
 def _explain(rag: "Rag", question: str, k: int, selector: str | None) -> dict[str, Any]:
     """The decision for a question, with the estimated times and the times measured while it was answered."""
-    from ragkv.fusion.estimators import recompute_s, storage_cost, ttft_s
+    from ragkv.fusion.estimators import recompute_s, ttft_s
 
     engine = rag.engine
     engine.prefill(question)  # the first prefill of a process is slower than all later ones
@@ -60,7 +58,6 @@ def _explain(rag: "Rag", question: str, k: int, selector: str | None) -> dict[st
         "decision": reuse.decision,
         "notes": reuse.notes,
         "times_s": {},
-        "usd_a_month": {},
         "reuse": output.plain(reuse),
     }
     try:
@@ -72,7 +69,6 @@ def _explain(rag: "Rag", question: str, k: int, selector: str | None) -> dict[st
     placing = profile.place_token_layer_s * shape.placed_tokens * max(1, profile.layers - 1)
     recompute = recompute_s(profile, reuse.ratio, shape).total_s
     full_s = profile.prefill.at(reuse.tokens)
-    stored = sum(load.tokens for load in loads)
     return found | {
         "recommended": recommended(total, full_s),
         "decision": (_compare(total, full_s), *reuse.decision, *_kcache(engine, shape.prompt_tokens)),
@@ -83,7 +79,6 @@ def _explain(rag: "Rag", question: str, k: int, selector: str | None) -> dict[st
             "first token": (total, timing.first_token_s),
             "first token, full prefill": (full_s, None),
         },
-        "usd_a_month": {name: storage_cost(profile, stored, name, control.prices) for name in profile.tiers},
     }
 
 

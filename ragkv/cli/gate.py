@@ -9,32 +9,16 @@ from rich.table import Table
 from ragkv.errors import InputError
 
 from . import output
-from .options import (
-    HOME,
-    Adapter,
-    AsJson,
-    Device,
-    Dtype,
-    EngineOptions,
-    Home,
-    Passages,
-    Settings,
-    Weights,
-)
+from .options import AsJson, EngineOptions, Passages, with_engine_options
 from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
     from ragkv.fusion.gate_result import GateResult
 
 
+@with_engine_options
 def gate(
-    model: Annotated[str, typer.Argument(envvar="RAGKV_MODEL", help="'reader', a model folder or hub id.")] = "reader",
-    home: Home = HOME,
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
+    options: EngineOptions,
     k: Passages = 6,
     questions: Annotated[
         Path | None,
@@ -65,12 +49,12 @@ def gate(
     from ragkv.lab.gate import save
     from ragkv.lab.gate_prompts import gate_prompts, read_questions
 
-    with EngineOptions(home, model, config, device, dtype, adapter, weights).rag() as rag:
+    with options.rag() as rag:
         with output.working("making prompts"):
             asked = () if questions is None else read_questions(questions)
             probes = gate_prompts(rag, k, asked)
             if asked and not probes:
-                raise InputError(f"No question of {questions} finds two passages at {home}.")
+                raise InputError(f"No question of {questions} finds two passages at {options.home}.")
         with output.progress("comparing with full recompute") as on_progress:
             result = measure(
                 rag.engine,

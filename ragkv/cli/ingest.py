@@ -25,12 +25,10 @@ from .options import AsJson, EngineOptions, with_engine_options
 from .output import console, errors, print_json, print_note
 
 if TYPE_CHECKING:
-    from ragkv.engine import Engine
     from ragkv.retrieval.rag import FileOptions, FileOutcome, FileProgress, Rag, RagIngestReport
 
 WATCH_MS = 200  # How long one wait for changes takes.
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
-LEAST_LEARNED = 12  # Fewer chunks than these teach nothing.
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
 
 
@@ -48,8 +46,9 @@ def ingest(
     inflated_bytes: Annotated[
         int, typer.Option(min=1, help="Most bytes of a file, also when unpacked.", show_default="1 GiB")
     ] = GIB,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete indexed documents that are not among these.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete documents whose files are gone from the folders.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on: follow new, changed and deleted files.")] = False,
     index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to the first questions.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print each file when it is done.")] = False,
@@ -64,10 +63,7 @@ def ingest(
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.rag import FileOptions
 
-    delete: Literal["others", "missing", "nothing"] = "others" if prune else "missing" if watch else "nothing"
-    file_options = FileOptions(
-        encoding, strict=strict, delete=delete, limits=ParseLimits(inflated_bytes=inflated_bytes)
-    )
+    file_options = FileOptions(encoding, prune=prune or watch, limits=ParseLimits(inflated_bytes=inflated_bytes))
     with options.rag(chunk_tokens) as rag:
         runs = Runs(rag, paths, file_options, encode=not index_only, verbose=verbose)
         if watch:
@@ -98,8 +94,6 @@ class Runs:
                 f"{report.kv.failed} entries could not be stored. Questions that need these chunks compute them."
             )
         seconds = time.monotonic() - began
-        if (note := learning_note(self.rag.engine, report.kv.encoded)) is not None:
-            print_note(note)
         if as_json:
             print_json(as_json_value(report, seconds))
         else:
@@ -259,18 +253,6 @@ def print_report(report: "RagIngestReport", seconds: float) -> None:
             console.print(f"failed: {outcome.reason}")
         elif outcome.reason and outcome.status != "ignored":
             console.print(f"read in part: {outcome.path}: {outcome.reason}")
-
-
-def learning_note(engine: "Engine", encoded: int) -> str | None:
-    """That scores can be learned, if chunks are scored without learned ones; `None` if too little was encoded."""
-    encoder = engine.entries.encoder
-    learns = encoder.makes_scores and engine.config.fusion.learned_scores
-    if not learns or encoder.scorer is None or encoder.scorer.learned is not None or encoded < LEAST_LEARNED:
-        return None
-    return (
-        "tokens to recompute are chosen by how their KV varies with context: no scores were learned for this model."
-        " `ragkv learn` learns them from these documents and encodes nothing again (docs/selection.md)."
-    )
 
 
 def print_outcome(outcome: "FileOutcome") -> None:

@@ -1,15 +1,15 @@
 """`ragkv learn`: trains, on the ingested documents, the scores that choose which tokens are recomputed."""
 
 import time
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.runtime import duration, replace_file
+from ragkv.runtime import duration
 
 from . import output
-from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Settings
+from .options import AsJson, EngineOptions, with_engine_options
 from .output import console, print_json
 
 if TYPE_CHECKING:
@@ -17,17 +17,10 @@ if TYPE_CHECKING:
     from ragkv.scheduling.encoding.rescoring import RescoreReport
 
 
+@with_engine_options
 def learn(
-    model: Annotated[str, typer.Argument(envvar="RAGKV_MODEL", help="A model folder or a hub id.")],
-    home: Home = HOME,
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    options: EngineOptions,
     steps: Annotated[int, typer.Option(min=1, help="Training steps, each with one prompt of six chunks.")] = 400,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Only write the network to this file.", show_default="score and use the home's KV"),
-    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed and documents give the same network.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -38,28 +31,23 @@ def learn(
     """
     losses: list[float] = []
     began = time.monotonic()
-    network, examples = _trained(EngineOptions(home, model, config, device, "float32"), steps, seed, losses)
+    network, examples = _trained(replace(options, dtype="float32"), steps, seed, losses)
     trained_s = time.monotonic() - began
-    if out is not None:
-        replace_file(out, network.to_bytes())
-    report = None if out is not None else _rescored(EngineOptions(home, model, config, device, dtype), network)
+    report = _rescored(options, network)
     parts = {"": losses[:steps], "asked_": losses[steps:-steps], "together_": losses[-steps:]}
     if as_json:
         losses_json = {}
         for name, part in parts.items():
             losses_json[f"{name}nats_first"], losses_json[f"{name}nats_last"] = _ends(part)
         times = {"training_s": round(trained_s, 3), "scoring_s": round(time.monotonic() - began - trained_s, 3)}
-        stored = {"file": out} if report is None else {"stored": output.plain(report)}
-        print_json({"digest": network.digest, "lessons": examples, **losses_json, **times, **stored})
+        stored = output.plain(report)
+        print_json({"digest": network.digest, "lessons": examples, **losses_json, **times, "stored": stored})
         return
     alone, asked, together = ("{:.4f} -> {:.4f}".format(*_ends(part)) for part in parts.values())
     console.print(
         f"Trained on {examples} prompts in {steps} steps, {duration(trained_s)}: scores {alone} nats a token; "
         f"attention of questions {asked} nats; both together {together} nats a token."
     )
-    if report is None:
-        console.print(f"Written to {out}. Put it into the model's folder to use it with every home that has none.")
-        return
     console.print(
         f"Stored chunks: {report.scored} scored from their KV, {report.present} scored already, "
         f"{report.unreadable} unreadable, 0 encoded again. The scores are in use. Run `ragkv gate` to measure them."

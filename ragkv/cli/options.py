@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ragkv.config import CODEC_NAMES, DOCUMENT_END, RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
+from ragkv.config import CODEC_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 
@@ -62,6 +62,12 @@ else:  # typer shows the choices in the help, and refuses all others
 FROM_SETTINGS = "from the settings"  # The help shows this as the default of an option that the settings give.
 CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # The help shows options in these groups.
 
+
+def _of_settings(help: str, panel: str = CORPUS, **how: Any) -> Any:
+    """An option whose default the settings give."""
+    return typer.Option(rich_help_panel=panel, show_default=FROM_SETTINGS, help=help, **how)
+
+
 Home = Annotated[
     Path, typer.Option(envvar="RAGKV_HOME", rich_help_panel=CORPUS, help="Folder of this corpus's index and KV.")
 ]
@@ -79,34 +85,17 @@ Settings = Annotated[
         help=f"TOML file of settings; else the one in {FILE_VARIABLE}, else {FILE} if it is here.",
     ),
 ]
-Device = Annotated[
-    str | None, typer.Option(rich_help_panel=CORPUS, show_default=FROM_SETTINGS, help="cpu, cuda, cuda:1 ...")
-]
+Device = Annotated[str | None, _of_settings("cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[
-    DtypeChoice | None,
-    typer.Option(
-        rich_help_panel=CORPUS,
-        show_default=FROM_SETTINGS,
-        metavar="NAME",
-        help=f"Number format of weights and KV: {', '.join(DTYPES)}.",
-    ),
+    DtypeChoice | None, _of_settings(f"Number format of weights and KV: {', '.join(DTYPES)}.", metavar="NAME")
 ]
 Adapter = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=CORPUS,
-        show_default=FROM_SETTINGS,
-        metavar="PATH",
-        help="LoRA adapter, merged into the model; its KV is stored apart.",
-    ),
+    str | None, _of_settings("LoRA adapter, merged into the model; its KV is stored apart.", metavar="PATH")
 ]
 Weights = Annotated[
     WeightsChoice | None,
-    typer.Option(
-        rich_help_panel=CORPUS,
-        show_default=FROM_SETTINGS,
-        metavar="KIND",
-        help="plain, or int8: linear layers in 8 bits on a CPU, faster and rounded; its KV is stored apart.",
+    _of_settings(
+        "plain, or int8: linear layers in 8 bits on a CPU, faster and rounded; its KV is stored apart.", metavar="KIND"
     ),
 ]
 Passages = Annotated[int, typer.Option("--k", "-k", min=1, rich_help_panel=SEARCH, help="Passages to retrieve.")]
@@ -128,24 +117,10 @@ Where = Annotated[
     list[str] | None,
     typer.Option(rich_help_panel=SEARCH, metavar="NAME=VALUE", help="Only passages with this metadata; repeatable."),
 ]
-Ratio = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=1,
-        rich_help_panel=ANSWER,
-        show_default=FROM_SETTINGS,
-        help="Share of the fused tokens that is computed again.",
-    ),
-]
+Ratio = Annotated[float | None, _of_settings("Share of the fused tokens that is computed again.", ANSWER, min=0, max=1)]
 SelectorName = Annotated[
     SelectorChoice | None,
-    typer.Option(
-        rich_help_panel=ANSWER,
-        show_default=FROM_SETTINGS,
-        metavar="NAME",
-        help=f"Which tokens are computed again: {', '.join(SELECTOR_NAMES)}.",
-    ),
+    _of_settings(f"Which tokens are computed again: {', '.join(SELECTOR_NAMES)}.", ANSWER, metavar="NAME"),
 ]
 Temperature = Annotated[
     float,
@@ -170,13 +145,13 @@ HOME = Path(".ragkv")
 class EngineOptions:
     """The options from which a command builds its engine and corpus."""
 
-    home: Path
-    model: str
-    settings: Path | None = None
-    device: str | None = None
-    dtype: str | None = None
-    adapter: str | None = None
-    weights: str | None = None
+    home: Home = HOME
+    model: Model = "reader"
+    settings: Settings = None
+    device: Device = None
+    dtype: Dtype = None
+    adapter: Adapter = None
+    weights: Weights = None
 
     @property
     def uses_server_settings(self) -> bool:
@@ -186,15 +161,12 @@ class EngineOptions:
     def config(self) -> EngineConfig:
         """The settings of the TOML file, overridden by the environment, overridden by these options."""
         config = EngineConfig.gather(self.settings)
-        store, prompt = config.store, config.prompt
+        store = config.store
         if store.directory is None:
             store = replace(store, directory=str(self.home / "kv"))
-        if self.model != "reader" and not prompt.chunk_end:
-            prompt = replace(prompt, chunk_end=DOCUMENT_END)
         return replace(
             config,
             store=store,
-            prompt=prompt,
             device=self.device or config.device,
             dtype=self.dtype or config.dtype,
             adapter=config.adapter if self.adapter is None else self.adapter,
@@ -203,7 +175,7 @@ class EngineOptions:
 
     def check_writable(self) -> None:
         """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch nor the model."""
-        from ragkv.store.writer_lock import check_unlocked
+        from ragkv.store.directory import check_unlocked
 
         store = self.config().store
         if store.directory is not None and not store.read_only:
@@ -257,34 +229,22 @@ class EngineOptions:
                 yield rag
 
 
-_SHARED = (  # The parameters of `EngineOptions`, as options of a command: field, annotation, default.
-    ("home", Home, HOME),
-    ("model", Model, "reader"),
-    ("config", Settings, None),
-    ("device", Device, None),
-    ("dtype", Dtype, None),
-    ("adapter", Adapter, None),
-    ("weights", Weights, None),
-)
-
-
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameter `options: EngineOptions` of `command` by the options from which it is made."""
     signature = inspect.signature(command)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(name, kind, annotation=annotation, default=default) for name, annotation, default in _SHARED
-    ]
+    shared = inspect.signature(EngineOptions).parameters
     parameters = [
-        one for given in signature.parameters.values() for one in (shared if given.name == "options" else [given])
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for given in signature.parameters.values()
+        for one in (shared.values() if given.name == "options" else [given])
     ]
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
-        home, model, *others = (arguments.pop(name) for name, _, _ in _SHARED)
-        command(options=EngineOptions(home, model, *others), **arguments)
+        options = EngineOptions(**{name: arguments.pop(name) for name in shared})
+        command(options=options, **arguments)
 
-    run.__signature__ = signature.replace(parameters=[one.replace(kind=kind) for one in parameters])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 
@@ -307,7 +267,7 @@ def _note_dtype(engine: "Engine") -> None:
 
 def require_index(home: Path) -> None:
     """Raise `InputError` if nothing was ingested at `home`."""
-    from ragkv.store.writer_lock import check_unlocked
+    from ragkv.store.directory import check_unlocked
 
     if not (home / "index").is_dir():
         check_unlocked(home / "kv")  # the process that writes there may just have started
@@ -316,7 +276,7 @@ def require_index(home: Path) -> None:
 
 def note_writer(home: Path) -> None:
     """Say that another process writes to the home, if one does: what is read from it may change."""
-    from ragkv.store.writer_lock import check_unlocked
+    from ragkv.store.directory import check_unlocked
 
     try:
         check_unlocked(home / "kv")

@@ -4,7 +4,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
@@ -43,19 +42,12 @@ def profile(
 
 
 def show(measured: "Profile") -> None:
-    """Print the profile as a table."""
+    """Print what was fitted to the measured times; `--json` has all of them."""
     subject, per_slice = measured.subject, measured.stored_bytes_per_token / measured.layers
     console.print(f"{subject.cpu}, {subject.threads} threads, {subject.device}, {subject.dtype}", style="dim")
-    table = Table("what", "measured at", "time", "fit", "off")
     for name, fit in (("prefill", measured.prefill), ("decode step", measured.decode)):
-        for length in fit.points:
-            _row(table, name, f"{length.tokens} tokens", length.measured_s, length.fitted_s)
-    for point in measured.recompute.points:
-        _row(table, "a layer of recompute", f"{point.rows} of {point.keys}", point.measured_s, point.fitted_s)
-    for name, speed in measured.tiers.items():
-        for piece in speed.points:
-            _row(table, f"a slice from {name}", output.size(piece.slice_bytes), piece.measured_s, piece.fitted_s)
-    console.print(table)
+        longest = max(fit.points, key=lambda point: point.tokens)
+        console.print(f"{name} at {longest.tokens} tokens: {milliseconds(longest.measured_s)}")
     layer = measured.recompute
     console.print(
         f"a layer of recompute: {milliseconds(layer.fixed_s)} + rows x "
@@ -75,8 +67,3 @@ def _largest_error(measured: "Profile") -> float:
     pairs = [(point.measured_s, point.fitted_s) for point in measured.prefill.points]
     pairs += [(point.measured_s, point.fitted_s) for point in measured.recompute.points]
     return max((abs(fitted_s / measured_s - 1) for measured_s, fitted_s in pairs if measured_s), default=0.0)
-
-
-def _row(table: Table, what: str, at: str, measured_s: float, fitted_s: float) -> None:
-    off = f"{fitted_s / measured_s - 1:+.0%}" if measured_s else ""
-    table.add_row(what, at, f"{measured_s * 1e3:.3g} ms", f"{fitted_s * 1e3:.3g} ms", off)

@@ -2,15 +2,13 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from ragkv.errors import ConfigError
-from ragkv.runtime import tracing
 
-from .options import CORPUS, FROM_SETTINGS, Adapter, Device, Dtype, Settings, Weights
+from .options import FROM_SETTINGS, EngineOptions, with_engine_options
 from .output import errors
 
 if TYPE_CHECKING:
@@ -28,26 +26,6 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_def
 Port = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port; 0 is any free one.", show_default=_from_settings("8000")),
-]
-ServedHome = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        envvar="RAGKV_HOME",
-        rich_help_panel=CORPUS,
-        help="Folder of all tenants' documents and KV, and of the keys.",
-        show_default=_from_settings(".ragkv"),
-    ),
-]
-ServedModel = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        envvar="RAGKV_MODEL",
-        rich_help_panel=CORPUS,
-        help="'reader' (bundled), a model folder or a hub id.",
-        show_default=_from_settings("reader"),
-    ),
 ]
 NoAuth = Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")]
 OnRay = Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve, which share a Redis server: docs/scale.md.")]
@@ -69,16 +47,11 @@ VllmUrl = Annotated[
 Mcp = Annotated[bool, typer.Option("--mcp", help="Also offer the documents to MCP clients, at /mcp: docs/mcp.md.")]
 
 
+@with_engine_options
 def serve(
+    options: EngineOptions,
     host: Host = None,
     port: Port = None,
-    home: ServedHome = None,
-    model: ServedModel = None,
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
     no_auth: NoAuth = False,
     ray: OnRay = False,
     replicas: Replicas = None,
@@ -91,12 +64,12 @@ def serve(
     from ragkv.model.loading import locate
 
     flags = {
-        "home": None if home is None else str(home),
-        "model": model,
-        "device": device,
-        "dtype": dtype,
-        "adapter": adapter,
-        "weights": weights,
+        "home": str(options.home),
+        "model": options.model,
+        "device": options.device,
+        "dtype": options.dtype,
+        "adapter": options.adapter,
+        "weights": options.weights,
         "serve": {
             "host": host,
             "port": port,
@@ -106,7 +79,7 @@ def serve(
             "vllm": {"url": vllm_url},
         },
     }
-    settings = ServeConfig.gather(config, flags=flags)
+    settings = ServeConfig.gather(options.settings, flags=flags)
     if vllm_url is not None and not settings.in_front_of_vllm:
         raise ConfigError("--vllm-url is the server of --engine vllm; give both.")
     if ray and settings.in_front_of_vllm:
@@ -145,6 +118,5 @@ def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
         errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")
     sys.stderr.flush()
     listen(app, settings)
-    tracing.flush()
     sys.stderr.flush()
     os._exit(0)  # everything is closed; the interpreter would take seconds to free the model, or wait for a thread

@@ -375,6 +375,3 @@ class Conversations:
 
 def _last_used_first(found: Iterable[Summary]) -> list[Summary]:
     return sorted(found, key=lambda summary: -summary.used_at)
-
-
-__all__ = ["Conversations"]

@@ -89,6 +89,3 @@ class SharedDeletions(Closing):
                 log.debug("%s", error)
             except Exception:  # an unexpected error must not end the thread
                 log.exception("Deletions by other replicas were not followed; trying again.")
-
-
-__all__ = ["SharedDeletions"]

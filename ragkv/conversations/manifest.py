@@ -142,6 +142,3 @@ def _common(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
 def _checksum(data: bytes, secret: str | None = None) -> str:
     key = b"" if secret is None else hashlib.blake2b(secret.encode(), digest_size=32).digest()
     return hashlib.blake2b(data, digest_size=16, key=key).hexdigest()
-
-
-__all__ = ["NOT_A_MANIFEST", "ManifestVersionError", "Summary", "decode", "encode"]

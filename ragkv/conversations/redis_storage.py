@@ -283,6 +283,3 @@ def _logged_keys(row: bytes) -> list[EntryKey]:
         return []
     texts = [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
     return [key for text in texts if (key := EntryKey.from_text(text)) is not None]
-
-
-__all__ = ["RedisStorage"]

@@ -32,17 +32,9 @@ class References:
         histories = (*self.saved.values(), *self.unsaved.values())
         self._counts = Counter(key for summary in histories for key in summary.keys)
 
-    @property
-    def counts(self) -> Counter[EntryKey]:
-        """How many histories have each block that is in one."""
-        return +self._counts
-
     def release(self, key: EntryKey) -> bool:
         """Whether no history has the block `key`; then it is counted no more."""
         if self._counts[key] > 0:
             return False
         del self._counts[key]
         return True
-
-
-__all__ = ["References"]

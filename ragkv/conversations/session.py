@@ -13,6 +13,7 @@ from ragkv.model import Adapter
 from ragkv.prompt import Past
 from ragkv.prompt.history import BlockWriter, Discard, History, SessionState, discardable, find, fitted, merged
 from ragkv.prompt.layout import TemplateRuns
+from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey
 
@@ -176,19 +177,12 @@ class Session:
             raise InputError(
                 f"Session {self.session_id!r} has an answer under way on this thread: finish or close its stream first."
             )
-        if ticket is None:
-            self.lock.acquire()
-        else:
-            ticket.acquire(self.lock)
-        try:
+        with acquired(self.lock, no_check if ticket is None else ticket.check):
             if self.deleted:
                 raise InputError(f"Session {self.session_id!r} was deleted; ask the engine for a new one.")
             self._thread = threading.get_ident()
-            self.owner.refresh(self)
-            yield
-        finally:
-            self._thread = None
-            self.lock.release()
-
-
-__all__ = ["Session", "SessionInfo", "SessionOwner"]
+            try:
+                self.owner.refresh(self)
+                yield
+            finally:
+                self._thread = None

@@ -218,6 +218,3 @@ class FolderStorage(SessionStorage):
 
 def _hashed(session_id: str) -> str:
     return hashlib.blake2b(session_id.encode(), digest_size=16).hexdigest()
-
-
-__all__ = ["FolderStorage", "SessionStorage", "StoredState"]

@@ -171,6 +171,3 @@ def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:
     """How many blocks of at most `size` tokens hold start ... stop - 1, cut where they are exact no more."""
     cut = min(max(start, exact_until), stop)
     return -(-(cut - start) // size) - (-(stop - cut) // size)
-
-
-__all__ = ["Turn"]

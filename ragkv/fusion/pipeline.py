@@ -21,7 +21,7 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing, openmp
-from ragkv.store import ALIGNMENT, Entry, EntryInfo, Lease, TierKind, aligned_empty
+from ragkv.store import Entry, EntryInfo, Lease, TierKind
 
 MOST_BYTES = 256 * 1024**2  # `MOST_BYTES` bounds one request's read buffers, whatever was measured.
 UNMEASURED = 2  # `UNMEASURED` is how many layers are read ahead before anything was measured.
@@ -29,7 +29,9 @@ WEIGHT = 0.3  # `WEIGHT` is the share of the latest measurement in a running mea
 REUSABLE_BUFFERS = 2
 REUSABLE_BYTES = 64 * 1024**2  # A buffer of at most `REUSABLE_BYTES` is kept for reuse; larger ones are given back.
 
-_Slices = dict[int, list[torch.Tensor]]  # by index of the lease: slices (2, G, T, D) of consecutive layers
+_ALIGNMENT = 64  # In bytes: the slice of each lease begins at a multiple of it, so that it can have any dtype.
+
+_Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, D) of one layer
 
 
 class ResidentLease(Lease):
@@ -63,14 +65,14 @@ class Readers(Closing):
         self._reusable: deque[torch.Tensor] = deque(maxlen=REUSABLE_BUFFERS)
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
-        """A page-aligned host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA `device`."""
+        """A host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA `device`."""
         if device.type != "cpu":  # torch reuses these itself: it knows which of them a copy still reads
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         try:
             buffer = self._reusable.popleft()
         except IndexError:
             buffer = torch.empty(0, dtype=torch.uint8)
-        return buffer if buffer.numel() >= size else aligned_empty((size,), torch.uint8)
+        return buffer if buffer.numel() >= size else torch.empty(size, dtype=torch.uint8)
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Return a buffer that no thread reads or writes any more."""
@@ -83,19 +85,16 @@ class Readers(Closing):
 
 
 class LayerReader(Closing):
-    """Reads the slices of several leases for one request, layer by layer; a tier may ask for several layers at once."""
+    """Reads the slices of several leases for one request, layer by layer."""
 
     def __init__(
         self, leases: Sequence[Lease], layers: int, ahead: int, readers: Readers, device: torch.device
     ) -> None:
         """`ahead` is how many layers are read before they are needed."""
-        self._leases, self._layers, self._readers = leases, layers, readers
-        self._together = min(layers, max((lease.layers_per_read for lease in leases), default=1))  # layers per group
-        self._ahead = -(-ahead // self._together)  # in groups
-        depth = min(layers, (self._ahead + 1) * self._together)
-        # Each buffer starts at a page, else direct reads would need an extra copy.
+        self._leases, self._layers, self._readers, self._ahead = leases, layers, readers, ahead
+        depth = min(layers, ahead + 1)
         infos = [None if lease.in_place else lease.info for lease in leases]
-        strides = [0 if info is None else info.layer_bytes + -info.layer_bytes % ALIGNMENT for info in infos]
+        strides = [0 if info is None else info.layer_bytes + -info.layer_bytes % _ALIGNMENT for info in infos]
         self._buffer: torch.Tensor | None = readers.take(depth * sum(strides), device)
         rows = self._buffer[: depth * sum(strides)].view(depth, sum(strides))
         self._ring = [_views(infos, row.split(strides)) for row in rows]
@@ -104,32 +103,26 @@ class LayerReader(Closing):
         threaded = [i for i, info in enumerate(infos) if info is not None or self._copier is not None]
         # Each thread gets several leases: one task per slice would cost more than checking a slice of 256 KiB.
         self._shares = [share for i in range(readers.threads) if (share := threaded[i :: readers.threads])]
-        self._pending: dict[int, list[Future[_Slices]]] = {}  # by group
-        self._read: _Slices = {}  # of the current group
+        self._pending: dict[int, list[Future[_Slices]]] = {}  # by layer
         self.waited_s = 0.0  # time the fusor waited for slices
         self._reads: list[tuple[int, float]] = []  # bytes and seconds of each read
         for lease in leases:
             lease.prefetch()
-        for group in range(self._ahead):
-            self._submit(group)
+        for layer in range(ahead):
+            self._submit(layer)
 
     def layer(self, layer: int) -> list[torch.Tensor]:
         """The slices (2, G, T, D) of `layer`, one per lease, on the device; valid until the next call or `close`.
 
-        Must be called for every layer in ascending order. Raises `EntryDamagedError` if this layer, or one read
-        together with it, is damaged.
+        Must be called for every layer in ascending order. Raises `EntryDamagedError`.
         """
-        group, place = divmod(layer, self._together)
-        if place == 0:
-            self._submit(group + self._ahead)  # without read-ahead this is the group itself
-            began = time.perf_counter()
-            futures = self._pending[group]
-            self._read = {index: slices for future in futures for index, slices in future.result().items()}
-            del self._pending[group]
-            self.waited_s += time.perf_counter() - began
+        self._submit(layer + self._ahead)  # without read-ahead this is the layer itself
+        began = time.perf_counter()
+        read = {index: piece for future in self._pending[layer] for index, piece in future.result().items()}
+        del self._pending[layer]
+        self.waited_s += time.perf_counter() - began
         slices = [
-            self._read[index][place] if index in self._read else _slices(lease, layer, [None])[0]
-            for index, lease in enumerate(self._leases)
+            read[index] if index in read else _slice(lease, layer, None) for index, lease in enumerate(self._leases)
         ]
         return slices if self._copier is None else self._copier.arrived(layer, slices)
 
@@ -157,25 +150,21 @@ class LayerReader(Closing):
             self._readers.give_back(self._buffer)
             self._buffer = None
 
-    def _submit(self, group: int) -> None:
-        layers = range(self._layers)[group * self._together :][: self._together]
-        if layers:
-            self._pending[group] = [
-                self._readers.pool.submit(self._read_share, share, layers) for share in self._shares
-            ]
+    def _submit(self, layer: int) -> None:
+        if layer < self._layers:
+            self._pending[layer] = [self._readers.pool.submit(self._read_share, share, layer) for share in self._shares]
 
-    def _read_share(self, share: Sequence[int], layers: range) -> _Slices:
-        return {index: self._read_lease(index, layers) for index in share}
+    def _read_share(self, share: Sequence[int], layer: int) -> _Slices:
+        return {index: self._read_lease(index, layer) for index in share}
 
-    def _read_lease(self, index: int, layers: range) -> list[torch.Tensor]:
-        lease = self._leases[index]
-        buffers = [self._ring[layer % len(self._ring)][index] for layer in layers]
+    def _read_lease(self, index: int, layer: int) -> torch.Tensor:
+        lease, buffer = self._leases[index], self._ring[layer % len(self._ring)][index]
         if self._copier is not None:
-            self._copier.wait_reusable(buffers)
+            self._copier.wait_reusable(buffer)
         began = time.perf_counter()
-        found = _slices(lease, layers.start, buffers)
-        self._reads.append((lease.stored_bytes // self._layers * len(layers), time.perf_counter() - began))
-        return found if self._copier is None else self._copier.send(found, layers, buffers)
+        found = _slice(lease, layer, buffer)
+        self._reads.append((lease.stored_bytes // self._layers, time.perf_counter() - began))
+        return found if self._copier is None else self._copier.send(found, layer, buffer)
 
 
 def _views(infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -186,14 +175,14 @@ def _views(infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]) ->
     ]
 
 
-def _slices(lease: Lease, first: int, buffers: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """The slices of the layers from `first` on; every error of a tier counts as damage of the entry, hence a miss."""
+def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None) -> torch.Tensor:
+    """The slice of a layer; every error of a tier counts as damage of the entry, hence a miss."""
     try:
-        return lease.read_layers(first, buffers)
+        return lease.read_layer(layer, buffer)
     except Exception as error:
         if isinstance(error, EntryDamagedError) and error.key == lease.info.key:
             raise
-        raise EntryDamagedError(lease.info.key, f"layer {first} cannot be read ({error})") from error
+        raise EntryDamagedError(lease.info.key, f"layer {layer} cannot be read ({error})") from error
 
 
 def buffer_bytes(bandwidth: float, load_s: float, compute_s: float) -> float:
@@ -257,26 +246,21 @@ class _Copier:
         self._sent: dict[int, torch.cuda.Event] = {}  # the last copy out of each host buffer
         self._ready: dict[int, list[torch.cuda.Event]] = {}  # by layer
 
-    def wait_reusable(self, buffers: Sequence[torch.Tensor | None]) -> None:
-        """Block this reader thread until the last copies out of `buffers` are complete."""
-        for buffer in buffers:
-            if buffer is not None and (event := self._sent.get(buffer.data_ptr())) is not None:
-                event.synchronize()
+    def wait_reusable(self, buffer: torch.Tensor | None) -> None:
+        """Block this reader thread until the last copy out of `buffer` is complete."""
+        if buffer is not None and (event := self._sent.get(buffer.data_ptr())) is not None:
+            event.synchronize()
 
-    def send(
-        self, sources: Sequence[torch.Tensor], layers: range, buffers: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor]:
-        """Start copying `sources`; the results may be used after `arrived`."""
-        targets = []
-        for source, layer, buffer in zip(sources, layers, buffers, strict=True):
-            with torch.cuda.stream(self._stream):
-                targets.append(source.to(self._device, non_blocking=True))
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(self._stream)
-            if buffer is not None:
-                self._sent[buffer.data_ptr()] = event
-            self._ready.setdefault(layer, []).append(event)
-        return targets
+    def send(self, source: torch.Tensor, layer: int, buffer: torch.Tensor | None) -> torch.Tensor:
+        """Start copying `source`; the result may be used after `arrived`."""
+        with torch.cuda.stream(self._stream):
+            target = source.to(self._device, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        if buffer is not None:
+            self._sent[buffer.data_ptr()] = event
+        self._ready.setdefault(layer, []).append(event)
+        return target
 
     def arrived(self, layer: int, slices: list[torch.Tensor]) -> list[torch.Tensor]:
         """Make the current stream, not the host, wait for the copies of `layer`."""

@@ -2,7 +2,8 @@
 
 A plan is made before anything is loaded and never changes. Exact are the prefix and every span whose stored KV was made
 behind the same tokens and under the same RoPE frequencies, such as a chunk right behind the prefix. Always computed are
-the question, the template, chunks without an entry, and the last token, because its logits are needed.
+the question, the template, text between chunks, chunks without an entry, and the last token, because its logits are
+needed.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ class SpanKind(Enum):
     PREFIX = "prefix"
     HISTORY = "history"
     CHUNK = "chunk"
+    TEXT = "template"  # between and behind chunks, such as a separator: always computed
     QUESTION = "question"
 
 

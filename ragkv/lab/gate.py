@@ -28,20 +28,17 @@ from ragkv.model import PromptKV, full_pass
 from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
 
-from .gate_corpus import PASSAGES
-
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
 SELECTORS = ("none", "sensitivity", "hkvd-gradual")  # These are tried besides the config's.
 CHUNKS = 5  # A prompt that is not made by retrieval has so many chunks.
 NEXT_TOKENS = 16  # A prompt's question has so many tokens, and so many are compared behind it.
-# At most so many prompts are made of documents or built-in text; given ones are all used. Half choose, half confirm.
+# At most so many prompts are made of documents; given ones are all used. Half choose, half confirm.
 MOST_PROMPTS = 200
 LEAST_PROMPTS = 6  # At least so many prompts choose, however long they take.
 LOOK_EVERY = 20  # After so many prompts, settings that have failed are left out of the others.
 CONFIRMED = 3  # At most so many settings are measured again, until one keeps the tolerance.
 REPEATS = 3  # Each pass that confirms runs so often, for its time,
 FEW_PROMPTS = 50  # where no more prompts than these confirm.
-BUILT_IN = "built-in text"
 
 OnProgress = Callable[[int, int], None]
 
@@ -141,19 +138,17 @@ def gate(
 ) -> GateResult:
     """The fastest setting of `engine` that keeps `tolerance`, over `probes`, else over prompts of consecutive `chunks`.
 
-    `source` says in the result what `probes` were made of. With neither, prompts of built-in text are used, if the
-    engine has a tokenizer. Without `selectors` they are the config's, and `SELECTORS` as far as chunks have the scores
-    they need. After `limit_s` it goes on with the prompts it has measured by then. `on_progress(done, total)` is called
-    after each prompt. Prompts that are longer than the model's context are left out and counted. Raises `InputError`
-    without any text (no tokenizer and fewer than three chunks), and if the prompts that fit are fewer than six.
+    `source` says in the result what `probes` were made of. Without `selectors` they are the config's, and `SELECTORS`
+    as far as chunks have the scores they need. After `limit_s` it goes on with the prompts it has measured by then.
+    `on_progress(done, total)` is called after each prompt. Prompts that are longer than the model's context are left
+    out and counted. Raises `InputError` without any text (fewer than three chunks), and if the prompts that fit are
+    fewer than six.
     """
     began = time.monotonic()
     if not probes:
         probes, source = spread(_windows([_chunk(engine, one) for one in chunks])), "consecutive chunks"
-    if not probes and engine.tokenizer is not None:
-        probes, source = spread(_windows([engine.chunk(text) for text in PASSAGES])), BUILT_IN
     if not probes:
-        raise InputError("The gate has no text: give at least three chunks, or an engine with a tokenizer.")
+        raise InputError("The gate has no text: give at least three chunks, or ingest documents with as many passages.")
     fitting = _fitting(engine, probes)
     left_out = len(probes) - len(fitting)
     settings = _settings(engine, fitting, selectors, ratios)
@@ -254,7 +249,7 @@ def _settings(
     encoder = engine.entries.encoder
     chosen = {one.name: one for one in map(make_selector, selectors)}
     if not chosen:
-        names = dict.fromkeys((engine.config.fusion.selector, *SELECTORS))
+        names = dict.fromkeys((engine.intake.method({}).selector.name, *SELECTORS))
         made = [make_selector(name) for name in names if name != "all"]
         chosen = {one.name: one for one in made if not one.needs_scores or encoder.makes_scores}
     if any(one.needs_scores for one in chosen.values()):
@@ -293,9 +288,11 @@ def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
     """
     context, runs = engine.model.adapter.context_length, engine.intake.runs
     others = len(runs.before_documents) + len(runs.after_question) + NEXT_TOKENS
+    separator = len(engine.intake.separator)
 
     def length(probe: Probe) -> int:
-        return others + max(1, len(probe.question)) + max(sum(map(len, chunks)) for chunks in probe.chunks.values())
+        longest = max(sum(len(chunk) + separator for chunk in chunks) for chunks in probe.chunks.values())
+        return others + max(1, len(probe.question)) + longest
 
     fitting = [probe for probe in probes if context is None or length(probe) <= context]
     if len(fitting) < min(LEAST_PROMPTS, len(probes)):

@@ -28,11 +28,6 @@ class Bandwidths:
     to_device: float  # from host to device
     to_host: float  # from device to host
 
-    def __post_init__(self) -> None:
-        for name in ("device", "to_device", "to_host"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; a bandwidth must be finite and above 0.")
-
     @property
     def ratio(self) -> float:
         """Device memory's bandwidth over that from host to device; 64 on an A100 with PCIe 4 (KCache section 3.2)."""
@@ -84,10 +79,10 @@ def bandwidths_of(profile: Profile) -> Bandwidths:
     return Bandwidths(device, copy, copy)
 
 
-def advise(profile: Profile, config: KCacheConfig, tokens: int, group: int, rows: float | None = None) -> Advice:
-    """Whether `config` pays for prompts of `tokens` on the machine of `profile`.
+def advise(profile: Profile, config: KCacheConfig, tokens: int, group: int) -> Advice:
+    """Whether `config` pays for prompts of `tokens` on the machine of `profile`, with the largest U.
 
-    `group` is the number of query heads per KV head; `rows` is U if it was measured, else the largest U is assumed.
+    `group` is the number of query heads per KV head.
     """
     if config.top_n is None:
         return Advice(False, False, ("kcache: top_n is None, so every step would fetch all of V",))
@@ -95,15 +90,14 @@ def advise(profile: Profile, config: KCacheConfig, tokens: int, group: int, rows
         speeds = bandwidths_of(profile)
     except ValueError as error:
         return Advice(False, False, (f"kcache: {error}",))
-    worst = rows is None
-    rows = most_rows(config.top_n, group, tokens) if rows is None else rows
+    rows = most_rows(config.top_n, group, tokens)
     pays, least = decode_pays(tokens, rows, speeds), tokens_from_which_it_pays(rows, speeds)
     layer_s = profile.prefill.at(tokens) / profile.layers
     v_bytes = profile.kv_bytes_per_token / profile.layers / 2
     hidden = prefill_hides(layer_s, tokens, v_bytes, speeds)
     away = max(0, profile.layers - config.resident_layers)
     why = [
-        f"kcache: S / U is {tokens / rows:.1f} (U {rows:.0f}{' at most' if worst else ''}) against 1 + "
+        f"kcache: S / U is {tokens / rows:.1f} (U {rows} at most) against 1 + "
         f"{speeds.ratio:.1f}: a decode step over {tokens} tokens is {'faster' if pays else 'not faster'}; from "
         f"{least} tokens on it is",
         f"kcache: {away} of {profile.layers} layers' V on the host leaves {1 - away / (2 * profile.layers):.0%} of KV "

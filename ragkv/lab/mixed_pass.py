@@ -11,9 +11,8 @@ from functools import partial
 
 import torch
 from torch.nn import functional
-from transformers import Cache
 
-from ragkv.model import Adapter, Rows
+from ragkv.model import Adapter, LayerPass, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,53 +85,31 @@ def predict(
     for layer, window in enumerate(windows):
         rotation = tables.rows(adapter.rope_kind(layer), prepared.positions)
         watched = watch if layer >= adapter.layer_count // 2 else None
-        mask = _BranchMask(adapter, layer, rotation, masks[window], watched)
-        hidden = adapter.call_layer(layer, hidden, rows, mask, _MixingCache(mask, prepared, fresh))
+        step = _MixedLayer(adapter, prepared, fresh, layer, rotation, masks[window], watched)
+        hidden = adapter.call_layer(layer, hidden, rows, step)
     return adapter.logits(hidden[:, prepared.predicting]).log_softmax(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class _BranchMask:
-    """Differentiable attention of an example's rows."""
+class _MixedLayer(LayerPass):
+    """One layer: keys and values are mixed from fresh and stored ones, by the tokens' shares."""
 
-    adapter: Adapter
-    layer: int
-    rotation: tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rows
-    added: torch.Tensor  # (S, S), to scores
-    watch: tuple[torch.Tensor, torch.Tensor] | None = None  # rows (M,), and a sum (M, S) of their attention
+    def __init__(
+        self,
+        adapter: Adapter,
+        prepared: PreparedExample,
+        fresh: torch.Tensor,
+        layer: int,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        added: torch.Tensor,
+        watch: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        """`rotation` is cos and sin of the rows; `added` (S, S) is added to scores; for `watch` see `predict`."""
+        super().__init__()
+        self._prepared, self._fresh, self._added, self._watch = prepared, fresh, added, watch
+        self._adapter, self._layer, self._rotation = adapter, layer, rotation
 
-    def rotate(self, raw: torch.Tensor) -> torch.Tensor:
-        """(1, heads, S, D) before RoPE -> the same after RoPE."""
-        return self.adapter.rotate_in_float32(self.layer, raw, *self.rotation)
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
-    ) -> torch.Tensor:
-        """See `model.attention.Mask`."""
-        if self.watch is None and softcap is None:
-            groups = query.shape[1] // key.shape[1]
-            keys, values = (part.repeat_interleave(groups, 1) for part in (key, value))
-            return functional.scaled_dot_product_attention(
-                self.rotate(query), keys, values, attn_mask=self.added, scale=scaling
-            )
-        kv_heads, (_, heads, count, head_dim) = key.shape[1], query.shape
-        q_rot = self.rotate(query).reshape(kv_heads, heads // kv_heads * count, head_dim)
-        scores = (torch.bmm(q_rot, key[0].transpose(1, 2)) * scaling).view(kv_heads, -1, count, count)
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        weights = (scores + self.added).softmax(-1)
-        if self.watch is not None:
-            rows, received = self.watch
-            received += weights[:, :, rows].mean(dim=(0, 1))
-        return torch.bmm(weights.view(kv_heads, -1, count), value[0]).view(1, heads, count, head_dim)
-
-
-class _MixingCache(Cache):
-    """Gives a layer keys and values that are mixed from fresh and stored ones, by the tokens' shares."""
-
-    def __init__(self, mask: _BranchMask, prepared: PreparedExample, fresh: torch.Tensor) -> None:
-        super().__init__(layers=[])
-        self._mask, self._prepared, self._fresh = mask, prepared, fresh
+    def _rotated(self, raw: torch.Tensor) -> torch.Tensor:
+        return self._adapter.rotate_in_float32(self._layer, raw, *self._rotation)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
@@ -144,7 +121,28 @@ class _MixingCache(Cache):
             new.index_copy(2, reused, (old + share * (new[0][:, reused] - old))[None])
             for new, old in zip((key_states, value_states), stored, strict=True)
         ]
-        return self._mask.rotate(mixed[0]), mixed[1]
+        return self._rotated(mixed[0]), mixed[1]
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """Differentiable attention of an example's rows."""
+        if self._watch is None and softcap is None:
+            groups = query.shape[1] // key.shape[1]
+            keys, values = (part.repeat_interleave(groups, 1) for part in (key, value))
+            return functional.scaled_dot_product_attention(
+                self._rotated(query), keys, values, attn_mask=self._added, scale=scaling
+            )
+        kv_heads, (_, heads, count, head_dim) = key.shape[1], query.shape
+        q_rot = self._rotated(query).reshape(kv_heads, heads // kv_heads * count, head_dim)
+        scores = (torch.bmm(q_rot, key[0].transpose(1, 2)) * scaling).view(kv_heads, -1, count, count)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        weights = (scores + self._added).softmax(-1)
+        if self._watch is not None:
+            rows, received = self._watch
+            received += weights[:, :, rows].mean(dim=(0, 1))
+        return torch.bmm(weights.view(kv_heads, -1, count), value[0]).view(1, heads, count, head_dim)
 
 
 __all__ = ["PreparedExample", "predict"]

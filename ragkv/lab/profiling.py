@@ -2,11 +2,10 @@
 
 Entries of random numbers stand in for documents; their values do not change the time. Every measurement acquires the
 compute lock, so requests run between two of them. Times are medians over rounds, and no time falls with a length. The
-disk is read past the page cache, in separate files next to the store's.
+disk is measured in separate files next to the store's, which are dropped from the page cache before they are read.
 """
 
 import itertools
-import logging
 import os
 import statistics
 import tempfile
@@ -14,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,8 +30,6 @@ from ragkv.runtime import make_private_folder
 from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryTier, Tier, TierKind
 
 from .fits import fit_length, fit_recompute, fit_tier
-
-log = logging.getLogger(__name__)
 
 LENGTHS = (128, 384, 768, 1536)  # Prompts of so many tokens S are timed.
 QUICK_LENGTHS = (128, 384)
@@ -113,7 +110,6 @@ class _Measuring:
         tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
         if (directory := self._engine.config.store.directory) is not None:
             tiers[TierKind.DISK.value] = self.disk(directory)
-        tiers |= self._remote()
         self._step(self._total - self._done)
         return Profile(
             subject=subject_of(adapter, self._identity),
@@ -130,29 +126,10 @@ class _Measuring:
         )
 
     def disk(self, directory: str) -> TierSpeed:
-        """The disk under `directory`, past the page cache."""
+        """The disk under `directory`."""
         make_private_folder(Path(directory))
         with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
-            return self._tier(DiskTier(scratch, 2**62, LRU(), direct=True), Path(scratch))
-
-    def _remote(self) -> dict[str, TierSpeed]:
-        """Shared storage, under a separate prefix. A server that does not answer is left out."""
-        settings = self._engine.config.store
-        found: dict[str, TierSpeed] = {}
-        if settings.redis is None and settings.s3 is None:
-            return found
-        from ragkv.store.remote import open_remote
-
-        suffix = f"-profile-{os.getpid()}"
-        redis = None if settings.redis is None else replace(settings.redis, prefix=settings.redis.prefix + suffix)
-        s3 = None if settings.s3 is None else replace(settings.s3, prefix=settings.s3.prefix + suffix)
-        for tier in open_remote(replace(settings, directory=None, redis=redis, s3=s3)):
-            try:
-                found[tier.kind.value] = self._tier(tier)
-            except StoreError as error:
-                log.warning("%s was not measured: %s", tier.kind.value, error)
-                tier.close()
-        return found
+            return self._tier(DiskTier(scratch, 2**62, LRU()), Path(scratch))
 
     # Passes of the model
 
@@ -262,7 +239,7 @@ class _Measuring:
         for _ in range(self._tier_rounds):
             for tokens, entries in zip(SLICE_TOKENS, groups, strict=True):
                 if files is not None:
-                    _drop_pages(files)
+                    drop_pages(files)
                 with ExitStack() as held:
                     leases = [held.enter_context(_lease(tier, entry)) for entry in entries]
                     rounds[tokens].append(reading_s(self._engine, leases) / (len(leases) * layers))
@@ -341,7 +318,7 @@ def _lease(tier: Tier, entry: Entry) -> Lease:
     return lease
 
 
-def _drop_pages(folder: Path) -> None:
+def drop_pages(folder: Path) -> None:
     """Drop the files in `folder` from the page cache, where the system allows it."""
     if not hasattr(os, "posix_fadvise"):
         return

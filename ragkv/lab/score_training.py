@@ -85,12 +85,11 @@ def train(
     steps: int,
     seed: int = 0,
     on_step: Callable[[int, int, float], None] | None = None,
-    start: ScoreModel | None = None,
 ) -> ScoreModel:
     """Train scores in `steps` steps of one example each, gains in `QUESTION_STEPS` times as many, then both in `steps`.
 
     `on_step(done, total, loss)` is called after each step; the loss is in nats per token, then per question, then per
-    token again. With `start` only the last part is done, from its weights on; `start` itself is not changed.
+    token again.
 
     The engine must compute in float32 and score behind two texts. Raises `InputError` otherwise, and without examples;
     `UnsupportedModelError` for a model whose RoPE frequencies depend on the prompt's length.
@@ -100,22 +99,15 @@ def train(
         raise InputError("Scores are learned from one example or more, each of at least two chunks and a continuation.")
     if any(not 0 < one.known < len(one.token_ids) for example in examples for one in example.continuations):
         raise InputError("A continuation needs a known token or more, and one or more behind them to predict.")
-    if start is not None and start.shape != shape_of(adapter):
-        raise InputError(
-            f"The network to go on from is for another shape of model: {start.shape}, not {shape_of(adapter)}."
-        )
     if engine.config.fusion.sensitivity_prefixes != TEXTS or adapter.dtype is not torch.float32:
         raise InputError(f"Scores are learned in float32 with fusion.sensitivity_prefixes = {TEXTS}.")
     if adapter.rope.depends_on_length:
         raise UnsupportedModelError("Scores cannot be learned where RoPE's frequencies depend on the prompt's length.")
     torch.manual_seed(seed)
     model = ScoreModel(*shape_of(adapter))
-    if start is not None:
-        model.load_state_dict(start.state_dict())
     model.set_teacher(adapter.model)
     model.to(adapter.device)
-    first = 0 if start is not None else steps
-    total, done = first + QUESTION_STEPS * first + steps, 0
+    total, done = (1 + QUESTION_STEPS + 1) * steps, 0
 
     def optimize(parameters: list[nn.Parameter], count: int, rate: float, loss_of: _Loss, keep_kv: bool) -> None:
         nonlocal done
@@ -126,9 +118,8 @@ def train(
                 on_step(done, total, loss)
 
     trainer = ScoreTrainer(engine, examples)
-    if first:
-        optimize(model.score_parameters(), first, RATE, trainer.score_loss, True)
-        optimize(model.question_parameters(), QUESTION_STEPS * first, RATE, trainer.question_loss, False)
+    optimize(model.score_parameters(), steps, RATE, trainer.score_loss, True)
+    optimize(model.question_parameters(), QUESTION_STEPS * steps, RATE, trainer.question_loss, False)
     optimize(list(model.parameters()), steps, TOGETHER_RATE, trainer.together_loss, True)
     return ScoreModel.from_bytes(model.cpu().to_bytes())
 

@@ -1,7 +1,7 @@
 """Models: adapters that run layers over chosen rows, rotary tables, row attention, prompt KV, decoding."""
 
 from .adapter import Adapter
-from .attention import Watch
+from .attention import LayerPass, Watch
 from .probe import adapt, full_pass
 from .promptkv import KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
@@ -13,6 +13,7 @@ __all__ = [
     "Adapter",
     "Context",
     "KVShape",
+    "LayerPass",
     "PromptKV",
     "Recording",
     "Rope",

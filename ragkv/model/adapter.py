@@ -7,7 +7,6 @@ changed: an adapter works on shallow copies of its layers, which share every wei
 
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -18,11 +17,11 @@ from .cpu.packing import with_copies
 from .cpu.product_speed import multiplies_bfloat16
 from .cpu.products import kernel_is_faster
 from .pauses import TILE_ROWS
-from .plain_layer import PlainLayer, plain_attention_view, plain_layers
-from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowCache
+from .plain_layer import PlainLayer, plain_layers
+from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowPass
 from .rope import Rope, RotaryTables
 from .rows import Rows
-from .views import attending_view, key_view
+from .views import attending_view
 
 
 class Adapter:
@@ -51,10 +50,9 @@ class Adapter:
         (self._head, *self.layers), self.packed_bytes = with_copies(
             [self.model.get_output_embeddings(), *views], packed_bytes, self.device
         )
-        self._key_layers = self.layers  # used when only keys and values are needed
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
-        self._identity: tuple[torch.Tensor, torch.Tensor] | None = (  # `None` where layers do not use it
+        self._identity = (
             torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
             torch.zeros((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
         )
@@ -64,7 +62,6 @@ class Adapter:
         self.kv_heads, self.head_dim = self._measure_kv()
         self._plain: list[PlainLayer] | None = None  # the same layers, called directly
         self._use_plain_layers()
-        self._skip_queries()
 
     @property
     def layer_count(self) -> int:
@@ -137,11 +134,6 @@ class Adapter:
         if kinds is not None and kinds[layer] != "sliding_attention":
             return None
         return getattr(self.config, "sliding_window", None)
-
-    @cached_property
-    def windows(self) -> tuple[int | None, ...]:
-        """`window` of every layer."""
-        return tuple(self.window(layer) for layer in range(self.layer_count))
 
     def rotates(self, layer: int) -> bool:
         """Whether `layer` uses RoPE."""
@@ -216,8 +208,8 @@ class Adapter:
         def rotate(raw: torch.Tensor) -> torch.Tensor:
             return self.rotate(layer, raw, cos, sin)
 
-        cache = RowCache(kv, rows, rotate, record)
-        return self.call_layer(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate, watch), cache)
+        step = RowPass(kv, rows, self.window(layer), rotate, record, watch)
+        return self.call_layer(layer, hidden, rows, step)
 
     def write_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, kv: PromptKV, tables: RotaryTables, record: Recording | None
@@ -232,28 +224,27 @@ class Adapter:
     def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw keys and values of `layer`, each (1, G, R, D), from hidden (1, R, E), without its attention."""
         try:
-            self._call(self._key_layers[layer], hidden, rows, None, CaptureCache())
+            self._call(self.layers[layer], hidden, rows, CaptureCache())
         except Captured as captured:
             return captured.k_raw, captured.v
         raise AssertionError("a layer finished without updating its cache")
 
-    def call_layer(
-        self, layer: int, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
-    ) -> torch.Tensor:
-        """Call `layer` on hidden (1, R, E): `cache` takes its raw keys and values, `mask` its raw queries."""
+    def call_layer(self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass) -> torch.Tensor:
+        """Call `layer` on hidden (1, R, E): `step` takes its raw queries, keys and values."""
         plain = None if self._plain is None else self._plain[layer]
-        if plain is None or mask is None or any(plain.hooks):
-            return self._call(self.layers[layer], hidden, rows, mask, cache)
-        return plain(hidden, mask, cache)
+        if plain is None or any(plain.hooks):
+            return self._call(self.layers[layer], hidden, rows, step)
+        return plain(hidden, step)
 
-    def _call(
-        self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
-    ) -> torch.Tensor:
-        arguments: dict[str, Any] = {"attention_mask": mask, "use_cache": True, self.cache_argument: cache}
-        if self._identity is not None:
-            arguments["position_ids"] = rows.positions.unsqueeze(0)
-            arguments["position_embeddings"] = tuple(table.expand(1, len(rows), -1) for table in self._identity)
-        out = view(hidden, **arguments)
+    def _call(self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, step: Cache) -> torch.Tensor:
+        out = view(
+            hidden,
+            attention_mask=step,
+            position_ids=rows.positions.unsqueeze(0),
+            position_embeddings=tuple(table.expand(1, len(rows), -1) for table in self._identity),
+            use_cache=True,
+            **{self.cache_argument: step},
+        )
         result: torch.Tensor = out[0] if isinstance(out, tuple) else out
         return result
 
@@ -266,20 +257,11 @@ class Adapter:
 
     @torch.no_grad()
     def _use_plain_layers(self) -> None:
-        """Let layers leave out what changes nothing, if a trial shows that the first one gives the same bits without.
+        """Leave out what changes nothing: the model's rotation by 0, and torch's calls between the parts of layers.
 
-        First their rotation by 0 (`PlainAttention`), then torch's calls between their parts (`PlainLayer`).
+        A trial with the first layer must give the same bits.
         """
-        plain = [plain_attention_view(view, self.attention_name) for view in self.layers]
-        views = [view for view in plain if view is not None]
-        if len(views) < len(plain):
-            return
-        wanted, own, identity = self._first_layer(), self.layers, self._identity
-        self.layers, self._identity = views, None
-        if not _is_same(self._first_layer, wanted):
-            self.layers, self._identity = own, identity
-            return
-        self._plain = plain_layers(views, self.attention_name)
+        wanted, self._plain = self._first_layer(), plain_layers(self.layers, self.attention_name)
         if self._plain is not None and not _is_same(self._first_layer, wanted):
             self._plain = None
 
@@ -287,20 +269,6 @@ class Adapter:
         """What the first layer makes of some tokens, (1, 5, E)."""
         tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
         return self.run_layer(0, self.embed(tokens), rows, self.new_kv(5), self.rope.tables(5))
-
-    @torch.no_grad()
-    def _skip_queries(self) -> None:
-        """Let `project_kv` compute no queries, if a trial shows that this family's keys do not need them."""
-        tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
-        hidden, self._key_layers = self.embed(tokens), self.layers
-
-        def keys_and_values() -> torch.Tensor:
-            return torch.stack(self.project_kv(0, hidden, rows))
-
-        wanted = keys_and_values()
-        self._key_layers = [key_view(view, self.attention_name, self.head_dim) for view in self.layers]
-        if not _is_same(keys_and_values, wanted):  # for example with a norm over all query heads (olmo2)
-            self._key_layers = self.layers
 
 
 def _is_same(compute: Callable[[], torch.Tensor], wanted: torch.Tensor) -> bool:

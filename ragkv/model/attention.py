@@ -2,18 +2,18 @@
 
 Row i at position p_i sees exactly the keys j with j <= p_i, and j > p_i - window on sliding layers. Public CacheBlend
 code masks scattered rows with a bottom-right triangle, which lets them see the future (CacheBlend section 4.2 leaves
-the mask open). The function is registered through transformers' attention interface. A layer receives a `RowMask` in
-place of its mask, so a pass carries its own state and no global state changes. When many prompts decode together, the
-layer receives the mask of `batching.py` instead.
+the mask open). The function is registered through transformers' attention interface. A layer receives a
+`LayerPass` in place of its cache and its mask, so a pass carries its own state and no global state changes: that of one
+prompt's rows (`promptkv.py`), of many prompts that decode together (`batching.py`), or of many runs (`token_runs.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, Cache
 
 from .cpu.product_speed import multiplies_bfloat16
 from .cpu.products import attend_by_products, products_pay
@@ -30,32 +30,17 @@ MOST_ROWS_ON_DEVICE = 512
 CACHED_BYTES = 64 << 20
 
 
-class Mask(Protocol):
-    """The object that transformers passes as the mask: it computes the attention itself."""
+class LayerPass(Cache):
+    """What a layer gets as its cache and as its mask: it takes the keys and values, and computes the attention."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
-        """Queries (1, H, R, D) before RoPE, keys and values as the layer's `Cache` returned them -> (1, H, R, D)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowMask:
-    """The mask of one prompt's rows, and the rotation of their queries."""
-
-    rows: Rows
-    window: int | None  # keys a row sees on a sliding layer, itself included
-    rotate: Callable[[torch.Tensor], torch.Tensor]  # (1, H, R, D) -> the same, rotated to the rows' positions
-    watch: "Watch | None" = None
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
-    ) -> torch.Tensor:
-        """Queries (1, H, R, D) over keys and values (1, G, S, D) of the whole prompt -> (1, H, R, D)."""
-        q_rot = self.rotate(query)
-        if self.watch is not None:
-            self.watch.add(self, q_rot, key, scaling, softcap)
-        return attend(q_rot, key, value, self.rows, self.window, scaling, softcap)
+        """Queries (1, H, R, D) before RoPE, keys and values as `update` returned them -> (1, H, R, D)."""
+        raise NotImplementedError
 
 
 class Watch:
@@ -66,11 +51,17 @@ class Watch:
         self._layers = 0
 
     def add(
-        self, mask: RowMask, q_rot: torch.Tensor, k_rot: torch.Tensor, scaling: float, softcap: float | None
+        self,
+        q_rot: torch.Tensor,
+        k_rot: torch.Tensor,
+        rows: Rows,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
     ) -> None:
-        """Add one layer: the last of the queries (1, H, R, D) over keys (1, G, S, D)."""
-        kv_heads, stop = k_rot.shape[1], int(mask.rows.positions[-1]) + 1
-        start = 0 if mask.window is None else max(0, stop - mask.window)
+        """Add one layer: the last of the queries (1, H, R, D) of `rows` over keys (1, G, S, D)."""
+        kv_heads, stop = k_rot.shape[1], rows.stop
+        start = 0 if window is None else max(0, stop - window)
         last = q_rot[:, :, -1].reshape(kv_heads, -1, q_rot.shape[3])  # (G, H / G, D)
         scores = torch.matmul(last.float(), k_rot[0, :, start:stop].float().transpose(1, 2)) * scaling
         if softcap is not None:
@@ -88,7 +79,7 @@ def row_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Mask,
+    attention_mask: LayerPass,
     scaling: float,
     softcap: float | None = None,
     **_: Any,

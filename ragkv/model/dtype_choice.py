@@ -17,7 +17,7 @@ import torch
 from ragkv.runtime import available_bytes
 
 from .cpu.packing import COPY_BYTES, LEVEL, copies_reach_float32
-from .cpu.product_speed import product_speeds
+from .cpu.product_speed import product_seconds
 from .loading import DtypeChoice, config_of, device_of, float_dtype
 
 SPARE_BYTES = 512 << 20  # So many bytes are left for activations and the rest of the process.
@@ -77,16 +77,10 @@ def faster_dtype(
         elif copies is not None and (free is None or copies <= free - _bytes(model, 2) - store_bytes - SPARE_BYTES):
             why = "the checkpoint's own; with copies of its weights this processor is as fast as in float32"
             return DtypeChoice(own_name, f"{own_name}, {why}")
-    inputs = config.hidden_size
-    outputs = getattr(config, "intermediate_size", None) or 4 * inputs
-    wide, narrow = product_speeds((torch.float32, own), inputs, outputs)
-    gain = narrow.request_s / wide.request_s
-    measured = (
-        f"for a layer's product float32 takes {_ms(wide.many_s)} ms with many rows and {_ms(wide.one_s)} ms "
-        f"with one, {own_name} {_ms(narrow.many_s)} and {_ms(narrow.one_s)}"
-    )
+    wide_s, narrow_s = product_seconds((torch.float32, own))
+    gain = narrow_s / wide_s
     if gain < LEVEL:  # float32 needs twice the memory, and its entries twice the bytes
-        return DtypeChoice(own_name, f"{own_name}, the checkpoint's own and as fast as float32 here: {measured}")
+        return DtypeChoice(own_name, f"{own_name}, the checkpoint's own and as fast as float32 here")
     needed = _bytes(_without_weights(config), 4) + store_bytes + SPARE_BYTES
     if free is not None and needed > free:
         why = (
@@ -95,19 +89,12 @@ def faster_dtype(
             f"(store.memory_bytes), or set dtype = float32{hint}"
         )
         return DtypeChoice(own_name, why, measured=True)
-    return DtypeChoice(
-        "float32", f"float32, in which this processor is {gain:.1f} times as fast: {measured}{hint}", True
-    )
+    return DtypeChoice("float32", f"float32, in which this processor is {gain:.1f} times as fast{hint}", True)
 
 
 def _gib(size: int) -> str:
     """Bytes in GiB."""
     return f"{size / 2**30:.1f} GiB"
-
-
-def _ms(seconds: float) -> str:
-    """Milliseconds with two digits, such as 0.43 or 130."""
-    return f"{float(f'{1000 * seconds:.2g}'):.10g}"
 
 
 def _bytes(model: torch.nn.Module, itemsize: int) -> int:

@@ -23,7 +23,6 @@ from torch.nn import functional
 from ragkv.errors import ConfigError
 
 from .cpu.packed_linear import call_packed
-from .cpu.product_speed import ProductSpeed, measured_speed
 from .fingerprint import remember_rounded_digest
 
 WEIGHT_STEPS = 127  # A weight has so many steps on each side of zero.
@@ -72,7 +71,6 @@ class CopyForFew:
         self._zeros = torch.zeros(more, dtype=dtype) if more else None  # behind the numbers of each row
         self._most = activation_steps()
         self._packed = _packed_for_few(*(torch.cat(parts) for parts in zip(*(one[:2] for one in layers), strict=True)))
-        self._multiply = _few_operator()
         biases = [one.bias if one.bias is not None else torch.zeros_like(one.scale) for one in layers]
         self._bias = None if all(one.bias is None for one in layers) else torch.cat(biases)
 
@@ -88,15 +86,11 @@ class CopyForFew:
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in), few rows, times the weights of all layers -> (..., all out)."""
-        rows = hidden
-        if self._zeros is not None:
-            rows = torch.cat((hidden, self._zeros.expand(*hidden.shape[:-1], -1)), dim=-1)  # padding is far slower
-        rows = rows.float()  # from here as `quantised`, `call_packed` and `_scaled`, without the calls
-        scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(_as_tensor(self._most))
-        with torch._C.DisableTorchFunctionSubclass():
-            product = self._multiply((rows / scale).round_(), 1.0, self._most + 1, self._packed)
-        out = product.mul_(scale) if self._bias is None else torch.addcmul(self._bias, product, scale)
-        return out.type_as(hidden)
+        padded = hidden
+        if self._zeros is not None:  # torch's padding is far slower
+            padded = torch.cat((hidden, self._zeros.expand(*hidden.shape[:-1], -1)), dim=-1)
+        rows = quantised(padded, self._most)
+        return _scaled(_product_of_few(rows.steps, self._most, self._packed), rows, self._bias, hidden)
 
 
 class Int8Linear(torch.nn.Module):
@@ -223,14 +217,9 @@ def _product_of_many(
 
 def _product_of_few(steps: torch.Tensor, most: int, packed: Any) -> torch.Tensor:
     """Steps (..., in) times packed weights (in, out) -> (..., out) float32."""
-    out: torch.Tensor = call_packed(_few_operator(), steps, 1.0, most + 1, packed)
-    return out
-
-
-def _few_operator() -> Any:
-    """The operator that multiplies by packed weights."""
     operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    return getattr(operator, "_op", operator)
+    out: torch.Tensor = call_packed(operator, steps, 1.0, most + 1, packed)
+    return out
 
 
 @cache
@@ -256,16 +245,6 @@ def activation_steps() -> int:
         ) from error
     exact = float(most * WEIGHT_STEPS * inputs)
     return most if all(bool((product == exact).all()) for product in found) else 63
-
-
-@torch.no_grad()
-def int8_speed(inputs: int, outputs: int) -> ProductSpeed | None:
-    """How fast this processor computes such a layer in int8, its rows rounded; `None` if it has no kernels."""
-    try:
-        (layer,) = int8_layers([torch.nn.Linear(inputs, outputs, bias=False)])
-    except ConfigError:
-        return None
-    return measured_speed(lambda rows: layer(rows[:]), inputs)  # a new view each time, which is rounded again
 
 
 def int8_layers(plain: Sequence[torch.nn.Linear], *, packs_for_few: bool = True) -> list[Int8Linear]:
@@ -321,6 +300,3 @@ def _groups(owner: torch.nn.Module) -> list[tuple[str, ...]]:
         if set(names) <= plain.keys() and len({plain[name].in_features for name in names}) == 1
     ]
     return [*joined, *((name,) for name in plain if not any(name in names for names in joined))]
-
-
-__all__ = ["Int8Linear", "activation_steps", "int8_layers", "int8_speed", "round_weights"]

@@ -33,6 +33,3 @@ def pause() -> None:
         call()
     finally:
         _thread.pause = call
-
-
-__all__ = ["TILE_ROWS", "pause", "pausing"]

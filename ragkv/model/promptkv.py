@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Cache, DynamicCache
 
-from .attention import attend_one
+from .attention import LayerPass, Watch, attend, attend_one
 from .rows import Rows
 
 
@@ -146,18 +146,22 @@ class Recording:
             self.filled_to = max(self.filled_to, stop)
 
 
-class RowCache(Cache):
-    """The cache of a layer during a pass over some rows: takes their raw keys, returns those of the whole prompt."""
+class RowPass(LayerPass):
+    """One layer in a pass over some rows: takes their raw keys, and they attend over the whole prompt."""
 
     def __init__(
         self,
         kv: PromptKV,
         rows: Rows,
+        window: int | None,
         rotate: Callable[[torch.Tensor], torch.Tensor],
         record: Recording | None,
+        watch: Watch | None,
     ) -> None:
-        super().__init__(layers=[])
-        self._kv, self._rows, self._rotate, self._record = kv, rows, rotate, record
+        """`rotate` maps (1, heads, R, D) to the same, rotated to the rows' positions."""
+        super().__init__()
+        self._kv, self._rows, self._window, self._rotate = kv, rows, window, rotate
+        self._record, self._watch = record, watch
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -167,6 +171,15 @@ class RowCache(Cache):
         if self._record is not None:
             self._record.add(layer_idx, self._rows, key_states, value_states)
         return self._kv.view(layer_idx, self._rows.stop)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """Queries (1, H, R, D) over keys and values (1, G, S, D) of the whole prompt -> (1, H, R, D)."""
+        q_rot = self._rotate(query)
+        if self._watch is not None:
+            self._watch.add(q_rot, key, self._rows, self._window, scaling, softcap)
+        return attend(q_rot, key, value, self._rows, self._window, scaling, softcap)
 
 
 class Captured(Exception):

@@ -11,10 +11,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from transformers import Cache
 
 from .adapter import Adapter
-from .attention import attend
+from .attention import LayerPass, attend
 from .rope import RotaryTables
 from .rows import Rows
 
@@ -142,7 +141,7 @@ class _RunsPass:
         rotations = {kind: self._rotation(kind) for kind in adapter.rope_kinds()}
         for layer in range(last):
             step = _LayerOfRuns(self, layer, rotations[adapter.rope_kind(layer)])
-            hidden = adapter.call_layer(layer, hidden, self._all, step, step)
+            hidden = adapter.call_layer(layer, hidden, self._all, step)
             between()
         self.record(last, *adapter.project_kv(last, hidden, self._all))  # more than keys and values is not needed
         between()
@@ -215,12 +214,12 @@ class _RunsPass:
         return keys.index_copy(2, computed, k_rot), stored[1:].index_copy(2, computed, v)
 
 
-class _LayerOfRuns(Cache):
-    """One layer of a pass: the layer's cache and its mask."""
+class _LayerOfRuns(LayerPass):
+    """One layer of a pass."""
 
     def __init__(self, runs: _RunsPass, layer: int, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
         """`rotation` is cos and sin of all rows, each (1, R, rotary dims)."""
-        super().__init__(layers=[])
+        super().__init__()
         self._runs, self._layer, self._rotation = runs, layer, rotation
 
     def update(

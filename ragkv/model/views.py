@@ -1,7 +1,6 @@
 """Views of a model's layers: shallow copies that share every weight and differ in one or two modules.
 
-A view attends through `row_attention`, needs less memory in long passes, or does not compute unused queries. The model
-itself is never changed.
+A view attends through `row_attention`, and needs less memory in long passes. The model itself is never changed.
 """
 
 import copy
@@ -37,18 +36,6 @@ class InTiles(torch.nn.Module):
         return hidden.shape[1] <= TILE_ROWS
 
 
-class NoQueries(torch.nn.Module):
-    """Replaces a layer's query projection where only keys and values are needed: returns one head of zeros."""
-
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden (1, R, E) -> (1, R, D), without allocating memory."""
-        return hidden.new_zeros(()).expand(*hidden.shape[:-1], self.head_dim)
-
-
 def attending_view(layer: torch.nn.Module, attention_name: str, in_tiles: bool) -> torch.nn.Module:
     """`layer` attending through `row_attention`; `in_tiles` runs a dense MLP in tiles of rows."""
     attn = copy.copy(getattr(layer, attention_name))
@@ -59,14 +46,6 @@ def attending_view(layer: torch.nn.Module, attention_name: str, in_tiles: bool) 
     if in_tiles and mlp is not None and _is_dense(mlp):
         changed["mlp"] = InTiles(mlp)
     return view_with(layer, changed)
-
-
-def key_view(view: torch.nn.Module, attention_name: str, head_dim: int) -> torch.nn.Module:
-    """A view that computes no queries; `view` itself if one projection makes queries and keys."""
-    attn = getattr(view, attention_name)
-    if "q_proj" not in attn._modules:
-        return view
-    return view_with(view, {attention_name: view_with(attn, {"q_proj": NoQueries(head_dim)})})
 
 
 def _is_dense(mlp: torch.nn.Module) -> bool:

@@ -20,7 +20,6 @@ from .request import (
     ServedPrompt,
     TurnKV,
 )
-from .request_trace import RequestTrace, traced
 from .shared_model import SharedModel
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "Prefiller",
     "Prompt",
     "Request",
-    "RequestTrace",
     "ServedPrompt",
     "SharedModel",
     "TurnKV",
@@ -54,5 +52,4 @@ __all__ = [
     "selection_of",
     "shape_of",
     "subject_of",
-    "traced",
 ]

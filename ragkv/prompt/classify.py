@@ -128,9 +128,9 @@ def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: Found
     runs = zip(wished.chunks, found.chunks, strict=True)
     missed = tuple(index for index, (wish, run) in enumerate(runs) if wish.is_wanted and run.lease is None)
     unused = {
-        index: _why_unused(wished.chunks[index], found.chunks[index])
-        for index, span in enumerate(chunks)
-        if span.state is SpanState.COMPUTED and index not in prompt.plain
+        span.chunk: _why_unused(wished.chunks[span.chunk], found.chunks[span.chunk])
+        for span in chunks
+        if span.state is SpanState.COMPUTED and span.chunk is not None
     }
     lost = {
         index: wish.why_not or "its block was lost"
@@ -175,19 +175,25 @@ def _block_state(block: Block, wish: RunWish, run: FoundRun, method: PrefillMeth
 
 
 def _chunk_spans(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt) -> Iterator[Span]:
+    """The spans of chunks and of the text between them, in order."""
     at = len(prompt.prefix) + len(prompt.history)
-    for index, (ids, wish, run) in enumerate(zip(prompt.chunks, wished.chunks, found.chunks, strict=True)):
-        state = _chunk_state(wish, run, method, wished.frequencies)
-        lease = None if state is SpanState.COMPUTED else run.lease
-        yield Span(SpanKind.CHUNK, at, at + len(ids), state, lease, index, scores=run.scores)
-        at += len(ids)
+    for ids, index in prompt.body:
+        stop = at + len(ids)
+        if index is None:
+            yield Span(SpanKind.TEXT, at, stop, SpanState.COMPUTED)
+        else:
+            run = found.chunks[index]
+            state = _chunk_state(wished.chunks[index], run, method, wished.frequencies)
+            lease = None if state is SpanState.COMPUTED else run.lease
+            yield Span(SpanKind.CHUNK, at, stop, state, lease, index, prompt.offset(index), scores=run.scores)
+        at = stop
 
 
 def _chunk_state(wish: RunWish, run: FoundRun, method: PrefillMethod, frequencies: str) -> SpanState:
     if run.lease is None:
         return SpanState.COMPUTED
     info = run.lease.info
-    if wish.is_exact and info.lossless and info.frequencies == frequencies:
+    if wish.is_exact and info.lossless and not info.is_expected and info.frequencies == frequencies:
         return SpanState.EXACT
     return SpanState.FUSED if method.reuse == "fused" else SpanState.COMPUTED
 
@@ -200,6 +206,8 @@ def _why_unused(wish: RunWish, run: FoundRun) -> str:
         return "the stored KV is damaged, and is made again for the next request"
     if run.lease is None:
         return "no usable KV was stored; it is stored for the next request"
+    if run.lease.info.is_expected:
+        return "the stored KV is not exact here; exact KV is stored for the next request"
     return "the stored KV is not exact here: it is compressed, or made under other RoPE frequencies"
 
 

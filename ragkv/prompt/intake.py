@@ -12,9 +12,9 @@ from ragkv.fusion.estimators import R_STAR
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.prompt.history import History, Part, PartKind, find, fitted
+from ragkv.prompt.history import EMPTY, History, Part, PartKind, find, fitted
 from ragkv.prompt.layout import TemplateRuns, encode
-from ragkv.types import Chunk, Text
+from ragkv.types import Chunk, Excerpt, Text
 
 from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
 from .shared_model import SharedModel
@@ -31,16 +31,17 @@ class Intake:
 
     def __init__(self, model: SharedModel, runs: TemplateRuns, config: EngineConfig) -> None:
         self.runs = runs
+        self.default_selector = "attention"  # where neither the config nor a request names one
         self._model, self._tokenizer, self._config = model, model.tokenizer, config
         self._vocabulary, self._context_length = model.adapter.vocabulary, model.adapter.context_length
         self._gate_result: GateResult | None = None
         find(config.session.discard)  # raises for an unknown name
         self._check_ids(runs.before_documents)
+        # Without a tokenizer all is given as ids, and nothing stands between chunks.
+        self.separator = self.encode(config.prompt.separator) if config.prompt.separator and self._tokenizer else ()
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
         """A chunk of text or ids. Raises `InputError` if it has no tokens, or ids that the model does not know."""
-        if isinstance(content, str):
-            content += self._config.prompt.chunk_end if content else ""
         chunk = Chunk(self.encode(content), content if isinstance(content, str) else "", dict(metadata or {}))
         return self._checked(chunk)
 
@@ -72,13 +73,14 @@ class Intake:
             question=self.encode(question),
             chunks=self.chunks(chunks),
             method=self.method(options),
+            separator=self._separator(options),
             given_answer=self.encode(answer),
             deadline_s=options.get("deadline_s"),
             cancel=options.get("cancel"),
             raw=bool(options.get("raw")),
         )
-        self._check_ids(request.question)
-        self._check_ids(request.given_answer)
+        for ids in (request.question, request.separator, request.given_answer):
+            self._check_ids(ids)
         return request
 
     def answer_request(
@@ -122,23 +124,30 @@ class Intake:
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
             prefix, chunks = chunks[0].token_ids, chunks[1:]
         question = request.question + (() if request.raw else runs.after_question)
-        parts = [Part(PartKind.CHUNK, len(chunk), source=str(chunk.metadata.get("source", ""))) for chunk in chunks]
-        parts += [Part(PartKind.QUESTION, len(question)), Part(PartKind.ANSWER, len(request.given_answer))]
-        length = len(prefix) + sum(map(len, parts))  # without history
+        alone = Prompt(
+            prefix=prefix,
+            history=EMPTY,
+            chunks=tuple(chunk.token_ids for chunk in chunks),
+            question=question + request.given_answer,
+            plain=frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
+            separator=request.separator,
+            excerpts={index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Excerpt)},
+            own_prefix=prefix == runs.before_documents,
+            question_tokens=len(request.question),
+        )
+        length = len(alone.token_ids)
         if length + len(past.history) == 0:
             raise InputError("The prompt is empty: no prefix, chunk or question.")
         history, note = self._fitted(past, length + headroom, len(prefix))
         self._check_length(length + len(history), headroom)
-        return Prompt(
-            prefix=prefix,
+        sources = [str(chunk.metadata.get("source", "")) for chunk in chunks]
+        parts = [Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at]) for ids, at in alone.body]
+        parts += [Part(PartKind.QUESTION, len(question)), Part(PartKind.ANSWER, len(request.given_answer))]
+        return replace(
+            alone,
             history=history,
-            chunks=tuple(chunk.token_ids for chunk in chunks),
-            question=question + request.given_answer,
-            plain=frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
-            own_prefix=prefix == runs.before_documents,
             parts=tuple(part for part in parts if len(part)),
             notes=(*past.notes, *filter(None, (note,))),
-            question_tokens=len(request.question),
         )
 
     def method(self, options: PrefillOptions) -> PrefillMethod:
@@ -155,7 +164,7 @@ class Intake:
         selector = options.get("selector")
         method = PrefillMethod(
             ratio=float(ratio),
-            selector=make_selector(fusion.selector if selector is None else selector),
+            selector=make_selector(selector if selector is not None else fusion.selector or self.default_selector),
             reuse=reuse,
             inexact_history=self._config.session.inexact_history,
             controlled=controlled and reuse == "fused",
@@ -202,6 +211,10 @@ class Intake:
         )
         return replace(method, notes=(f"quality gate: {taken}",) if taken else ())
 
+    def _separator(self, options: PrefillOptions) -> tuple[int, ...]:
+        given = options.get("separator")
+        return self.separator if given is None else self.encode(given) if given else ()
+
     def _fitted(self, past: Past, others: int, prefix_tokens: int) -> tuple[History, str | None]:
         """The history cut to fit the context together with `others` tokens, and a note if it was cut."""
         settings = self._config.session
@@ -218,6 +231,8 @@ class Intake:
             )
 
     def _checked(self, chunk: Chunk) -> Chunk:
+        if isinstance(chunk, Text) and not chunk.token_ids and chunk.text:
+            chunk = replace(chunk, token_ids=self.encode(chunk.text))
         if not chunk.token_ids:
             raise InputError("A chunk has no tokens; leave empty chunks out.")
         self._check_ids(chunk.token_ids)

@@ -21,7 +21,7 @@ from ragkv.fusion.profile import Profile, Subject, TierSpeed, load
 from ragkv.fusion.selectors.static import Everything, Nothing
 from ragkv.model import Adapter
 from ragkv.runtime import cpu_model
-from ragkv.store import Identity, Speed
+from ragkv.store import Identity
 from ragkv.types import Reuse
 
 
@@ -43,7 +43,7 @@ class LoadControl:
         subject: Subject,
         directory: str | Path | None,
         prices: PricesConfig,
-        speeds: Callable[[], Mapping[str, Speed]] = dict,
+        speeds: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """Use the profile of `subject` saved in `directory`, if there is one. `speeds` gives those of remote tiers."""
         self.subject, self.prices, self._speeds = subject, prices, speeds
@@ -118,23 +118,23 @@ class LoadControl:
         if not computed:
             return Controlled(plan, ratio)
         tiers = sorted({spans[i].lease.kind.value for i in computed})  # type: ignore[union-attr]
-        rates = ", ".join(f"{tier} {speeds[tier].bytes_per_s / 1e6:.3g} MB/s" for tier in tiers)
+        rates = ", ".join(f"{tier} {speeds[tier] / 1e6:.3g} MB/s" for tier in tiers)
         note = f"{len(computed)} of {len(remote)} chunks were computed, which is quicker than loading them ({rates})"
         return Controlled(_computing(plan, [spans[i] for i in computed]), ratio, note=note)
 
     def _updated(self, profile: Profile) -> Profile:
         """`profile` with the present speeds of remote tiers. These include round trips: a slice adds no latency."""
-        now = {kind: TierSpeed(0.0, 1.0 / speed.bytes_per_s) for kind, speed in self._speeds().items()}
+        now = {kind: TierSpeed(0.0, 1.0 / speed) for kind, speed in self._speeds().items()}
         return replace(profile, tiers={**profile.tiers, **now}) if now else profile
 
 
 def _slower(
-    spans: Sequence[Span], numbers: Sequence[int], speeds: Mapping[str, Speed], row_layer_s: float | None, layers: int
+    spans: Sequence[Span], numbers: Sequence[int], speeds: Mapping[str, float], row_layer_s: float | None, layers: int
 ) -> Sequence[int]:
     """The `numbers` of the spans to compute: as many as can be computed while the others load."""
     if row_layer_s is None:
         return ()
-    load_s = [span.lease.stored_bytes / speeds[span.lease.kind.value].bytes_per_s for span in spans if span.lease]
+    load_s = [span.lease.stored_bytes / speeds[span.lease.kind.value] for span in spans if span.lease]
     compute_s = [len(span) * layers * row_layer_s for span in spans]
     order = sorted(range(len(spans)), key=lambda i: compute_s[i] - load_s[i])  # the largest gain first
     slow = [i for i in order if load_s[i] > compute_s[i]]

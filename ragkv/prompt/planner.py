@@ -6,6 +6,7 @@ Leases are opened here and closed by the caller's exit stack.
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -53,6 +54,9 @@ class Planner:
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
         found = self._look_up(prompt, method, wished, active.damaged, leases)
         planned = classify(prompt, method, wished, found)
+        if old := sum(map(self._is_alone, wished.chunks, found.chunks)):
+            note = f"{old} chunks were fused from KV encoded alone; expected KV is made in the background"
+            planned = replace(planned, notes=(*planned.notes, note))
         if planned.missed:
             planned, self._unreported = replace(planned, notes=(*planned.notes, *self._unreported)), ()
         return planned
@@ -69,6 +73,11 @@ class Planner:
         slot = self._encoder.scores_slot
         inexact_slot = slot if method.inexact_use == "select" else ""
 
+        def stored(ids: tuple[int, ...], wish: RunWish) -> Identity:
+            """Of the entry that will be read, or of the one that is wanted if none is stored."""
+            preferred = self._encoder.preferred(is_exact=wish.is_exact)
+            return next((one for one in preferred if self._store.contains(one.key(ids))), preferred[0])
+
         def hint(identity: Identity, ids: tuple[int, ...], group: str, scores_slot: str) -> HintedEntry:
             return HintedEntry(identity, ids, self._bytes(ids), group, scores_slot)
 
@@ -78,8 +87,8 @@ class Planner:
             if wish.is_wanted
         ]
         chunks = [
-            hint(identity, ids, "", slot)
-            for ids, wish in zip(prompt.chunks, wished.chunks, strict=True)
+            hint(stored(ids, wish), ids, "", slot)
+            for ids, wish in zip(prompt.stored_ids, wished.chunks, strict=True)
             if wish.is_wanted
         ]
         return PrefetchHint((*blocks, *chunks))
@@ -105,22 +114,31 @@ class Planner:
         def find_chunk(ids: tuple[int, ...], wish: RunWish) -> FoundRun:
             if not wish.is_wanted:
                 return FoundRun()
-            identity = self._encoder.identity
-            key = identity.key(ids)
-            lease = opened(key, lambda: self._store.lease(identity, ids))
+            preferred = self._encoder.preferred(is_exact=wish.is_exact)
+            for identity in preferred:
+                lease = opened(identity.key(ids), partial(self._store.lease, identity, ids))
+                if lease is not None:
+                    break
             scores = None if lease is None else self._scores.find(ids)
-            if lease is None or (scores is None and self._encoder.makes_scores):
-                self._background.add(ids)  # now, so that a deletion from here on cancels it
-            return FoundRun(lease, scores, key in damaged)
+            if lease is None or lease.info.identity != preferred[0]:
+                self._background.add(ids, preferred[0])  # now, so that a deletion from here on cancels it
+            elif scores is None and self._encoder.makes_scores and identity == self._encoder.identity:
+                self._background.add(ids)
+            return FoundRun(lease, scores, any(identity.key(ids) in damaged for identity in preferred))
 
         prefix = None
         if method.reuse != "none" and prompt.own_prefix:
             prefix = self._encoder.prefix(len(prompt.token_ids), self._scheduler.turn)
         blocks = tuple(map(find_block, prompt.history.blocks, wished.blocks))
-        chunks = tuple(map(find_chunk, prompt.chunks, wished.chunks))
+        chunks = tuple(map(find_chunk, prompt.stored_ids, wished.chunks))
         is_still_used = scorer is not None and scorer is self._encoder.scorer  # else scores were made by two networks
         name = scorer.name if scorer is not None and is_still_used else ""
         return FoundPrompt(prefix, blocks, chunks, name, tuple(self._store.away()))
+
+    def _is_alone(self, wish: RunWish, run: FoundRun) -> bool:
+        """Whether a chunk to be fused has an entry alone, because an earlier version made it or it stood first."""
+        fused = run.lease is not None and not wish.is_exact
+        return fused and run.lease is not None and run.lease.info.identity != self._encoder.identity
 
     def _bytes(self, token_ids: Sequence[int]) -> int:
         """Stored bytes of an entry of these tokens."""

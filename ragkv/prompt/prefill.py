@@ -28,7 +28,6 @@ from ragkv.fusion import (
     with_floor,
 )
 from ragkv.model import Recording
-from ragkv.runtime import crowding_notice
 from ragkv.scheduling import Scheduler
 from ragkv.types import PromptSpan, Reuse, Timing
 
@@ -82,9 +81,6 @@ class Prefiller:
             self.scheduler.between_layers()
             active.other_steps_s += time.perf_counter() - began
 
-        if self.adapter.device.type == "cpu":
-            crowding_notice.look(torch.get_num_threads())
-        active.lookup_at_s = active.elapsed_s()
         while True:
             with ExitStack() as leases:
                 looked_up = time.perf_counter()
@@ -252,30 +248,25 @@ def prompt_spans(
         _explained(piece, span, unused)
         for span in plan.spans
         if len(span)
-        for piece in _pieces(span, length, positions, span.chunk in prompt.plain, prompt.question_tokens)
+        for piece in _pieces(span, length, positions, prompt.question_tokens)
     )
 
 
-def _pieces(
-    span: Span, length: int, selected: Sequence[int], plain: bool, question_tokens: int
-) -> Iterator[PromptSpan]:
+def _pieces(span: Span, length: int, selected: Sequence[int], question_tokens: int) -> Iterator[PromptSpan]:
     """Cut a span into pieces of one kind and one state. The last token of a prompt is always computed."""
     if span.kind is SpanKind.QUESTION:
         cut = min(span.start + question_tokens, span.stop)
         kinds = [("question", span.start, cut), ("template", cut, span.stop)]
-    elif span.kind is SpanKind.CHUNK and plain:
-        kinds = [("template", span.start, span.stop)]
     else:
         kinds = [(span.kind.value, span.start, span.stop)]
     for kind, start, stop in kinds:
         reused = stop if span.state is SpanState.COMPUTED else min(stop, length - 1)
-        chunk = span.chunk if kind == "chunk" else None
         if start < reused:
             among = slice(bisect_left(selected, start), bisect_left(selected, reused))
             here = tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
-            yield PromptSpan(kind, start, reused - start, _state(span), here, chunk)
+            yield PromptSpan(kind, start, reused - start, _state(span), here, span.chunk)
         if reused < stop and start < stop:
-            yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), chunk)
+            yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), span.chunk)
 
 
 def _explained(piece: PromptSpan, span: Span, unused: Mapping[int, str]) -> PromptSpan:

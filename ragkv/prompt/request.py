@@ -6,7 +6,7 @@ the request is served; it dies with the request.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey
-from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing
+from ragkv.types import Chunk, Excerpt, PromptSpan, Reuse, Timing
 
 if TYPE_CHECKING:
     from .constraints.grammar import Grammar
@@ -50,6 +50,8 @@ class Prompt:
     chunks: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]  # with the template's tail, and a given answer behind it
     plain: frozenset[int] = frozenset()  # indices of chunks that are only text: computed, never stored
+    separator: tuple[int, ...] = ()  # computed behind each chunk that no text follows
+    excerpts: Mapping[int, Excerpt] = field(default_factory=dict)  # chunks that are parts of stored ones, by index
     own_prefix: bool = True  # whether `prefix` is the application's, which entries were encoded behind
     parts: tuple[Part, ...] = ()  # the runs behind the history, by kind
     notes: tuple[str, ...] = ()  # what the report says about the history
@@ -58,7 +60,30 @@ class Prompt:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All S ids."""
-        return tuple(chain(self.prefix, self.history.token_ids, *self.chunks, self.question))
+        body = (ids for ids, _ in self.body)
+        return tuple(chain(self.prefix, self.history.token_ids, *body, self.question))
+
+    @property
+    def stored_ids(self) -> tuple[tuple[int, ...], ...]:
+        """The ids under which the KV of each chunk is stored."""
+        parts = self.excerpts
+        return tuple(parts[index].whole if index in parts else ids for index, ids in enumerate(self.chunks))
+
+    def offset(self, index: int) -> int:
+        """How many tokens of its entry stand before a chunk of the prompt."""
+        return self.excerpts[index].offset if index in self.excerpts else 0
+
+    @property
+    def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
+        """The runs between history and question, each with the index of its chunk; `None`: text, which is computed.
+
+        The separator stands behind a chunk and never before the first one, which so is exact behind the prefix.
+        """
+        for index, ids in enumerate(self.chunks):
+            is_text = index in self.plain
+            yield ids, None if is_text else index
+            if self.separator and not is_text and index + 1 not in self.plain:
+                yield self.separator, None
 
     @property
     def dialogue_ids(self) -> tuple[int, ...]:
@@ -147,6 +172,7 @@ class PrefillOptions(TypedDict, total=False):
     reuse: ReuseMode  # "fused", "prefix" (only what is exact) or "none" (full recompute)
     deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
+    separator: str | Sequence[int]  # stands behind each chunk that no `Text` follows
     raw: bool  # continue a text: no template follows the question, and the answer keeps the space it begins with
 
 
@@ -168,7 +194,6 @@ class AnswerOptions(PrefillOptions, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     repetition_penalty: float | None
-    no_repeat_ngram_size: int | None
     min_new_tokens: int | None
     do_sample: bool | None
 
@@ -180,6 +205,7 @@ class Request:
     question: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     method: PrefillMethod
+    separator: tuple[int, ...] = ()  # stands behind each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
     deadline_s: float | None = None
     cancel: threading.Event | None = None
@@ -202,12 +228,10 @@ class ActiveRequest:
         self.request, self.prompt, self.ticket = request, prompt, ticket
         self.session_id, self.keep = session_id, keep
         self.damaged: dict[EntryKey, str] = {}  # entries that were found damaged: the reason by key
-        self.lookup_at_s = 0.0  # when finding entries began, since the call
         self.lookup_s = 0.0  # spent on finding entries and planning
         self.queue_s = 0.0  # spent on waiting, before the pass
         self.other_steps_s = 0.0  # spent on steps of other requests, between layers of the pass
         self.prefill: ServedPrompt  # set when the prompt is prefilled
-        self.answers: list[Answer] = []  # that are complete
         self.held = ExitStack()  # closed when the request ends
 
     def elapsed_s(self) -> float:

@@ -2,13 +2,13 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from ragkv.config import EngineConfig
 from ragkv.errors import InputError
-from ragkv.model import Adapter, adapt
+from ragkv.model import Adapter, Context, adapt
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
 from ragkv.model.loading import READER, DtypeChoice
@@ -32,6 +32,8 @@ class SharedModel:
     identity: Identity  # of every entry this model makes; an engine adds its application's part
     turns: ModelTurns
     dtype_choice: DtypeChoice
+    # KV of prefixes with the neutral text behind them, which the encoders of all engines share.
+    contexts: dict[tuple[int, ...], Context] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig, choice: DtypeChoice | None = None) -> Self:
@@ -57,7 +59,7 @@ class SharedModel:
         )
         choice = choice or DtypeChoice(identity.dtype, f"{identity.dtype}, in which the model was given")
         log.info("The model computes in %s.", choice.why)
-        turns = ModelTurns(adapter, config.scheduler.batch_rows)
+        turns = ModelTurns(adapter)
         return cls(adapter, tokenizer, identity, turns, choice)
 
     @cached_property

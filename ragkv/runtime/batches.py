@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
 
-POLL_S = 0.05  # `POLL_S` is how often `check` is called while a thread waits for a lock.
+POLL_S = 0.02  # `POLL_S` is how often `check` is called while a thread waits: it cannot wait for two events.
 
 
 def no_check() -> None:
@@ -40,6 +40,3 @@ def never_urgent() -> Iterator[None]:
 def may_be_urgent() -> bool:
     """Whether this thread is outside `never_urgent`."""
     return not getattr(_thread, "never_urgent", False)
-
-
-__all__ = ["Check", "acquired", "never_urgent", "no_check"]

@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from .batches import Check, may_be_urgent, no_check
+from .batches import POLL_S, Check, may_be_urgent, no_check
 
 T = TypeVar("T")
 
-POLL_S = 0.02  # `POLL_S` is how often `check` is called while a thread waits: a thread cannot wait for two events.
 QUANTUM_S = 0.02  # `QUANTUM_S` is how long an owner is served before another one is due that used less.
 
 _thread = threading.local()
@@ -228,6 +227,3 @@ class FairLock:
         self._holder = None
         if queue := self._urgent or self._others:
             self._grant(queue.take()[1])
-
-
-__all__ = ["FairLock", "TimeShareQueue", "Wait", "current_owner", "working_for"]

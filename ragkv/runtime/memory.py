@@ -86,6 +86,3 @@ def _gnu_libc() -> ctypes.CDLL | None:
     except (OSError, TypeError):  # Windows has no such name
         return None
     return found if hasattr(found, "malloc_trim") else None
-
-
-__all__ = ["available_bytes", "freeze_objects", "limit_kernel_caches", "release_memory", "total_bytes"]

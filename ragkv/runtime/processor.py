@@ -4,20 +4,14 @@ The threads of a product wait for the last of them. If another program has its p
 a pass takes tens of times as long: a first token of 45 ms was seen to take 4.4 s. One thread waits for no other.
 """
 
-import logging
 import os
 import platform
-import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 # `FEATURES` are the instructions that matter here.
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")
 FULL = 1.5  # `FULL` is the load for each processor that is too much: our own threads alone make it 1.
-LOOK_EVERY_S = 30.0  # `LOOK_EVERY_S` is the time between looks, which take microseconds: the load is a minute's mean.
-
-log = logging.getLogger(__name__)
 
 
 def cpu_model() -> str:
@@ -63,27 +57,3 @@ def crowding_hint(threads: int, found: float | None, processors: int) -> str | N
         f"torch computes on {threads} threads while the processors are full (load {found:.1f} on {processors}), and "
         "each product may wait for the others' time: set OMP_NUM_THREADS=1, or stop what else runs."
     )
-
-
-class CrowdingNotice:
-    """Logs `crowding_hint` once in the life of a process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next_look_s: float | None = 0.0  # None: it was said
-
-    def look(self, threads: int) -> None:
-        """Look whether it must be said, if the last look is long enough ago. `threads` compute."""
-        with self._lock:
-            if self._next_look_s is None or (now := time.monotonic()) < self._next_look_s:
-                return
-            self._next_look_s = now + LOOK_EVERY_S
-            if (hint := crowding_hint(threads, load(), cores())) is not None:
-                self._next_look_s = None
-                log.warning("%s", hint)
-
-
-crowding_notice = CrowdingNotice()
-
-
-__all__ = ["CrowdingNotice", "cores", "cpu_features", "cpu_model", "crowding_hint", "crowding_notice", "load"]

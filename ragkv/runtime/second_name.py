@@ -47,6 +47,3 @@ def give_second_name(name: str) -> None:
         sys.meta_path.insert(0, _finder)
     _finder.names.add(name)
     sys.modules[name] = importlib.import_module(f"{FIRST}.{name}")
-
-
-__all__ = ["give_second_name"]

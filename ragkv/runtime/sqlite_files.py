@@ -50,6 +50,3 @@ def state_of(file: Path) -> FileState | None:
         return None
     is_settled = abs(time.time() - found.st_mtime) > SETTLED_S
     return FileState(found.st_ino, (found.st_mtime_ns, found.st_size) if is_settled else object())
-
-
-__all__ = ["FileState", "create_private", "state_of"]

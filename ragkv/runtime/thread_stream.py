@@ -9,8 +9,6 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import TypeVar
 
-from . import tracing
-
 T = TypeVar("T")
 
 
@@ -19,7 +17,7 @@ async def iterate_in_thread(
 ) -> AsyncGenerator[T, None]:
     """The items of `make(cancel)`. The event `cancel` is set when the reader stops, and then the thread ends."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[T] | BaseException | None]()
-    cancel, trace = cancel or threading.Event(), tracing.current()
+    cancel = cancel or threading.Event()
 
     def put(item: tuple[T] | BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no reader any more
@@ -28,11 +26,10 @@ async def iterate_in_thread(
     def run() -> None:
         items = make(cancel)
         try:
-            with tracing.attached(trace):
-                for item in items:
-                    if cancel.is_set():
-                        break
-                    put((item,))
+            for item in items:
+                if cancel.is_set():
+                    break
+                put((item,))
             put(None)
         except BaseException as error:  # raised again in the reader
             put(error)

@@ -59,6 +59,3 @@ def normal(word: str) -> str:
         return word.lower()
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
     return str(_LEFT_OUT.sub("", folded))
-
-
-__all__ = ["Word", "normal", "words"]

@@ -72,12 +72,9 @@ class _TokenRequest:
 class DecodeBatch:
     """Decodes for many requests on one model."""
 
-    def __init__(self, adapter: Adapter, lock: FairLock, patience: float = PATIENCE, rows: int | None = None) -> None:
-        """`patience` is the share of a step's time that a leader waits for latecomers.
-
-        `rows` is the most rows of a step, `None` for all that wait: at 1 requests decode one by one.
-        """
-        self._adapter, self.lock, self._patience, self._rows = adapter, lock, patience, rows
+    def __init__(self, adapter: Adapter, lock: FairLock, patience: float = PATIENCE) -> None:
+        """`patience` is the share of a step's time that a leader waits for latecomers."""
+        self._adapter, self.lock, self._patience = adapter, lock, patience
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
         self._expected: set[DecodeSlot] = set()  # served by the last step, and not waiting again yet
@@ -137,9 +134,8 @@ class DecodeBatch:
         """Return when the request is done: another thread's step serves it, or this thread's own."""
         if self.lock.acquire(request.wait):
             try:
-                if self._rows != 1:
-                    self._wait_for_expected()
-                while not request.done:  # a full step may serve other requests first
+                self._wait_for_expected()
+                while not request.done:  # a step may serve other owners' requests first
                     self._step()
             finally:
                 self.lock.release(coming_back=self._slots == 1)
@@ -187,7 +183,7 @@ class DecodeBatch:
             seen[request.wait.owner] += 1
         if len(seen) > 1:
             ranked = sorted((one for one in ranked if one[0] < SHARED_ROWS), key=lambda one: one[0])
-        return [request for _, request in ranked][: self._rows]
+        return [request for _, request in ranked]
 
     def _serve(self, requests: list[_TokenRequest]) -> None:
         """Give every request its logits or its error. If a step for all fails, each request is tried alone."""
@@ -211,6 +207,3 @@ class DecodeBatch:
                 return
             for request in left:
                 self._serve([request])
-
-
-__all__ = ["DecodeBatch", "DecodeSlot"]

@@ -1,27 +1,9 @@
 """The scheduler: which request or background work computes with the model now (CachedAttention section 3.3).
 
-    a request                                             background work
-        |                                                        |
-    request()        it runs from here on                        |
-        |                                                        |
-    admitted()       first come first served, `workers` at a     |
-        |            time; the store knows what those that       |
-        |            wait will read, and fetches it           wait_idle()     until no request runs,
-        |                                                        |            or its patience ends
-        +------------------> turn() <------ encoding_turn() -----+
-        |              one thread computes; next is the owner
-        |              that used least time, oldest request first
-        |              between_layers(): a decode step for those
-        |              that wait, then way for other owners
-        |
-    batch.slot()     decodes: a request that waits for a token gets
-        |            the turn and computes one step for all that wait
-      answer
-
 The callers' threads do the work. An admission covers planning and prefill, never decoding: one admitted request
 computes while the others look up and read ahead (section 3.2.1), and an open stream delays no other request. What is
-held for a request is released however it ends. Engines on one model have a scheduler each, with a queue of its own,
-and share the `ModelTurns`. The scheduler knows no prompts.
+held for a request is released however it ends. Engines on one model have a scheduler each, with a queue of its own, and
+share the `ModelTurns`. The scheduler knows no prompts. docs/scheduler.md has a drawing.
 """
 
 import threading
@@ -29,26 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
 from ragkv.runtime import Check, FairLock, no_check, openmp
-from ragkv.store import PrefetchHint
+from ragkv.store import PrefetchHint, Store
 
 from .decode_batch import DecodeBatch
 from .ticket import Ticket
-
-
-class QueueListener(Protocol):
-    """Sees the queue change: the store."""
-
-    def queued(self, hint: PrefetchHint) -> None: ...
-
-    def started(self, hint: PrefetchHint) -> None: ...
-
-    def left(self, hint: PrefetchHint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +37,10 @@ class QueueStats:
 class ModelTurns:
     """What the engines on one model share: whose turn it is, the decode batch, and how many requests run."""
 
-    def __init__(self, adapter: Adapter, rows: int | None = None) -> None:
-        """`rows` is the most rows of a decode step, `None` for all that wait."""
+    def __init__(self, adapter: Adapter) -> None:
         self.lock = FairLock(openmp.release_threads)  # only the thread that computes keeps an OpenMP pool
         self.encoding = FairLock()  # of those that encode one waits for its turn, so a request waits for one chunk
-        self.batch = DecodeBatch(adapter, self.lock, rows=rows)
+        self.batch = DecodeBatch(adapter, self.lock)
         self.requests = 0  # that run
         self.changed = threading.Condition()  # guards `requests`
 
@@ -86,8 +56,8 @@ class _Place:
 class Scheduler:
     """One engine's requests and background work. All methods are thread-safe."""
 
-    def __init__(self, turns: ModelTurns, config: SchedulerConfig, listener: QueueListener) -> None:
-        self._turns, self._config, self._listener = turns, config, listener
+    def __init__(self, turns: ModelTurns, config: SchedulerConfig, store: Store) -> None:
+        self._turns, self._config, self._store = turns, config, store
         self._lock = threading.Lock()
         self._waiting: deque[_Place] = deque()
         self._running: set[_Place] = set()
@@ -120,7 +90,7 @@ class Scheduler:
         try:
             ticket.wait(place.admitted)
             ticket.check()
-            self._listener.started(hint)
+            self._store.started(hint)
             yield
             with self._lock:
                 self._served += 1
@@ -201,7 +171,7 @@ class Scheduler:
                     f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again later, or raise "
                     "scheduler.queue_limit."
                 )
-            self._listener.queued(hint)  # under the lock, so that the store sees the requests in this queue's order
+            self._store.queued(hint)  # under the lock, so that the store sees the requests in this queue's order
             self._waiting.append(place)
             self._admit()
         return place
@@ -214,7 +184,7 @@ class Scheduler:
             place.admitted.set()
 
     def _leave(self, place: _Place) -> None:
-        self._listener.left(place.hint)
+        self._store.left(place.hint)
         with self._lock:
             if place in self._running:
                 self._running.remove(place)
@@ -226,6 +196,3 @@ class Scheduler:
         with self._lock:
             self._expired += isinstance(error, DeadlineError)
             self._cancelled += isinstance(error, CancelledError)
-
-
-__all__ = ["ModelTurns", "QueueStats", "Scheduler"]

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable
 
 from ragkv.errors import CancelledError, DeadlineError
-
-POLL_S = 0.02  # `POLL_S` is how often a cancellation is looked for: a thread cannot wait for two events at a time.
+from ragkv.runtime.batches import POLL_S
 
 
 class Ticket:
@@ -42,19 +41,6 @@ class Ticket:
 
     def wait(self, event: threading.Event) -> None:
         """Wait for `event`; raises what `check` raises."""
-        while not event.wait(self._pause_s()):
+        may_end = self._cancel is not None or self._deadline_s is not None
+        while not event.wait(POLL_S if may_end else None):
             self.check()
-
-    def acquire(self, lock: threading.Lock) -> None:
-        """Wait for `lock` and acquire it; raises what `check` raises, without the lock."""
-        while not lock.acquire(timeout=-1 if (pause_s := self._pause_s()) is None else pause_s):
-            self.check()
-
-    def _pause_s(self) -> float | None:
-        """How long to wait until the next `check`; `None`: for ever."""
-        if self._cancel is not None:
-            return POLL_S
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic() + self._began)
-
-
-__all__ = ["Ticket"]

@@ -28,18 +28,15 @@ if TYPE_CHECKING:
     from .prefetch import HintedEntry, PrefetchHint
     from .store import Store, StoreStats
     from .tiers import (
-        ALIGNMENT,
         DiskTier,
         Lease,
         MemoryTier,
         ReadOnlyDiskTier,
         RemoteStats,
-        Speed,
         Tier,
         TierKind,
         TierStats,
         WrappedLease,
-        aligned_empty,
     )
 
 _MODULES = (".background", ".codecs", ".entry", ".key", ".prefetch", ".store", ".tiers")
@@ -55,7 +52,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "ALIGNMENT",
     "Background",
     "CODECS",
     "Codec",
@@ -78,7 +74,6 @@ __all__ = [
     "PrefetchHint",
     "ReadOnlyDiskTier",
     "RemoteStats",
-    "Speed",
     "Store",
     "StoreStats",
     "Tier",
@@ -86,7 +81,6 @@ __all__ = [
     "TierStats",
     "TurnSize",
     "WrappedLease",
-    "aligned_empty",
     "dtype_from_name",
     "dtype_name",
     "ids_bytes",

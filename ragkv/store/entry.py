@@ -42,6 +42,7 @@ class Identity:
     context: str  # digest of the token ids before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
     codec: str = "raw"  # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
+    behind: str = ""  # digest of the neutral text between that context and an expected entry; "" for all other KV
     scorer: str = ""  # "" for KV; of scores: their slot, a dash, and how they were made, with the digest of a network
     format_version: int = FORMAT_VERSION
 
@@ -61,8 +62,11 @@ class Identity:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, no spaces."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """Canonical JSON: sorted keys, no spaces; without an empty `behind`, which older entries do not have."""
+        fields = asdict(self)
+        if not self.behind:
+            del fields["behind"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Identity":
@@ -125,6 +129,11 @@ class EntryInfo:
     def shape(self) -> tuple[int, int, int, int]:
         """(2, G, T, D), of one layer slice."""
         return 2, self.kv_heads, self.tokens, self.head_dim
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether a neutral text stood before it, so that it is exact nowhere."""
+        return bool(self.identity.behind)
 
     @property
     def lossless(self) -> bool:

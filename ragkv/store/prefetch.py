@@ -5,14 +5,14 @@ requests from slower tiers into the fastest, in queue order, before the requests
 `C_mem / S_kv` sessions, where S_kv is their mean size. The hints name the exact sizes, so our window is exact: as many
 requests as fit into the fastest tier, without its reserve and the entries of started requests.
 
-A fetch evicts nothing that is in use or that an earlier request needs. When its request starts or gives up, a running
-fetch ends at the next layer. An entry that cannot be fetched is not tried again for the same request; that request will
-have a miss.
+A fetch evicts nothing that is in use; what requests in front need is kept by the policy `lookahead`. When a request
+starts or gives up, nothing more is fetched for it. An entry that cannot be fetched is not tried again for the same
+request; that request will have a miss.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ragkv.runtime import openmp
@@ -51,11 +51,7 @@ class PrefetchHint:
         return tuple(dict.fromkeys(entry.group or entry.key.chunk for entry in self.entries))
 
 
-Fetch = Callable[[HintedEntry, Set[str], Callable[[], None]], bool]
-
-
-class _Stopped(Exception):
-    """No request waits for this fetch any more."""
+Fetch = Callable[[HintedEntry], bool]
 
 
 class _Queued:
@@ -65,7 +61,6 @@ class _Queued:
         self.hint = hint
         self.groups = hint.groups
         self.started = False
-        self.left = False
         self.missing: set[EntryKey] = set()  # keys that could not be fetched
 
 
@@ -73,10 +68,10 @@ class Prefetcher:
     """The queue of hints, and the thread that fetches. All methods are thread-safe."""
 
     def __init__(self, tiers: Sequence[Tier], fetch: Fetch | None, reserve_bytes: int) -> None:
-        """`fetch(entry, protected, check)` copies an entry into `tiers[0]`; `False` if no tier has it.
+        """`fetch(entry)` copies an entry into `tiers[0]`; `False` if no tier has it.
 
-        It evicts nothing of the groups `protected` and calls `check` between layers. `None`: nothing is fetched, but
-        the tiers' policies still learn the queue. `reserve_bytes` of the fastest tier stay unused.
+        `None`: nothing is fetched, but the tiers' policies still learn the queue. `reserve_bytes` of the fastest tier
+        stay unused.
         """
         self._tiers, self._fetch, self._reserve_bytes = tuple(tiers), fetch, reserve_bytes
         self._queue: list[_Queued] = []  # in order of arrival; started requests stay until they leave
@@ -111,7 +106,6 @@ class Prefetcher:
             request = self._find(hint)
             if request is None:
                 return
-            request.left = True
             earlier = self._queue[: self._queue.index(request)]
             places = [(group, sum(group in other.groups for other in earlier)) for group in request.groups]
             self._queue.remove(request)
@@ -120,7 +114,7 @@ class Prefetcher:
             self._change()
 
     def close(self) -> None:
-        """End a running fetch at its next layer, then the thread. Twice is harmless."""
+        """Wait for a running fetch, then end the thread. Twice is harmless."""
         with self._changed:
             self._closing = True
             self._change()
@@ -141,21 +135,19 @@ class Prefetcher:
                 self._changed.wait_for(lambda: self._closing or self._version != self._seen)
                 self._seen, queue = self._version, list(self._queue)
             try:
-                for request, entry, protected in self._window(queue):
-                    self._try(request, entry, protected)
+                for request, entry in self._window(queue):
+                    self._try(request, entry)
                     if self._version != self._seen:  # another request may be first now
                         break
             except Exception:  # a store failure never fails a request
                 log.exception("The entries of waiting requests could not be looked up ahead; they stay where they are.")
 
-    def _window(self, queue: Sequence[_Queued]) -> Iterator[tuple[_Queued, HintedEntry, Set[str]]]:
-        """The entries to fetch, in order, each with the groups that must not be evicted for it."""
+    def _window(self, queue: Sequence[_Queued]) -> Iterator[tuple[_Queued, HintedEntry]]:
+        """The entries to fetch, in order."""
         fastest = self._tiers[0]
-        free_bytes = fastest.stats().capacity_bytes - self._reserve_bytes
+        free_bytes = (fastest.stats().capacity_bytes or 0) - self._reserve_bytes
         counted: set[EntryKey] = set()
-        protected: set[str] = set()
         for request in queue:
-            protected.update(request.groups)
             for entry in request.hint.entries:
                 here = fastest.contains(entry.key)
                 if entry.key in counted or (not here and (request.started or entry.key in request.missing)):
@@ -165,21 +157,14 @@ class Prefetcher:
                 if free_bytes < 0:
                     return
                 if not here:
-                    yield request, entry, protected
+                    yield request, entry
 
-    def _try(self, request: _Queued, entry: HintedEntry, protected: Set[str]) -> None:
-        def check() -> None:
-            if self._closing or request.started or request.left:
-                raise _Stopped
-
+    def _try(self, request: _Queued, entry: HintedEntry) -> None:
         assert self._fetch is not None
         found = False
         try:
-            check()
-            found = self._fetch(entry, protected, check)
+            found = self._fetch(entry)
             self.fetched += found
-        except _Stopped:
-            return
         except Exception as error:  # damage included: the tier has dropped the entry
             log.warning("Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key, error)
         if not found:

@@ -7,7 +7,7 @@ entry.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -115,11 +115,8 @@ class Promoter:
         promotion.depth = depth
         return PromotingLease(lease, promotion, self._promote)
 
-    def fetch(self, wanted: HintedEntry, protected: Set[str], check: Callable[[], None]) -> bool:
-        """Copy an entry up before its use, evicting nothing of the groups `protected`; whether any tier has it.
-
-        `check` is called between layers; an exception from it ends the copy.
-        """
+    def fetch(self, wanted: HintedEntry) -> bool:
+        """Copy an entry up before its use; whether any tier has it."""
         promotion = self.register(wanted.key)
         entry = self._writers.entry(wanted.key)  # memory may evict an entry before it is written
         for depth, tier in enumerate(self._tiers[1:], 1):
@@ -130,11 +127,10 @@ class Promoter:
                 promotion.depth = depth
                 with lease:
                     lease.prefetch()
-                    entry = lease.read_encoded(self._page_locked, check)
+                    entry = lease.read_encoded(self._page_locked)
         if entry is None:
             return False
-        check()
-        self._store(entry, promotion, protected)
+        self._store(entry, promotion)
         return True
 
     @contextmanager
@@ -158,15 +154,16 @@ class Promoter:
             self._store(entry, promotion)
 
         job: Job[EncodedEntry] = Job(copy, promotion.key, lease.stored_bytes, cancel=lease.close)
-        fits = lease.stored_bytes <= fastest.stats().capacity_bytes
+        capacity = fastest.stats().capacity_bytes
+        fits = capacity is None or lease.stored_bytes <= capacity
         if not fits or not self._writers.submit(self._tiers[promotion.depth], job):
             lease.close()
 
-    def _store(self, entry: EncodedEntry, promotion: Promotion, protected: Set[str] = frozenset()) -> None:
+    def _store(self, entry: EncodedEntry, promotion: Promotion) -> None:
         with self._lock:
             if promotion.cancelled:
                 return
-            self._tiers[0].put(entry, protected)
+            self._tiers[0].put(entry)
             for tier in self._tiers[1 : promotion.depth]:
                 if not tier.read_only:
                     self._writers.write(tier, entry)
@@ -178,22 +175,18 @@ class PromotingLease(WrappedLease):
 
     def __init__(self, lease: Lease, promotion: Promotion, promote: Callable[[Lease, Promotion], None]) -> None:
         super().__init__(lease)
-        self.layers_per_read = lease.layers_per_read
         self._promotion, self._damaged = promotion, False
         self._promote: Callable[[Lease, Promotion], None] | None = promote
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.read_layers(layer, [out])[0]
-
-    def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         try:
-            return self.lease.read_layers(first, outs)
+            return self.lease.read_layer(layer, out)
         except EntryDamagedError:
             self._damaged = True
             raise
 
-    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
-        return self.lease.read_encoded(page_locked, before_read)
+    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
+        return self.lease.read_encoded(page_locked)
 
     def close(self) -> None:
         promote, self._promote = self._promote, None

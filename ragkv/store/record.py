@@ -35,7 +35,7 @@ FORMAT_NAME = "ragkv-entry"
 CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # The checksum's place is fixed, so that it can be blanked.
 CHECKSUM_CHARS = 32  # A checksum has so many hex digits.
 _BLANK = "0" * CHECKSUM_CHARS
-HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
+_HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
 _MAX_HEAD = 64 * 1024**2  # In bytes: a longer head counts as damage and is not allocated.
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -118,19 +118,11 @@ def read_fully(fd: int, into: memoryview, offset: int) -> int:
     """Fill `into` from `offset` of `fd`; the number of bytes read, fewer at the end of the file. Releases the GIL."""
     done = 0
     while done < len(into):
-        got = _read_into(fd, into[done:], offset + done)
+        got = os.preadv(fd, [into[done:]], offset + done)
         if got == 0:
             break
         done += got
     return done
-
-
-def _read_into(fd: int, into: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [into], offset)
-    data = os.pread(fd, len(into), offset)  # macOS has no preadv: one more copy
-    into[: len(data)] = data
-    return len(data)
 
 
 def read_head(fd: int, key: EntryKey) -> RecordHead:
@@ -139,15 +131,11 @@ def read_head(fd: int, key: EntryKey) -> RecordHead:
     Raises `EntryDamagedError` if the head's checksum, the file's length or the key is wrong, `OtherVersionError` for
     another format version or an unknown codec, and `OSError` if reading fails.
     """
-    head = parse_head(key, os.pread(fd, HEAD_GUESS, 0), lambda size: os.pread(fd, size, 0))
-    check_length(head, os.fstat(fd).st_size)
-    return head
-
-
-def check_length(head: RecordHead, size: int) -> None:
-    """Raise `EntryDamagedError` unless the file of `head` has all its `size` bytes."""
+    head = parse_head(key, os.pread(fd, _HEAD_GUESS, 0), lambda size: os.pread(fd, size, 0))
+    size = os.fstat(fd).st_size
     if size != head.file_bytes:
-        raise EntryDamagedError(head.info.key, f"the file has {size} bytes, not {head.file_bytes}")
+        raise EntryDamagedError(key, f"the file has {size} bytes, not {head.file_bytes}")
+    return head
 
 
 def parse_head(key: EntryKey, start: bytes, first: Callable[[int], bytes], digest: Digest = checksum) -> RecordHead:

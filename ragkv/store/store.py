@@ -27,7 +27,7 @@ from .key import EntryKey
 from .policies import PolicySettings, TurnSize, make_policy
 from .prefetch import Prefetcher, PrefetchHint
 from .promotion import Promoter, Writers
-from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, ReadOnlyDiskTier, Speed, Tier, TierKind, TierStats
+from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +89,10 @@ class Store(Closing):
         if config.memory_bytes:
             tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), page_locked))
         if config.directory is not None and config.read_only:
-            tiers.append(ReadOnlyDiskTier(config.directory, config.direct_reads))
+            tiers.append(ReadOnlyDiskTier(config.directory))
         elif config.directory is not None:
             policy = make_policy(config.policy, settings)
-            tiers.append(DiskTier(config.directory, config.disk_bytes, policy, config.direct_reads))
+            tiers.append(DiskTier(config.directory, config.disk_bytes, policy))
         if config.redis is not None or config.s3 is not None:
             from .remote import open_remote
 
@@ -203,7 +203,7 @@ class Store(Closing):
         _or_none("note a waiting request", self._prefetcher.queued, hint)
 
     def started(self, hint: PrefetchHint) -> None:
-        """The request waits no longer: its fetches end, and its entries stay protected until it has left."""
+        """The request waits no longer: nothing more is fetched for it. Its entries stay protected until it has left."""
         _or_none("note a started request", self._prefetcher.started, hint)
         if self._remote:
             _or_none("look ahead", self._look_ahead, hint)
@@ -265,8 +265,8 @@ class Store(Closing):
         self.flush()
         return {key for tier in self._tiers for key in tier.refused(keep)}
 
-    def speeds(self) -> dict[str, Speed]:
-        """The recent speeds of the remote tiers, by kind, as far as they were measured."""
+    def speeds(self) -> dict[str, float]:
+        """The recent speeds of the remote tiers in bytes a second, by kind, as far as they were measured."""
         found = {tier.kind.value: tier.speed() for tier in self._remote}
         return {kind: speed for kind, speed in found.items() if speed is not None}
 

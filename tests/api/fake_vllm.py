@@ -126,7 +126,7 @@ class FakeVllm:
         how: Any = {"reuse": "none"} if found is None else found.options
         for index in range(body["n"]):
             *tokens, answer = engine.stream(
-                question, runs, raw=True, max_new_tokens=body["max_tokens"], **how, **options
+                question, runs, raw=True, separator="", max_new_tokens=body["max_tokens"], **how, **options
             )
             steps = [(one.token_id, _logprobs(one)) for one in tokens[: len(answer.token_ids)]]
             if answer.finish_reason == "stop":  # an end token

@@ -4,7 +4,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.api import ServeConfig, create_app
 from ragkv.api.service import Service
-from ragkv.retrieval.testing import HashEmbedder
+from tests.retrieval.fakes import HashEmbedder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BARE = EngineConfig(store=StoreConfig(memory_bytes=0))  # config of the engine that only holds the model
@@ -112,3 +112,9 @@ def wait_until(true: Any, timeout_s: float = 120.0) -> None:
 def entries(client: TestClient) -> int:
     """The number of entries in the slowest tier of the caller's store."""
     return int(client.get("/v1/stats").json()["tiers"][-1]["entries"])
+
+
+def metrics(client: Any) -> Mapping[str, float]:
+    """The samples of /metrics by name and labels."""
+    lines = (line for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, UploadFile
@@ -21,14 +20,12 @@ TIMING = Timing(queue_s=0.01, lookup_s=0.02, prefill_s=0.05, first_token_s=0.1, 
 REUSE = Reuse(exact=10, fused=20, recomputed=5, computed=7, ratio=0.2, missed_chunks=1)
 
 
-def small_app(
-    config: ServeConfig, tenants: Sequence[TenantStats] = (), directories: Sequence[Path] = (), ready: bool = True
-) -> FastAPI:
-    """An app whose routes echo, fail, answer and stream. Its metrics and /readyz see `tenants` and `directories`."""
+def small_app(config: ServeConfig, tenants: Sequence[TenantStats] = (), ready: bool = True) -> FastAPI:
+    """An app whose routes echo, fail, answer and stream. Its metrics see `tenants`."""
     app = FastAPI(docs_url=None, redoc_url=None)
     errors.install(app)
     server = app.state.server = ServerState(config, lambda: tenants)
-    app.include_router(health.router(server, health.WriteProbe(lambda: directories)))
+    app.include_router(health.router(server))
 
     @app.post("/v1/echo")
     async def echo(request: Request) -> dict[str, Any]:
@@ -70,7 +67,7 @@ def small_app(
 
     middleware.install(app, server)
     if ready:
-        server.readiness.set_ready()
+        server.unavailable_reason = None
     return app
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import re
 import typing
 from collections.abc import Collection, Iterable, Iterator
@@ -36,7 +37,7 @@ def metrics_table() -> str:
     """Every metric of the server, without those of the process: its name, type, labels and help."""
     rows = []
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0, 0, 0.0, 0)
+    server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0.0, 0)
     stats = EngineStats("llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
     vllm: Any = SimpleNamespace(failure=lambda: None, stats=lambda: VllmStats(None, 0, 0, 0, 0, None, ""))
     metrics = Metrics(lambda: [TenantStats("", stats, 0, 0)], vllm=vllm)
@@ -100,7 +101,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(f"`{item}`" for item in value) or "empty"
     if isinstance(value, str):
-        return f"`{value}`" if value else "empty"
+        return "empty" if not value else f"`{value}`" if value.isprintable() else json.dumps(value)
     return str(value) if name == "port" else f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 

@@ -10,8 +10,8 @@ from ragkv.api.bodies.resources import SourceBody
 from ragkv.api.reports import citations_of
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag, default_chunk_tokens
-from ragkv.retrieval.testing import HashEmbedder
 from tests.retrieval import sample_files
+from tests.retrieval.fakes import HashEmbedder
 
 from .helpers import corpus, entries, events, filled, questions
 

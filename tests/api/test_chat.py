@@ -9,7 +9,6 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.bodies.chat import IGNORED
-from ragkv.api.reports import MarkerFilter
 
 from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, questions
 
@@ -235,12 +234,3 @@ def test_a_wrong_chat_request_is_refused_and_names_the_field(
     assert response.status_code == status, response.text
     if param is not None:
         assert response.json()["error"]["param"] == param
-
-
-def test_markers_of_sources_that_do_not_exist_are_removed() -> None:
-    text = "It was Ann [1], or Bob [7][2], in [1832] [0] a[3"
-    for size in (1, 2, 3, 50):
-        markers = MarkerFilter(2)
-        pieces = [markers.add(text[at : at + size]) for at in range(0, len(text), size)]
-        assert "".join(pieces) + markers.finish() == "It was Ann [1], or Bob [2], in   a[3" == markers.text
-    assert MarkerFilter(0).add("see [7]") == "see [7]"

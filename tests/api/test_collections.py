@@ -13,7 +13,7 @@ from ragkv.api.keys import KeyFile, Principal
 from ragkv.api.settings import LimitsConfig
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag, default_chunk_tokens
-from ragkv.retrieval.testing import HashEmbedder
+from tests.retrieval.fakes import HashEmbedder
 
 from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of
 
@@ -54,7 +54,8 @@ def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(
         "left": 0,
         "scored": 0,
     }
-    put = client.put(f"{PATHS}/0", json={"text": "The harbour of Oro is closed.", "metadata": {"lang": "en"}}).json()
+    new = {"id": "0", "text": "The harbour of Oro is closed.", "metadata": {"lang": "en"}}
+    put = client.post(PATHS, json={"documents": [new]}).json()
     assert put["changed"] == ["0"] and put["chunks"]["encoded"] == 1
     shown = client.get(f"{PATHS}/0").json()
     assert (shown["text"], shown["metadata"]) == ("The harbour of Oro is closed.", {"lang": "en"})
@@ -99,7 +100,6 @@ def test_documents_above_the_limits_are_refused(reader: Engine, tmp_path: Path) 
         client.post("/v1/collections", json={"name": "facts"})
         for documents in ([{"text": "x" * 21}], [{"text": "a"}, {"text": "b"}, {"text": "c"}], [{"text": " "}], []):
             assert client.post(PATHS, json={"documents": documents}).status_code == 400
-        assert client.put(f"{PATHS}/a", json={"text": "x" * 21}).status_code == 400
         assert client.post(PATHS, json={"documents": [{"text": "a", "colour": "red"}]}).status_code == 400
         many = [("files", (f"{n}.txt", b"x")) for n in range(3)]
         assert client.post(PATHS, files=many).status_code == 400

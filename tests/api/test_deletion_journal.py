@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ragkv.api.documents import deletion_journal
-from ragkv.api.documents.deletion_follower import DeletionFollower
-from ragkv.api.documents.deletion_journal import DeletionJournal, Position
+from ragkv.api.documents import deletions
+from ragkv.api.documents.deletions import DeletionFollower, DeletionJournal, Position
 from ragkv.store import EntryKey
 
 NAMES = {EntryKey(name.encode().hex().ljust(64, "0")): name for name in (*"abcdef", "old", "new")}
@@ -82,7 +81,7 @@ def test_a_text_that_is_stored_again_is_taken_out(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_bounded_and_says_what_it_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion_journal, "KEPT", 3)
+    monkeypatch.setattr(deletions, "KEPT", 3)
     journal = DeletionJournal(tmp_path)
     journal.add(named("a", "b"))
     here = journal.after(Position()).end
@@ -131,7 +130,7 @@ def test_a_replica_whose_remote_is_away_drops_here_and_again_when_it_is_back(tmp
 def test_a_replica_that_missed_more_than_is_kept_compares_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deletion_journal, "KEPT", 2)
+    monkeypatch.setattr(deletions, "KEPT", 2)
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     replica.follow(3)
     deleting.journal.add(named("a", "b", "c", "d"))
@@ -146,7 +145,7 @@ def test_a_replica_that_missed_more_than_is_kept_compares_everything(
 def test_a_new_replica_reads_the_latest_notes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deleting = Replica(tmp_path, "deleting")
     clock: Any = SimpleNamespace(time=lambda: 1_000.0)
-    monkeypatch.setattr(deletion_journal, "time", clock)
+    monkeypatch.setattr(deletions, "time", clock)
     deleting.journal.add(named("old"))
     clock.time = lambda: 100_000.0
     deleting.journal.add(named("new"))
@@ -157,10 +156,10 @@ def test_a_new_replica_reads_the_latest_notes_alone(tmp_path: Path, monkeypatch:
 def test_a_home_that_was_restored_from_a_backup_is_followed_from_its_beginning(tmp_path: Path) -> None:
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     deleting.journal.add(named("a"))
-    backup = (tmp_path / deletion_journal.FILE).read_bytes()
+    backup = (tmp_path / deletions.FILE).read_bytes()
     deleting.journal.add(named("b"))
     replica.follow(4)
-    (tmp_path / deletion_journal.FILE).write_bytes(backup)
+    (tmp_path / deletions.FILE).write_bytes(backup)
     assert set(replica.follow(4)) == {"a"}
     deleting.journal.add(named("c"))
     assert set(replica.follow(4)) == {"c"}

@@ -20,7 +20,7 @@ from ragkv.retrieval import Document, ParseLimits
 from .attacks import uploads
 
 LIMITS = LimitsConfig()
-UPLOAD = Upload(uploads.FORM_TYPE, None, LIMITS.upload_types, LIMITS.documents, LIMITS.upload_chars, ParseLimits())
+UPLOAD = Upload(uploads.FORM_TYPE, LIMITS.upload_types, LIMITS.documents, LIMITS.upload_chars, ParseLimits())
 CONFIG = ParsingConfig(workers=2, wait_s=0.2, wall_s=20.0, cpu_s=10, memory_bytes=256 * MIB)
 SLOW = uploads.form([("a.html", uploads.angle_brackets(20_000_000))])
 FAST = uploads.form([("a.txt", b"A text.")])

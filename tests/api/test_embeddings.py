@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api import ServeConfig, create_app
 from ragkv.api.settings import LimitsConfig
-from ragkv.retrieval.testing import HashEmbedder
+from tests.retrieval.fakes import HashEmbedder
 
 from .helpers import BARE, app_on, client_of
 

@@ -14,7 +14,7 @@ from ragkv.errors import ConfigError
 from tests.fusion.test_gate_result import point, result
 
 from .fake_vllm import FakeVllm
-from .helpers import app_on, client_of, engine_of, events, filled, on_port, plain, service_of, wait_until
+from .helpers import app_on, client_of, engine_of, events, filled, metrics, on_port, plain, service_of, wait_until
 
 pytest.importorskip("openai")
 
@@ -28,7 +28,7 @@ class Front:
     """A server in front of the fake vLLM, and one with its own engine and the same documents."""
 
     def __init__(self, loaded: Engine, folder: Path, held: ExitStack) -> None:
-        self.fake = FakeVllm(loaded, folder / "front", EngineConfig(prompt=_prompt(loaded)))
+        self.fake = FakeVllm(loaded, folder / "front", EngineConfig())
         held.callback(self.fake.close)
         vllm = VllmConfig(url=held.enter_context(on_port(self.fake.app)), timeout_s=60.0)
         self.app = app_on(loaded, folder / "front", model=str(folder / "m"), answer_engine="vllm", vllm=vllm)
@@ -39,15 +39,6 @@ class Front:
 
     def ask(self, **body: Any) -> Any:
         return self.client.post("/v1/ask", json={**ASK, **body})
-
-
-def _prompt(loaded: Engine) -> Any:
-    from dataclasses import replace
-
-    from ragkv.retrieval.rag import DOCUMENT_END
-
-    prompt = EngineConfig().prompt
-    return prompt if loaded.model.is_reader else replace(prompt, chunk_end=DOCUMENT_END)
 
 
 @pytest.fixture
@@ -152,7 +143,7 @@ def test_what_is_not_sent_to_vllm_is_refused(front: Front, change: dict[str, Any
     assert front.fake.bodies == []
 
 
-def test_a_vllm_that_fails_gives_503_and_readyz_stats_and_metrics_say_so(front: Front) -> None:
+def test_a_vllm_that_fails_gives_503_and_readyz_and_metrics_say_so(front: Front) -> None:
     assert front.client.get("/readyz").status_code == 200
     front.fake.refuses, front.fake.is_healthy = (500, "boom"), False
     answer = front.ask()
@@ -160,8 +151,6 @@ def test_a_vllm_that_fails_gives_503_and_readyz_stats_and_metrics_say_so(front: 
     assert "answered 500" in answer.text and "boom" not in answer.text
     wait_until(lambda: "is not healthy" in (front.client.get("/readyz").json()["reason"] or ""))
     assert front.client.get("/readyz").status_code == 503
-    stats = front.client.get("/v1/stats").json()
-    assert stats["vllm"]["failed"] == 1 and "is not healthy" in stats["vllm"]["problem"]
     metrics = front.client.get("/metrics").text
     assert "ragkv_vllm_answers 0.0" in metrics and 'ragkv_vllm_requests_total{end="failed"} 1.0' in metrics
     front.fake.refuses, front.fake.is_healthy = None, True
@@ -214,7 +203,7 @@ def test_a_connector_that_answers_in_another_form_is_vllms_error(
     front.fake.answer_changes = change
     answer = front.ask()
     assert answer.status_code == 503 and said in answer.json()["error"]["message"]
-    assert front.client.get("/v1/stats").json()["vllm"]["running"] == 0
+    assert metrics(front.client)["ragkv_vllm_running"] == 0
 
 
 @pytest.mark.parametrize(("change", "said"), [("breaks_after", "broke off"), ("ends_with", "abort")])
@@ -231,7 +220,7 @@ def test_a_client_that_leaves_ends_the_request_at_vllm(front: Front) -> None:
     with front.client.stream("POST", "/v1/ask", json={**ASK, "max_tokens": 500, "stream": True}) as answer:
         next(line for line in answer.iter_lines() if "token" in line)
     wait_until(lambda: front.fake.aborted == 1 and front.fake.open == 0)
-    wait_until(lambda: front.client.get("/v1/stats").json()["vllm"]["cancelled"] == 1)
+    wait_until(lambda: metrics(front.client)['ragkv_vllm_requests_total{end="cancelled"}'] == 1)
 
 
 def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""Prometheus metrics: their values, counters that never fall, and labels with a bounded set of values."""
+"""Prometheus metrics: their values, and labels with a bounded set of values."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +55,6 @@ def test_an_answer_is_recorded_as_a_whole_and_in_its_parts() -> None:
     assert found["ragkv_missed_chunks_total",] == 2
     assert found["ragkv_recompute_ratio_bucket", "0.2"] == 2
     assert found["ragkv_recompute_ratio_bucket", "0.15"] == 0
-
-
-def test_a_counter_never_falls_when_a_tenant_is_closed_and_reopened() -> None:
-    tenants: Sequence[TenantStats] = [_tenant("a", hits=5)]
-    metrics = Metrics(lambda: tenants)
-    seen = []
-    for hits in (5, 8, None, None, 2, 3):
-        tenants = [] if hits is None else [_tenant("a", hits=hits)]
-        seen.append(_samples(metrics.render(is_ready=True))["ragkv_tier_hits_total", "a", "memory"])
-    assert seen == [5, 8, 8, 8, 10, 11]
 
 
 def test_requests_are_recorded_by_route_template_not_by_path(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import AuthConfig, LimitsConfig, ServeConfig
 
-from .small_app import small_client, state_of
+from .small_app import small_client
 
 JSON = {"content-type": "application/json"}
 
@@ -194,10 +194,3 @@ def test_body_bytes_are_counted_whatever_length_was_announced(small: TestClient)
 @pytest.mark.parametrize("path", ["/v1/a%00b", "/v1/a%0ab", "/v1/%7f", "/v1/" + "a" * 5000])
 def test_a_path_that_is_too_long_or_has_control_characters_is_refused(small: TestClient, path: str) -> None:
     _refused(small.get(path), 400)
-
-
-def test_the_count_of_running_requests_returns_to_zero_after_every_outcome(small: TestClient) -> None:
-    for path in ("/v1/stream", "/v1/fails/x", "/v1/nowhere", "/v1/stream?fail=true"):
-        small.get(path)
-    small.post("/v1/echo", content=b"x" * 1001, headers=JSON)
-    assert state_of(small).readiness.running == 0

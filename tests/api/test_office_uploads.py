@@ -12,7 +12,7 @@ from tests.retrieval import sample_files
 
 OFFICE = (".docx", ".pptx", ".xlsx", ".epub")
 MAKERS = (sample_files.docx, sample_files.pptx, sample_files.xlsx, sample_files.epub)
-DEFAULT = Upload("multipart/form-data; boundary=x", None, LimitsConfig().upload_types, 10, 100_000, ParseLimits())
+DEFAULT = Upload("multipart/form-data; boundary=x", LimitsConfig().upload_types, 10, 100_000, ParseLimits())
 ACCEPTING = replace(DEFAULT, upload_types=OFFICE, limits=ParseLimits(inflated_bytes=1_000_000))
 
 

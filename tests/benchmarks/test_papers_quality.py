@@ -1,9 +1,7 @@
 """The benchmark on published question sets: formats, bad input, prompts, scores, resumption, and the report's form."""
 
-import importlib.machinery
 import json
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,28 +94,6 @@ def test_musique_has_aliases_and_leaves_unanswerable_questions_out(tmp_path: Pat
     (context,) = quality_data.read(lines(tmp_path / "m.jsonl", musique(answerable=False), musique()))
     assert context.chunks[0] == "Marl\nAda founded the mill of Marl."
     assert context.questions[0].golds == ("Ada", "Ada Quill")
-
-
-def test_a_set_of_the_hub_is_read_by_the_package_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load_dataset(*arguments: Any, **options: Any) -> list[dict[str, Any]]:
-        asked.append((arguments, options))
-        return [hotpotqa(), hotpotqa()]
-
-    package = types.ModuleType("datasets")
-    package.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
-    package.load_dataset = load_dataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", package)
-    found = papers_quality.question_set("hub:a/b:distractor:train", 1)
-    assert asked == [(("a/b", "distractor"), {"split": "train"})]
-    assert (found.name, len(found.contexts)) == ("a-b-distractor-train", 1)
-
-
-def test_without_the_package_datasets_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(papers_quality.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match="pip install datasets"):
-        papers_quality.question_set("hub:a/b")
 
 
 # Bad input

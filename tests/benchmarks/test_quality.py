@@ -10,6 +10,7 @@ quality_data = pytest.importorskip("benchmarks.quality_data")
 quality_run = pytest.importorskip("benchmarks.quality_run")
 
 from ragkv import Engine  # noqa: E402
+from ragkv.errors import InputError  # noqa: E402
 
 PROTOTYPE = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "reader-prototype"
 
@@ -41,10 +42,14 @@ def test_every_question_format_is_read(tmp_path: Path) -> None:
     musique = [{"ctxs": [{"title": "T", "text": "x"}], "question": "q?", "answers": [["a"], ["b"]]}]
     (read,) = contexts("m.json", json.dumps(musique))
     assert (read.chunks, read.questions[0].golds) == (("T\nx\n\n",), ("a", "b"))
-    prompt = "Answer.\n\nPassage 1:\none\nPassage 2:\ntwo\n\nQuestion: q?\nAnswer:"
+    said = "Answer the question based on the given passages."
+    prompt = f"{said}\n\nThe following are given passages.\nPassage 1:\none\nPassage 2:\ntwo\n\n{said}"
+    prompt += "\n\nQuestion: q?\nAnswer:"
     (read,) = contexts("l.json", json.dumps({"0": {"origin_prompt": prompt, "gold": "['no']"}}))
-    assert read.chunks == ("Answer.\n\n", "Passage 1:\none\n", "Passage 2:\ntwo")
-    assert (read.questions[0].text, read.questions[0].golds) == ("Question: q?\nAnswer:", ("no",))
+    assert read.chunks == ("one", "two")
+    assert (read.questions[0].text, read.questions[0].golds) == ("q?", ("no",))
+    with pytest.raises(InputError, match="none of the forms of 2wikimqa, samsum, multi_news"):
+        contexts("l.json", json.dumps({"0": {"origin_prompt": "Who?", "gold": "no"}}))
 
 
 def test_at_most_the_given_number_of_questions_is_kept() -> None:

@@ -1,7 +1,6 @@
 """Results, output and errors of the commands."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -56,14 +55,6 @@ def test_without_a_temperature_it_is_0_which_decodes_greedily(
     assert (sampled["temperature"], sampled["ratio"]) == (0.7, 0.5)
 
 
-def test_ingesting_unchanged_documents_encodes_nothing(run: Run, documents: Path) -> None:
-    run("ingest", documents)
-    again = run("ingest", documents, "--json").json
-    assert again["kv"] == {"encoded": 0, "present": 2, "failed": 0, "left": 0, "scored": 0}
-    assert again["index"]["embedded_texts"] == 0
-    assert len(again["index"]["unchanged"]) == 2
-
-
 def test_a_changed_document_is_encoded_again_and_its_old_entry_is_deleted(
     run: Run, documents: Path, tmp_path: Path
 ) -> None:
@@ -94,11 +85,7 @@ def test_with_index_only_the_first_question_computes_and_stores_the_kv(
     assert second["missed_chunks"] == 0
 
 
-def test_stats_count_entries_and_size_computes_bytes(run: Run, documents: Path, model_folder: Path) -> None:
-    run("ingest", documents)
-    stats = run("stats", "--json").json
-    assert stats["index"]["documents"] == 2
-    assert stats["tiers"][0]["entries"] == 2
+def test_size_computes_the_bytes_of_a_token_a_chunk_and_a_corpus(run: Run, model_folder: Path) -> None:
     size = run("size", model_folder, "--dtype", "float32", "--chunk-tokens", "10", "--chunks", "3", "--json").json
     per_token = 4 * 2 * 2 * 16 * 4  # layers, K and V, KV heads, head dim, bytes
     assert size["bytes_per"] == {"token": per_token, "chunk": per_token * 10, "corpus": per_token * 30}
@@ -136,6 +123,8 @@ def test_gc_deletes_the_entries_of_another_model(run: Run, documents: Path, tmp_
 
 
 def test_the_next_question_uses_the_gates_result_only_if_it_was_applied(run: Run, documents: Path) -> None:
+    for number, word in enumerate(("rope", "paper", "quill", "town", "mill")):  # the gate needs passages to measure
+        (documents / f"{number}.txt").write_text(f"The {word} of Marl was founded by Ada Quill.\n")
     run("ingest", documents)
     strict = ("gate", "--kl", "0", "--tolerance", "0")
     refused = run(*strict, "--json")
@@ -189,7 +178,7 @@ class TestErrors:
             (("ingest", "/nowhere/at/all.txt"), "no such file"),
             (("ingest", "/nowhere"), "no such file"),
             (("size", "/nowhere/model"), "No model folder"),
-            (("stats",), "Nothing was ingested"),
+            (("search", "who?"), "Nothing was ingested"),
         ],
     )
     def test_a_missing_path_or_index_exits_with_1_and_one_sentence(
@@ -220,19 +209,6 @@ class TestErrors:
         assert {Path(file["path"]).name for file in found.json["files"]} == {
             *("marl.md", "mill.txt", "noise.txt", "photo.png")
         }
-
-    def test_strict_stops_at_the_first_bad_file(self, run: Run, documents: Path) -> None:
-        (documents / "aa.txt").write_bytes(b"\0")
-        ran = run("ingest", documents, "--strict")
-        assert (ran.code, ran.out, "aa.txt looks binary" in ran.err) == (1, "", True)
-
-    def test_an_unreadable_document_exits_with_1(self, run: Run, documents: Path) -> None:
-        secret = documents / "secret.txt"
-        secret.write_text("x")
-        secret.chmod(0)
-        if os.access(secret, os.R_OK):
-            pytest.skip("this user reads everything (root)")
-        assert run("ingest", documents).code == 1
 
     def test_a_missing_and_an_unsupported_model_are_named(self, run: Run, documents: Path, tmp_path: Path) -> None:
         assert "No model folder" in run("ingest", documents, "--model", tmp_path / "none").err
@@ -273,10 +249,10 @@ class TestErrors:
     ) -> None:
         run("ingest", documents)
         with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
-            for command in (("ask", "who founded Marl?"), ("explain", "who founded Marl?"), ("stats",)):
+            for command in (("ask", "who founded Marl?"), ("explain", "who founded Marl?"), ("search", "mill")):
                 ran = run(*command)
                 assert (ran.code, ran.err.count("this very process writes to")) == (0, 1), (command, ran.err)
-        assert "writes to" not in run("stats").err
+        assert "writes to" not in run("search", "mill").err
 
     def test_a_prompt_longer_than_the_context_exits_with_1(self, run: Run, documents: Path) -> None:
         run("ingest", documents)

@@ -8,7 +8,6 @@ import pytest
 
 from ragkv.cli.doctor import Examination, HomeHealth, Machine, advise
 from ragkv.config import EngineConfig, StoreConfig
-from ragkv.model.cpu.product_speed import ProductSpeed
 
 from .conftest import Run
 
@@ -43,9 +42,8 @@ def advice(
 @pytest.fixture
 def known_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float32 is 4.5 times as fast as bfloat16, and int8 is not possible: measuring takes long on a busy machine."""
-    speeds = (ProductSpeed(1.0, 1.0), ProductSpeed(4.5, 1.0))
-    monkeypatch.setattr("ragkv.model.cpu.product_speed.product_speeds", lambda *_: speeds)
-    monkeypatch.setattr("ragkv.model.int8.int8_speed", lambda *_: None)
+    monkeypatch.setattr("ragkv.model.cpu.product_speed.product_seconds", lambda _: (1.0, 4.5))
+    monkeypatch.setattr("ragkv.cli.doctor._int8_gain", lambda *_: None)
 
 
 def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -> None:
@@ -68,9 +66,10 @@ def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -
 @pytest.mark.usefixtures("known_speeds")
 @pytest.mark.parametrize("of_scores", [False, True])
 def test_a_damaged_entry_is_counted_and_leads_to_advice(
-    run: Run, documents: Path, tmp_path: Path, of_scores: bool
+    run: Run, documents: Path, tmp_path: Path, of_scores: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("ingest", documents)
+    monkeypatch.setenv("RAGKV_FUSION__SELECTOR", "sensitivity")  # which scores chunks
+    assert run("ingest", documents).code == 0
     files = (tmp_path / "home/kv/entries").rglob("*.safetensors")
     damaged = next(file for file in files if ("." in file.stem) == of_scores)
     damaged.write_bytes(b"damaged" * 99)

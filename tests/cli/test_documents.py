@@ -28,12 +28,6 @@ def test_the_list_has_every_document_with_its_passages_and_characters(run: Run, 
     assert "3 documents." in shown and "7 (from rows)" in shown
 
 
-@pytest.mark.usefixtures("ingested")
-def test_a_list_of_more_documents_than_a_page_holds_has_all_of_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.cli.docs.PAGE", 2)
-    assert len(run("docs", "list", "--json").json) == 3
-
-
 def test_a_document_is_shown_by_its_id_or_by_the_end_of_its_path(run: Run, ingested: Path) -> None:
     for name in (str(ingested / "mill.txt"), "mill.txt", "docs/mill.txt", "./mill.txt"):
         assert run("docs", "show", name).out.strip() == "The mill of Marl makes paper. It was founded in 1901."

@@ -51,7 +51,7 @@ def test_no_bracket_of_a_help_text_is_taken_for_markup(path: tuple[str, ...]) ->
     assert not [text for text in texts if text and "[" in text]
 
 
-@pytest.mark.parametrize("path", [(), ("keys",), ("docs",), ("config",)], ids=" ".join)
+@pytest.mark.parametrize("path", [(), ("keys",), ("docs",)], ids=" ".join)
 def test_a_group_without_a_command_shows_its_help_and_exits_with_0(run: Run, path: tuple[str, ...]) -> None:
     bare, helped = run(*path), run(*path, "--help")
     assert (bare.code, bare.err) == (0, "")
@@ -96,10 +96,6 @@ def test_a_name_that_is_no_choice_is_wrong_usage_and_the_choices_are_listed(run:
     assert ran.code == 2
     assert "[red]bogus" in words(ran.err)
     assert words(ran.err).count("'") >= 6  # the choices, in quotes
-
-
-def test_the_completion_of_a_shell_can_be_shown_and_installed(run: Run) -> None:
-    assert "--install-completion" in run("--help").out
 
 
 def test_the_completion_of_a_word_offers_the_commands_that_begin_with_it(

@@ -13,7 +13,7 @@ from .conftest import Run
 def test_profile_prints_and_saves_the_measurements(run: Run, tmp_path: Path) -> None:
     done = run("profile", "--quick")
     assert done.code == 0, done.err
-    for word in ("prefill", "decode step", "a layer of recompute", "a slice from disk", "a slice from memory"):
+    for word in ("prefill", "decode step", "a layer of recompute", "us a slice"):
         assert word in done.out
     assert "memory: no longer for more bytes" in done.out  # slices in memory are used in place
     (saved,) = json.loads((tmp_path / "home/kv/profile.json").read_text()).values()
@@ -34,7 +34,7 @@ def test_explain_of_a_question_shows_estimates_and_measured_times(run: Run, docu
     run("profile", "--quick")
     after = run("explain", "Who founded Marl?")
     assert after.code == 0, after.err
-    assert after.out.startswith("fusing is ") and "a month" in after.out and "kcache" not in after.out
+    assert after.out.startswith("fusing is ") and "kcache" not in after.out
     # Which of the two is faster for so short a prompt depends on the machine.
     for words in ("fused", "full prefill", "first token", "measured"):
         assert words in after.out, after.out

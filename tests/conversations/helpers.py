@@ -32,6 +32,14 @@ def ask(engine: Engine, session: Session, turn: int, **how: Any) -> Any:
     return engine.answer(question(turn), session=session, max_new_tokens=4, min_new_tokens=4, **how)
 
 
+def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Session:
+    """The conversation of that id, continued to `turns` turns."""
+    session = engine.session(session_id)
+    for turn in range(session.turns, turns):
+        ask(engine, session, turn)
+    return session
+
+
 def is_full_prefill(engine: Engine, session: Session, turn: int, family: str = "llama", **how: Any) -> Prefill:
     """The next turn's prefill, after checking its logits against a full prefill of the whole conversation."""
     prefill = engine.prefill(question(turn), session=session, **how)

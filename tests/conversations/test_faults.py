@@ -18,22 +18,15 @@ import torch
 
 from ragkv import Engine
 from ragkv.conversations import Conversations
-from ragkv.lab.testing import FailingTier, Failure, ThrottledTier, WrappedTier
 from ragkv.store import Tier
 from tests import tiny_models
 from tests.engine.helpers import A, B, Q
+from tests.store.fakes import FailingTier, Failure, ThrottledTier, WrappedTier
 
-from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
+from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, talk, with_kv
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.stress.writing", "tests.conversations.test_faults"])
-
-
-def talk(engine: Engine, turns: int = 3, session_id: str = "s") -> Any:
-    session = engine.session(session_id)
-    for turn in range(session.turns, turns):
-        ask(engine, session, turn)
-    return session
 
 
 def manifest(directory: Path) -> Path:
@@ -58,7 +51,7 @@ class TestLostBlock:
     def test_a_lost_inexact_block_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
-            session = talk(engine, 1)
+            session = talk(engine, turns=1)
             engine.answer(question(1), [A, B], session, ratio=0.0, max_new_tokens=4, min_new_tokens=4)
             ask(engine, session, 2, ratio=0.0)
             engine.flush()
@@ -118,7 +111,7 @@ class TestOrphanedBlocks:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
     ) -> None:
         with engine_at(tmp_path) as engine:
-            before = talk(engine, 1).state
+            before = talk(engine, turns=1).state
         manifest(tmp_path).unlink()
         with monkeypatch.context() as later:
             later.setattr(Conversations, "drop_orphans", lambda _: 0)  # as the engine opens
@@ -149,11 +142,6 @@ class TestManifest:
     def cut(self, path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-20])
 
-    def flip(self, path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-
     def digit(self, path: Path) -> None:
         """Change one digit of one token id: still JSON, but another conversation."""
         data = path.read_bytes()
@@ -163,9 +151,6 @@ class TestManifest:
 
     def empty(self, path: Path) -> None:
         path.write_bytes(b"")
-
-    def garble(self, path: Path) -> None:
-        path.write_bytes(os.urandom(500))
 
     def swap(self, path: Path) -> None:
         """Replace it by another session's manifest."""
@@ -179,7 +164,7 @@ class TestManifest:
     def age(self, path: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 0', 1))
 
-    @pytest.mark.parametrize("harm", ["cut", "flip", "digit", "empty", "garble", "swap", "age"])
+    @pytest.mark.parametrize("harm", ["cut", "digit", "empty", "swap", "age"])
     def test_a_manifest_that_cannot_be_read_is_moved_aside_and_the_next_report_says_so(
         self, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -217,11 +202,11 @@ class TestManifest:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with engine_at(tmp_path) as engine:
-            talk(engine, 2)
+            talk(engine, turns=2)
         real = Path.replace
         monkeypatch.setattr(Path, "replace", lambda self, to: stop() if self.suffix == ".tmp" else real(self, to))
         with engine_at(tmp_path) as engine:
-            talk(engine, 3)
+            talk(engine, turns=3)
         monkeypatch.undo()
         (tmp_path / "sessions" / "abandoned.tmp").write_bytes(b"half")
         with engine_at(tmp_path) as engine:
@@ -241,11 +226,11 @@ def test_a_full_disk_fails_no_answer_and_the_session_lives_in_memory(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with engine_at(tmp_path) as engine:
-        talk(engine, 1)
+        talk(engine, turns=1)
         engine.flush()
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
-            talk(engine, 3)
+            talk(engine, turns=3)
             engine.flush()
         assert "No space left" in caplog.text
         assert not list((tmp_path / "sessions").glob("*.tmp")) + list((tmp_path / "tmp").iterdir())
@@ -308,7 +293,6 @@ class TestAbandonedTurn:
             session = talk(engine)
             engine.flush()
             before, blocks = session.state, files(tmp_path)
-            references = engine.conversations._references.counts
 
             def as_before() -> None:
                 engine.flush()
@@ -316,7 +300,6 @@ class TestAbandonedTurn:
                 assert not session.lock.locked()
                 assert (files(tmp_path), pinned(engine)) == (blocks, 0)
                 assert engine.stats().store.tiers[0].entries == blocks
-                assert engine.conversations._references.counts == references
                 assert engine.conversations.block_writer.waiting_bytes == 0
                 assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
                 ask(engine, session, 3)
@@ -325,18 +308,16 @@ class TestAbandonedTurn:
             yield engine, session, as_before
 
     @pytest.mark.parametrize("events", [0, 1, 3, 5])
-    def test_a_closed_stream_leaves_the_session_as_it_was(self, spoken: Any, events: int) -> None:
+    @pytest.mark.parametrize("closed", [True, False])
+    def test_a_stream_that_is_closed_or_forgotten_leaves_the_session_as_it_was(
+        self, spoken: Any, events: int, closed: bool
+    ) -> None:
         engine, session, as_before = spoken
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         for _ in range(events):
             next(stream)
-        stream.close()
-        as_before()
-
-    def test_a_forgotten_stream_leaves_the_session_as_it_was(self, spoken: Any) -> None:
-        engine, session, as_before = spoken
-        stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
-        next(stream)
+        if closed:
+            stream.close()
         del stream
         as_before()
 
@@ -360,14 +341,6 @@ class TestAbandonedTurn:
                 ask(engine, session, 7)
         as_before()
 
-    def test_a_consumer_that_raises_leaves_the_session_as_it_was(self, spoken: Any) -> None:
-        engine, session, as_before = spoken
-        with pytest.raises(RuntimeError):
-            for number, _ in enumerate(engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)):
-                if number == 2:
-                    raise RuntimeError
-        as_before()
-
     def test_an_abandoned_turn_that_recomputed_lost_blocks_leaves_the_session_as_it_was(
         self, spoken: Any, tmp_path: Path
     ) -> None:
@@ -380,18 +353,6 @@ class TestAbandonedTurn:
         engine.flush()
         assert files(tmp_path) == blocks  # the block is kept: it is in the history
         assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.notes == ()
-
-
-class SlowWrites(WrappedTier):
-    """A tier with slow writes."""
-
-    def __init__(self, tier: Tier, delay_s: float) -> None:
-        super().__init__(tier)
-        self.delay_s = delay_s
-
-    def put(self, entry: Any) -> bool:
-        time.sleep(self.delay_s)
-        return self.tier.put(entry)
 
 
 class HeldWrites(WrappedTier):
@@ -411,12 +372,12 @@ class TestSlowDisk:
     def test_a_slow_disk_delays_no_turn_and_waiting_blocks_are_found(self, tmp_path: Path) -> None:
         """While one turn is being written, four more turns are answered from blocks that wait to be written."""
         with engine_at(tmp_path, memory_bytes=0) as engine:
-            session = talk(engine, 1)
+            session = talk(engine, turns=1)
             engine.flush()
             (disk,) = engine.store._tiers
             held = HeldWrites(disk)
             engine.store._tiers = (held,)
-            talk(engine, 5)
+            talk(engine, turns=5)
             reuse = is_full_prefill(engine, session, 5, ratio=0.0).reuse
             assert held.waiting and not held.too_long
             assert reuse.exact == 1 + with_kv(session)
@@ -426,38 +387,25 @@ class TestSlowDisk:
 
     def test_a_session_tells_when_its_last_turn_is_on_disk(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
-            session = talk(engine, 1)
+            session = talk(engine, turns=1)
             assert session.wait_saved(60) is None
             with engine.conversations.storage._writing:  # type: ignore[attr-defined]
-                talk(engine, 2)
+                talk(engine, turns=2)
                 assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
             assert session.wait_saved(60) is None
 
     @pytest.mark.parametrize("end", ["reset", "delete"])
     def test_a_turn_that_waits_to_be_written_never_comes_back_after_a_deletion(self, tmp_path: Path, end: str) -> None:
         with engine_at(tmp_path) as engine:
-            session = talk(engine, 1)
+            session = talk(engine, turns=1)
             engine.flush()
             with engine.conversations.storage._writing:  # type: ignore[attr-defined]
-                talk(engine, 3)
+                talk(engine, turns=3)
                 thread = threading.Thread(target=getattr(session, end))
                 thread.start()
             thread.join(20)
             engine.flush()
             assert not list((tmp_path / "sessions").glob("*.json")) and files(tmp_path) == 0
-
-    def test_closing_an_engine_with_a_slow_disk_keeps_every_turn(self, tmp_path: Path) -> None:
-        engine = engine_at(tmp_path)
-        engine.store._tiers = (
-            engine.store._tiers[0],
-            SlowWrites(engine.store._tiers[1], delay_s=0.02),
-        )
-        talk(engine, 4)
-        engine.close()
-        with engine_at(tmp_path) as engine:
-            session = engine.session("s")
-            assert session.turns == 4
-            assert is_full_prefill(engine, session, 4, ratio=0.0).reuse.exact == 1 + with_kv(session)
 
 
 def speak_for_ever(directory: Path, diary: Path) -> None:
@@ -518,12 +466,3 @@ def test_history_is_never_read_as_a_chunk_nor_a_chunk_as_history(tmp_path: Path)
         assert files(tmp_path) == 1 + len(session.state.history.blocks)
         session.delete()
         assert engine.warm([A]).present == 1
-
-
-def test_a_store_full_of_other_conversations_blocks_still_answers(tmp_path: Path) -> None:
-    with engine_at(tmp_path, memory_bytes=0, disk_bytes=40_000) as engine:
-        for number in range(6):
-            session = talk(engine, 2, f"s{number}")
-            is_full_prefill(engine, session, 2, ratio=0.0)
-        engine.flush()
-        assert engine.stats().store.tiers[0].used_bytes <= 40_000

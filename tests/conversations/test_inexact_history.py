@@ -62,13 +62,6 @@ class TestSelect:
             assert prefill.reuse.notes == (f"{note} for this question",)
             assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == prefill.reuse.recomputed
 
-    @pytest.mark.parametrize(
-        "how", [{"ratio": 1.0}, {"selector": "all"}, {"reuse": "prefix"}, {"reuse": "none"}], ids=str
-    )
-    def test_full_recompute_and_exact_reuse_stay_exact(self, tmp_path: Path, how: dict[str, Any]) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "select"}) as engine:
-            assert is_full_prefill(engine, fused_turn(engine), 2, **how).reuse.fused == 0
-
     @pytest.mark.parametrize("family", tiny_models.FAMILIES)
     def test_recomputing_every_inexact_token_equals_a_full_prefill(self, tmp_path: Path, family: str) -> None:
         with engine_at(tmp_path, family, session={"inexact_history": "select"}) as engine:

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,7 @@ from ragkv import Engine
 from ragkv.errors import InputError, RagKVError
 from tests.engine.helpers import A, B
 
-from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
-
-
-def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Any:
-    session = engine.session(session_id)
-    for turn in range(session.turns, turns):
-        ask(engine, session, turn)
-    return session
+from .helpers import ask, engine_at, files, is_full_prefill, question, talk, with_kv
 
 
 class Clock:
@@ -48,16 +40,6 @@ class TestFork:
         with engine_at(tmp_path) as engine:
             assert engine.session("other").turns == 4
             assert is_full_prefill(engine, engine.session("other"), 4).reuse.notes == ()
-
-    def test_a_fork_of_an_inexact_past_reuses_it_unchanged(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
-            engine.warm([A, B])
-            session = talk(engine, turns=1)
-            engine.answer(question(1), [A, B], session, ratio=0.0, max_new_tokens=4, min_new_tokens=4)
-            other = session.fork("other")
-            one, two = (engine.prefill(question(2), session=each, ratio=0.0) for each in (session, other))
-            assert one.reuse.fused == two.reuse.fused > 0
-            assert one.logits.equal(two.logits)
 
     def test_deleting_the_original_leaves_its_fork_unharmed(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
@@ -236,18 +218,6 @@ class TestOneSessionAtATime:
             list(stream)
             assert session.turns == 2
 
-    def test_turns_of_several_threads_run_one_after_another(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
-            session = engine.session("s")
-            threads = [threading.Thread(target=ask, args=(engine, session, turn)) for turn in range(6)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert session.turns == 6
-            assert is_full_prefill(engine, session, 6, ratio=0.0).reuse.exact == 1 + with_kv(session)
-            assert pinned(engine) == 0
-
     def test_an_id_names_one_session_object_while_that_is_in_use(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
@@ -297,22 +267,6 @@ def test_a_manifest_is_readable_by_its_owner_alone_and_its_file_name_hides_the_i
     head, summary, _ = map(json.loads, manifest.read_text().splitlines())
     assert head["version"] == 1
     assert summary["session_id"] == "alice@example.org"
-
-
-def test_a_manifest_grows_in_proportion_to_the_turns(tmp_path: Path) -> None:
-    """Blocks that turns share are written once: twice the turns take about twice the bytes."""
-    sizes = []
-    with engine_at(tmp_path) as engine:
-        session = engine.session("s")
-        for turn in range(40):
-            engine.append(session, question(turn), question(turn + 50)[:4])
-            if turn in (19, 39):
-                engine.flush()
-                sizes.append(next((tmp_path / "sessions").iterdir()).stat().st_size)
-        before = session.state
-    assert sizes[1] < 2.2 * sizes[0]
-    with engine_at(tmp_path) as engine:
-        assert engine.session("s").state == before
 
 
 def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts(tmp_path: Path) -> None:

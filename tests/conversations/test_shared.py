@@ -1,18 +1,22 @@
 """Conversations on any replica: engines that share only the weights and a Redis server, which is started here."""
 
 import threading
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ragkv import Engine, EngineConfig
+from ragkv import Engine, EngineConfig, Session
 from ragkv.config import RedisConfig, SessionConfig
 from ragkv.conversations.redis_storage import RedisStorage
 from ragkv.errors import ConfigError, InputError, SessionConflictError, SessionUnavailableError
+from ragkv.store import EntryKey
 from ragkv.types import TokenEvent
 from tests.engine.helpers import A, B
+from tests.scheduling.helpers import until
 from tests.store.remote.helpers import unique_prefix
 from tests.store.remote.servers import RedisServer
 
@@ -26,29 +30,22 @@ def config(redis_server: RedisServer) -> RedisConfig:
     return RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None)
 
 
-class Replicas:
+@contextmanager
+def replicas(
+    folder: Path, config: RedisConfig, count: int, session: dict[str, Any] | None = None
+) -> Iterator[list[Engine]]:
     """Several engines, each with its own directory."""
-
-    def __init__(self, folder: Path, config: RedisConfig, count: int, session: dict[str, Any] | None = None) -> None:
-        self._stack = ExitStack()
+    with ExitStack() as stack:
         shared = {"shared": True, **(session or {})}
-        self.engines = [
-            self._stack.enter_context(engine_at(folder / str(number), session=shared, redis=config))
-            for number in range(count)
-        ]
-
-    def __enter__(self) -> list[Engine]:
-        return self.engines
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        folders = [folder / str(number) for number in range(count)]
+        yield [stack.enter_context(engine_at(one, session=shared, redis=config)) for one in folders]
 
 
 def test_a_conversation_spread_over_replicas_equals_one_on_a_single_replica(
     tmp_path: Path, config: RedisConfig
 ) -> None:
     one = [prefill.token_ids.tolist() for prefill in carry_on(tmp_path / "one", "llama", turns=8, restarts=set())]
-    with Replicas(tmp_path, config, 3) as engines:
+    with replicas(tmp_path, config, 3) as engines:
         for turn in range(8):
             engine = engines[turn * turn % 3]
             session = engine.session("s")
@@ -58,7 +55,7 @@ def test_a_conversation_spread_over_replicas_equals_one_on_a_single_replica(
 
 
 def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         for turn in range(3):
             ask(here, here.session("s"), turn)
         here.flush()
@@ -68,27 +65,18 @@ def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(tmp_path
 
 
 def test_history_that_never_reached_the_shared_tier_is_computed(tmp_path: Path, redis_server: RedisServer) -> None:
-    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None, max_bytes=0)
-    with Replicas(tmp_path, config, 2) as engines:
+    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None)
+    with replicas(tmp_path, config, 2) as engines:
         for turn in range(4):
             engine = engines[turn % 2]
             is_full_prefill(engine, engine.session("s"), turn)
             ask(engine, engine.session("s"), turn)
 
 
-def test_an_open_session_sees_the_turns_of_other_replicas(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
-        mine, other = here.session("s"), there.session("s")
-        ask(here, mine, 0)
-        ask(there, other, 1)
-        ask(here, mine, 2)
-        assert mine.turns == there.session("s").turns == 3
-
-
 def test_the_second_of_two_concurrent_turns_gets_an_error_and_the_first_is_kept(
     tmp_path: Path, config: RedisConfig
 ) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         stale = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
         assert isinstance(next(stale), TokenEvent)  # its turn has read the state
@@ -115,7 +103,7 @@ def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -
                 except SessionConflictError:
                     conflicts.append(first)
 
-    with Replicas(tmp_path, config, 3) as engines:
+    with replicas(tmp_path, config, 3) as engines:
         threads = [threading.Thread(target=turns, args=(e, 10 * n)) for n, e in enumerate(engines)]
         for thread in threads:
             thread.start()
@@ -129,29 +117,17 @@ def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -
 
 
 def test_a_turn_is_saved_before_its_answer_is_complete(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         for event in here.stream(question(0), session=here.session("s"), max_new_tokens=2, min_new_tokens=2):
             expected = 0 if isinstance(event, TokenEvent) else 1
             assert there.session("s").turns == expected
-
-
-def test_an_abandoned_turn_leaves_the_conversation_as_it_was_on_every_replica(
-    tmp_path: Path, config: RedisConfig
-) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
-        ask(here, here.session("s"), 0)
-        before = there.session("s").token_ids
-        stream = there.stream(question(1), session=there.session("s"), max_new_tokens=4)
-        next(stream)
-        stream.close()  # type: ignore[attr-defined]
-        assert here.session("s").token_ids == there.session("s").token_ids == before
 
 
 def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         for turn in range(2):
             ask(here, here.session("s"), turn)
             ask(there, there.session("s"), 2 + turn)
@@ -163,14 +139,9 @@ def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
         here.session("s").delete()
         assert held.session_id not in [info.session_id for info in there.conversations.list()]
         assert there.session("s").turns == 0
-        keys = {block.key(there.conversations.block_writer.base) for block in kept.state.history.blocks}
-        pause = threading.Event()
-        for _ in range(100):
-            left = [{info.key for info in engine.store.infos() if info.group} for engine in (here, there)]
-            if all(some <= keys for some in left):
-                break
-            pause.wait(0.1)
-        assert left[0] <= keys and left[1] == keys
+        keys = keys_of(there, kept)
+        until(lambda: all(blocks_of(engine) <= keys for engine in (here, there)))
+        assert blocks_of(there) == keys
         is_full_prefill(there, kept, 8)
 
 
@@ -178,20 +149,15 @@ def test_documents_deleted_on_one_replica_are_deleted_on_all(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         for engine in (here, there):
             engine.warm([A, B])
         here.delete([A])
         here.warm([A])  # stored again by the replica that deleted it: its own announcement must not delete it
         here.delete([B])
-        pause, held = threading.Event(), 0
-        for _ in range(100):
-            held = sum(tier.entries for tier in there.stats().store.tiers[:2])
-            if held <= 2:
-                break
-            pause.wait(0.1)
-        assert held <= 2  # A, in memory and on disk, if it was not deleted together with the first
-        pause.wait(0.3)
+        # What is left is A, in memory and on disk, if it was not deleted together with the first.
+        until(lambda: sum(tier.entries for tier in there.stats().store.tiers[:2]) <= 2)
+        time.sleep(0.3)
         assert [tier.entries for tier in here.stats().store.tiers[:2]] == [1, 1]
 
 
@@ -203,21 +169,17 @@ def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back
     server = RedisServer()
     try:
         config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=5.0)
-        with Replicas(tmp_path / "there", config, 1) as (there,):
+        with replicas(tmp_path / "there", config, 1) as (there,):
             there.warm([A, B])
-            with Replicas(tmp_path / "here", config, 1) as (here,):
+            with replicas(tmp_path / "here", config, 1) as (here,):
                 here.warm([A, B])
                 server.kill()
                 here.delete([A])
-            with Replicas(tmp_path / "here", config, 1):
+            with replicas(tmp_path / "here", config, 1):
                 server.start()
-                (deleted, kept), pause = there.entries.keys([A, B]), threading.Event()
-                disk = there.store._tiers[1]
-                for _ in range(600):
-                    if not disk.contains(deleted):
-                        break
-                    pause.wait(0.1)
-                assert not disk.contains(deleted) and disk.contains(kept)
+                (deleted, kept), disk = there.entries.keys([A, B]), there.store._tiers[1]
+                until(lambda: not disk.contains(deleted), 60)
+                assert disk.contains(kept)
     finally:
         server.remove()
 
@@ -225,22 +187,18 @@ def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back
 def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_way_are_not(
     tmp_path: Path, config: RedisConfig
 ) -> None:
-    with Replicas(tmp_path, config, 1) as (engine,):
+    with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         stream = engine.stream(question(1), session=engine.session("s"), max_new_tokens=12, min_new_tokens=12)
         for _ in range(10):
             next(stream)  # its turn has saved a block
         engine.flush()
-        history = {
-            block.key(engine.conversations.block_writer.base) for block in engine.session("s").state.history.blocks
-        }
+        history = keys_of(engine, engine.session("s"))
         under_way = set(engine.store.block_keys()) - history
         assert under_way and engine.conversations.drop_orphans() == 0
         list(stream)
         engine.flush()
-        history = {
-            block.key(engine.conversations.block_writer.base) for block in engine.session("s").state.history.blocks
-        }
+        history = keys_of(engine, engine.session("s"))
         assert under_way <= history
         assert engine.conversations.drop_orphans() == 0
         shared = _shared(engine)
@@ -251,7 +209,7 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
 
 
 def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         stream = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
         next(stream)
@@ -262,7 +220,7 @@ def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, conf
 
 
 def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         for turn in range(3):
             ask(here, here.session("s"), turn)
         there.session("s").rewind()
@@ -279,17 +237,17 @@ def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, confi
 
 
 def test_an_idle_conversation_is_deleted_on_every_replica(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 2, {"ttl_s": 2.0}) as (here, there):
+    with replicas(tmp_path, config, 2, {"ttl_s": 2.0}) as (here, there):
         ask(here, here.session("s"), 0)
         ask(here, here.session("t", ttl_s=60.0), 1)
         assert there.session("s").turns == 1
-        threading.Event().wait(2.2)
+        time.sleep(2.2)
         assert there.session("s").turns == here.session("s").turns == 0
         assert there.session("t").turns == 1
 
 
 def test_a_ttl_given_on_another_replica_applies_from_its_next_turn(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         session = there.session("s", ttl_s=60.0)
         assert (session.turns, session.state.ttl_s) == (1, 60.0)
@@ -316,7 +274,7 @@ def test_no_turn_is_answered_without_the_server(tmp_path: Path) -> None:
     server = RedisServer()
     try:
         config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=5.0)
-        with Replicas(tmp_path, config, 1) as (engine,):
+        with replicas(tmp_path, config, 1) as (engine,):
             session = engine.session("s")
             ask(engine, session, 0)
             stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
@@ -339,7 +297,7 @@ def test_no_turn_is_answered_without_the_server(tmp_path: Path) -> None:
 def test_a_conversation_with_a_damaged_shared_manifest_starts_empty_and_says_so(
     tmp_path: Path, config: RedisConfig
 ) -> None:
-    with Replicas(tmp_path, config, 2) as (here, there):
+    with replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         _overwrite(there, "s", lambda data: data.replace(b'"turns"', b'"turms"', 1))
         assert there.session("s").turns == 0
@@ -349,7 +307,7 @@ def test_a_conversation_with_a_damaged_shared_manifest_starts_empty_and_says_so(
 
 
 def test_a_shared_manifest_of_another_version_is_left_alone(tmp_path: Path, config: RedisConfig) -> None:
-    with Replicas(tmp_path, config, 1) as (engine,):
+    with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         _overwrite(engine, "s", lambda data: data.replace(b'"version": 1', b'"version": 9', 1))
         with pytest.raises(SessionUnavailableError, match="another version"):
@@ -361,7 +319,7 @@ def test_a_manifest_written_without_the_secret_is_not_read(
 ) -> None:
     monkeypatch.setenv("SHARED_SECRET", "0123456789abcdef")
     config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), secret_variable="SHARED_SECRET")
-    with Replicas(tmp_path, config, 1) as (engine,):
+    with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         shared = _shared(engine)
         shared._secret = "another"
@@ -372,6 +330,14 @@ def test_a_manifest_written_without_the_secret_is_not_read(
 def test_shared_conversations_need_a_server() -> None:
     with pytest.raises(ConfigError, match=r"store\.redis"):
         EngineConfig(session=SessionConfig(shared=True))
+
+
+def keys_of(engine: Engine, session: Session) -> set[EntryKey]:
+    return {block.key(engine.conversations.block_writer.base) for block in session.state.history.blocks}
+
+
+def blocks_of(engine: Engine) -> set[EntryKey]:
+    return {info.key for info in engine.store.infos() if info.group}
 
 
 def _shared(engine: Engine) -> RedisStorage:

@@ -20,11 +20,6 @@ def test_every_turn_equals_a_full_prefill_across_a_restart(tmp_path: Path, famil
     carry_on(tmp_path, family, turns=4, restarts={2})
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama-dynamic", "phi3"])
-def test_twelve_turns_with_restarts_in_between_equal_full_prefills(tmp_path: Path, family: str) -> None:
-    carry_on(tmp_path, family, turns=12, restarts={1, 2, 5, 6, 11})
-
-
 @pytest.mark.parametrize("restart", [1, 2, 6, 11])
 def test_a_restart_between_any_two_turns_costs_no_exact_token(tmp_path: Path, restart: int) -> None:
     prefills = carry_on(tmp_path, "llama", turns=12, restarts={restart})
@@ -77,16 +72,6 @@ def test_history_alone_adds_no_deviation_at_any_ratio(tmp_path: Path) -> None:
             assert reuse.exact == (0 if how.get("reuse") == "none" else 1 + with_kv(session))
 
 
-def test_the_exact_chunk_of_a_first_turn_is_part_of_the_history(tmp_path: Path) -> None:
-    with engine_at(tmp_path) as engine:
-        engine.warm([A])
-        session = engine.session("s")
-        engine.answer(question(0), [A], session, max_new_tokens=4, min_new_tokens=4)
-        engine.delete([A])
-        assert with_kv(session) == len(A) + 5 + 3
-        assert is_full_prefill(engine, session, 1, ratio=0.2).reuse.exact == 1 + with_kv(session)
-
-
 class TestTurnsWithFusedChunks:
     def test_fused_history_is_reused_below_ratio_one_and_computed_at_ratio_one(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
@@ -124,14 +109,6 @@ class TestTurnsWithFusedChunks:
             ask(engine, session, 2, ratio=0.3)
             third = is_full_prefill(engine, session, 3, ratio=0.3).reuse
             assert (third.exact, third.fused, third.notes) == (1 + with_kv(session), 0, ())
-
-    def test_history_is_exact_if_every_fused_token_was_recomputed(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
-            engine.warm([A, B])
-            session = engine.session("s")
-            ask(engine, session, 0)
-            engine.answer(question(1), [A, B], session, ratio=1.0, max_new_tokens=4, min_new_tokens=4)
-            assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
 
     def test_inexact_history_serves_no_other_session(self, tmp_path: Path) -> None:
         """Two equal conversations, one of them with fused chunks: the exact one finds only exact blocks."""

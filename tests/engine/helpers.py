@@ -34,11 +34,11 @@ def _text_config() -> Any:
     return tiny_models.config("llama", vocab_size=VOCABULARY)
 
 
-def text_engine(chat_template: str | None = None, **config: Any) -> Engine:
-    """An engine on a random llama that reads and writes bytes."""
+def text_engine(chat_template: str | None = None, merges: Sequence[tuple[str, str]] = (), **config: Any) -> Engine:
+    """An engine on a random llama that reads and writes bytes, and pairs of them that its tokenizer merges."""
     model = transformers.LlamaForCausalLM(_text_config()).eval()
     model.load_state_dict(_text_weights())
-    return Engine(model, byte_tokenizer(chat_template), EngineConfig(**config))
+    return Engine(model, byte_tokenizer(chat_template, merges=merges), EngineConfig(**config))
 
 
 def ids(chunks: Sequence[Sequence[int]], question: Sequence[int] = Q) -> list[int]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Answer, Engine, RagKVError, StoreConfig
+from ragkv import Engine, RagKVError, StoreConfig
 from tests import tiny_models
 
-from .helpers import A, B, C, Q, engine_of, stored, text_engine
+from .helpers import A, B, C, Q, engine_of, stored
 
 CHUNKS = [A, B, C]
 ORDERS = [[A, B, C], [C, B, A], [B, A], [A, A], [C], [], [B, C, B], [A, C]]
@@ -38,23 +38,12 @@ def test_eight_threads_get_their_solo_results(tmp_path: Path, memory_bytes: int)
     with engine_of(store=StoreConfig(directory=str(tmp_path), memory_bytes=memory_bytes)) as engine:
         engine.warm(CHUNKS)
 
-        def answers() -> list[Callable[[], Answer]]:
-            how: dict[str, Any] = dict(max_new_tokens=6, ratio=0.3, do_sample=True, seed=4)
-            return [
-                lambda q=q, chunks=chunks: engine.answer(q, chunks, **how)
-                for q, chunks in zip(QUESTIONS, ORDERS, strict=True)
-            ]
-
-        def prefills() -> list[Callable[[], torch.Tensor]]:
-            return [
-                lambda q=q, chunks=chunks: engine.prefill(q, chunks, ratio=0.3).logits
-                for q, chunks in zip(QUESTIONS, ORDERS, strict=True)
-            ]
-
-        alone = [call().token_ids for call in answers()]
-        assert [answer.token_ids for answer in together(answers())] == alone
-        alone_logits = [call() for call in prefills()]
-        assert all(map(torch.equal, together(prefills()), alone_logits))
+        prefills = [
+            lambda q=q, chunks=chunks: engine.prefill(q, chunks, ratio=0.3).logits
+            for q, chunks in zip(QUESTIONS, ORDERS, strict=True)
+        ]
+        alone = [call() for call in prefills]
+        assert all(map(torch.equal, together(prefills), alone))
 
 
 def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers() -> None:
@@ -76,18 +65,6 @@ def test_streams_of_one_thread_may_be_interleaved() -> None:
 
 
 class TestAnAbandonedStream:
-    def test_an_abandoned_stream_leaves_the_engine_and_its_session_usable(self) -> None:
-        with text_engine() as engine:
-            session = engine.session("s")
-            events = engine.stream("one", ["ab"], session, max_new_tokens=20, min_new_tokens=20)
-            next(events)
-            assert session.lock.locked()
-            events.close()  # type: ignore[attr-defined]
-            assert not session.lock.locked()
-            assert session.turns == 0
-            assert engine.answer("two", ["ab"], session, max_new_tokens=2).reuse.tokens > 0
-            assert session.turns == 1
-
     def test_flush_and_close_do_not_wait_for_an_abandoned_stream(self) -> None:
         engine = engine_of()
         events = engine.stream(Q, [A], max_new_tokens=20, min_new_tokens=20)
@@ -106,9 +83,9 @@ class TestClosing:
         started = threading.Event()
         original = engine.entries.encoder.chunk
 
-        def chunk(token_ids: tuple[int, ...]) -> Any:
+        def chunk(*wanted: Any) -> Any:
             started.set()
-            return original(token_ids)
+            return original(*wanted)
 
         monkeypatch.setattr(engine.entries.encoder, "chunk", chunk)
         engine.prefill(Q, CHUNKS)

@@ -1,16 +1,15 @@
 """With KCache, fused prompts, conversations and concurrent requests decode as they do without it."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from ragkv import Answer, Engine, KCacheConfig
+from ragkv import Engine, KCacheConfig
 from ragkv.model import PromptKV
 from ragkv.model.kcache import OffloadedKV, Offloading
 from tests import tiny_models
 
-from .helpers import A, B, C, Q, close, engine_of
+from .helpers import Q, engine_of
 
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((9, 14, 8, 21, 7, 12), 20)]  # six
 FORCED = KCacheConfig(top_n=10_000, resident_layers=1)  # all keys, with `forced` by the top-N path all the same
@@ -20,7 +19,6 @@ FEW = KCacheConfig(top_n=4, resident_layers=0)
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The top-N path is used although N leaves no rows out, so that its results must be equal."""
-    monkeypatch.setattr(OffloadedKV, "reads_all", lambda *_: False)
     monkeypatch.setattr(Offloading, "refusal", lambda *_: None)
 
 
@@ -63,20 +61,6 @@ def test_a_conversation_of_five_turns_has_the_same_answers_and_history_with_kcac
     assert turns[0] == turns[1]
 
 
-def test_requests_with_v_on_the_host_decode_together() -> None:
-    with engine_of(kcache=FEW) as engine:
-        engine.warm([A, B, C])
-        asked = [[A, B], [B, C], [C, A], [A, B, C]]
-
-        def answer(chunks: list[list[int]]) -> Answer:
-            return engine.answer(Q, chunks, max_new_tokens=24, min_new_tokens=24)
-
-        alone = [answer(chunks).token_ids for chunks in asked]
-        with ThreadPoolExecutor(4) as pool:
-            together = [found.token_ids for found in pool.map(answer, asked)]
-    assert together == alone
-
-
 def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_the_report_says_so() -> None:
     said = []
     for kcache in (None, KCacheConfig(top_n=128)):
@@ -93,22 +77,6 @@ def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_the_report_says_so()
                 else []
             )
     assert said[0] == said[1]
-
-
-def test_values_moved_to_the_host_can_still_be_read() -> None:
-    prefills = []
-    for kcache in (None, FEW):
-        with engine_of(kcache=kcache) as engine:
-            engine.warm(CHUNKS)
-            prefills.append(engine.prefill(Q, CHUNKS, ratio=0.3))
-    ordinary, offloaded = prefills
-    assert isinstance(offloaded.fused.kv, OffloadedKV)
-    assert offloaded.fused.kv.host_bytes == ordinary.fused.kv.device_bytes // 2
-    assert not any(note.startswith("kcache") for note in offloaded.reuse.notes)
-    close(offloaded.logits, ordinary.logits)  # prefill is ordinary attention
-    for mine, its in zip(offloaded.cache.layers, ordinary.cache.layers, strict=True):
-        close(mine.keys, its.keys)
-        close(mine.values, its.values)
 
 
 def test_fetching_too_few_values_changes_the_answer() -> None:

@@ -33,7 +33,8 @@ def kv_files(root: Path) -> dict[str, bytes]:
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(Encoder, "batch_tokens", 8)  # a batch a chunk
-    with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
+    store, fusion = StoreConfig(directory=str(tmp_path)), FusionConfig(selector="sensitivity")
+    with engine_of(store=store, fusion=fusion) as engine:
         engine.warm(CHUNKS)
         yield engine
 

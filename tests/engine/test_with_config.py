@@ -41,15 +41,14 @@ def test_a_second_engine_on_a_model_answers_like_a_separate_one(second: Engine) 
             assert own.reuse == shared.reuse
 
 
-def test_two_engines_on_one_model_share_its_weights(first: Engine, second: Engine) -> None:
+def test_two_engines_on_one_model_share_its_weights_and_no_entries_or_sessions(first: Engine, second: Engine) -> None:
     assert second.model.adapter is first.model.adapter
     assert second.scheduler.batch is first.scheduler.batch
-
-
-def test_two_engines_on_one_model_share_no_entries(first: Engine, second: Engine) -> None:
     first.warm(CHUNKS)
     assert answer(first).reuse.missed_chunks == 0
     assert answer(second).reuse.missed_chunks == len(CHUNKS)
+    first.answer(QUESTION, session=first.session("s"), max_new_tokens=3)
+    assert (first.session("s").turns, second.session("s").turns) == (1, 0)
 
 
 def test_tenants_in_one_directory_never_share_entries(first: Engine, tmp_path: Path) -> None:
@@ -62,12 +61,6 @@ def test_tenants_in_one_directory_never_share_entries(first: Engine, tmp_path: P
         assert answer(b).reuse.missed_chunks == len(CHUNKS)
     with first.with_config(store("a")) as a:
         assert answer(a).reuse.missed_chunks == 0
-
-
-def test_two_engines_on_one_model_share_no_sessions(first: Engine, second: Engine) -> None:
-    first.answer(QUESTION, session=first.session("s"), max_new_tokens=3)
-    assert first.session("s").turns == 1
-    assert second.session("s").turns == 0
 
 
 @pytest.mark.parametrize("closed", [0, 1])

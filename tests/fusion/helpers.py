@@ -17,8 +17,9 @@ N = sum(map(len, CHUNKS[1:]))
 
 
 def cold_engine(family: str = "llama", **fusion: Any) -> Engine:
-    """A tiny engine with an empty store."""
-    return Engine(tiny_models.model(family), config=EngineConfig(fusion=FusionConfig(**fusion)))
+    """A tiny engine with an empty store, which selects by stored scores unless told otherwise."""
+    settings = FusionConfig(**{"selector": "sensitivity", **fusion})
+    return Engine(tiny_models.model(family), config=EngineConfig(fusion=settings))
 
 
 def engine(family: str = "llama", **fusion: Any) -> Engine:

@@ -120,6 +120,7 @@ RULES: dict[str, Callable[[Selector], None]] = {
     "all": always(1.0),
     "random": uniform,
     "first-k": highest(first_tokens),
+    "attention": highest(lambda candidates: attention_to(candidates).tolist()),
     "sensitivity": highest(scores),
     "sensitivity-query": highest(scores_by_attention),
     "hkvd": narrows(lambda ratio, _layer, _layers: ratio),

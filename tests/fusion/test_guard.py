@@ -63,12 +63,13 @@ class TestEngine:
     def engine(self, directory: Path, applied: GateResult, ratio: float = 0.15) -> Engine:
         """A new engine on a store at which `applied` was kept for engines of the default ratio."""
         store = StoreConfig(directory=str(directory))
-        config = EngineConfig(store=store, fusion=FusionConfig(floor_tokens=0))
+        config = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", floor_tokens=0))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             engine.warm(helpers.CHUNKS)
             save(engine, applied)
         return Engine(
-            tiny_models.model("llama"), config=replace(config, fusion=FusionConfig(floor_tokens=0, ratio=ratio))
+            tiny_models.model("llama"),
+            config=replace(config, fusion=FusionConfig(selector="sensitivity", floor_tokens=0, ratio=ratio)),
         )
 
     def test_an_engine_with_a_refused_gate_result_uses_a_full_prefill_and_says_so(self, directory: Path) -> None:

@@ -135,7 +135,7 @@ class TestUse:
         model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
             learned = self.scores(engine)
-        without = EngineConfig(store=store, fusion=FusionConfig(learned_scores=False))
+        without = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", learned_scores=False))
         with Engine.from_pretrained(model, without) as engine:
             assert engine.entries.encoder.scorer.network_digest == ""
             report = engine.warm(CHUNKS)

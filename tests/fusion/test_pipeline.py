@@ -33,7 +33,6 @@ class FakeLease(Lease):
         if layer == self.bad:
             raise EntryDamagedError(self.info.key, f"layer {layer}")
         assert out is not None
-        assert out.data_ptr() % 4096 == 0, "direct reads need page-aligned buffers"
         return out.copy_(self.entry.kv[layer])
 
     def close(self) -> None:
@@ -57,22 +56,6 @@ def test_a_reader_reads_exactly_the_given_number_of_layers_ahead(readers: Reader
             readers.pool.submit(int).result()  # everything submitted so far has been read
             assert lease.asked == list(range(min(layer + ahead + 1, LAYERS)))
             assert torch.equal(piece, lease.entry.kv[layer]), "a buffer was overwritten while in use"
-
-
-@pytest.mark.parametrize("together", [2, 4, 9])
-@pytest.mark.parametrize("ahead", [0, 1, 2, 5])
-def test_a_reader_reads_several_layers_at_once_if_a_lease_asks_for_it(
-    readers: Readers, together: int, ahead: int
-) -> None:
-    small, large = FakeLease(), FakeLease()
-    small.layers_per_read = together
-    with LayerReader([small, large], LAYERS, ahead, readers, CPU) as reader:
-        for layer in range(LAYERS):
-            for piece, lease in zip(reader.layer(layer), (small, large), strict=True):
-                readers.pool.submit(int).result()  # everything submitted so far has been read
-                assert torch.equal(piece, lease.entry.kv[layer]), "a buffer was overwritten while in use"
-            due = (layer // together + 1 + -(-ahead // together)) * together
-            assert small.asked == large.asked == list(range(min(due, LAYERS)))
 
 
 def test_a_damaged_layer_raises_when_it_is_needed(readers: Readers) -> None:
@@ -144,8 +127,8 @@ def test_a_request_reuses_the_buffer_of_a_finished_request_and_never_that_of_a_r
             assert not places(parallel) & first
         reader.close()
         reader.close()  # a second close must not return the buffer again
-    taken = [readers.take(4096, CPU).data_ptr() for _ in range(3)]
-    assert len(set(taken)) == 3
+    taken = [readers.take(4096, CPU) for _ in range(3)]
+    assert len({buffer.data_ptr() for buffer in taken}) == 3
 
 
 def test_few_and_small_buffers_are_kept_and_too_small_ones_are_not_handed_out(

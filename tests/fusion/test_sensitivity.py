@@ -58,7 +58,7 @@ def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
 class TestScorer:
     @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "gemma2", "phi3"])
     def test_scores_of_any_family_are_finite_and_positive(self, family: str) -> None:
-        with Engine(tiny_models.model(family)) as engine:
+        with Engine(tiny_models.model(family), config=scoring()) as engine:
             engine.warm([CHUNK, *OTHERS])
             for chunk in (CHUNK, *OTHERS):
                 scores = scored(engine, chunk)
@@ -115,7 +115,7 @@ class TestScorer:
             assert torch.equal(*(scorer.scores([chunk], [entry.kv])[0] for scorer in (with_itself, without)))
 
     def test_a_single_chunk_is_scored_behind_its_own_shuffled_tokens(self) -> None:
-        with Engine(tiny_models.model("llama")) as engine:
+        with Engine(tiny_models.model("llama"), config=scoring()) as engine:
             engine.warm([CHUNK])
             scores = scored(engine, CHUNK)
             assert scores is not None and (scores > 0).all()
@@ -144,6 +144,10 @@ def no_scores(**store: Any) -> EngineConfig:
     return EngineConfig(store=StoreConfig(**store), fusion=FusionConfig(sensitivity_prefixes=0))
 
 
+def scoring(**store: Any) -> EngineConfig:
+    return EngineConfig(store=StoreConfig(**store), fusion=FusionConfig(selector="sensitivity"))
+
+
 def scored(engine: Engine, chunk: Sequence[int]) -> torch.Tensor | None:
     if engine.entries.encoder.scorer is None:
         return None
@@ -152,12 +156,12 @@ def scored(engine: Engine, chunk: Sequence[int]) -> torch.Tensor | None:
 
 class TestStoredScores:
     def test_scores_travel_through_memory_and_disk(self, tmp_path: Path) -> None:
-        config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
+        config = scoring(directory=str(tmp_path))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             engine.warm(helpers.CHUNKS)
             in_memory = [scored(engine, chunk) for chunk in helpers.CHUNKS]
             before = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
-        config = EngineConfig(store=StoreConfig(directory=str(tmp_path), memory_bytes=0))
+        config = scoring(directory=str(tmp_path), memory_bytes=0)
         with Engine(tiny_models.model("llama"), config=config) as engine:
             for kept, chunk in zip(in_memory, helpers.CHUNKS, strict=True):
                 assert torch.equal(scored(engine, chunk), kept)
@@ -231,7 +235,7 @@ class TestAskingSelector:
         ids = tiny_models.tokens(25)
         weights = model(torch.tensor([ids]), output_attentions=True).attentions  # L of (1, H, S, S)
         wanted = torch.stack([layer[0, :, -1].mean(0) for layer in weights]).mean(0)
-        with Engine(tiny_models.model("llama")) as engine:
+        with Engine(tiny_models.model("llama"), config=scoring()) as engine:
             adapter = engine.model.adapter
             kv, watch, hidden = adapter.new_kv(25), Watch(25, adapter.device), adapter.embed(torch.tensor(ids))
             for layer in range(4):
@@ -260,7 +264,7 @@ def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: p
 
     monkeypatch.setattr(sensitivity_module, "raw_kv", counted)
     chunks = [tuple(tiny_models.tokens(50 + seed, seed)) for seed in range(16)]
-    with Engine(tiny_models.model("llama")) as engine:
+    with Engine(tiny_models.model("llama"), config=scoring()) as engine:
         engine.warm(chunks)
     texts = [run for run in runs if run > 200]
     assert len(texts) == 3  # computed once, and each chunk is in one of them at most
@@ -280,7 +284,7 @@ def test_a_chunk_is_scored_behind_all_neighbours_with_known_kv(monkeypatch: pyte
     monkeypatch.setattr(sensitivity_module, "raw_kv", noted)
     monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 350)  # the tiny model's context has 512
     chunks = [tuple(tiny_models.tokens(60, seed)) for seed in range(20)]
-    with Engine(tiny_models.model("llama")) as engine:
+    with Engine(tiny_models.model("llama"), config=scoring()) as engine:
         engine.warm(chunks)
     assert {lengths[chunk] - 1 for chunk in chunks} == {350}, "without the prefix of one token"
 

@@ -11,7 +11,7 @@ from ragkv import Engine
 from ragkv.fusion import LayerReader, Readers
 from ragkv.fusion.pipeline import ResidentLease, _Copier
 from ragkv.model import Adapter, Rows
-from ragkv.store import Lease, aligned_empty
+from ragkv.store import Lease
 from tests import tiny_models
 from tests.fusion.lazy_cuda import DEVICE, LazyCuda
 from tests.fusion.test_pipeline import LAYERS, FakeLease
@@ -29,7 +29,7 @@ class HostReaders(Readers):
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
         self.taken.append(size)
-        return aligned_empty((size,), torch.uint8)
+        return torch.empty(size, dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -66,12 +66,8 @@ def all_equal(read: list[list[torch.Tensor]], leases: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 9])
-@pytest.mark.parametrize("together", [1, 2])
-def test_kernels_that_run_late_read_the_slices_of_their_layer(
-    ahead: int, together: int, readers: HostReaders, cuda: LazyCuda
-) -> None:
+def test_kernels_that_run_late_read_the_slices_of_their_layer(ahead: int, readers: HostReaders, cuda: LazyCuda) -> None:
     leases: list[Any] = [FakeLease(), FakeLease(), FakeLease()]
-    leases[0].layers_per_read = together
     assert all_equal(arrived_slices(leases, ahead, readers, cuda), leases)
 
 

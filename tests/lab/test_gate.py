@@ -16,6 +16,8 @@ from ragkv.types import Chunk
 from tests import tiny_models
 from tests.fusion import helpers
 
+from .gate_corpus import PASSAGES
+
 STORIES = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "stories260K"
 needs_stories = pytest.mark.skipif(
     not (STORIES / "config.json").exists(), reason="stories260K is not in ../shared: nothing here was trained on text"
@@ -90,15 +92,16 @@ READER = Path(__file__).resolve().parents[2] / "ragkv" / "model" / "reader" / "m
 
 
 @pytest.mark.skipif(not READER.exists(), reason="the reader's weights are not in the package yet")
-def test_the_bundled_reader_passes_on_the_built_in_text_and_is_refused_without_re_rotation(
+def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     near = Tolerance(agreement=0.9, kl=0.03)
     with Engine.from_pretrained("reader") as engine:
-        right = gate(engine, selectors=["sensitivity"], ratios=[0.3], tolerance=near)  # prose it was not trained on
-        assert right.points[0].keeps_mean(near) and right.source == "built-in text"
+        prose = [engine.chunk(text) for text in PASSAGES]  # it was not trained on it
+        right = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
+        assert right.points[0].keeps_mean(near) and right.source == "consecutive chunks"
         monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
-        broken = gate(engine, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
+        broken = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
     assert not broken.points[0].keeps_mean(near) and broken.answer is None
 
 

@@ -105,20 +105,3 @@ def test_a_failed_decoding_step_may_be_tried_again() -> None:
     assert [t.kv.length for t in talks] == [5, 9]
     for own, logits in zip(talks, decode_rows(adapter, rows), strict=True):
         torch.testing.assert_close(logits, solo(adapter, own, 7), atol=1e-5, rtol=1e-5)
-
-
-def test_a_subclass_of_prompt_kv_attends_by_its_own_method() -> None:
-    adapter = adapt(tiny_models.model("mistral"))
-    talks = [talk(adapter, length, seed) for seed, length in enumerate((5, 30))]
-    asked: list[tuple[int, tuple[int, ...], int | None]] = []
-
-    class Watched(PromptKV):
-        def attend(self, layer, q_rot, window, scaling, softcap):  # type: ignore[no-untyped-def]
-            asked.append((layer, tuple(q_rot.shape), window))
-            return super().attend(layer, q_rot, window, scaling, softcap)
-
-    talks[1].kv.__class__ = Watched
-    logits = decode_rows(adapter, [DecodeRow(t.kv, 7) for t in talks])
-    assert asked == [(layer, (1, 4, 1, 16), tiny_models.WINDOW) for layer in range(4)]
-    for own, got in zip(talks, logits, strict=True):
-        torch.testing.assert_close(got, solo(adapter, own, 7), atol=1e-5, rtol=1e-5)

@@ -8,12 +8,9 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.model import adapt, int8
-from ragkv.model.decode import batching
-from ragkv.model.decode.batching import DecodeRow, decode_rows
+from ragkv.model import int8
 from ragkv.model.fingerprint import rounded_digest, weights_digest
 from ragkv.model.int8 import Int8Linear, int8_layers, round_weights
-from ragkv.model.probe import full_pass
 from tests import tiny_models
 from tests.model.test_kinds import CHUNKS, COARSE, QUESTION, off
 
@@ -160,38 +157,6 @@ def test_copies_for_few_rows_stay_within_the_limit_and_change_no_logits() -> Non
     with torch.no_grad():
         assert torch.equal(some(ids).logits, whole(ids).logits)
     assert weights_digest(some) == weights_digest(whole)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm3", "gemma2"])
-@pytest.mark.parametrize("count", [1, 3])
-def test_steps_that_rotate_queries_and_keys_at_once_give_the_same_bits(
-    family: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-    real = batching._Step.attend_joined
-    monkeypatch.setattr(batching._Step, "attend_joined", lambda *given: calls.append(1) or real(*given))
-    model = tiny_models.model(family)
-    round_weights(model)
-    adapter = adapt(model)
-    assert adapter._plain is not None
-    attns: list[Any] = [layer._attend.__self__ for layer in adapter._plain]  # type: ignore[attr-defined]
-    assert all((attn._for_few is None) is (family == "qwen3") for attn in attns)  # it norms heads before the rotation
-    results = []
-    for copies in ([attn._for_few for attn in attns], [None] * len(attns)):
-        for attn, copy in zip(attns, copies, strict=True):
-            attn._for_few = copy
-        rows = []
-        for number in range(count):
-            ids = tiny_models.tokens(5 + 2 * number)
-            kv, record = adapter.new_kv(len(ids) + 1), adapter.new_recording(len(ids), len(ids) + 1)
-            full_pass(adapter, ids, kv)
-            kv.length = len(ids)
-            rows.append(DecodeRow(kv, number, record))
-        logits = decode_rows(adapter, rows)
-        results.append([logits, *(row.record.kv for row in rows), *(torch.stack(row.kv.keys) for row in rows)])
-    assert all(map(torch.equal, *results))
-    assert len(calls) == (0 if family == "qwen3" else len(attns))
 
 
 def test_a_model_without_plain_linear_layers_is_refused() -> None:

@@ -8,7 +8,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ragkv import Engine, EngineConfig
 from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from ragkv.model.loading import load
 from tests import tiny_models
@@ -40,11 +39,6 @@ def test_the_folders_tokenizer_is_loaded_too(folder: Path) -> None:
     byte_tokenizer().save_pretrained(folder)
     _, tokenizer = load(folder, "cpu", "auto")
     assert tokenizer.decode(tokenizer("aé", add_special_tokens=False)["input_ids"]) == "aé"
-
-
-def test_an_engine_is_built_from_a_folder(folder: Path) -> None:
-    with Engine.from_pretrained(folder, EngineConfig(dtype="float32")) as engine:
-        assert engine.answer([5, 6], max_new_tokens=2).reuse.tokens == 3
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "./no/such/folder", "/no/such/folder", "~/no/such/folder"])

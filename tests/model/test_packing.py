@@ -1,7 +1,6 @@
 """Copies of weights: equal products, bounded memory, an unchanged model."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,23 +128,6 @@ class TestFloat16Copies:
             infinite.weight.fill_(1.0)[0, 0] = math.inf
             empty.weight.zero_()
         assert [float16_copy(plain) for plain in (precise, wide, infinite, empty)] == [None] * 4
-
-    def test_an_output_with_tiny_weights_does_not_prevent_a_copy(self) -> None:
-        plain = widened(torch.nn.Linear(64, 64, bias=False))
-        with torch.no_grad():
-            plain.weight[7] *= 2.0**-30
-            held = copied(plain, most_rows=1)(torch.ones((1, 64)))
-            torch.testing.assert_close(held, plain(torch.ones((1, 64))))
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-    def test_the_users_default_dtype_changes_nothing(self, dtype: torch.dtype) -> None:
-        plain = widened(linear(dtype=torch.float32))
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            assert isinstance(with_copy(plain), Float16CopyLinear)
-        finally:
-            torch.set_default_dtype(before)
 
 
 def copied(plain: torch.nn.Linear, most_rows: int) -> Float16CopyLinear:
@@ -302,14 +284,6 @@ def test_bfloat16_layers_that_stay_slow_are_said(
         plain.weight.zero_()[0, 0], plain.weight[7] = 1.0, 2.0**-36 * 1.125
     assert with_copy(plain) is plain
     assert "1 linear layers in bfloat16 are slow" in caplog.text
-
-
-@needs_float16
-def test_copying_by_several_threads_leaves_the_filters_of_warnings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    before = list(warnings.filters)
-    with_copies([widened(linear(dtype=torch.float32)) for _ in range(100)], MUCH, CPU)
-    assert list(warnings.filters) == before
 
 
 @needs_float16

@@ -14,11 +14,6 @@ from tests import tiny_models
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
 UNSUPPORTED: dict[str, tuple[type[Any], Any, str]] = {
-    "gpt2": (
-        transformers.GPT2LMHeadModel,
-        lambda: transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2),
-        "no rotary positions",
-    ),
     "bloom": (
         transformers.BloomForCausalLM,
         lambda: transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2),
@@ -48,11 +43,6 @@ UNSUPPORTED: dict[str, tuple[type[Any], Any, str]] = {
         transformers.MambaForCausalLM,
         lambda: transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4),
         "state-space",
-    ),
-    "t5": (
-        transformers.T5ForConditionalGeneration,
-        lambda: transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2),
-        "encoder-decoder",
     ),
 }
 

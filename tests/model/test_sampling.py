@@ -112,10 +112,6 @@ def test_a_repetition_penalty_counts_the_prompt_and_the_answer() -> None:
     assert chosen(3, repetition_penalty=2.0) == [2, 3, 2]
 
 
-def test_no_repeat_ngram_size_prevents_repeated_ngrams() -> None:
-    assert chosen(3, no_repeat_ngram_size=1) == [2, 3, 0]
-
-
 def test_end_tokens_are_not_chosen_before_min_new_tokens() -> None:
     assert chosen(3, eos=(2,), min_new_tokens=2) == [4, 4, 2]
 
@@ -138,7 +134,6 @@ def test_end_tokens_are_not_chosen_before_min_new_tokens() -> None:
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.inf),
-        ("no_repeat_ngram_size", -1),
         ("min_new_tokens", -1),
         ("logit_bias", {3: 101.0}),
         ("logit_bias", {"3": 1.0}),

@@ -43,24 +43,6 @@ def test_text_is_returned_as_soon_as_it_is_certain() -> None:
     assert out == ["a", "b", ""]
 
 
-@pytest.mark.parametrize(
-    ("text", "stop", "left"),
-    [
-        ("one two", ["two"], "one "),
-        ("two", ["two"], ""),
-        ("one tw", ["two"], "one tw"),
-        ("aab", ["ab"], "a"),
-        ("one two", ["wo", "two"], "one "),
-        ("one\n\ntwo", "\n\n", "one"),
-        ("ab€c", ["b€"], "a"),
-        ("one", [""], "one"),
-    ],
-)
-def test_no_part_of_a_stop_string_is_returned(text: str, stop: Any, left: str) -> None:
-    out, stream = pieces(BYTES, ids_of(text), stop)
-    assert "".join(out) == stream.text == left
-
-
 def test_a_stop_string_inside_one_token_is_found() -> None:
     stop_token = FALLBACK.convert_tokens_to_ids("stop")
     out, stream = pieces(FALLBACK, [*ids_of("s", FALLBACK), stop_token], ["to"])

@@ -128,19 +128,6 @@ def test_only_the_computed_tokens_of_a_run_are_rows_of_a_pass(monkeypatch: pytes
     assert len(layers) == adapter.layer_count  # one pass
 
 
-def test_an_exception_between_layers_ends_the_pass() -> None:
-    calls = []
-
-    def between() -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        raw_kv(adapt(tiny_models.model("llama")), [TokenRun(ids(5, seed=1))], between)
-    assert len(calls) == 3
-
-
 def test_layers_behind_the_wanted_ones_are_not_computed() -> None:
     adapter, calls = adapt(tiny_models.model("llama")), list[int]()
     runs = [TokenRun(ids(9, seed=1)), TokenRun(ids(4, seed=2))]

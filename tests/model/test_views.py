@@ -13,25 +13,8 @@ from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
 TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))
-ROWS = Rows.span(0, len(TOKENS), torch.device("cpu"))
-FUSED_PROJECTIONS = ("phi3", "gpt_neox")
-WITH_OTHER_LAYERS = ("granite", "cohere2")  # results that are multiplied, attention and MLP next to each other
-WITH_OWN_ATTENTION = (*FUSED_PROJECTIONS, "olmo2", "stablelm")  # norms before heads are split, and other parts
-
-
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_keys_computed_without_queries_equal_the_layers_own(family: str) -> None:
-    adapter = adapt(tiny_models.model(family))
-    needs_queries = family in (*FUSED_PROJECTIONS, "olmo2", "stablelm")  # the last two norm the heads of queries
-    assert (adapter._key_layers[0] is adapter.layers[0]) is needs_queries
-    hidden = torch.randn((1, len(TOKENS), adapter.embed(TOKENS).shape[2]), generator=torch.Generator().manual_seed(1))
-    for layer in range(adapter.layer_count):
-        found = adapter.project_kv(layer, hidden, ROWS)
-        adapter._key_layers, kept = adapter.layers, adapter._key_layers
-        wanted = adapter.project_kv(layer, hidden, ROWS)
-        adapter._key_layers = kept
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other)
+# Fused projections, norms before heads are split, results that are multiplied, attention and MLP next to each other.
+NOT_PLAIN = ("phi3", "gpt_neox", "olmo2", "stablelm", "granite", "cohere2")
 
 
 def computed(adapter: Adapter) -> list[torch.Tensor]:
@@ -55,7 +38,7 @@ class TestPlainLayers:
             round_weights(model)
         adapter = adapt(model)
         plain = adapter._plain
-        assert (plain is not None) is (family not in (*WITH_OWN_ATTENTION, *WITH_OTHER_LAYERS))
+        assert (plain is not None) is (family not in NOT_PLAIN)
         directly = computed(adapter)
         adapter._plain = None
         assert all(torch.equal(*pair) for pair in zip(directly, computed(adapter), strict=True))
@@ -80,61 +63,12 @@ class TestPlainLayers:
     ) -> None:
         model = tiny_models.model("llama")
         assert adapt(model)._plain is not None
-        real = plain_layer.GatedMLP.__call__
+        real = plain_layer.PlainLayer.__call__
         with monkeypatch.context() as patch:
-            patch.setattr(plain_layer.GatedMLP, "__call__", lambda *given: real(*given) * 1.001)
+            patch.setattr(plain_layer.PlainLayer, "__call__", lambda *given: real(*given) * 1.001)
             assert adapt(model)._plain is None
         model.model.layers[1].mlp = type("Other", (type(model.model.layers[1].mlp),), {})(model.config)
         assert adapt(model)._plain is None
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_the_usual_norm_is_computed_directly_with_the_same_bits(self, dtype: torch.dtype) -> None:
-        norm = tiny_models.model("qwen2").model.norm.to(dtype)
-        torch.nn.init.uniform_(norm.weight, 0.5, 2)
-        direct, hidden = plain_layer._norm(norm), torch.randn((1, 9, len(norm.weight))).to(dtype)
-        assert direct != norm.forward
-        assert torch.equal(direct(hidden), norm(hidden))
-
-    def test_other_norms_are_computed_by_their_own_forward(self) -> None:
-        class Shifted(type(tiny_models.model("qwen2").model.norm)):  # type: ignore[misc]
-            def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-                changed: torch.Tensor = super().forward(hidden) + hidden
-                return changed
-
-        for norm in (Shifted(8), torch.nn.LayerNorm(8), tiny_models.model("gemma2").model.norm):
-            assert plain_layer._norm(norm) == norm.forward
-
-
-class TestOwnRotation:
-    """Most families' attention runs without the model's own rotation, which rotates by nothing."""
-
-    def attention(self, adapter: Any) -> torch.nn.Module:
-        found: torch.nn.Module = getattr(adapter.layers[0], adapter.attention_name)
-        return found
-
-    @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-    def test_leaving_the_models_rotation_out_changes_no_bit(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        adapter = adapt(tiny_models.model(family))
-        adapter._plain = None
-        monkeypatch.setattr(adapter_module.Adapter, "_use_plain_layers", lambda _: None)
-        other = adapt(tiny_models.model(family))
-        assert isinstance(self.attention(adapter), plain_layer.PlainAttention) is (family not in WITH_OWN_ATTENTION)
-        assert not isinstance(self.attention(other), plain_layer.PlainAttention)
-        assert (adapter._identity is None) is (family not in WITH_OWN_ATTENTION)
-        assert all(torch.equal(*pair) for pair in zip(computed(adapter), computed(other), strict=True))
-
-    def test_attention_with_hooks_or_with_other_results_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model = tiny_models.model("llama")
-        handle = model.model.layers[1].self_attn.register_forward_hook(lambda *_: None)
-        assert not isinstance(self.attention(adapt(model)), plain_layer.PlainAttention)
-        handle.remove()
-        assert isinstance(self.attention(adapt(model)), plain_layer.PlainAttention)
-        real = plain_layer.PlainAttention._heads
-        for change in (lambda heads: heads * 1.001, lambda heads: heads[..., 1:]):
-            monkeypatch.setattr(
-                plain_layer.PlainAttention, "_heads", lambda *given, change=change: change(real(*given))
-            )
-            assert not isinstance(self.attention(adapt(model)), plain_layer.PlainAttention)
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)

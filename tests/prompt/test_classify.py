@@ -79,7 +79,6 @@ def test_a_chunk_right_behind_the_prefix(
         (prompt_of(B, A), EXACT_ONLY, SpanState.COMPUTED, "only a passage right behind the prefix"),
         (prompt_of(B, A, own_prefix=False), FUSED, SpanState.FUSED, None),
         (prompt_of(B, A, plain=frozenset({0})), FUSED, SpanState.FUSED, None),
-        (prompt_of(B, A, plain=frozenset({1})), FUSED, SpanState.COMPUTED, None),
         (prompt_of(B, A, history=History(tail=(9,))), FUSED, SpanState.FUSED, None),
     ],
 )
@@ -87,8 +86,23 @@ def test_a_chunk_behind_another_one_is_never_exact(
     prompt: Prompt, method: PrefillMethod, state: SpanState, why: str | None
 ) -> None:
     plan = planned(prompt, method, stored(B), stored(A))
-    assert states(plan, SpanKind.CHUNK)[1] is state
+    assert states(plan, SpanKind.CHUNK)[-1] is state
     assert (why is None and 1 not in plan.unused) or why in plan.unused[1]
+
+
+def test_text_is_computed_and_a_separator_stands_behind_each_chunk_that_no_text_follows() -> None:
+    """It never stands before the first chunk, which so stays exact."""
+    found = [stored(A), MISSING, stored(B), stored(A)]
+    plan = planned(prompt_of(A, (9,), B, A, plain=frozenset({1}), separator=(10,)), FUSED, *found)
+    assert plan.plan.token_ids.tolist() == [*PREFIX, *A, 9, *B, 10, *A, 10, *QUESTION]
+    assert [(span.chunk, span.start) for span in plan.plan.spans if span.kind is SpanKind.CHUNK] == [
+        (0, 2),
+        (2, 6),
+        (3, 9),
+    ]
+    assert states(plan, SpanKind.CHUNK) == [SpanState.EXACT, SpanState.FUSED, SpanState.FUSED]
+    assert states(plan, SpanKind.TEXT) == [SpanState.COMPUTED] * 3
+    assert (plan.missed, plan.unused) == ((), {})
 
 
 @pytest.mark.parametrize("more", [dict(own_prefix=False), dict(history=History(tail=(9,))), dict(prefix=())])

@@ -2,8 +2,10 @@
 
 import pytest
 
-from ragkv import Text
-from tests.engine.helpers import A, B, Q, close, counts, engine_of, full_prefill, stored
+from ragkv import PromptConfig, Text
+from ragkv.errors import InputError
+from ragkv.types import Excerpt
+from tests.engine.helpers import A, B, Q, close, counts, engine_of, full_prefill, stored, text_engine
 
 HEAD, SEPARATOR = Text((1, 40, 41), opening=True), Text((50, 51))
 
@@ -15,6 +17,39 @@ def test_text_among_chunks_stays_in_its_place_and_is_computed() -> None:
         assert prefill.token_ids.tolist() == [1, *A, *SEPARATOR.token_ids, *B, *Q]
         assert counts(prefill.reuse) == (1 + len(A), len(B), 0, len(SEPARATOR) + len(Q))
         assert prefill.reuse.missed_chunks == 0
+
+
+def test_the_separator_is_the_settings_unless_the_request_gives_another() -> None:
+    """A chunk's ids are those of its text alone, so it has one entry whatever stands around it."""
+    with text_engine() as engine:
+        engine.warm(["ab", "cd"])
+        engine.prefill("Why?", ["ab"])
+        engine.flush()  # "ab" stood first, so it has exact KV now
+        heading = Text((), "## ")
+        for how, wanted in [
+            ({}, "ab\n\ncd\n\nWhy?"),
+            ({"separator": ""}, "abcdWhy?"),
+            ({"separator": "; "}, "ab; cd; Why?"),
+            ({"separator": engine.intake.encode("; ")}, "ab; cd; Why?"),
+        ]:
+            prefill = engine.prefill("Why?", ["ab", "cd"], **how)
+            assert prefill.token_ids.tolist() == [1, *engine.intake.encode(wanted)]
+            exact, fused, recomputed, computed = counts(prefill.reuse)
+            assert (exact, fused + recomputed, computed) == (1 + 2, 2, len(wanted) - 4)
+            assert (prefill.reuse.missed_chunks, prefill.reuse.tokens) == (0, 1 + len(wanted))
+        headed = engine.prefill("Why?", [heading, "ab", heading, "cd"])
+        assert headed.token_ids.tolist() == [1, *engine.intake.encode("## ab## cd\n\nWhy?")]
+        assert headed.reuse.missed_chunks == 0
+
+
+def test_a_setting_gives_another_separator_and_ids_need_none() -> None:
+    with text_engine(prompt=PromptConfig(separator="|")) as engine:
+        assert engine.prefill("?", ["ab"]).token_ids.tolist() == [1, *engine.intake.encode("ab|?")]
+    with engine_of() as engine:
+        assert engine.prefill(Q, [A, B]).token_ids.tolist() == [1, *A, *B, *Q]
+        assert engine.prefill(Q, [A, B], separator=[7]).token_ids.tolist() == [1, *A, 7, *B, 7, *Q]
+        with pytest.raises(InputError, match="no tokenizer"):
+            engine.prefill(Q, [A], separator="|")
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
@@ -34,6 +69,22 @@ def test_an_opening_equal_to_the_prefix_is_reused() -> None:
     with engine_of() as engine:
         engine.warm([A])
         assert engine.prefill(Q, [Text((1,), opening=True), A]).reuse == engine.prefill(Q, [A]).reuse
+
+
+def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_the_prefix() -> None:
+    with engine_of() as engine:
+        engine.warm([A, B])
+        first, second = Excerpt(tuple(A[:-1]), whole=tuple(A)), Excerpt(tuple(B[1:]), whole=tuple(B), offset=1)
+        alone = engine.prefill(Q, [first])
+        assert counts(alone.reuse) == (1 + len(first), 0, 0, len(Q))
+        close(alone.logits, full_prefill(alone.token_ids.tolist())[0])
+        both = engine.prefill(Q, [first, SEPARATOR, second], ratio=0.0)
+        assert both.token_ids.tolist() == [1, *A[:-1], *SEPARATOR.token_ids, *B[1:], *Q]
+        assert counts(both.reuse) == (1 + len(first), len(second), 0, len(SEPARATOR) + len(Q))
+        whole = engine.prefill(Q, [first, SEPARATOR, second], ratio=1.0)
+        close(whole.logits, full_prefill(whole.token_ids.tolist())[0])
+        engine.flush()
+        assert stored(engine, first.token_ids) is None and stored(engine, second.token_ids) is None
 
 
 def test_text_is_never_stored() -> None:

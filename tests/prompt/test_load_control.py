@@ -197,9 +197,9 @@ def test_a_damaged_entry_leads_to_a_new_decision(tmp_path: Path) -> None:
 def test_the_setting_may_leave_the_ratio_to_the_controller(tmp_path: Path) -> None:
     toml = tmp_path / "ragkv.toml"
     toml.write_text('[fusion]\nratio = "none"\n[controller.prices]\ndisk_usd_per_gb_month = 1.5\n')
-    config = EngineConfig.from_toml(toml)
+    config = EngineConfig.gather(toml, {})
     assert (config.fusion.ratio, config.controller.prices.disk_usd_per_gb_month) == (None, 1.5)
-    assert EngineConfig.from_env({"RAGKV_FUSION__RATIO": "none"}).fusion.ratio is None
+    assert EngineConfig.gather(None, {"RAGKV_FUSION__RATIO": "none"}).fusion.ratio is None
     assert EngineConfig.from_dict({"fusion": {"ratio": None}}).fusion.ratio is None
     with pytest.raises(ConfigError):
         EngineConfig.from_dict({"fusion": {"ratio": "some"}})

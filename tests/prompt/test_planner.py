@@ -133,7 +133,7 @@ class TestShapes:
 
     def test_an_empty_text_counts_as_no_question(self) -> None:
         with text_engine() as engine:
-            assert engine.prefill("", ["ab"]).reuse.tokens == 3
+            assert engine.prefill("", ["ab"], separator="").reuse.tokens == 3
 
     def test_the_first_chunk_is_exact_at_position_zero_without_a_prefix(self) -> None:
         model = llama()
@@ -152,7 +152,7 @@ class TestShapes:
             assert ready.metadata == {"source": "x"}
             forms = ["ab", ready, list(ready.token_ids), torch.tensor(ready.token_ids)]
             assert {tuple(engine.prefill("c", [form]).token_ids.tolist()) for form in forms} == {
-                (1, *ready.token_ids, *engine.chunk("c").token_ids)
+                (1, *engine.intake.encode("ab\n\nc"))
             }
 
 

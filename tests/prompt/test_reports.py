@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ragkv import Engine, StoreConfig
+from ragkv import Engine, FusionConfig, StoreConfig
 from ragkv.fusion import SELECTORS, AskingSelector
 from ragkv.prompt import Prefill
 from tests import tiny_models
@@ -18,9 +18,9 @@ WARM = POOL[::2]
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """An engine that never encodes missed chunks, so that its store does not change."""
-    with engine_of() as engine:
+    with engine_of(fusion=FusionConfig(selector="sensitivity")) as engine:
         engine.warm(WARM)
-        engine.entries.background.add = lambda _ids: None  # type: ignore[method-assign]
+        engine.entries.background.add = lambda *_: None  # type: ignore[method-assign]
         yield engine
 
 

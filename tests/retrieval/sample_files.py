@@ -4,7 +4,22 @@ import io
 import zipfile
 from collections.abc import Sequence
 from email.message import EmailMessage
+from pathlib import Path
 from typing import Any
+
+from ragkv.errors import DocumentError
+from ragkv.retrieval import Document, ParseLimits, check_not_blank, load_bytes, read_bytes
+
+
+def load(file: Path, encoding: str | None = None, limits: ParseLimits = ParseLimits()) -> list[Document]:  # noqa: B008
+    """The documents of a file. Raises the first error."""
+    data = read_bytes(file)
+    check_not_blank(file, data)
+    found = list(load_bytes(file, data, encoding, limits))
+    for error in found:
+        if isinstance(error, DocumentError):
+            raise error
+    return [one for one in found if isinstance(one, Document)]
 
 
 def pdf(*texts: str) -> bytes:

@@ -15,7 +15,7 @@ SCRIPT = """if True:
     from pathlib import Path
     import langchain_text_splitters  # imported before the fork, so that children start at once
     from ragkv.retrieval import Document, Index
-    from ragkv.retrieval.testing import HashEmbedder, word_splitter
+    from tests.retrieval.fakes import HashEmbedder, word_splitter
 
     directory, kills = sys.argv[1], int(sys.argv[2])
     FILES = 30

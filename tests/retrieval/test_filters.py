@@ -8,7 +8,7 @@ import pytest
 from ragkv.errors import InputError
 from ragkv.retrieval import Document, Index
 from ragkv.retrieval.filters import Where
-from ragkv.retrieval.testing import word_splitter
+from tests.retrieval.fakes import word_splitter
 
 METADATA: dict[str, dict[str, Any]] = {
     "a": {"year": 1999, "tags": ["x", "y"], "ok": True, "name": "alpha"},

@@ -17,8 +17,8 @@ from ragkv.errors import (
     StoreLockedError,
     StoreReadOnlyError,
 )
-from ragkv.retrieval import Document, Index, Splitter
-from ragkv.retrieval.testing import HashEmbedder, word_splitter
+from ragkv.retrieval import Document, Index
+from tests.retrieval.fakes import HashEmbedder, word_splitter
 
 A = Document("a", "red fish\n\nblue fish", metadata={"n": 1})
 B = Document("b", "old bread\n\nnew bread")
@@ -77,16 +77,6 @@ def test_a_different_splitter_makes_every_document_changed(tmp_path: Path) -> No
             report = index.ingest([A])
             assert len(index.passages()) == expected
     assert report.changed == ("a",)
-
-
-def test_pruning_deletes_the_documents_that_were_not_passed(index: Index) -> None:
-    index.ingest([A, B])
-    report = index.ingest([B], prune=True)
-    assert (report.unchanged, report.deleted) == (("b",), ("a",))
-    assert [p.text for p in report.forgotten_passages] == ["red fish", "blue fish"]
-    assert index.document_ids() == ["b"]
-    with pytest.raises(InputError, match="would delete all 1"):
-        index.ingest([], prune=True)
 
 
 def test_a_deleted_document_leaves_no_trace_in_any_file(index: Index) -> None:
@@ -170,12 +160,6 @@ def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Pa
         assert (index.document_ids(), index.search("number"), index.stats().texts) == ([], [], 0)
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
         assert index.ingest(many).embedded_texts == 100 - 64
-
-
-def test_ingesting_no_documents_gives_an_empty_index(index: Index) -> None:
-    report = index.ingest([])
-    assert (report.added, index.search("anything"), index.passages()) == ((), [], [])
-    assert (index.stats().documents, index.notice) == (0, None)
 
 
 def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: Path) -> None:
@@ -321,9 +305,3 @@ def test_searches_and_ingestions_in_many_threads_do_not_disturb_each_other(tmp_p
 def test_the_index_directory_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     Index(tmp_path / "deep" / "index").close()
     assert (tmp_path / "deep" / "index").stat().st_mode & 0o077 == 0
-
-
-def test_an_index_may_live_in_memory_alone() -> None:
-    with Index(None, splitter=Splitter(len, 100)) as index:
-        index.ingest([A])
-        assert index.search("blue")[0].passage.document_id == "a"

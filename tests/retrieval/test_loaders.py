@@ -8,29 +8,16 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import DocumentError, MissingExtraError
-from ragkv.retrieval import Document, load_documents
+from ragkv.retrieval import Document
 
 from . import sample_files
+from .sample_files import load
 
 
 def write(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
-
-
-def test_a_directory_is_walked_recursively_in_sorted_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a/z.md", "a/c.txt"):
-        write(tmp_path / name, f"text of {name}")
-    assert [Path(d.id).name for d in load_documents(tmp_path)] == ["c.txt", "z.md", "b.txt"]
-
-
-def test_a_document_id_is_the_absolute_path_however_the_file_was_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(tmp_path / "a.txt", "text")
-    monkeypatch.chdir(tmp_path)
-    assert [d.id for d in load_documents("a.txt")] == [d.id for d in load_documents([file])] == [str(file)]
 
 
 def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path) -> None:
@@ -40,7 +27,7 @@ def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path)
         {"text": "three"},
     ]
     file = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
-    assert list(load_documents(file)) == [
+    assert list(load(file)) == [
         Document("a", "one", str(file), {"title": "T", "year": 1}),
         Document("7", "two", "here"),
         Document(f"{file}#3", "three", str(file)),
@@ -69,42 +56,25 @@ def test_a_bad_document_is_an_error_that_names_the_file(
 ) -> None:
     file = write(tmp_path / name, content)
     with pytest.raises(DocumentError, match=reason) as caught:
-        list(load_documents(file))
+        list(load(file))
     assert name in str(caught.value)
-
-
-def test_a_missing_path_and_a_directory_without_documents_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="no such file"):
-        list(load_documents(tmp_path / "none.txt"))
-    with pytest.raises(DocumentError, match="No documents under"):
-        list(load_documents(tmp_path))
 
 
 def test_a_path_that_is_no_regular_file_is_an_error_and_never_blocks(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DocumentError, match="neither a file nor a directory"):
-        list(load_documents(tmp_path / "pipe.txt"))
+        list(load(tmp_path / "pipe.txt"))
 
 
 @pytest.mark.parametrize("encoding", ["klingon", "hex"])
 def test_an_unknown_encoding_is_an_error(tmp_path: Path, encoding: str) -> None:
     with pytest.raises(DocumentError, match=f"unknown encoding '{encoding}'"):
-        list(load_documents(write(tmp_path / "a.txt", "x"), encoding=encoding))
-
-
-def test_with_on_error_the_rest_is_still_loaded_and_every_error_reported(tmp_path: Path) -> None:
-    write(tmp_path / "a.txt", "good")
-    write(tmp_path / "b.txt", b"\x00")
-    write(tmp_path / "c.jsonl", '{"id": "c1", "text": "good"}\n{\n{"id": "c3", "text": "good"}')
-    errors: list[DocumentError] = []
-    ids = [Path(d.id).name for d in load_documents(tmp_path, on_error=errors.append)]
-    assert ids == ["a.txt", "c1", "c3"]
-    assert [("b.txt" in str(e), "line 2" in str(e)) for e in errors] == [(True, False), (False, True)]
+        list(load(write(tmp_path / "a.txt", "x"), encoding=encoding))
 
 
 def test_page_starts_point_to_the_first_character_of_each_pdf_page(tmp_path: Path) -> None:
     pytest.importorskip("pypdf", reason="needs pypdf (extra pdf)")
-    (document,) = load_documents(write(tmp_path / "two.pdf", sample_files.pdf("First page.", "Second page.")))
+    (document,) = load(write(tmp_path / "two.pdf", sample_files.pdf("First page.", "Second page.")))
     assert document.text == "First page.\n\nSecond page."
     assert [document.text[start:].split("\n")[0] for start in document.page_starts] == ["First page.", "Second page."]
 
@@ -112,4 +82,4 @@ def test_page_starts_point_to_the_first_character_of_each_pdf_page(tmp_path: Pat
 def test_a_pdf_without_the_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pypdf", None)
     with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[pdf\]"'):
-        list(load_documents(write(tmp_path / "a.pdf", "%PDF")))
+        list(load(write(tmp_path / "a.pdf", "%PDF")))

@@ -9,7 +9,7 @@ import pytest
 
 from ragkv.errors import ConfigError
 from ragkv.retrieval import Document, Splitter
-from ragkv.retrieval.testing import word_splitter
+from tests.retrieval.fakes import word_splitter
 from tests.timing import processor_seconds
 
 GUIDE = """# Guide

@@ -191,17 +191,6 @@ def test_an_owner_that_was_away_is_not_owed_the_time() -> None:
     assert queue.take()[0] == "a"
 
 
-def test_an_owner_is_due_when_it_used_less_than_the_one_that_is_served() -> None:
-    queue = TimeShareQueue[int]()
-    queue.begin("a")
-    queue.add("a", 0)
-    assert not queue.is_due("a", 10.0)  # no other owner waits
-    queue.add("b", 0)
-    assert not queue.is_due("a", 0.01) and queue.is_due("a", 0.1)
-    queue.charge("b", 1.0)
-    assert not queue.is_due("a", 0.1)
-
-
 def test_a_thread_works_for_the_innermost_owner() -> None:
     assert current_owner() == ""
     with working_for("a"):

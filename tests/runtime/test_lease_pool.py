@@ -74,15 +74,6 @@ def test_a_group_that_opens_many_values_closes_its_own() -> None:
     assert openings.opened.count("b1") == 1
 
 
-def test_a_leased_value_is_not_closed() -> None:
-    openings = Openings()
-    pool = pool_of(openings, 1)
-    with pool.lease("a1", openings.opener("a1")):
-        use(pool, openings, "a2", "a3")
-        assert "a1" in openings.names
-    assert openings.names == {"a1"}
-
-
 def test_a_lease_waits_for_a_place_and_is_refused_with_the_name_of_the_setting() -> None:
     openings = Openings()
     pool = pool_of(openings, 1, wait_s=0.05)

@@ -99,16 +99,3 @@ def test_the_only_answering_thread_keeps_its_pool_between_tokens(engine: Engine)
     assert workers(before) == 1
     list(events)
     assert workers(before) == 0
-
-
-def test_no_thread_keeps_a_pool_while_several_answer(engine: Engine, elsewhere: Callable[..., None]) -> None:
-    before = tasks()
-    first = engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)
-    next(first)
-    elsewhere(lambda: engine.answer(QUESTION, CHUNKS, max_new_tokens=2))
-    for stream in (first, engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)):
-        next(stream)
-    next(first)
-    assert workers(before) == 0
-    list(first)
-    assert workers(before) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.api.documents.deletion_journal import FILE, DeletionJournal
+from ragkv.api.documents.deletions import FILE, DeletionJournal
 from ragkv.retrieval.database import FILE as INDEX
 from ragkv.retrieval.database import Database, state_of
 from ragkv.runtime import sqlite_files

@@ -1,7 +1,6 @@
 """Work of a task in a thread: the same events, an event loop that goes on, and cancellation that ends the request."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -47,14 +46,6 @@ def test_a_tasks_events_are_those_of_a_thread(engine: Engine) -> None:
     assert [getattr(event, "token_id", None) for event in asyncio.run(events())] == [
         getattr(event, "token_id", None) for event in wanted
     ]
-
-
-def test_one_thread_runs_a_whole_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
-    original = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread.name), original(thread))[1])
-    asyncio.run(answer(engine, max_new_tokens=20, min_new_tokens=20))
-    assert started.count("ragkv-stream") == 1 and len(started) <= 2
 
 
 def test_the_event_loop_goes_on_while_the_model_works(engine: Engine) -> None:

@@ -26,14 +26,8 @@ class Listener:
     def __init__(self) -> None:
         self.calls: list[tuple[str, PrefetchHint]] = []
 
-    def queued(self, hint: PrefetchHint) -> None:
-        self.calls.append(("queued", hint))
-
-    def started(self, hint: PrefetchHint) -> None:
-        self.calls.append(("started", hint))
-
-    def left(self, hint: PrefetchHint) -> None:
-        self.calls.append(("left", hint))
+    def __getattr__(self, what: str) -> Callable[[PrefetchHint], None]:
+        return lambda hint: self.calls.append((what, hint))
 
 
 class Queue:
@@ -344,17 +338,6 @@ def test_an_open_stream_blocks_no_other_request_even_on_its_own_thread() -> None
         next(events)
         assert engine.answer(Q, [B], max_new_tokens=2).token_ids
         assert len(list(events)) == 5
-
-
-def test_an_engine_with_a_full_queue_refuses_with_one_clear_error() -> None:
-    with engine_of(scheduler=SchedulerConfig(workers=1, queue_limit=0)) as engine:
-        with (
-            engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()),
-            pytest.raises(QueueFullError, match="Ask again later"),
-        ):
-            engine.answer(Q, [A])
-        assert engine.answer(Q, [A], max_new_tokens=1).token_ids
-        assert engine.stats().queue.refused == 1
 
 
 class TestPrefetching:

@@ -2,19 +2,15 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ragkv.config import CODEC_NAMES, StoreConfig
+from ragkv.config import CODEC_NAMES
 from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Lease, MemoryTier, Tier
-from ragkv.store.remote import open_remote
 
 from .entries import as_stored, ids_of, make_entry, read_all, same, with_codec
-from .remote.helpers import redis_config
-from .remote.servers import RedisServer
 
 NUMBERS = st.integers(0, 7)
 ENTRIES = [  # of three sizes in two codecs
@@ -102,19 +98,7 @@ class AnyMemoryTier(AnyTier):
         return sum(EncodedEntry.of(by_key[info.key]).size_bytes for info in self.tier.infos())
 
 
-class RestartableTier(AnyTier):
-    @rule()
-    def restart(self) -> None:
-        for _, lease in self.leases:
-            lease.close()
-        self.leases, self.live = [], set()
-        before = {info.key for info in self.tier.infos()}
-        self.tier.close()
-        self.tier = self.open()
-        assert {info.key for info in self.tier.infos()} == before
-
-
-class AnyDiskTier(RestartableTier):
+class AnyDiskTier(AnyTier):
     def __init__(self) -> None:
         self.place = tempfile.TemporaryDirectory()
         super().__init__()
@@ -125,36 +109,19 @@ class AnyDiskTier(RestartableTier):
     def recount(self) -> int:
         return sum(path.stat().st_size for path in Path(self.place.name).glob("entries/*/*"))
 
+    @rule()
+    def restart(self) -> None:
+        for _, lease in self.leases:
+            lease.close()
+        self.leases, self.live = [], set()
+        before = {info.key for info in self.tier.infos()}
+        self.tier.close()
+        self.tier = self.open()
+        assert {info.key for info in self.tier.infos()} == before
+
     def teardown(self) -> None:
         super().teardown()
         self.place.cleanup()
-
-
-class AnyRedisTier(RestartableTier):
-    """The server keeps the counts; a recount looks at the values themselves."""
-
-    server: RedisServer
-
-    def __init__(self) -> None:
-        self.config = redis_config(self.server, timeout_s=10.0, max_bytes=12 * 4096, group_bytes=1)
-        super().__init__()
-
-    def open(self) -> Tier:
-        (tier,) = open_remote(StoreConfig(redis=self.config))
-        return tier
-
-    def recount(self) -> int:
-        client: Any = self.tier._connector._client  # type: ignore[attr-defined]
-        return sum(client.strlen(name) for name in client.keys(f"{self.config.prefix}:*:v:*"))
-
-
-def test_a_redis_tier_keeps_its_capacity_leases_and_counts_after_any_operations(
-    redis_server: RedisServer,
-) -> None:
-    AnyRedisTier.server = redis_server
-    slow = [HealthCheck.too_slow]
-    few = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=slow)
-    run_state_machine_as_test(AnyRedisTier, settings=few)  # type: ignore[no-untyped-call]
 
 
 TestMemoryTier = AnyMemoryTier.TestCase

@@ -1,10 +1,8 @@
 """The rules of the disk tier beyond the contract of all tiers: durability, recovery, locks and damage."""
 
 import errno
-import fcntl
 import logging
 import os
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +14,11 @@ import torch
 
 from ragkv.config import CODEC_NAMES
 from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
-from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier, aligned_empty
+from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier
 
 from .entries import IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same, with_codec
 
 FILE_BYTES = 4 * 4096
-needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
 
 
 def open_tier(place: Path, capacity: int = 100, **options: object) -> DiskTier:
@@ -31,12 +28,6 @@ def open_tier(place: Path, capacity: int = 100, **options: object) -> DiskTier:
 @pytest.fixture
 def tier(tmp_path: Path) -> Iterator[DiskTier]:
     with closing(open_tier(tmp_path)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def direct_tier(tmp_path: Path) -> Iterator[DiskTier]:
-    with closing(open_tier(tmp_path, direct=True)) as opened:
         yield opened
 
 
@@ -357,59 +348,6 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
     tier.close()
 
 
-@needs_direct
-@pytest.mark.parametrize("codec", CODEC_NAMES)
-@pytest.mark.parametrize("tokens", [3, 300, 512])  # less than a page, pages and a part, pages
-def test_direct_reads_bypass_the_page_cache_for_any_buffer(
-    direct_tier: DiskTier, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int
-) -> None:
-    entry = make_entry(1, tokens=tokens, identity=with_codec(codec))
-    direct_tier.put(entry)
-    flags = set[int]()
-
-    def spy_preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
-        flags.add(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
-        return preadv(fd, buffers, offset)
-
-    preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", spy_preadv)
-    monkeypatch.setattr(os, "pread", None)
-    aligned = aligned_empty(entry.kv[0].shape, entry.kv.dtype)
-    assert aligned.data_ptr() % 4096 == 0
-    unaligned = torch.empty(entry.kv[0].numel() + 1, dtype=entry.kv.dtype)[1:].view(entry.kv[0].shape)
-    with leased(direct_tier, entry) as lease:
-        for out in (aligned, unaligned, None):
-            assert torch.equal(lease.read_layer(0, out), as_stored(entry).kv[0])
-    assert flags == {os.O_DIRECT}
-
-
-@needs_direct
-def test_a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusing(fd: int, buffers: list[memoryview], offset: int) -> int:
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return preadv(fd, buffers, offset)
-
-    preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", refusing)
-    tier = open_tier(tmp_path, direct=True)
-    tier.put(make_entry(1))
-    assert serves(tier, 1)
-    tier.close()
-
-
-@needs_direct
-def test_a_direct_read_of_a_truncated_file_is_damage(direct_tier: DiskTier, tmp_path: Path) -> None:
-    entry = make_entry(1, tokens=300)
-    direct_tier.put(entry)
-    with leased(direct_tier, entry) as lease:
-        os.truncate(file_of(tmp_path, 1, 300), 4 * 4096 + 100)
-        with pytest.raises(EntryDamagedError, match="layer 1"):
-            lease.read_layer(1)
-
-
 def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "ragkv"):
         fill(tmp_path, 1)
@@ -417,88 +355,23 @@ def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptu
     assert caplog.records == []
 
 
-@needs_direct
-@pytest.mark.parametrize("codec", CODEC_NAMES)
-@pytest.mark.parametrize("tokens", [8, 64, 300])  # a layer ends within its first page, with one (raw), and later
-@pytest.mark.parametrize("brought", ["all", "two", "page"])  # some file systems bring less than they were asked for
-def test_direct_reads_fetch_several_small_layers_with_one_request(
-    direct_tier: DiskTier, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int, brought: str
-) -> None:
-    entry = make_entry(1, tokens=tokens, layers=8, identity=with_codec(codec))
-    direct_tier.put(entry)
-    requests = list[int]()
-    preadv = os.preadv
-
-    def spy(fd: int, buffers: list[memoryview], offset: int) -> int:
-        requests.append(offset)
-        parts = {"all": buffers, "two": buffers[:2], "page": [buffers[0][:4096]]}
-        return preadv(fd, parts[brought], offset)
-
-    monkeypatch.setattr(os, "preadv", spy)
-    with leased(direct_tier, entry) as lease:
-        assert lease.layers_per_read >= 8
-        requests.clear()
-        for buffers in ([None] * 5, [torch.empty_like(entry.kv[0]) for _ in range(5)]):
-            for read, wanted in zip(lease.read_layers(3, buffers), as_stored(entry).kv[3:], strict=True):
-                assert torch.equal(read, wanted)
-    assert len(requests) == 2 if brought == "all" else len(requests) > 2
-    assert direct_tier.stats().read_bytes == 2 * 5 * lease.stored_bytes // 8
-    assert direct_tier.stats().damaged == 0
-
-
-@needs_direct
-def test_damage_in_layers_read_together_names_the_damaged_layer(tmp_path: Path) -> None:
+def test_a_file_that_ends_too_early_is_damage(tier: DiskTier, tmp_path: Path) -> None:
     entry = make_entry(1, layers=8)
-    for damage in ("flip", "cut"):
-        tier = open_tier(tmp_path, direct=True)
-        tier.put(entry)
-        path = file_of(tmp_path, 1)
-        with leased(tier, entry) as lease:
-            end = path.stat().st_size
-            if damage == "cut":
-                os.truncate(path, end - 2 * 4096)
-            else:
-                data = bytearray(path.read_bytes())
-                data[end - 2 * 4096] ^= 1
-                path.write_bytes(data)
-            with pytest.raises(EntryDamagedError, match="layer 6"):
-                lease.read_layers(1, [None] * 7)
-        assert not tier.contains(entry.info.key)
-        tier.close()
+    tier.put(entry)
+    path = file_of(tmp_path, 1)
+    with leased(tier, entry) as lease:
+        os.truncate(path, path.stat().st_size - 2 * 4096)
+        with pytest.raises(EntryDamagedError, match="layer 6"):
+            lease.read_layer(6)
+    assert not tier.contains(entry.info.key)
 
 
-@needs_direct
-def test_layers_are_read_one_by_one_through_the_page_cache(tier: DiskTier) -> None:
-    tier.put(make_entry(1))
-    with leased(tier, make_entry(1)) as lease:
-        assert lease.layers_per_read == 1
-
-
-@pytest.mark.parametrize("size", [1, 4097, 2**21, 5 * 2**20])
-def test_memory_for_direct_reads_is_aligned(size: int) -> None:
-    memory = aligned_empty((size,), torch.uint8)
-    assert memory.data_ptr() % (4096 if size < 2**21 else 2**21) == 0
-    assert memory.fill_(7).sum() == 7 * size
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
-def test_large_aligned_memory_asks_for_huge_pages_and_is_private() -> None:
-    memory = aligned_empty((4 * 2**20,), torch.uint8)
-    place = memory.data_ptr()
-    mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())[1:]
-    spans = {tuple(int(end, 16) for end in text.split(" ", 1)[0].split("-")): text for text in mappings}
-    (mapping,) = (text for (start, stop), text in spans.items() if start <= place < stop)
-    assert mapping.split(" ", 2)[1] == "rw-p"
-    assert "hg" in mapping.split("VmFlags:")[1].split()
-
-
-@needs_direct
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_many_threads_can_read_the_layers_of_one_entry(direct_tier: DiskTier, codec: str) -> None:
+def test_many_threads_can_read_the_layers_of_one_entry(tier: DiskTier, codec: str) -> None:
     entry = make_entry(1, tokens=33, layers=24, identity=with_codec(codec))
-    direct_tier.put(entry)
+    tier.put(entry)
     wanted = as_stored(entry)
-    with leased(direct_tier, entry) as lease, ThreadPoolExecutor(8) as pool:
+    with leased(tier, entry) as lease, ThreadPoolExecutor(8) as pool:
 
         def right(layer: int) -> bool:
             return torch.equal(lease.read_layer(layer), wanted.kv[layer])

@@ -10,8 +10,8 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
-from ragkv.lab.testing import WrappedTier
 from ragkv.store import LRU, DiskTier, Entry, Identity, Lease, MemoryTier, Store, TierKind
+from tests.store.fakes import WrappedTier
 
 from .entries import IDENTITY, ids_of, leased, make_entry, other_identities, read_all, same
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from ragkv.config import CODEC_NAMES
-from ragkv.lab.testing import ThrottledTier
-from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Identity, MemoryTier, ReadOnlyDiskTier, Tier, aligned_empty
+from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Identity, MemoryTier, ReadOnlyDiskTier, Tier
 
 from .entries import (
     as_stored,
@@ -23,7 +22,7 @@ from .entries import (
     same,
     with_codec,
 )
-from .remote.helpers import remote_tier, value_bytes
+from .remote.helpers import counted, remote_tier
 
 MakeEntry = Callable[..., Entry]
 MakeTier = Callable[..., Tier]
@@ -40,29 +39,28 @@ def entry_of(identity: Identity) -> MakeEntry:
     return partial(make_entry, identity=identity)
 
 
-@pytest.fixture(params=["memory", "disk", "disk-direct", "throttled", "redis", "s3"])
+@pytest.fixture(params=["memory", "disk", "redis", "s3"])
 def make_tier(request: pytest.FixtureRequest, entry_of: MakeEntry, tmp_path: Path) -> Iterator[MakeTier]:
-    """Opens tiers of one kind; `capacity` is in entries of the default size."""
+    """Opens tiers of one kind; `capacity`, of a tier of this machine, is in entries of the default size."""
     opened: list[Tier] = []
 
     def make(capacity: float = 100) -> Tier:
-        if request.param in ("memory", "throttled"):
+        if request.param == "memory":
             tier: Tier = MemoryTier(int(capacity * EncodedEntry.of(entry_of()).size_bytes), LRU())
-            if request.param == "throttled":
-                tier = ThrottledTier(tier, bandwidth_bytes_per_s=1e9)
-        elif request.param in ("redis", "s3"):
-            server = request.getfixturevalue(f"{request.param}_server")
-            tier = remote_tier(server, int(capacity * value_bytes(entry_of())))
-        else:
+        elif request.param == "disk":
             file_bytes = 4 * 4096  # header, ids and scores, two layers
-            place = tmp_path / str(len(opened))
-            tier = DiskTier(place, int(capacity * file_bytes), LRU(), direct=request.param == "disk-direct")
+            tier = DiskTier(tmp_path / str(len(opened)), int(capacity * file_bytes), LRU())
+        else:
+            tier = remote_tier(request.getfixturevalue(f"{request.param}_server"))
         opened.append(tier)
         return tier
 
     yield make
     for tier in opened:
         tier.close()
+
+
+bounded = pytest.mark.parametrize("make_tier", ["memory", "disk"], indirect=True)  # shared storage bounds itself
 
 
 def test_a_lease_returns_the_bytes_and_the_info_that_were_put(entry_of: MakeEntry, make_tier: MakeTier) -> None:
@@ -114,6 +112,7 @@ def test_an_equal_key_with_another_identity_or_other_tokens_is_damage(
     assert "not those asked for" in caplog.text
 
 
+@bounded
 def test_a_full_tier_evicts_the_least_recently_used_entry(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier = make_tier(capacity=2)
     tier.put(entry_of(1))
@@ -125,6 +124,7 @@ def test_a_full_tier_evicts_the_least_recently_used_entry(entry_of: MakeEntry, m
     assert tier.stats().evictions == 1
 
 
+@bounded
 def test_a_leased_entry_is_never_evicted(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier = make_tier(capacity=1)
     tier.put(entry_of(1))
@@ -135,6 +135,7 @@ def test_a_leased_entry_is_never_evicted(entry_of: MakeEntry, make_tier: MakeTie
     assert not tier.contains(entry_of(1).info.key)
 
 
+@bounded
 def test_an_entry_larger_than_the_tier_is_refused_and_evicts_nothing(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier = make_tier(capacity=1)
     tier.put(entry_of(1))
@@ -145,11 +146,12 @@ def test_an_entry_larger_than_the_tier_is_refused_and_evicts_nothing(entry_of: M
 def test_a_second_put_changes_nothing(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier = make_tier()
     assert tier.put(entry_of(1))
-    before = tier.stats()
+    before = counted(tier)
     assert tier.put(entry_of(1))
-    assert tier.stats() == before
+    assert counted(tier) == before
 
 
+@bounded
 def test_a_deleted_entry_is_gone_but_its_open_lease_stays_readable(
     identity: Identity, entry_of: MakeEntry, make_tier: MakeTier
 ) -> None:
@@ -161,9 +163,10 @@ def test_a_deleted_entry_is_gone_but_its_open_lease_stays_readable(
         assert not tier.contains(key)
         assert tier.lease(identity, ids_of(1)) is None
         assert same(read_all(lease), as_stored(entry_of(1)))
-    assert tier.stats().used_bytes == 0
+    assert counted(tier).used_bytes == 0
 
 
+@bounded
 def test_a_lease_of_a_deleted_entry_does_not_unpin_its_successor(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier = make_tier(capacity=1)
     tier.put(entry_of(1))
@@ -214,9 +217,9 @@ def test_gc_drops_the_refused_identities_and_returns_the_bytes_freed(
     tier, other = make_tier(), dict(other_identities(identity))["weights"]
     tier.put(entry_of(1))
     tier.put(entry_of(2, identity=other))
-    before = tier.stats().used_bytes
+    before = counted(tier).used_bytes
     freed = tier.gc(lambda found: found == identity)
-    assert freed == before - tier.stats().used_bytes == before / 2
+    assert freed == before - counted(tier).used_bytes == before / 2
     assert [info.identity for info in tier.infos()] == [identity]
 
 
@@ -225,10 +228,11 @@ def test_stats_count_entries_lookups_and_bytes(entry_of: MakeEntry, make_tier: M
     tier.put(entry)
     with leased(tier, entry_of(1)) as lease:
         read_all(lease)
-    stats = tier.stats()
+    stats = counted(tier)
     assert (stats.entries, stats.hits, stats.misses, stats.damaged) == (1, 1, 0, 0)
     assert stats.read_bytes == EncodedEntry.of(entry).stored_bytes
-    assert 0 < stats.used_bytes == stats.written_bytes <= stats.capacity_bytes
+    assert 0 < stats.written_bytes <= stats.used_bytes  # Redis counts its own overhead
+    assert tier.is_remote or stats.used_bytes == stats.written_bytes <= (stats.capacity_bytes or 0)
 
 
 def test_a_copy_for_another_tier_keeps_its_encoded_form_and_is_not_rounded_again(
@@ -240,7 +244,7 @@ def test_a_copy_for_another_tier_keeps_its_encoded_form_and_is_not_rounded_again
         copy = lease.read_encoded()
     assert (copy.codec, copy.stored_bytes) == (EncodedEntry.of(entry).codec, EncodedEntry.of(entry).stored_bytes)
     second.put(copy)
-    assert second.stats().used_bytes == first.stats().used_bytes
+    assert second.stats().written_bytes == first.stats().written_bytes
     with leased(second, entry) as lease:
         assert same(read_all(lease), as_stored(entry))
 
@@ -257,7 +261,7 @@ def test_a_copy_stays_readable_after_its_lease_is_closed_and_its_entry_deleted(
     assert torch.equal(copy.read_layer(1), as_stored(entry).kv[1])
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 100, 300])  # layers that end within a page, and beyond one
+@pytest.mark.parametrize("tokens", [1, 300])  # layers that end within a page, and beyond one
 def test_layers_of_any_length_can_be_read_into_any_buffer(
     entry_of: MakeEntry, make_tier: MakeTier, tokens: int
 ) -> None:
@@ -267,18 +271,9 @@ def test_layers_of_any_length_can_be_read_into_any_buffer(
     unaligned = whole[1:].view(entry.kv[0].shape)
     strided = torch.zeros(2, 1, 8, tokens, dtype=entry.kv.dtype).transpose(2, 3)
     with leased(tier, entry) as lease:
-        for out in (unaligned, strided, aligned_empty(entry.kv[0].shape, entry.kv.dtype), None):
+        for out in (unaligned, strided, None):
             assert torch.equal(lease.read_layer(0, out), as_stored(entry).kv[0])
     assert tier.stats().damaged == 0
-
-
-def test_layers_read_at_once_equal_layers_read_alone(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
-    tier.put(entry)
-    with leased(tier, entry) as lease:
-        layers = lease.read_layers(0, [None, torch.empty_like(entry.kv[1])])
-        assert torch.equal(torch.stack(layers), as_stored(entry).kv)
-        assert tier.stats().read_bytes == lease.stored_bytes
 
 
 def test_an_entry_that_int8_refuses_is_stored_unchanged(entry_of: MakeEntry, make_tier: MakeTier) -> None:
@@ -293,7 +288,7 @@ def test_an_entry_that_int8_refuses_is_stored_unchanged(entry_of: MakeEntry, mak
 def test_a_read_only_tier_reads_every_codec(entry_of: MakeEntry, tmp_path: Path) -> None:
     writer = DiskTier(tmp_path, 10**6, LRU())
     writer.put(entry_of(1))
-    reader = ReadOnlyDiskTier(tmp_path, direct=True)
+    reader = ReadOnlyDiskTier(tmp_path)
     with leased(reader, entry_of(1)) as lease:
         assert same(read_all(lease), as_stored(entry_of(1)))
     reader.close()
@@ -307,13 +302,13 @@ def scores_entry(entry: Entry, network: str = "a-one", value: float = 1.0) -> En
 def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier, entry = make_tier(), entry_of(1)
     tier.put(entry)
-    alone = tier.stats()
+    alone = counted(tier)
     assert tier.put(scores_entry(entry))
     with leased(tier, scores_entry(entry)) as lease:
         assert lease.sensitivity is not None and (lease.sensitivity == 1.0).all()
     with leased(tier, entry) as lease:
         assert same(read_all(lease), as_stored(entry))
-    stats = tier.stats()
+    stats = counted(tier)
     assert stats.used_bytes > alone.used_bytes
     assert (stats.entries, stats.hits, stats.misses) == (1, 1, 0)
     assert [info.key for info in tier.infos()] == [entry.info.key]
@@ -351,6 +346,7 @@ def test_a_deleted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier
     assert {key for key, _ in tier.scan()} == {entry_of(2).info.key, *entry_of(2).info.key.scores}
 
 
+@bounded
 def test_an_evicted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier = make_tier(capacity=3)
     tier.put(entry_of(1))

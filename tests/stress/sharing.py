@@ -13,8 +13,8 @@ NUMBERS = 40
 
 
 def config_of(url: str, prefix: str) -> StoreConfig:
-    """A capacity of about half of all entries, so that every process evicts all the time."""
-    redis = RedisConfig(url=url, prefix=prefix, timeout_s=5.0, group_bytes=16 * 1024, max_bytes=2 * 1024**2)
+    """Entries of many layer groups, so that a kill often comes in the middle of one."""
+    redis = RedisConfig(url=url, prefix=prefix, timeout_s=5.0, group_bytes=16 * 1024)
     return StoreConfig(memory_bytes=0, redis=redis)
 
 

@@ -16,12 +16,6 @@ NO_NUL = r"^[^\x00]*$"  # SQLite ends a text at NUL.
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 Title = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
 
-_TITLE = Field(default=None, description="Shown with the source, and the metadata `title`.", examples=["Kiralus"])
-_TEXT = Field(
-    min_length=1, description="The text; it is split into passages.", examples=["Kiralus works as a librarian."]
-)
-_METADATA = Field(default=None, description="JSON values to filter by.", examples=[{"year": 1931, "lang": "en"}])
-
 
 class RequestPart(BaseModel):
     """A part of a request's body."""
@@ -65,26 +59,24 @@ class GivenDocument(RequestPart):
     """A document in a request."""
 
     id: Id | None = Field(default=None, description="Left out: derived from the text.", examples=["kiralus"])
-    title: Title | None = _TITLE
+    title: Title | None = Field(
+        default=None, description="Shown with the source, and the metadata `title`.", examples=["Kiralus"]
+    )
     text: str = Field(min_length=1, description="The text.", examples=["Kiralus works as a librarian."])
 
 
 class DocumentIn(GivenDocument):
     """A document to store."""
 
-    text: str = _TEXT
-    metadata: dict[str, Any] | None = _METADATA
+    text: str = Field(
+        min_length=1, description="The text; it is split into passages.", examples=["Kiralus works as a librarian."]
+    )
+    metadata: dict[str, Any] | None = Field(
+        default=None, description="JSON values to filter by.", examples=[{"year": 1931, "lang": "en"}]
+    )
 
 
 class DocumentsIn(Strict):
     """Documents to store. An unchanged document costs nothing; a changed one replaces the stored one."""
 
     documents: list[DocumentIn] = Field(min_length=1, fail_fast=True, description="The documents.")
-
-
-class DocumentPut(Strict):
-    """A document's new contents."""
-
-    title: Title | None = _TITLE
-    text: str = _TEXT
-    metadata: dict[str, Any] | None = _METADATA

@@ -124,17 +124,13 @@ class ChunkCatalogue:
         """The known texts in `prompt`, in order: word for word, then passages in other writings between them."""
         return joined(self._matcher.find(prompt)[:MAX_FOUND], self.passages.find(prompt))[:MAX_FOUND]
 
-    def encode_ingested(self, *, wait: bool) -> None:
-        """Compute the KV of all ingested and registered texts that is not stored: now, or between requests."""
+    def encode_ingested(self) -> None:
+        """Compute the KV of all ingested and registered texts that is not stored, between requests."""
         with self._lock:
             texts = list(self._ingested)
-        chunks = [self.chunk(text) for text in texts]
-        if wait:
-            self._engine.warm(chunks)
-        else:
-            self._engine.entries.warm_soon(chunks)
+        self._engine.entries.warm_soon([self.chunk(text) for text in texts])
 
-    def form(self, text: str, token_ids: tuple[int, ...], key: str | None, *, is_passage: bool) -> Chunk:
+    def form(self, text: str, token_ids: tuple[int, ...], key: str, *, is_passage: bool) -> Chunk:
         """The chunk of a prompt's own text, in which the passage `key` was found.
 
         `is_passage`: it is exactly the chunk that the collection has, so its KV is not deleted with other forms.
@@ -142,7 +138,7 @@ class ChunkCatalogue:
         if not is_passage:
             self._forms.add(token_ids)
         with self._lock:
-            known = self._by_key.get(key or key_of(text), "")
+            known = self._by_key.get(key, "")
             metadata = self._ingested.get(known, {})
         return Chunk(token_ids, text, dict(metadata))
 

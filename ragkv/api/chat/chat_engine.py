@@ -1,8 +1,8 @@
 """A request's messages and documents become the prompt of an engine: chunks, the text between them, and the question.
 
 The prompt is rendered as text, known chunk texts are found in it, and the pieces between them are tokenized one by one.
-A chunk keeps the token ids it was ingested with. So at ratio 1 the model reads the prompt that the template writes,
-except for how words at the seams between pieces are split into tokens.
+A chunk keeps the token ids it was ingested with, whatever stands around it. So at ratio 1 the model reads the prompt
+that the template writes, except for how words at the seams between pieces are split into tokens.
 """
 
 import functools
@@ -77,8 +77,7 @@ class ChatEngine:
     @property
     def separator(self) -> str:
         """The text after a document that is put into the prompt."""
-        # The bundled reader was trained on documents without anything between them; each begins with its own space.
-        return self.engine.config.prompt.chunk_end or (" " if self.engine.model.is_reader else "\n\n")
+        return self.engine.config.prompt.separator or " "  # without one, two texts could become one word
 
     def build_prompt(
         self, request: ChatInput, find_conversation: bool = True, session_id: str | None = None
@@ -207,16 +206,14 @@ class ChatEngine:
     ) -> tuple[list[Chunk], tuple[int, ...]]:
         """The chunks of `text` and the text between them, in order; and the token ids after the last chunk."""
         pieces: list[Chunk] = []
-        at, end = 0, self.engine.config.prompt.chunk_end
+        at = 0
         for match in matches:
             pieces += self._text_piece(text[at : match.start])
-            ends = text.startswith(end, match.stop)  # stored entries of passages were encoded with `chunk_end`
-            at = match.stop + (len(end) if ends else 0)
-            if ends and match.key is None:
+            at = match.stop
+            if match.key is None:
                 pieces.append(self.catalogue.chunk(match.text, metadata.get(match.text)))
-            elif ids := self.template.encode(form := text[match.start : at]):
-                is_passage = ends and match.word_for_word
-                pieces.append(self.catalogue.form(form, ids, match.key, is_passage=is_passage))
+            elif ids := self.template.encode(match.text):
+                pieces.append(self.catalogue.form(match.text, ids, match.key, is_passage=match.word_for_word))
         return pieces, self.template.encode(text[at:])
 
     def _text_piece(self, text: str) -> list[Text]:

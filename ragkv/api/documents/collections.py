@@ -23,7 +23,7 @@ from ragkv.store import EntryKey
 
 from ..errors import not_found
 from .collection_folders import CollectionFolders, CollectionKey
-from .deletion_journal import DeletionJournal
+from .deletions import DeletionJournal
 
 log = logging.getLogger(__name__)
 

@@ -137,16 +137,12 @@ class DocumentParser(Closing):
 
 
 async def documents_in(
-    request: Request,
-    parser: DocumentParser,
-    limits: LimitsConfig,
-    principal: Principal,
-    document_id: str | None = None,
+    request: Request, parser: DocumentParser, limits: LimitsConfig, principal: Principal
 ) -> list[Document]:
-    """The documents of a request's body; with `document_id`, the one document that it is. Raises `ApiError`."""
+    """The documents of a request's body. Raises `ApiError`."""
     one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
     kind = request.headers.get("content-type", "")
-    upload = Upload(kind, document_id, limits.upload_types, limits.documents, limits.upload_chars, one)
+    upload = Upload(kind, limits.upload_types, limits.documents, limits.upload_chars, one)
     size = request.headers.get("content-length", "")
     try:
         if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:

@@ -19,7 +19,7 @@ from python_multipart.multipart import Field, File, parse_options_header
 from ragkv.errors import DocumentError, DocumentLimitError
 from ragkv.retrieval import LOADERS, Document, ParseLimits, load_bytes
 
-from ..bodies.documents import DocumentIn, DocumentPut, DocumentsIn
+from ..bodies.documents import DocumentIn, DocumentsIn
 from ..validation import describe_errors
 
 MAX_NAME = 255
@@ -34,7 +34,6 @@ class Upload:
     """What is known of a body before it is parsed."""
 
     content_type: str
-    document_id: str | None  # from the path of a PUT, whose body is one document
     upload_types: tuple[str, ...]  # accepted file name endings
     documents: int  # the most documents
     chars: int  # the most characters of all documents together
@@ -77,8 +76,6 @@ def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
     if kind.decode("latin-1").lower() == FORM:
         for name, data in _form_files(body, options.get(b"boundary", b""), upload.documents):
             yield from _file_documents(_checked_name(name, upload.upload_types), data, upload.limits)
-    elif upload.document_id is not None:
-        yield _checked(document_of(DocumentPut.model_validate_json(body or b"null"), upload.document_id), upload.limits)
     else:
         given = DocumentsIn.model_validate_json(body or b"null").documents
         _check_total("documents", len(given), upload.documents, "documents")
@@ -86,12 +83,11 @@ def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
             yield _checked(document_of(one), upload.limits)
 
 
-def document_of(given: DocumentIn | DocumentPut, document_id: str | None = None) -> Document:
+def document_of(given: DocumentIn) -> Document:
     """A document from JSON. Its default id is a digest of its text, so sending it again changes nothing."""
-    found = document_id or getattr(given, "id", None)
     digest = hashlib.blake2b(f"{given.title or ''}\0{given.text}".encode(), digest_size=12).hexdigest()
     title = {} if given.title is None else {"title": given.title}
-    return Document(found or f"doc-{digest}", given.text, given.title or "", {**(given.metadata or {}), **title})
+    return Document(given.id or f"doc-{digest}", given.text, given.title or "", {**(given.metadata or {}), **title})
 
 
 def _checked(document: Document, limits: ParseLimits) -> Document:

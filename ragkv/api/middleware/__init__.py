@@ -27,7 +27,7 @@ def install(app: FastAPI, server: ServerState) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(server.config.cors_origins),
-            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-request-id", "x-session-id"],
             expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
         )

@@ -32,18 +32,15 @@ class AuthMiddleware(HTTPMiddleware):
             await self._app(scope, receive, send)
             return
         principal = scope["state"]["principal"] = self._principal(Headers(scope=scope))
-        self._server.readiness.begin_request()
-        try:
-            headers = {"cache-control": "no-store", **self._server.limiter.take_request(principal)}
+        self._server.check_ready()
+        headers = {"cache-control": "no-store", **self._server.limiter.take_request(principal)}
 
-            async def send_with_headers(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    MutableHeaders(scope=message).update(headers)
-                await send(message)
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(headers)
+            await send(message)
 
-            await self._app(scope, receive, send_with_headers)
-        finally:
-            self._server.readiness.end_request()
+        await self._app(scope, receive, send_with_headers)
 
     def _principal(self, headers: Headers) -> Principal:
         if not self._server.requires_key:

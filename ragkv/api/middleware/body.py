@@ -9,9 +9,8 @@ from ..errors import ApiError
 from ..settings import LimitsConfig
 from .base import HTTPMiddleware
 
+# Bodies of these paths are JSON or forms, and are parsed in processes of their own.
 _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
-# Bodies of these paths are parsed in processes of their own.
-_DOCUMENT_PATHS = re.compile(r"/v1/collections/[^/]+/documents(/.*)?")
 
 
 def count_values(body: bytes) -> int:
@@ -28,12 +27,12 @@ class BodyMiddleware(HTTPMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits, headers = self._server.config.limits, Headers(scope=scope)
-        holds_documents = _DOCUMENT_PATHS.fullmatch(scope["path"]) is not None
+        holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
         announced = headers.get("content-length", "")
         if announced.isdigit():
             _check_size(int(announced[:20]), limits, holds_documents)
         if announced not in ("", "0") or "transfer-encoding" in headers:
-            _check_type(headers.get("content-type", ""), scope["path"])
+            _check_type(headers.get("content-type", ""), holds_documents)
         size, values, started = 0, 0, False
         refused: ApiError | None = None
 
@@ -84,7 +83,7 @@ def _too_large(problem: str) -> ApiError:
     return ApiError(413, f"The body {problem}. Send less at a time.", "body_too_large", headers=closing)
 
 
-def _check_type(content_type: str, path: str) -> None:
+def _check_type(content_type: str, takes_forms: bool) -> None:
     """Raise `ApiError` 415 unless the body is JSON, or a form where files are uploaded.
 
     A foreign web page cannot send JSON without the server's consent (CORS), but it can send forms.
@@ -93,7 +92,6 @@ def _check_type(content_type: str, path: str) -> None:
     charsets = [p.partition("=")[2].strip('"') for p in parameters if p.startswith("charset=")]
     if kind == "application/json" and all(charset in ("utf-8", "utf8") for charset in charsets):
         return
-    takes_forms = _UPLOAD_PATHS.fullmatch(path) is not None
     if takes_forms and kind == "multipart/form-data":
         return
     accepted = "application/json (UTF-8)" + (" or multipart/form-data" if takes_forms else "")

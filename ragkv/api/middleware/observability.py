@@ -1,6 +1,5 @@
 """Request ids, the access log, request metrics, error responses, and the headers that every response has."""
 
-import contextlib
 import re
 import time
 import uuid
@@ -9,10 +8,7 @@ from typing import Any
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import Match, Mount
 from starlette.types import Message, Receive, Scope, Send
-
-from ragkv.runtime import tracing
 
 from ..errors import CLIENT_GONE, as_api_error
 from ..logs import RequestStats, logger
@@ -44,16 +40,14 @@ class ObservabilityMiddleware(HTTPMiddleware):
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(request_id=request_id, stats=RequestStats(), principal=None)
         own = {"x-request-id": request_id, "x-replica": self._server.replica}
-        response = _Response(scope, send, {**SECURITY_HEADERS, **own})
+        response = _Response(send, {**SECURITY_HEADERS, **own})
         self._server.metrics.change_running(+1)
-        probed = scope["path"] in PROBED_ROUTES
-        span = contextlib.nullcontext() if probed else tracing.server_span(Headers(scope=scope))
-        with structlog.contextvars.bound_contextvars(request_id=request_id), span as trace:
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._answer(scope, receive, response)
             finally:
                 self._server.metrics.change_running(-1)
-                self._record(scope, response, time.perf_counter() - began, trace)
+                self._record(scope, response, time.perf_counter() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, response: "_Response") -> None:
         try:
@@ -63,8 +57,8 @@ class ObservabilityMiddleware(HTTPMiddleware):
                 raise  # too late for an error response: uvicorn logs the error and cuts the connection
             await as_api_error(error).response(scope, receive, response.send)
 
-    def _record(self, scope: Scope, response: "_Response", seconds: float, trace: Any) -> None:
-        """Write the access line and the metrics, and name the span `trace`, if there is one, by the route."""
+    def _record(self, scope: Scope, response: "_Response", seconds: float) -> None:
+        """Write the access line and the metrics."""
         state = scope["state"]
         method = scope["method"] if scope["method"] in METHODS else "other"
         route, status = _route_template(scope), response.status or CLIENT_GONE
@@ -76,43 +70,23 @@ class ObservabilityMiddleware(HTTPMiddleware):
             fields["cut"] = True  # the client left, or the server closed the connection
         write = logger().debug if route in PROBED_ROUTES and status < 400 else logger().info
         write("request", **fields, **state["stats"].fields())
-        if trace is not None:
-            trace.update_name(f"{method} {route}")
-            values = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
-            trace.set_attributes({**values, "ragkv.request_id": state["request_id"]})
 
 
 class _Response:
     """One response on its way out: adds `headers`, and remembers the status and whether the last byte was sent."""
 
-    def __init__(self, scope: Scope, send: Send, headers: Mapping[str, str]) -> None:
-        self._scope, self._send, self._headers = scope, send, headers
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send, self._headers = send, headers
         self.status: int | None = None
         self.complete = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers.update(self._headers)
-            if self.status == 405 and (methods := _allowed_methods(self._scope)):
-                headers["allow"] = ", ".join(methods)
+            MutableHeaders(scope=message).update(self._headers)
         await self._send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
-
-
-def _allowed_methods(scope: Scope) -> list[str]:
-    """All methods of the request's path. The router itself names only those of the first route with that path."""
-    if "app" not in scope:
-        return []
-    probe = {"type": "http", "path": scope["path"], "root_path": "", "headers": []}
-    routes = [route for route in scope["app"].routes if not isinstance(route, Mount)]
-    return [
-        method
-        for method in METHODS
-        if any(route.matches({**probe, "method": method})[0] is Match.FULL for route in routes)
-    ]
 
 
 def _route_template(scope: Scope) -> str:

@@ -48,10 +48,8 @@ async def ask(
     form = body.response_format.form if body.response_format else None
 
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
-        with (
-            service.tenants.lease(principal) as tenant,
-            session_of(tenant, principal, body.session_id, body.question) as session,
-        ):
+        with service.tenants.lease(principal) as tenant:
+            session = session_of(tenant, principal, body.session_id, body.question)
             hits, chunks = _retrieve(tenant, body, context.check)
             sources = sources_of(hits)
             numbers = [source.number for source in sources]

@@ -10,7 +10,7 @@ from ragkv.runtime import Check
 
 from ..answers import check_filter, check_text
 from ..bodies import resources as schemas
-from ..bodies.documents import ID_PATTERN, DocumentPut, DocumentsIn
+from ..bodies.documents import ID_PATTERN, DocumentsIn
 from ..documents.parser import documents_in
 from ..errors import check_at_most, not_found
 from ..keys import Principal
@@ -51,9 +51,6 @@ _DOCUMENTS_BODY: dict[str, Any] = {
             "multipart/form-data": {"schema": _FILES},
         },
     }
-}
-_DOCUMENT_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": DocumentPut.model_json_schema()}}}
 }
 
 
@@ -163,20 +160,6 @@ async def show_document(
         )
 
     return await executor.run_on_collection(name, work)
-
-
-@router.put(
-    "/{name}/documents/{document_id:path}",
-    summary="Store one document",
-    openapi_extra=_DOCUMENT_BODY,
-)
-async def put_document(
-    name: CollectionName, document_id: DocumentId, request: Request, service: ServiceDep, executor: TenantExecutorDep
-) -> schemas.IngestResponse:
-    """Store a document under that id; it replaces the stored one."""
-    principal = executor.principal
-    documents = await documents_in(request, service.parser, service.config.limits, principal, document_id)
-    return await executor.run_batches(lambda tenant, check: _ingest(tenant, principal, name, documents, check))
 
 
 @router.delete("/{name}/documents/{document_id:path}", summary="Delete a document")

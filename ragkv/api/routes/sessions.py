@@ -107,11 +107,11 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, executor: Ten
 
     def work(tenant: Tenant) -> SessionBody:
         session = _stored_session(tenant, session_id)
-        with tenant.quotas.session(executor.principal, copy_id, tenant.has_session, tenant.session_ids):
-            try:
-                copy = session.fork(tenant.engine_session_id(copy_id))
-            except InputError as error:
-                raise ApiError(409, f"There is a conversation {copy_id!r} already.", param="to") from error
+        tenant.check_session_quota(executor.principal, copy_id)
+        try:
+            copy = session.fork(tenant.engine_session_id(copy_id))
+        except InputError as error:
+            raise ApiError(409, f"There is a conversation {copy_id!r} already.", param="to") from error
         copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
 

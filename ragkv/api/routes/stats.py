@@ -5,7 +5,6 @@ import dataclasses
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from ..bodies.resources import EngineValue
 from ..health import described
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
@@ -17,33 +16,13 @@ class TierInfo(BaseModel):
     """A tier of the caller's store."""
 
     tier: str = Field(description="memory, disk, redis or s3.")
-    entries: int = Field(description="Stored entries.")
+    entries: int = Field(description="Stored entries; of redis and s3, as counted every ten minutes.")
     used_bytes: int = Field(description="Bytes that they take.")
-    capacity_bytes: int = Field(description="Bytes that they may take.")
+    capacity_bytes: int | None = Field(description="Bytes that they may take; null: redis and s3 bound themselves.")
     hits: int = Field(description="Lookups that found an entry.")
     misses: int = Field(description="Lookups that found none.")
     evictions: int = Field(description="Entries that made space for others.")
     damaged: int = Field(description="Entries dropped because their bytes were wrong.")
-
-
-class RemoteInfo(BaseModel):
-    """The health of storage that replicas share, as this replica sees it."""
-
-    remote: str = Field(description="redis, s3, or conversations: the server that has their state.")
-    state: str = Field(description="closed: it is called; open, half-open: it is not, until a probe is answered.")
-    answers: bool = Field(description="Whether the last call was answered in time.")
-    timeouts: int = Field(description="Calls without an answer in time.")
-    skipped: int = Field(description="Calls that were not made because it did not answer before.")
-
-
-class VllmInfo(EngineValue):
-    """The vLLM server that computes the answers, as this process sees it."""
-
-    problem: str | None = Field(description="Why it gives no answers; null: it does.")
-    running: int = Field(description="Answers that it computes now.")
-    answered: int = Field(description="Requests that it answered, of all tenants, since the start.")
-    failed: int = Field(description="Requests that it did not answer, or broke off.")
-    cancelled: int = Field(description="Requests that were closed here, because a client left or a deadline passed.")
 
 
 class StatsResponse(BaseModel):
@@ -51,7 +30,6 @@ class StatsResponse(BaseModel):
 
     replica: str = Field(description="The process that answered, as in the header x-replica and in its log.")
     degraded: list[str] = Field(description="What does not answer, and what that means.")
-    remotes: list[RemoteInfo] = Field(description="The storage that replicas share.")
     model: str = Field(description="The served model.")
     kv_bytes_per_token: int = Field(description="Bytes of a token's KV, as the model computes it.")
     dtype: str = Field(description="The number format of weights and KV, such as bfloat16.")
@@ -63,7 +41,6 @@ class StatsResponse(BaseModel):
         description="The recompute ratio of requests that name none; null: as the controller chooses."
     )
     selector: str = Field(description="The selector of requests that name none.")
-    vllm: VllmInfo | None = Field(description="The vLLM server; null: this process computes the answers.")
 
 
 @router.get("/stats", summary="Show the caller's store")
@@ -73,14 +50,11 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
         remotes, method, server = found.remotes.items(), engine.intake.method({}), executor.service.vllm
-        if server is not None:
-            server.failure()  # asks it, so that its stats say how it is now
         vllm = None if server is None else server.stats()
         ratio = None if method.controlled else method.ratio
         return StatsResponse(
             replica=executor.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
-            remotes=[RemoteInfo(remote=name, **dataclasses.asdict(remote)) for name, remote in remotes],
             model=executor.service.model_id,
             kv_bytes_per_token=found.kv_bytes_per_token,
             dtype=found.dtype,
@@ -88,7 +62,6 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
             ratio=ratio if vllm is None else vllm.ratio,
             selector=method.selector.name if vllm is None else vllm.selector,
-            vllm=None if vllm is None else VllmInfo.model_validate(vllm),
         )
 
     return await executor.run(work)

@@ -14,7 +14,7 @@ from ragkv.errors import AnswerServerError, UnsupportedError
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.prompt import ActiveAnswer, ActiveRequest, AnswerEvents, Prompt, Request, ServedPrompt, SharedModel
 from ragkv.prompt.history import PartKind
-from ragkv.store import PrefetchHint, Store
+from ragkv.store import PrefetchHint
 from ragkv.types import Answer, TokenEvent
 
 from .prompt_report import differences, served_prompt
@@ -29,15 +29,15 @@ class VllmBackend:
 
     makes_kv = False
 
-    def __init__(self, model: SharedModel, entries: Entries, store: Store, server: VllmServer) -> None:
-        self._entries, self._store, self._server, self._tokenizer = entries, store, server, model.tokenizer
+    def __init__(self, model: SharedModel, entries: Entries, server: VllmServer) -> None:
+        self._entries, self._server, self._tokenizer = entries, server, model.tokenizer
         self._ends = end_tokens(model.adapter.model, self._tokenizer)
         self._shares_kv = not entries.identity.tenant  # the keys of other tenants' entries are salted with their names
 
     @classmethod
     def on(cls, server: VllmServer) -> BackendMaker:
         """What makes the backend of an engine."""
-        return lambda model, entries, store: cls(model, entries, store, server)
+        return lambda model, entries: cls(model, entries, server)
 
     def check(self, request: Request) -> None:
         """Raise `UnsupportedError` for what is not sent to vLLM."""
@@ -48,8 +48,6 @@ class VllmBackend:
             )
         if request.method.reuse == "prefix":
             raise UnsupportedError("reuse 'prefix' is not offered where vLLM computes the answers: 'fused' or 'none'.")
-        if request.sampling.no_repeat_ngram_size:
-            raise UnsupportedError("vLLM has no no_repeat_ngram_size: leave it out.")
 
     def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
         """Nothing: the connector reads the store itself."""
@@ -133,17 +131,15 @@ class VllmBackend:
     def _stored_history(self, prompt: Prompt) -> Iterator[list[int]]:
         """The positions of whole chunks of earlier turns whose KV is stored: they are fused again."""
         history, at = prompt.history.token_ids, 0
-        identity, store = self._entries.identity, self._store
         for part in prompt.history.parts:
-            if part.kind is PartKind.CHUNK and store.contains(identity.key(history[at : at + len(part)])):
+            if part.kind is PartKind.CHUNK and self._entries.has(history[at : at + len(part)]):
                 yield [len(prompt.prefix) + at, len(prompt.prefix) + at + len(part)]
             at += len(part)
 
     def _encode_missing(self, prompt: Prompt) -> None:
         """Have the chunks without stored KV encoded in the background."""
-        identity, store = self._entries.identity, self._store
-        for index, ids in enumerate(prompt.chunks):
-            if index not in prompt.plain and not store.contains(identity.key(ids)):
+        for ids, index in prompt.body:
+            if index is not None and not self._entries.has(ids):
                 self._entries.background.add(ids)
 
     def _broken(self, what: str) -> AnswerServerError:
@@ -153,8 +149,8 @@ class VllmBackend:
 def _chunks(prompt: Prompt) -> Iterator[list[int]]:
     """The positions of the prompt's chunks."""
     at = len(prompt.prefix) + len(prompt.history)
-    for index, ids in enumerate(prompt.chunks):
-        if index not in prompt.plain:
+    for ids, index in prompt.body:
+        if index is not None:
             yield [at, at + len(ids)]
         at += len(ids)
 

@@ -18,14 +18,14 @@ Run = tuple[str, int, int, int | None]  # kind, start, stop, and index of the ch
 LEFT = "vLLM computed this prompt"
 
 
-def fused_report(prefill: Prefill, promised: int, note: str = "") -> dict[str, Any]:
+def fused_report(prefill: Prefill, promised: int) -> dict[str, Any]:
     """The report of a prompt whose first `promised` tokens ragkv made; vLLM computed the others."""
     return {
         "promised_tokens": promised,
         "reuse": dataclasses.asdict(prefill.reuse),
         "timing": dataclasses.asdict(prefill.timing),
         "spans": [dataclasses.asdict(span) for span in prefill.spans],
-        "notes": [note] if note else [],
+        "notes": [],
     }
 
 
@@ -80,10 +80,7 @@ def _runs(prompt: Prompt) -> Iterator[Run]:
     """The runs of a prompt, in order."""
     lengths: list[tuple[str, int, int | None]] = [("prefix", len(prompt.prefix), None)]
     lengths.append(("history", len(prompt.history), None))
-    lengths += [
-        ("template", len(ids), None) if index in prompt.plain else ("chunk", len(ids), index)
-        for index, ids in enumerate(prompt.chunks)
-    ]
+    lengths += [("template" if index is None else "chunk", len(ids), index) for ids, index in prompt.body]
     lengths.append(("question", prompt.question_tokens, None))
     lengths.append(("template", len(prompt.question) - prompt.question_tokens, None))
     at = 0

@@ -15,12 +15,12 @@ from .base import (
     with_floor,
 )
 from .hkvd import HKVD, GradualHKVD
-from .sensitivity import QuerySensitivity, Sensitivity
+from .sensitivity import Attention, QuerySensitivity, Sensitivity
 from .static import Everything, FirstK, Nothing, Random
 
 SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector
-    for selector in (HKVD, GradualHKVD, Sensitivity, QuerySensitivity, FirstK, Random, Nothing, Everything)
+    for selector in (Attention, HKVD, GradualHKVD, Sensitivity, QuerySensitivity, FirstK, Random, Nothing, Everything)
 }
 
 UNSCORED = GradualHKVD.name  # The selector `UNSCORED` replaces one whose scores are missing.

@@ -26,6 +26,15 @@ class Sensitivity(StaticSelector):
         return top(candidates.sensitivity, count)
 
 
+class Attention(AskingSelector):
+    """The tokens that the question attends to most, for one extra pass of the question's rows. Needs no scores."""
+
+    name = "attention"
+
+    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+        return top(attention, budget(ratio, len(candidates)))
+
+
 class QuerySensitivity(AskingSelector):
     """Stored scores weighted by the question's own attention, for one extra pass of the question's rows.
 

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 from ragkv.api.chat import CallFilter, ChatPrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
-from ragkv.errors import InputError, UnsupportedError
+from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import parse
@@ -28,29 +28,28 @@ from ragkv.runtime import iterate_in_thread
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, TokenEvent
 
-from .engines import SharedEngine, config_for, shared_engine, shared_engine_of
+from .engines import SharedEngine, shared_engine, shared_engine_of
 from .messages import bound_tools, chat_chunk, chat_input, chat_result, text_behind, to_document
 from .structured_output import Method, structured
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+    *("repetition_penalty", "min_new_tokens"),
 )
 LOGPROBS = ("logprobs", "top_logprobs")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FUSION = ("ratio", "selector", "reuse")
 # `OWN` are the settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
-OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *TOOLS, *LOGPROBS, *FUSION, *SAMPLING)
-NOT_OFFERED = {"functions": "the old form of tools"}  # `NOT_OFFERED` are settings that an error names.
+OWN = ("max_tokens", "documents", "session_id", "response_format", *TOOLS, *LOGPROBS, *FUSION, *SAMPLING)
 _LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # `_LANGCHAIN` adds LangChain itself; ignored.
 
 
 class ChatRagKV(BaseChatModel):
-    """A chat model over a `ragkv` engine. `config` defaults to `EngineConfig.from_env()`.
+    """A chat model over a `ragkv` engine. `config` defaults to `EngineConfig.gather(None)`.
 
     `corpus` holds the texts that the chain's retriever may return, split in the same way. They are recognised wherever
-    a prompt holds them. Their KV is computed in the background from the first use on, or before the first call with
-    `warm_corpus="before"`. `ingest` computes it at once (docs/langchain.md).
+    a prompt holds them. Their KV is computed in the background from the first use on, without `warm_corpus` when it is
+    missed. `ingest` computes it at once (docs/langchain.md).
     """
 
     model_config = ConfigDict(
@@ -70,7 +69,6 @@ class ChatRagKV(BaseChatModel):
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None  # by token id
     repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
     min_new_tokens: int | None = None
     seed: int | None = None
     logprobs: bool | None = None  # log probabilities of an answer's tokens, in `response_metadata`
@@ -79,9 +77,9 @@ class ChatRagKV(BaseChatModel):
     selector: str | None = None
     reuse: ReuseMode | None = None
     corpus: SkipValidation[Sequence[Document | str]] = Field(default=(), exclude=True, repr=False)
-    warm_corpus: Literal["background", "before", "never"] = "background"  # when the corpus is encoded; see the docs
+    warm_corpus: bool = True  # encode the corpus in the background, from the first use on
     conversations: bool = True  # find a conversation's session by its messages
-    document_separator: str | None = None  # after an inserted document; None: a blank line, for the reader a space
+    document_separator: str | None = None  # after an inserted document; None: `prompt.separator`
     timeout: float | None = None  # seconds until an answer fails with `DeadlineError`
     # Chains pass the next two to every chat model. A local model needs neither retries nor a key.
     max_retries: int = 0
@@ -99,7 +97,7 @@ class ChatRagKV(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """All that an answer depends on: LangChain's own cache uses it as the key."""
-        params = {name: getattr(self, name) for name in OWN if name in type(self).model_fields}
+        params = {name: getattr(self, name) for name in ("model", *OWN) if name in type(self).model_fields}
         engine = None if self.engine is None else (self.engine.model.tokenizer_id, self.engine.config)
         return {**params, "stop": self.stop, "config": repr(self.config), "engine": repr(engine)}
 
@@ -119,7 +117,15 @@ class ChatRagKV(BaseChatModel):
     @property
     def shared(self) -> SharedEngine:
         """The engine, its known texts and its conversations. Loads the model at the first use."""
-        return self._shared_for(self.model)
+        if self._shared is None or self._shared.closed:
+            if self.engine is not None:
+                self._shared = shared_engine_of(self.engine)
+            else:
+                self._shared = shared_engine(self.model, self.config or EngineConfig.gather(None))
+            self._shared.catalogue.register(map(to_document, self.corpus))
+            if self.warm_corpus:
+                self._shared.encode_known()
+        return self._shared
 
     def ingest(self, documents: Iterable[Document | str], encode: bool = True) -> WarmReport:
         """Register `documents` as chunks and compute their KV; without `encode`, at their first cache miss.
@@ -147,24 +153,32 @@ class ChatRagKV(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[Any, AIMessage]:
-        """This model with `tools`. `tool_choice` is auto, none, any, or a tool's name: then its arguments validate."""
-        how = bound_tools(tools, tool_choice)
+        """This model with `tools`. `tool_choice` is auto, none, any, or a tool's name: then its arguments validate.
+
+        With `strict` a tool's arguments are all that it names and no others.
+        """
+        if "ls_structured_output_format" in kwargs:  # LangChain's structured output is one call
+            strict, parallel_tool_calls = True, False
+        how = bound_tools(tools, tool_choice, strict)
         return self.bind(**how, parallel_tool_calls=parallel_tool_calls, **kwargs)
 
     def with_structured_output(
         self,
         schema: Any = None,
         *,
-        method: Method = "json_schema",
+        method: Method | Literal["function_calling"] = "json_schema",
         include_raw: bool = False,
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[Any, Any]:
         """This model, whose answers are JSON of `schema`: a pydantic class, a TypedDict or a JSON schema.
 
-        `strict` changes nothing: every schema is kept strictly. Raises `InputError`; a schema that cannot be kept
-        raises `SchemaError` when the model is called.
+        `strict` changes nothing: every schema is kept strictly. With `function_calling` LangChain's own way is taken:
+        the answer is one call of a tool, and `None` if `max_tokens` cut it. Raises `InputError`; a schema that cannot
+        be kept raises `SchemaError` when the model is called.
         """
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
         if kwargs:
             raise InputError(f"Unknown arguments of with_structured_output: {', '.join(sorted(kwargs))}.")
         return structured(self, schema, method, include_raw)
@@ -229,13 +243,13 @@ class ChatRagKV(BaseChatModel):
         tools, choice = settings["tools"] or (), settings["tool_choice"]
         if tools and choice != "none" and settings["response_format"] is not None:
             raise InputError("tools and response_format are not offered together; leave one out.")
-        model, session_id = str(settings["model"]), settings["session_id"]
-        shared = self._shared_for(model)
-        model = shared.name if self.engine is not None and model == self.model else model
+        session_id, shared = settings["session_id"], self.shared
+        model = shared.name if self.engine is not None else self.model
         separator = shared.separator if self.document_separator is None else self.document_separator
         request = chat_input(messages, settings["documents"] or (), separator, tools)
         prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
         options = answer_options(settings)
+        options["separator"] = ""  # the messages have their own text between passages
         syntax, parallel = shared.template_for(request.tools).call_syntax, settings["parallel_tool_calls"] is not False
         if (form := required_form(tools, choice, syntax, parallel)) is not None:
             options["response_format"] = form
@@ -260,26 +274,10 @@ class ChatRagKV(BaseChatModel):
             yield TokenEvent(rest, answer.token_ids[-1]), *shown
         yield shared.save_turn(prompt, answer), *shown
 
-    def _shared_for(self, model: str) -> SharedEngine:
-        if model != self.model:
-            return shared_engine(model, config_for(self.config or EngineConfig.from_env(), model))
-        if self._shared is None or self._shared.closed:
-            if self.engine is not None:
-                self._shared = shared_engine_of(self.engine)
-            else:
-                self._shared = shared_engine(model, self.config or EngineConfig.from_env())
-            self._shared.catalogue.register(map(to_document, self.corpus))
-            if self.warm_corpus != "never":
-                self._shared.encode_known(wait=self.warm_corpus == "before")
-        return self._shared
-
 
 def refuse_unknown(call: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a setting that would be ignored, `UnsupportedError` for one that is not offered."""
-    for name, value in call.items():
-        if name in NOT_OFFERED and value:
-            raise UnsupportedError(f"{name} was given, but {NOT_OFFERED[name]} is not offered yet. Leave it out.")
-    unknown = sorted(call.keys() - set(OWN) - set(NOT_OFFERED) - set(_LANGCHAIN))
+    """Raises `InputError` for a setting that would be ignored."""
+    unknown = sorted(call.keys() - set(OWN) - set(_LANGCHAIN))
     if unknown:
         raise InputError(f"Unknown settings of a call: {', '.join(unknown)}. Known: {', '.join(sorted(OWN))}.")
 

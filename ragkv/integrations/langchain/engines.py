@@ -6,11 +6,8 @@ ingested and the conversations are kept.
 """
 
 import atexit
-import hashlib
 import logging
 import threading
-from dataclasses import replace
-from pathlib import Path
 
 from langchain_core.messages import BaseMessage
 
@@ -33,41 +30,29 @@ class SharedEngine(ChatEngine):
         self.tokens = TokenText(engine.tokenizer)
         self.closed = False  # by `close_engines`
 
-    def encode_known(self, *, wait: bool) -> None:
-        """Compute the KV of the known texts: before this returns, or in the background, which tokenizes them too."""
-        if wait:
-            self.catalogue.encode_ingested(wait=True)
-        else:
-            threading.Thread(target=self._encode_soon, name="ragkv-corpus", daemon=True).start()
+    def encode_known(self) -> None:
+        """Tokenize the known texts and compute their KV in the background."""
+        threading.Thread(target=self._encode_soon, name="ragkv-corpus", daemon=True).start()
 
     def _encode_soon(self) -> None:
         try:
-            self.catalogue.encode_ingested(wait=False)
+            self.catalogue.encode_ingested()
         except RagKVError as error:  # a text may be too long for the context; its prompt says so too
             log.warning("The corpus is not encoded in the background: %s", error)
 
 
 _ATTRIBUTE = "_ragkv_langchain"
-_lock = threading.Lock()  # guards both dictionaries; never held while a model loads
+_lock = threading.RLock()  # guards the dictionary, also while a model loads: threads that need it load it once
 _engines: dict[tuple[str, EngineConfig], SharedEngine] = {}
-_loading: dict[tuple[str, EngineConfig], threading.Lock] = {}  # one for each key, so that loads do not wait for others
 
 
 def shared_engine(model: str, config: EngineConfig) -> SharedEngine:
     """The engine of `model` with `config`, loaded at the first call. Raises what `Engine.from_pretrained` raises."""
     key = (str(model), config)
     with _lock:
-        if (found := _engines.get(key)) is not None:
-            return found
-        loading = _loading.setdefault(key, threading.Lock())
-    with loading:
-        with _lock:
-            if (found := _engines.get(key)) is not None:
-                return found
-        made = SharedEngine(Engine.from_pretrained(model, config))
-        with _lock:
-            _engines[key] = made
-        return made
+        if key not in _engines:
+            _engines[key] = SharedEngine(Engine.from_pretrained(model, config))
+        return _engines[key]
 
 
 def shared_engine_of(engine: Engine) -> SharedEngine:
@@ -78,15 +63,6 @@ def shared_engine_of(engine: Engine) -> SharedEngine:
             found = SharedEngine(engine)
             setattr(engine, _ATTRIBUTE, found)  # an attribute, so that it lives exactly as long as the engine
         return found
-
-
-def config_for(config: EngineConfig, model: str) -> EngineConfig:
-    """`config` for another model. A store directory has one writer, so this model gets a directory inside it."""
-    if config.store.directory is None:
-        return config
-    name = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
-    directory = str(Path(config.store.directory) / "models" / name)
-    return replace(config, store=replace(config.store, directory=directory))
 
 
 def close_engines() -> None:

@@ -137,9 +137,9 @@ def to_document(item: Any) -> ChatDocument:
 # Tools
 
 
-def bound_tools(tools: Sequence[Any], choice: Any) -> dict[str, Any]:
+def bound_tools(tools: Sequence[Any], choice: Any, strict: bool | None) -> dict[str, Any]:
     """The call settings of `bind_tools`. Raises `InputError` for a choice that names none of the tools."""
-    converted = [_plain(convert_to_openai_tool(tool)) for tool in tools]
+    converted = [_plain(convert_to_openai_tool(tool, strict=strict)) for tool in tools]
     names = tool_names(converted)
     if isinstance(choice, Mapping):
         choice = choice.get("function", {}).get("name")
@@ -238,13 +238,11 @@ def _reports(answer: Answer, prompt: ChatPrompt, model: str, has_calls: bool) ->
 
 def _kv_cache(answer: Answer, prompt: ChatPrompt) -> dict[str, Any]:
     """The engine's report as plain JSON."""
-    mode, reason = _mode(answer, prompt)
-    conversation = prompt.conversation
+    reuse, conversation = answer.reuse, prompt.conversation
     recognition = {"recognition_s": prompt.recognition_s, "layout_s": prompt.layout_s}
     report = {
-        "mode": mode,
-        "reason": reason,
-        "reuse": asdict(answer.reuse),
+        "mode": "fused" if reuse.fused or reuse.recomputed else "exact" if reuse.exact else "full_prefill",
+        "reuse": asdict(reuse),
         "timing": {**asdict(answer.timing), **recognition},
         "documents": [dict(chunk.metadata) for chunk in prompt.documents],
         "citations": [asdict(citation) for citation in cite(answer.text, prompt.documents)],
@@ -255,17 +253,3 @@ def _kv_cache(answer: Answer, prompt: ChatPrompt) -> dict[str, Any]:
         },
     }
     return dict(to_jsonable_python(report, bytes_mode="base64", fallback=str))  # metadata holds any type
-
-
-def _mode(answer: Answer, prompt: ChatPrompt) -> tuple[str, str]:
-    """How the prompt was reused, and why so."""
-    reuse = answer.reuse
-    if reuse.fused or reuse.recomputed:
-        return "fused", f"{len(prompt.documents)} chunks in the prompt"
-    if not prompt.documents:
-        reason = "no known chunks in the prompt"
-    elif reuse.missed_chunks:
-        reason = f"{reuse.missed_chunks} of {len(prompt.documents)} chunks had no stored entry yet"
-    else:
-        reason = "; ".join(reuse.notes) or "as the settings ask"
-    return ("exact" if reuse.exact else "full_prefill"), reason

@@ -1,7 +1,7 @@
 """MCP's streamable HTTP in the REST service, at `/mcp`: behind the same keys, rates and checks.
 
 Each tool calls the service's own endpoints, within the process, with its caller's key. So a key reaches its own
-documents, and quotas, limits and traces are those of the service. No session is kept: any replica answers any request.
+documents, and quotas and limits are those of the service. No session is kept: any replica answers any request.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 PATH = "/mcp"  # `PATH` is where the service has MCP.
-_FORWARDED = ("authorization", "host", "traceparent")  # `_FORWARDED` are the headers that its calls send, too.
+_FORWARDED = ("authorization", "host")  # `_FORWARDED` are the headers that its calls send, too.
 
 
 def mount(app: "FastAPI") -> None:

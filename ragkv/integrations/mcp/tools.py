@@ -9,26 +9,22 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ragkv import __version__
-from ragkv.errors import InputError, RagKVError
+from ragkv.errors import RagKVError
 
-from .corpus import ToolAnswer, ToolCorpus, ToolDocuments, ToolSearch
+from .corpus import Found, ToolCorpus
 
 T = TypeVar("T")
-MOST_PASSAGES, MOST_TOKENS, MOST_DOCUMENTS = 50, 4096, 1000
-TEXT_CHARACTERS, NAME_CHARACTERS = 1_000_000, 256
 INSTRUCTIONS = "Answers from the user's own documents. Use `ask` for questions about them, `search` to read passages."
 
 CorpusOf = Callable[[Context[Any]], ToolCorpus]
-
-
-class ToolStored(BaseModel):
-    """What became of a document."""
-
-    id: str
-    change: str = Field(description="added, changed or unchanged.")
+Text = Annotated[
+    str, Field(max_length=1_000_000, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")
+]  # at least one word, and no NUL
+Name = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]  # one line
+Passages = Annotated[int, Field(ge=1, le=50, description="How many passages.")]
 
 
 def build_server(corpus_of: CorpusOf, *, read_only: bool) -> MCPServer[Any]:
@@ -49,59 +45,55 @@ def build_server(corpus_of: CorpusOf, *, read_only: bool) -> MCPServer[Any]:
     return server
 
 
-def _reading_tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Any]]]:
+def _reading_tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
     @_answering
     async def search(
         context: Context[Any],
-        query: Annotated[str, Field(description="A question, or words of the passages.")],
-        k: Annotated[int, Field(description=f"How many passages, 1 to {MOST_PASSAGES}.")] = 6,
-    ) -> ToolSearch:
-        """Find passages of the user's documents."""
-        _check_text("query", query, TEXT_CHARACTERS)
-        _check_range("k", k, 1, MOST_PASSAGES)
+        query: Annotated[Text, Field(description="A question, or words of the passages.")],
+        k: Passages = 6,
+    ) -> Found:
+        """Find passages of the user's documents, the best first."""
         return await corpus_of(context).search(query, k)
 
     @_answering
     async def ask(
         context: Context[Any],
-        question: Annotated[str, Field(description="The question.")],
-        k: Annotated[int, Field(description=f"How many passages to answer from, 1 to {MOST_PASSAGES}.")] = 6,
-        max_tokens: Annotated[int, Field(description=f"Longest answer in tokens, 1 to {MOST_TOKENS}.")] = 64,
-    ) -> ToolAnswer:
-        """Answer a question from the user's documents, with the passages and the places that say so."""
-        _check_text("question", question, TEXT_CHARACTERS)
-        _check_range("k", k, 1, MOST_PASSAGES)
-        _check_range("max_tokens", max_tokens, 1, MOST_TOKENS)
+        question: Annotated[Text, Field(description="The question.")],
+        k: Passages = 6,
+        max_tokens: Annotated[int, Field(ge=1, le=4096, description="Longest answer in tokens.")] = 64,
+    ) -> Found:
+        """Answer a question from the user's documents.
+
+        `sources` are the passages, and `citations` the places in them that contain the answer, by their numbers and
+        the characters from the beginning of their texts. Of `prompt_tokens`, `reused_tokens` were not computed.
+        """
         return await corpus_of(context).ask(question, k, max_tokens)
 
     @_answering
     async def list_documents(
         context: Context[Any],
-        after: Annotated[int, Field(description="`next` of the previous page; 0: the first page.")] = 0,
-        limit: Annotated[int, Field(description=f"Documents of a page, 1 to {MOST_DOCUMENTS}.")] = 100,
-    ) -> ToolDocuments:
-        """List the user's documents, in the order in which they were stored."""
-        _check_range("after", after, 0, 10**18)
-        _check_range("limit", limit, 1, MOST_DOCUMENTS)
+        after: Annotated[int, Field(ge=0, le=10**18, description="`next` of the previous page; 0: the first.")] = 0,
+        limit: Annotated[int, Field(ge=1, le=1000, description="Documents of a page.")] = 100,
+    ) -> Found:
+        """List the user's documents, in the order in which they were stored; `next` is null on the last page."""
         return await corpus_of(context).documents(after, limit)
 
     return search, ask, list_documents
 
 
-def _adding_tool(corpus_of: CorpusOf) -> Callable[..., Awaitable[ToolStored]]:
+def _adding_tool(corpus_of: CorpusOf) -> Callable[..., Awaitable[Found]]:
     @_answering
     async def add_document(
         context: Context[Any],
-        id: Annotated[str, Field(description="A name of your choice. A document of that name is replaced.")],
-        text: Annotated[str, Field(description="The whole text.")],
-        title: Annotated[str, Field(description="Shown with the source.")] = "",
-    ) -> ToolStored:
-        """Store a text among the user's documents, so that later questions are answered from it too."""
-        _check_text("id", id, NAME_CHARACTERS)
-        _check_text("text", text, TEXT_CHARACTERS)
-        if any(ord(char) < 32 or ord(char) == 127 for char in id + title) or len(title) > NAME_CHARACTERS:
-            raise InputError(f"id and title are one line of at most {NAME_CHARACTERS} characters each.")
-        return ToolStored(id=id, change=await corpus_of(context).add(id, text, title))
+        id: Annotated[Name, Field(min_length=1, description="A name. A document of that name is replaced.")],
+        text: Annotated[Text, Field(description="The whole text.")],
+        title: Annotated[Name, Field(description="Shown with the source.")] = "",
+    ) -> Found:
+        """Store a text among the user's documents, so that later questions are answered from it too.
+
+        `change` is added, changed or unchanged.
+        """
+        return {"id": id, "change": await corpus_of(context).add(id, text, title)}
 
     return add_document
 
@@ -117,15 +109,3 @@ def _answering(tool: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]
             raise ToolError(str(error)) from error
 
     return answer
-
-
-def _check_text(name: str, text: str, most: int) -> None:
-    if not text.strip():
-        raise InputError(f"{name} is empty. Give at least one word.")
-    if len(text) > most or "\0" in text:
-        raise InputError(f"{name} has {len(text):,} characters; at most {most:,} are taken, and no NUL.")
-
-
-def _check_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise InputError(f"{name} is {value}; it must be from {least} to {most}.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ragkv.scheduling.replica_routing import RoutingRequest
+from .replica_routing import RoutingRequest
 
 QUEUED_MESSAGES = 64  # `QUEUED_MESSAGES` is how many parts of a response the application may be ahead.
 

@@ -27,10 +27,10 @@ from starlette.responses import Response
 
 from ragkv.api import ApiError, ServeConfig, format_event, is_loopback
 from ragkv.errors import ConfigError, MissingExtraError
-from ragkv.scheduling.replica_routing import ReplicaLoad, RoutingRequest, make_router
 
 from .forwarding import ForwardedRequest, ResponseStart, call_app
 from .replica_directory import ReplicaDirectory
+from .replica_routing import ReplicaLoad, RoutingRequest, make_router
 from .request_inspector import RequestInspector
 
 if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
@@ -57,7 +57,7 @@ METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
 
 class ContentRouter(RequestRouter):
-    """Ranks replicas for Ray with a router of `ragkv.scheduling.replica_routing`. Runs in the front process."""
+    """Ranks replicas for Ray with a router of `ragkv.integrations.ray.replica_routing`. Runs in the front process."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._router = make_router(kwargs["router"])
@@ -119,8 +119,8 @@ class Replica:
         log.info("replica_started: process %d, KV in %s", os.getpid(), self._directory.path)
         self._lifespan = contextlib.AsyncExitStack()
         await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
-        readiness = self._app.state.server.readiness
-        while (reason := readiness.unavailable_reason) is not None:
+        server = self._app.state.server
+        while (reason := server.unavailable_reason) is not None:
             if "could not be loaded" in reason:
                 raise ConfigError(reason)
             await asyncio.sleep(0.05)
@@ -133,7 +133,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise `ConfigError` if the replica takes no requests."""
-        if (reason := self._app.state.server.readiness.unavailable_reason) is not None:
+        if (reason := self._app.state.server.unavailable_reason) is not None:
             raise ConfigError(reason)
 
     async def process(self) -> tuple[str, int]:
@@ -143,7 +143,6 @@ class Replica:
     async def __del__(self) -> None:
         """Write the stored KV and close. Ray calls this when all requests in progress have ended."""
         if (lifespan := getattr(self, "_lifespan", None)) is not None:
-            self._app.state.server.readiness.start_draining()
             await lifespan.aclose()
         if (directory := getattr(self, "_directory", None)) is not None:
             directory.close()

@@ -17,7 +17,8 @@ from typing import Any
 from ragkv.api import ANONYMOUS, COLLECTION_NAME, DEFAULT_COLLECTION, KeyRing, ServeConfig
 from ragkv.api.middleware.body import count_values
 from ragkv.retrieval import Index
-from ragkv.scheduling.replica_routing import RoutedPart, RoutingRequest
+
+from .replica_routing import RoutedPart, RoutingRequest
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,9 @@
-"""Finds stored chunks in prompts by their token ids."""
+"""Finds stored chunks in prompts by their token ids.
+
+A tokenizer may merge a chunk's last tokens with the text behind it, such as a full stop with an empty line, and its
+first token with the space before it. So a chunk is also found without these. A token's KV depends on no later token;
+where the first token is another, the chunk is fused, as it is anywhere but behind the prefix.
+"""
 
 import bisect
 import logging
@@ -8,20 +13,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ragkv.runtime import Closing
+from ragkv.types import Chunk, Excerpt
 
 log = logging.getLogger(__name__)
 
 HEAD_TOKENS = 8  # `HEAD_TOKENS` is by how many first tokens a chunk is looked up; shorter ones are not found.
+MERGED_TOKENS = 2  # `MERGED_TOKENS` are the last tokens of a chunk that a tokenizer may merge with the text behind it.
 MOST_CHUNKS = 1_000_000  # `MOST_CHUNKS` is how many chunks are known at a time.
 SHARE_OF_TIME = 0.05  # `SHARE_OF_TIME` is the share of a thread's time for reading the store's list.
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Occurrence:
-    """The positions start ... stop - 1 of a prompt, which are one chunk."""
+    """The positions start ... stop - 1 of a prompt, which are one chunk or a part of one."""
 
     start: int
     stop: int
+    whole: tuple[int, ...] = ()  # the ids of the chunk of which it is a part; (): it is the whole one
+    offset: int = 0  # how many of them stand before it
+
+    def chunk(self, token_ids: tuple[int, ...]) -> Chunk:
+        """The chunk in the prompt `token_ids` (S,)."""
+        ids = token_ids[self.start : self.stop]
+        return Excerpt(ids, whole=self.whole, offset=self.offset) if self.whole else Chunk(ids)
 
 
 class ChunkIndex(Closing):
@@ -31,7 +45,7 @@ class ChunkIndex(Closing):
         """`read` lists the token ids of all stored chunks. It is called once now, and then again and again."""
         self._read, self._refresh_s = read, refresh_s
         self._by_head: _ByHead = {}
-        self._by_inner_head: _ByHead = {}  # chunks without their first and last tokens
+        self._by_second: _ByHead = {}  # the same by their tokens from the second on
         self._count = 0
         self._closing = threading.Event()
         self.refresh()
@@ -43,26 +57,37 @@ class ChunkIndex(Closing):
 
     def find(self, token_ids: Sequence[int]) -> list[Occurrence]:
         """The chunks in `token_ids` (S,), from left to right; where several begin, the longest. They do not overlap."""
-        return _occurrences(self._by_head, tuple(token_ids))
+        ids, found, at = tuple(token_ids), list[Occurrence](), 0
+        while at + HEAD_TOKENS <= len(ids):
+            one = self._at(ids, at)
+            if one is not None:
+                found.append(one)
+            at = at + 1 if one is None else one.stop
+        return found
 
-    def merged(self, token_ids: Sequence[int]) -> int:
-        """How many chunks stand in `token_ids` (S,), none of which `find` finds, without their first and last tokens.
-
-        The tokenizer merges such a token with the text around the chunk, for example with another separator.
-        """
-        return len(_occurrences(self._by_inner_head, tuple(token_ids)))
+    def _at(self, ids: tuple[int, ...], at: int) -> Occurrence | None:
+        """The chunk that begins at `at`, with its first token or without it."""
+        head = ids[at : at + HEAD_TOKENS]
+        for offset, by_head in enumerate((self._by_head, self._by_second)):
+            for whole in by_head.get(head, ()):
+                length = len(whole) - offset
+                for tokens in range(length, max(HEAD_TOKENS, length - MERGED_TOKENS) - 1, -1):
+                    if ids[at : at + tokens] == whole[offset : offset + tokens]:
+                        is_whole = tokens == len(whole)
+                        return Occurrence(at, at + tokens, () if is_whole else whole, offset)
+        return None
 
     def refresh(self) -> None:
         """Read the list of stored chunks now."""
-        by_head, by_inner_head = _ByHead(), _ByHead()
+        by_head, by_second = _ByHead(), _ByHead()
         count = 0
         for chunk in self._read():
             if len(chunk) >= HEAD_TOKENS and count < MOST_CHUNKS:
-                _add(by_head, chunk)
-                if len(chunk) >= HEAD_TOKENS + 2:
-                    _add(by_inner_head, chunk[1:-1])
+                _add(by_head, chunk[:HEAD_TOKENS], chunk)
+                if len(chunk) > HEAD_TOKENS:
+                    _add(by_second, chunk[1 : HEAD_TOKENS + 1], chunk)
                 count += 1
-        self._by_head, self._by_inner_head, self._count = by_head, by_inner_head, count
+        self._by_head, self._by_second, self._count = by_head, by_second, count
 
     def close(self) -> None:
         """Stop the thread. Safe to call twice."""
@@ -80,22 +105,11 @@ class ChunkIndex(Closing):
             pause_s = max(self._refresh_s, (time.perf_counter() - began) / SHARE_OF_TIME)
 
 
-_ByHead = dict[tuple[int, ...], list[tuple[int, ...]]]  # token ids by their first ones, the longest first
+_ByHead = dict[tuple[int, ...], list[tuple[int, ...]]]  # token ids by some of their first ones, the longest first
 
 
-def _add(by_head: _ByHead, ids: tuple[int, ...]) -> None:
-    bisect.insort(by_head.setdefault(ids[:HEAD_TOKENS], []), ids, key=lambda known: -len(known))
-
-
-def _occurrences(by_head: _ByHead, ids: tuple[int, ...]) -> list[Occurrence]:
-    found, at = list[Occurrence](), 0
-    while at + HEAD_TOKENS <= len(ids):
-        for known in by_head.get(ids[at : at + HEAD_TOKENS], ()):
-            if ids[at : at + len(known)] == known:
-                found.append(Occurrence(at, at + len(known)))
-                break
-        at = found[-1].stop if found and found[-1].start == at else at + 1
-    return found
+def _add(by_head: _ByHead, head: tuple[int, ...], ids: tuple[int, ...]) -> None:
+    bisect.insort(by_head.setdefault(head, []), ids, key=lambda known: -len(known))
 
 
 __all__ = ["ChunkIndex", "Occurrence"]

@@ -1,13 +1,11 @@
 """`RagKVConnector`: the KV connector that vLLM loads, once for its scheduler and once for its worker.
 
-The worker's half writes fused KV into the paged cache before vLLM computes the rest of a prompt. Both halves count, and
-vLLM reports the counts in its log and as Prometheus metrics of its server.
+The worker's half writes fused KV into the paged cache before vLLM computes the rest of a prompt.
 """
 
 import logging
-import time
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -16,7 +14,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine
@@ -24,94 +21,24 @@ from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.loading import config_of, load_tokenizer
 
 from .paged_cache import PagedCache
-from .scheduler import COUNTERS, ConnectorCounts, PagedLoad, PromptScheduler
+from .scheduler import PagedLoad, PromptScheduler
 from .settings import ConnectorSettings, check_config
 from .shared_weights import served_model, shared_model
 
 log = logging.getLogger(__name__)
 
-_WORKERS: "WeakValueDictionary[str, Worker]" = (
-    WeakValueDictionary()
-)  # Those of this process, by the id of their engine.
+_CACHES: "WeakValueDictionary[str, PagedCache]" = WeakValueDictionary()  # those of this process, by engine id
 
 
-class Worker:
-    """The paged cache of one vLLM engine, and what is written to it."""
-
-    def __init__(self, engine_id: str) -> None:
-        self.counts = ConnectorCounts()
-        self._cache: PagedCache | None = None
-        _WORKERS[engine_id] = self
-
-    @property
-    def cache(self) -> PagedCache:
-        """The paged cache. vLLM registers it before its scheduler starts."""
-        assert self._cache is not None, "vLLM has not registered its KV cache"
-        return self._cache
-
-    def register(self, vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take over the tensors of the paged cache. Raises `UnsupportedModelError`."""
-        self._cache = PagedCache(vllm_config, kv_cache_config, kv_caches)
-
-    def write(self, loads: tuple[PagedLoad, ...]) -> None:
-        """Write the KV of `loads`; vLLM's pass over what follows comes after it."""
-        began = time.perf_counter()
-        for load in loads:
-            self.cache.write(load.kv, load.tokens, load.block_ids)
-        if loads:
-            self.counts.add(writing_seconds=time.perf_counter() - began)
-
-
-def worker_of(engine_id: str) -> Worker:
-    """The worker of this process that belongs to the engine. Raises `ConfigError` if it runs in another process."""
-    worker = _WORKERS.get(engine_id)
-    if worker is None:
+def cache_of(engine_id: str) -> PagedCache:
+    """The paged cache of an engine. Raises `ConfigError` if vLLM's worker runs in another process."""
+    cache = _CACHES.get(engine_id)
+    if cache is None:
         raise ConfigError(
             "vLLM's worker runs in another process than its scheduler; RagKVConnector needs both in one: start vLLM "
             "with --distributed-executor-backend uni, and on a CPU with VLLM_ENABLE_V1_MULTIPROCESSING=0."
         )
-    return worker
-
-
-@dataclass
-class RagKVStats(KVConnectorStats):  # type: ignore[misc]
-    """The counts of one report, by the names of `COUNTERS`."""
-
-    def reset(self) -> None:
-        """Begin again at 0."""
-        self.data: dict[str, float] = {}
-
-    def aggregate(self, other: Any) -> Self:
-        """Add the counts of `other`."""
-        for name, count in other.data.items():
-            self.data[name] = self.data.get(name, 0) + count
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        """The counts for a line of vLLM's log."""
-        return {name: round(count, 3) for name, count in self.data.items()}
-
-    def is_empty(self) -> bool:
-        """Whether nothing was counted."""
-        return not self.data
-
-
-class RagKVMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The counts as Prometheus counters: `vllm:ragkv_prompts_fused` and so on."""
-
-    def __init__(self, *arguments: Any) -> None:
-        """Takes what vLLM gives: its config, classes of metrics, and the names and values of their labels."""
-        super().__init__(*arguments)
-        self._counters = {
-            name: self._counter_cls(name=f"vllm:ragkv_{name}", documentation=text, labelnames=self._labelnames)
-            for name, text in COUNTERS.items()
-        }
-
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add the counts of one report of an engine."""
-        labels = self.per_engine_labelvalues[engine_idx]
-        for name, count in transfer_stats_data.items():
-            self._counters[name].labels(*labels).inc(count)
+    return cache
 
 
 @dataclass
@@ -128,13 +55,11 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Raises `ConfigError` or `UnsupportedModelError` for what fused KV is not right for."""
         super().__init__(vllm_config, role, kv_cache_config)
         check_config(vllm_config)
-        engine_id = vllm_config.kv_transfer_config.engine_id
-        self._worker: Worker | None = None
+        self._engine_id = vllm_config.kv_transfer_config.engine_id
+        self._cache: PagedCache | None = None
         self._prompts: PromptScheduler | None = None
-        if role is KVConnectorRole.WORKER:
-            self._worker = Worker(engine_id)
-        else:
-            self._prompts = _open(vllm_config, worker_of(engine_id))
+        if role is KVConnectorRole.SCHEDULER:  # vLLM registers the paged cache before its scheduler starts
+            self._prompts = _open(vllm_config, cache_of(self._engine_id))
 
     # The scheduler's half
 
@@ -161,16 +86,16 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # The worker's half
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take over the paged cache."""
-        assert self._worker is not None
-        self._worker.register(self._vllm_config, self._kv_cache_config, kv_caches)
+        """Take over the tensors of the paged cache. Raises `UnsupportedModelError`."""
+        self._cache = _CACHES[self._engine_id] = PagedCache(self._vllm_config, self._kv_cache_config, kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Write fused KV before vLLM computes what follows it."""
-        assert self._worker is not None
+        assert self._cache is not None
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, RagKVMetadata)
-        self._worker.write(metadata.loads)
+        for load in metadata.loads:
+            self._cache.write(load.kv, load.tokens, load.block_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: `start_load_kv` has written every layer."""
@@ -181,49 +106,24 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         """Do nothing: nothing is saved."""
 
-    # Both halves
-
-    def get_kv_connector_stats(self) -> RagKVStats | None:
-        """What this half counted since the last call."""
-        half = self._worker or self._prompts
-        assert half is not None
-        counts = half.counts.take()
-        return RagKVStats(data=counts) if counts else None
-
     def shutdown(self) -> None:
         """Close the engine and the store."""
         if self._prompts is not None:
             self._prompts.close()
 
-    @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> RagKVStats:
-        """Counts from what `get_kv_connector_stats` sent to another process."""
-        return RagKVStats(data=data or {})
 
-    @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: dict[type[Any], type[Any]],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> RagKVMetrics:
-        """The Prometheus counters of vLLM's server."""
-        return RagKVMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-
-def _open(vllm_config: Any, worker: Worker) -> PromptScheduler:
+def _open(vllm_config: Any, cache: PagedCache) -> PromptScheduler:
     """Build the engine on the model that vLLM serves, and check that vLLM reads what is written."""
     model, extra = vllm_config.model_config, vllm_config.kv_transfer_config.kv_connector_extra_config
     dtype, device = str(model.dtype).removeprefix("torch."), vllm_config.device_config.device.type
     settings, config = ConnectorSettings.read(extra, dtype, device)
-    engine, weights = _engine(model.model, config, worker)
+    engine, weights = _engine(model.model, config, cache)
     try:
         if engine.model.adapter.rope.depends_on_length:
             raise UnsupportedModelError(
                 "The RoPE frequencies depend on the prompt's length; RagKVConnector needs fixed ones."
             )
-        worker.cache.check(engine.model.adapter)
+        cache.check(engine.model.adapter)
         prompts = PromptScheduler(engine, settings)
     except BaseException:
         engine.close()
@@ -234,12 +134,12 @@ def _open(vllm_config: Any, worker: Worker) -> PromptScheduler:
     return prompts
 
 
-def _engine(name: str, config: EngineConfig, worker: Worker) -> tuple[Engine, str]:
+def _engine(name: str, config: EngineConfig, cache: PagedCache) -> tuple[Engine, str]:
     """The engine on vLLM's own weights where they can be shared, and a sentence that says so."""
     try:
         if config.weights != "plain" or config.adapter:
             raise UnsupportedModelError("the settings weights and adapter of ragkv change them")
-        served = served_model(*worker.cache.first_layer)
+        served = served_model(*cache.first_layer)
         if served is None:
             raise UnsupportedModelError("its model is not found in this process")
         model = shared_model(served, config_of(name))

@@ -27,9 +27,8 @@ THREADS = 2  # `THREADS` is two: one computes, the other looks up entries and re
 class PromptJob:
     """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is none."""
 
-    def __init__(self, layout: FusedLayout, note: str = "") -> None:
-        """`note` is for the report."""
-        self.layout, self.note = layout, note
+    def __init__(self, layout: FusedLayout) -> None:
+        self.layout = layout
         self.cancel = threading.Event()
         self.done = threading.Event()
         self.prefill: Prefill | None = None  # set before `done` is
@@ -98,16 +97,15 @@ class FusingQueue(Closing):
             job.why = f"only {stored} of {layout.promised} tokens up to the last chunk have stored KV"
             return
         question = layout.question(whole=self._needs_question(layout))
-        prefill = engine.prefill(question, layout.runs, raw=True, cancel=job.cancel, **layout.options)
+        prefill = engine.prefill(question, layout.runs, raw=True, separator="", cancel=job.cancel, **layout.options)
         engine.model.adapter.wait_for_device()  # vLLM reads the KV on another stream
         job.prefill = prefill
 
     def _stored(self, layout: FusedLayout) -> tuple[int, list[tuple[int, ...]]]:
         """How many tokens of the prompt's chunks have stored KV, and the chunks that have none."""
-        store, identity = self._engine.store, self._engine.entries.encoder.identity
-        chunks = [run.token_ids for run in layout.runs if not isinstance(run, Text)]
-        lacking = [ids for ids in chunks if not store.contains(identity.key(ids))]
-        return sum(map(len, chunks)) - sum(map(len, lacking)), lacking
+        chunks = [run for run in layout.runs if not isinstance(run, Text)]
+        lacking = [run for run in chunks if not self._engine.entries.has(run.stored_ids)]
+        return sum(map(len, chunks)) - sum(map(len, lacking)), [run.stored_ids for run in lacking]
 
     def _needs_question(self, layout: FusedLayout) -> bool:
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it too."""

@@ -87,16 +87,9 @@ def layout(token_ids: Sequence[int], wish: Wish, index: ChunkIndex, prefix: Sequ
     for one in found:
         if at < one.start:
             runs.append(Text(ids[at : one.start]))
-        runs.append(Chunk(ids[one.start : one.stop]))
+        runs.append(one.chunk(ids))
         at = one.stop
     return FusedLayout(ids, tuple(runs), min(at, len(ids) - 1), len(found), wish.options)
-
-
-def uncovered(token_ids: Sequence[int], found: FusedLayout | None) -> list[Sequence[int]]:
-    """The parts of a prompt (S,) that are not in chunks."""
-    if found is None:
-        return [token_ids]
-    return [*(run.token_ids for run in found.runs if isinstance(run, Text)), found.question(whole=True)]
 
 
 def _name(given: Mapping[str, Any], key: str) -> str | None:
@@ -109,8 +102,8 @@ def _name(given: Mapping[str, Any], key: str) -> str | None:
 def _occurrences(given: Any, length: int) -> tuple[Occurrence, ...]:
     """Positions of chunks from [[start, stop], ...]. Raises `InputError`."""
     try:
-        found = tuple(sorted(Occurrence(*map(_whole, pair)) for pair in given))
-    except TypeError as error:
+        found = tuple(sorted(Occurrence(_whole(start), _whole(stop)) for start, stop in given))
+    except (TypeError, ValueError) as error:
         raise InputError("kv_transfer_params.ragkv.chunks must be a list of [start, stop] positions.") from error
     at = 0
     for one in found:
@@ -129,4 +122,4 @@ def _whole(number: Any) -> int:
     return number
 
 
-__all__ = ["FusedLayout", "Wish", "layout", "uncovered"]
+__all__ = ["FusedLayout", "Wish", "layout"]

@@ -6,7 +6,6 @@ goes wrong before, vLLM computes the prompt. No error leaves this class, because
 """
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -20,51 +19,14 @@ from ragkv.model import PromptKV
 
 from .chunk_index import ChunkIndex
 from .fusing import FusingQueue, PromptJob
-from .layout import Wish, layout, uncovered
+from .layout import Wish, layout
 from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
-MERGED = (
-    "{} chunks are computed: their first or last tokens merged with the text around them; put the same text behind "
-    "each that `ragkv ingest` put there (prompt.chunk_end)"
-)
 IDLE_S = 0.005  # `IDLE_S` is how long a step that has nothing to compute waits for a prompt that is being fused.
 MOST_NAMED = 4096  # `MOST_NAMED` is how many reports are kept until they are asked for.
 MOST_ENTRIES = 1_000_000  # `MOST_ENTRIES` is how many entries of the store are listed.
-
-# `COUNTERS` is what the connector counts, and what its metrics say of each.
-COUNTERS = {
-    "prompts_fused": "Prompts whose KV ragkv fused",
-    "prompts_computed": "Prompts with chunks that vLLM computed after all",
-    "tokens_reused": "Prompt tokens whose stored KV was used as it is",
-    "tokens_recomputed": "Prompt tokens with stored KV that were computed again, selected by the selector",
-    "tokens_computed": "Prompt tokens that ragkv computed because they had no stored KV",
-    "bytes_read": "Bytes of stored KV that were read",
-    "fusing_seconds": "Seconds from the arrival of prompts to their fused KV, summed",
-    "writing_seconds": "Seconds spent on writing fused KV into the paged cache",
-}
-
-
-class ConnectorCounts:
-    """Counts by the names of `COUNTERS`, collected until they are taken."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._counts: dict[str, float] = {}
-
-    def add(self, **counts: float) -> None:
-        """Add `counts`, by their names."""
-        with self._guard:
-            for name, count in counts.items():
-                assert name in COUNTERS, name
-                self._counts[name] = self._counts.get(name, 0) + count
-
-    def take(self) -> dict[str, float]:
-        """The counts so far; they begin again at 0."""
-        with self._guard:
-            counts, self._counts = self._counts, {}
-        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +43,12 @@ class PromptScheduler:
 
     def __init__(self, engine: Engine, settings: ConnectorSettings) -> None:
         self._engine, self._settings = engine, settings
-        identity, store = engine.entries.encoder.identity, engine.store
+        identities, store = engine.entries.encoder.identities, engine.store
         self._index = ChunkIndex(
-            lambda: (info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity == identity),
+            lambda: (info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity in identities),
             settings.refresh_s,
         )
         self._queue = FusingQueue(engine, settings)
-        self.counts = ConnectorCounts()
         self._jobs: dict[str, PromptJob | None] = {}  # by request; None: vLLM computes the prompt
         self._submitted: set[str] = set()  # requests whose prompts are in the queue, or fused and not yet written
         self._waiting_or_running: set[str] = set()  # requests that have not ended
@@ -119,17 +80,8 @@ class PromptScheduler:
         if job is None or job.prefill is None or not tokens:
             return
         self._loads.append(PagedLoad(job.prefill.fused.kv, tokens, tuple(block_ids)))
-        reuse = job.prefill.reuse
         self._reports[request.request_id] = _report(job)
-        self._keep(request.request_id, fused_report(job.prefill, job.layout.promised, job.note))
-        self.counts.add(
-            prompts_fused=1,
-            tokens_reused=reuse.exact + reuse.fused,
-            tokens_recomputed=reuse.recomputed,
-            tokens_computed=reuse.computed,
-            bytes_read=sum(reuse.bytes_by_tier.values()),
-            fusing_seconds=job.took_s,
-        )
+        self._keep(request.request_id, fused_report(job.prefill, job.layout.promised))
 
     def take_loads(self, *, idle: bool) -> tuple[PagedLoad, ...]:
         """What is to be written in this step. If vLLM has nothing to compute (`idle`), wait a moment for a prompt."""
@@ -203,11 +155,7 @@ class PromptScheduler:
             if wish.name not in self._named:  # another answer to the same prompt, or this one before vLLM preempted it
                 self._keep(request.request_id, left_report())
         found = layout(ids, wish, self._index, self._engine.intake.runs.before_documents)
-        merged = 0 if wish.chunks is not None or wish.exact else sum(map(self._index.merged, uncovered(ids, found)))
-        note = MERGED.format(merged) if merged else ""
-        if found is None and note:
-            self._leave(request.request_id, note)
-        return None if found is None else PromptJob(found, note)
+        return None if found is None else PromptJob(found)
 
     def _leave(self, name: str, why: str) -> int:
         """Leave a prompt to vLLM, because of `why`; 0 tokens are promised."""
@@ -218,7 +166,6 @@ class PromptScheduler:
         self._submitted.discard(name)
         self._reports[name] = {"promised_tokens": 0, "notes": [why]}
         self._keep(name, left_report(why, [] if job is None else job.missed))
-        self.counts.add(prompts_computed=1)
         return 0
 
     def _keep(self, request: str, report: dict[str, Any]) -> None:
@@ -253,8 +200,8 @@ def _report(job: PromptJob) -> dict[str, Any]:
         "ratio": reuse.ratio,
         "bytes_by_tier": dict(reuse.bytes_by_tier),
         "seconds": {"whole": job.took_s, "load": timing.load_s, "fuse": timing.fuse_s, "prefill": timing.prefill_s},
-        "notes": [*([job.note] if job.note else []), *reuse.notes],
+        "notes": list(reuse.notes),
     }
 
 
-__all__ = ["COUNTERS", "ConnectorCounts", "PagedLoad", "PromptScheduler"]
+__all__ = ["PagedLoad", "PromptScheduler"]

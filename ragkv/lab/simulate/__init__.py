@@ -1,10 +1,8 @@
 """The simulator's door: real and generated traces, replayed through the policies the live store runs. No torch here."""
 
 from .policies import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
-from .readers import RagRequest, read_rag_requests, read_trace
-from .report import Measure, Replay, Report, replay
-from .run import ReplaySetting, load_trace, policy_for, simulate
-from .token_times import TokenTimes
+from .ragpulse import RagRequest, read_rag_requests
+from .replay import Replay, ReplaySetting, Report, load_trace, policy_for, replay, simulate, xi_blocks
 from .trace import Trace, TraceRow, read_rows
 from .workloads import BirthDeath, ShareGPTLike
 
@@ -13,20 +11,18 @@ __all__ = [
     "SIMULATOR_ONLY",
     "make_any_policy",
     "BirthDeath",
-    "Measure",
-    "TokenTimes",
     "RagRequest",
     "Replay",
-    "Report",
-    "TraceRow",
     "ReplaySetting",
+    "Report",
     "ShareGPTLike",
     "Trace",
+    "TraceRow",
     "load_trace",
     "policy_for",
     "read_rag_requests",
     "read_rows",
-    "read_trace",
     "replay",
     "simulate",
+    "xi_blocks",
 ]

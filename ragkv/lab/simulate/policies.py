@@ -8,19 +8,9 @@ return, or also the next turn's lengths (figure 5).
 from collections.abc import Container, Iterable
 
 from ragkv.errors import ConfigError
-from ragkv.store.policies import (
-    LRU,
-    NEVER,
-    POLICIES,
-    TLRU,
-    Cut,
-    Departed,
-    GuardedTLRU,
-    Policy,
-    PolicySettings,
-    Ranking,
-    TurnSize,
-)
+from ragkv.store.policies import LRU, NEVER, POLICIES, Cut, Policy, PolicySettings, TurnSize, policy_class
+from ragkv.store.policies.groups import Departed, Ranking
+from ragkv.store.policies.t_lru import TLRU, GuardedTLRU
 
 
 class FIFO(LRU):
@@ -133,7 +123,7 @@ class LengthAware(TLRU):
 
 _SIMULATOR_ONLY: tuple[type[Policy], ...] = (FIFO, TLRU, GuardedTLRU, EndAware, LengthAware, Belady, TailBelady)
 SIMULATOR_ONLY: dict[str, type[Policy]] = {policy.name: policy for policy in _SIMULATOR_ONLY}
-ALL_POLICIES: dict[str, type[Policy]] = POLICIES | SIMULATOR_ONLY
+ALL_POLICIES: dict[str, type[Policy]] = {name: policy_class(name) for name in POLICIES} | SIMULATOR_ONLY
 
 
 def make_any_policy(name: str, settings: PolicySettings | None = None) -> Policy:

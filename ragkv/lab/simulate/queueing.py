@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
-from ragkv.store.policies import Policy, PolicySettings, make_policy
+from ragkv.store.policies import PolicySettings
+from ragkv.store.policies.prefix_tier import PrefixTier
 
+from .policies import make_any_policy
 from .workloads import GeneratedSession
 
 
@@ -57,43 +59,18 @@ class Hits:
         return self.from_memory / max(1, self.from_memory + self.from_disk)
 
 
-class _SessionPlace:
-    """Memory or disk: holds whole sessions, under one policy."""
-
-    def __init__(self, policy: Policy, capacity: int) -> None:
-        self.policy = policy
-        self.held: dict[str, int] = {}
-        self._capacity = capacity
-        self._used = 0
-
-    def put(self, session: str, tokens: int, now: float) -> list[tuple[str, int]]:
-        """Hold a session; returns the sessions evicted for it, perhaps itself, with their tokens."""
-        self._used += tokens - self.held.get(session, 0)
-        self.held[session] = tokens
-        self.policy.held(session, tokens, tokens, now)
-        evicted = []
-        while self._used > self._capacity:
-            cut = self.policy.victim((), now)
-            assert cut is not None
-            evicted.append((cut.group, self.take(cut.group, now)))
-        return evicted
-
-    def take(self, session: str, now: float) -> int:
-        """Drop a session; returns its tokens."""
-        tokens = self.held.pop(session, 0)
-        self._used -= tokens
-        self.policy.held(session, 0, 0, now)
-        return tokens
-
-
 class _Hierarchy:
-    """Memory above disk."""
+    """Memory above disk, each holding whole sessions under a policy of its own."""
 
     def __init__(self, name: str, server: QueueServer, mean_tokens: float) -> None:
         window = int((server.memory_tokens + server.disk_tokens) / mean_tokens)
         settings = PolicySettings(window_groups=max(1, window))
-        self.memory = _SessionPlace(make_policy(name, settings), server.memory_tokens)
-        self.disk = _SessionPlace(make_policy(name, settings), server.disk_tokens)
+        policies = [make_any_policy(name, settings) for _ in range(2)]
+        self._demoted: list[tuple[str, int]] = []  # by the session that is kept now
+        self.memory = PrefixTier(
+            policies[0], server.memory_tokens, lambda *lost: self._demoted.append(lost), whole=True
+        )
+        self.disk = PrefixTier(policies[1], server.disk_tokens, whole=True)
         self.fetch_window = int(server.memory_tokens / mean_tokens) if name == "lookahead" else 0
 
     def queued(self, session: str) -> None:
@@ -106,15 +83,16 @@ class _Hierarchy:
 
     def keep(self, session: str, tokens: int, now: float) -> bool:
         """Hold a session in memory and demote others to disk; whether it stayed in memory itself."""
-        self.disk.take(session, now)
-        demoted = self.memory.put(session, tokens, now)
-        for other, size in demoted:
-            self.disk.put(other, size, now)
-        return all(other != session for other, _ in demoted)
+        self.disk.drop(session, now)
+        self._demoted.clear()
+        self.memory.hold(session, tokens, tokens, now)
+        for other, size in self._demoted:
+            self.disk.hold(other, size, size, now)
+        return session in self.memory.held
 
     def drop(self, session: str, now: float) -> None:
-        self.memory.take(session, now)
-        self.disk.take(session, now)
+        self.memory.drop(session, now)
+        self.disk.drop(session, now)
 
     def fetch(self, waiting: Sequence[str], now: float) -> None:
         """Fetch waiting sessions from disk to memory, in the order of the queue, until one does not stay there."""

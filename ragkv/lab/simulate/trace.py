@@ -6,7 +6,6 @@ request.
 """
 
 import csv
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -67,14 +66,6 @@ class Trace:
     def expected_new_blocks(self) -> int:
         """Q^: the mean of `new_blocks`, rounded up; 0 where no conversation returns."""
         return -(-sum(self.new_blocks) // len(self.new_blocks)) if self.new_blocks else 0
-
-    @cached_property
-    def weight(self) -> int:
-        """W: sum over conversations of their largest L."""
-        largest: Counter[str] = Counter()
-        for turn in self.turns:
-            largest[turn.group] = max(largest[turn.group], turn.length)
-        return sum(largest.values())
 
     @cached_property
     def peak_live(self) -> int:

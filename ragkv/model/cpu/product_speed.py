@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,9 +27,7 @@ from .packed_linear import PackedLinear
 log = logging.getLogger(__name__)
 
 ROWS = 64  # A product of so many rows stands for a prompt's rows.
-# That product has so many weights: its time is proportional to them, and this takes milliseconds.
-SOME_WEIGHTS = 1 << 19
-MOST_WEIGHTS = 1 << 23  # The product of one row has so many weights, which should not fit the caches.
+LAYER = (512, 1024)  # The inputs and outputs of its layer: it takes milliseconds.
 ROUNDS = 4  # So many rounds are timed; the first one is not counted: kernels are chosen and memory is mapped.
 PAIR_ROUNDS = 16  # Two products that may differ by little are timed in so many rounds.
 SWITCHES = (  # These variables limit the instructions that libraries may use.
@@ -39,51 +37,20 @@ SWITCHES = (  # These variables limit the instructions that libraries may use.
     "FBGEMM_ENABLE_INSTRUCTIONS",
 )
 LEAST_S = 2e-4  # One measurement repeats short products until so many seconds have passed.
-# A request is taken to compute `PROMPT_ROWS` rows of its prompt, and `STEPS` decoded tokens, a row each. A step
-# computes for `OTHER_S` seconds besides each product: so tiny models, all of whose products are short, tie.
-PROMPT_ROWS = 512
-STEPS = 64
-OTHER_S = 3e-4
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-class ProductSpeed(NamedTuple):
-    """The times of one linear layer in one dtype, in seconds."""
-
-    many_s: float  # for `ROWS` rows
-    one_s: float  # for one row
-
-    @property
-    def request_s(self) -> float:
-        """Both in one number: `PROMPT_ROWS` rows computed together, then `STEPS` rows one by one."""
-        return self.many_s * PROMPT_ROWS / ROWS + (self.one_s + OTHER_S) * STEPS
-
-
 @cache
-def product_speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
-    """The speeds of a linear layer of that shape in each dtype, on the CPU, as they were measured here first."""
-    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-    inputs = min(inputs, MOST_WEIGHTS)
-    whole = min(outputs, max(1, MOST_WEIGHTS // inputs))
-    some = min(whole, max(1, SOME_WEIGHTS // inputs))
+def product_seconds(dtypes: tuple[torch.dtype, ...]) -> tuple[float, ...]:
+    """The times of `ROWS` rows times the weights of `LAYER` in each dtype on the CPU, as they were measured first."""
+    inputs, outputs = LAYER
 
     def timed() -> list[tuple[Product, torch.Tensor]]:
-        found = []
-        for dtype in dtypes:
-            weights, rows = torch.full((whole, inputs), 0.01, dtype=dtype), torch.ones((ROWS, inputs), dtype=dtype)
-            found += [(_product(weights[:some]), rows), (_product(weights), rows[:1])]
-        return found
+        ones = [torch.ones((ROWS, inputs), dtype=dtype) for dtype in dtypes]
+        return [(_product(torch.full((outputs, inputs), 0.01, dtype=rows.dtype)), rows) for rows in ones]
 
-    seconds = kept_seconds({"dtypes": names, "inputs": inputs, "outputs": outputs}, timed, ROUNDS)
-    scale = whole / some  # the whole layer's time from that of some of its outputs
-    return tuple(ProductSpeed(many * scale, one) for many, one in zip(seconds[::2], seconds[1::2], strict=True))
-
-
-def measured_speed(product: Product, inputs: int, dtype: torch.dtype = torch.float32) -> ProductSpeed:
-    """The speed of one product of rows (R, inputs), measured now."""
-    rows = torch.ones((ROWS, inputs), dtype=dtype)
-    return ProductSpeed(*measured_seconds([(product, rows), (product, rows[:1])], ROUNDS))
+    return kept_seconds({"dtypes": [str(dtype) for dtype in dtypes], "layer": list(LAYER)}, timed, ROUNDS)
 
 
 def gain_of_second(subject: Mapping[str, Any], products: Callable[[], Sequence[Product]], rows: torch.Tensor) -> float:
@@ -194,5 +161,5 @@ def multiplies_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 at least as fast as float32 for many rows, rather than through it."""
     if not has_bfloat16_kernels():
         return False
-    wide, narrow = product_speeds((torch.float32, torch.bfloat16), 512, 512)
-    return narrow.many_s <= wide.many_s
+    wide_s, narrow_s = product_seconds((torch.float32, torch.bfloat16))
+    return narrow_s <= wide_s

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache
 
 from ..adapter import Adapter
+from ..attention import LayerPass
 from ..promptkv import PromptKV, Recording
 from ..rows import Rows
 
@@ -43,7 +43,7 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     step, step_rows = _Step(adapter, rows, own_rows), Rows(positions, None)
     for layer in range(adapter.layer_count):
         step.enter(layer, rotations[adapter.rope_kind(layer)])
-        hidden = adapter.call_layer(layer, hidden, step_rows, step, step)
+        hidden = adapter.call_layer(layer, hidden, step_rows, step)
     logits = adapter.logits(hidden)
     for row, length in zip(rows, lengths, strict=True):
         row.kv.length = length + 1
@@ -61,12 +61,12 @@ def _rotation(
     return cos, sin
 
 
-class _Step(Cache):
-    """A step, layer by layer. It is the layers' cache and their mask, and passes both on to each row's own KV."""
+class _Step(LayerPass):
+    """A step, layer by layer. It passes what the layers make on to each row's own KV."""
 
     def __init__(self, adapter: Adapter, rows: Sequence[DecodeRow], own_rows: Sequence[Rows]) -> None:
         """`own_rows` are the positions, one for each of `rows`."""
-        super().__init__(layers=[])
+        super().__init__()
         self._adapter, self._rows, self._own_rows = adapter, rows, own_rows
         self._layer = 0
         self._rotation: tuple[torch.Tensor, torch.Tensor]
@@ -79,53 +79,24 @@ class _Step(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
-        k_rot = self._rotated(key_states)
-        self._write(key_states, k_rot, value_states)
+        k_rot, layer = self._rotated(key_states), self._layer
+        own = (states.chunk(len(self._rows), dim=2) for states in (key_states, k_rot, value_states))
+        for row, place, k_raw, own_k_rot, v in zip(self._rows, self._own_rows, *own, strict=True):
+            assert place.start is not None
+            row.kv.put(layer, place.start, own_k_rot, v)
+            if row.record is not None:
+                row.record.add(layer, place, k_raw, v)
         return k_rot, value_states
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
-        return self._attended(self._rotated(query), scaling, softcap)
-
-    def attend_joined(self, states: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
-        """`update` and `attend` of q, k and v before RoPE in one tensor (1, H + 2 G, B, D): q and k rotate at once."""
-        adapter, layer, kv_heads = self._adapter, self._layer, self._adapter.kv_heads
-        heads = states.shape[1] - 2 * kv_heads
-        rotated = adapter.rotate_in_float32(layer, states[:, :-kv_heads], *self._rotation).type_as(states)
-        k_raw, k_rot, v = states[:, heads:-kv_heads], rotated[:, heads:], states[:, -kv_heads:]
-        if len(self._rows) == 1:  # without the calls that share states among rows: they take time in a decoding step
-            row = self._rows[0]
-            self._put(row, self._own_rows[0], k_raw, k_rot, v)
-            return row.kv.attend(layer, rotated[:, :heads], adapter.windows[layer], scaling, softcap)
-        self._write(k_raw, k_rot, v)
-        return self._attended(rotated[:, :heads], scaling, softcap)
+        layer, window = self._layer, self._adapter.window(self._layer)
+        queries = self._rotated(query).chunk(len(self._rows), dim=2)
+        own = zip(self._rows, queries, strict=True)
+        out = [row.kv.attend(layer, q_rot, window, scaling, softcap) for row, q_rot in own]
+        return torch.cat(out, dim=2) if len(out) > 1 else out[0]
 
     def _rotated(self, raw: torch.Tensor) -> torch.Tensor:
         return self._adapter.rotate(self._layer, raw, *self._rotation)
-
-    def _write(self, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> None:
-        """Put k_rot and v, each (1, G, B, D), into each row's own KV, and record k_raw and v."""
-        for row, place, *own in zip(self._rows, self._own_rows, *self._by_row(k_raw, k_rot, v), strict=True):
-            self._put(row, place, *own)
-
-    def _put(self, row: DecodeRow, place: Rows, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> None:
-        """Put one row's k_rot and v, each (1, G, 1, D), into its KV, and record k_raw and v."""
-        assert place.start is not None
-        row.kv.put(self._layer, place.start, k_rot, v)
-        if row.record is not None:
-            row.record.add(self._layer, place, k_raw, v)
-
-    def _attended(self, q_rot: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
-        """(1, H, B, D) of rotated queries, each over its own row's KV."""
-        layer, window = self._layer, self._adapter.windows[self._layer]
-        own = zip(self._rows, *self._by_row(q_rot), strict=True)
-        out = [row.kv.attend(layer, query, window, scaling, softcap) for row, query in own]
-        return torch.cat(out, dim=2) if len(out) > 1 else out[0]
-
-    def _by_row(self, *states: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        """Each (1, heads, B, D) -> (1, heads, 1, D) of each row."""
-        if len(self._rows) == 1:
-            return [(one,) for one in states]
-        return [one.chunk(len(self._rows), dim=2) for one in states]

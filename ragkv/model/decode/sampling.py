@@ -14,7 +14,6 @@ from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
-    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -46,7 +45,6 @@ class Sampling:
     frequency_penalty: float | None = None  # -2 to 2: the same, for each time that the answer has it
     logit_bias: Mapping[int, float] | None = None  # -100 to 100, by token id: added to the logit
     repetition_penalty: float | None = None  # .01 to 100: transformers' rule; it counts the prompt too
-    no_repeat_ngram_size: int | None = None  # no run of so many tokens occurs twice; 0: no rule
     min_new_tokens: int | None = None  # the answer does not end before
     do_sample: bool | None = None  # True samples at temperature 1 if nothing else is given; False refuses to sample
 
@@ -61,7 +59,6 @@ class Sampling:
         _check(self, "presence_penalty", -2.0, 2.0)
         _check(self, "frequency_penalty", -2.0, 2.0)
         _check(self, "repetition_penalty", LEAST_REPETITION, MOST_REPETITION)
-        _check(self, "no_repeat_ngram_size", 0, whole=True)
         _check(self, "min_new_tokens", 0, whole=True)
         _check_biases(self.logit_bias)
         if self.do_sample and self.temperature == 0.0:
@@ -213,8 +210,6 @@ def _processors(sampling: Sampling, prompt_ids: torch.Tensor, eos: Sequence[int]
     chosen: list[Any] = []
     if sampling.repetition_penalty not in (None, 1.0):
         chosen.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
-    if sampling.no_repeat_ngram_size:
-        chosen.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram_size))
     if sampling.min_new_tokens and eos:
         device = str(prompt_ids.device)
         chosen.append(
@@ -230,6 +225,3 @@ def _processors(sampling: Sampling, prompt_ids: torch.Tensor, eos: Sequence[int]
         if sampling.min_p:
             chosen.append(MinPLogitsWarper(float(sampling.min_p)))
     return LogitsProcessorList(chosen)
-
-
-__all__ = ["MOST_BIASES", "SETTINGS", "Sampler", "Sampling"]

@@ -56,6 +56,3 @@ def _byte_alphabet() -> dict[str, int]:
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
-
-
-__all__ = ["LEAST_LOGPROB", "TokenText"]

@@ -14,32 +14,23 @@ import torch
 from ragkv.config import KCacheConfig
 
 from ..adapter import Adapter
-from ..attention import attend_one
 from ..promptkv import KVShape, PromptKV
 from ..rows import Rows
 from .topn import attend_top, choose
-from .values import STAGED_ROWS, HostValues, copy_stream
+from .values import HostValues, copy_stream
 
 
 class OffloadedKV(PromptKV):
     """Rotated keys of one prompt on the device; values of the layers from `resident_layers` on in host memory."""
 
     def __init__(
-        self,
-        shape: KVShape,
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        config: KCacheConfig,
-        staged_rows: int = STAGED_ROWS,
+        self, shape: KVShape, capacity: int, dtype: torch.dtype, device: torch.device, config: KCacheConfig
     ) -> None:
-        """Up to `staged_rows` of the newest positions stay on the device."""
         super().__init__(shape, capacity, dtype, device, config.resident_layers)
-        self._config, self._staged_rows = config, staged_rows
+        self._config = config
         self._on_host: list[HostValues | None] = [None] * shape.layers
         self._copies = copy_stream(device)
         self.rows_fetched = 0  # from host memory, over all layers and steps; a row is one KV head at one position
-        self.peak_device_bytes = self.device_bytes
 
     def put(self, layer: int, start: int, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, T, D), at the positions `start ... start + T - 1`."""
@@ -68,7 +59,7 @@ class OffloadedKV(PromptKV):
         if layer < self._config.resident_layers or self._on_host[layer] is not None:
             return
         v = self.values[layer]
-        on_host = HostValues(v.shape[1], v.shape[3], self.capacity, v.dtype, v.device, self._staged_rows)
+        on_host = HostValues(v.shape[1], v.shape[3], self.capacity, v.dtype, v.device)
         on_host.load(v[0, :, :length], self._copies)
         self._on_host[layer] = on_host
         self.values[layer] = v.new_empty((1, v.shape[1], 0, v.shape[3]))
@@ -83,20 +74,13 @@ class OffloadedKV(PromptKV):
         stop = self.length + 1
         start = 0 if window is None else max(0, stop - window)
         k_rot = self.keys[layer].narrow(2, start, stop - start)
-        if self.reads_all(stop - start):
-            self.rows_fetched += on_host.rows_on_host(start, stop)
-            return attend_one(q_rot, k_rot, on_host.take(start, stop).unsqueeze(0), None, scaling, softcap)
         grouped = q_rot.view(k_rot.shape[1], -1, q_rot.shape[3])  # (G, H / G, D)
         choice = choose(grouped, k_rot[0], self._config.top_n or stop, scaling, softcap, start)
         return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
 
-    def reads_all(self, keys: int) -> bool:
-        """Whether a row attends with the V of all its `keys` keys, as in a small window: then attention is ordinary."""
-        return self._config.top_n is None or self._config.top_n >= keys
-
     def copy(self) -> "OffloadedKV":
         """The same KV, with memory of its own."""
-        return offload(self, self._config, self._staged_rows)
+        return offload(self, self._config)
 
     def reserve(self, capacity: int) -> None:
         """Grow to `capacity` positions."""
@@ -124,7 +108,6 @@ class OffloadedKV(PromptKV):
         """Allocate the values of `layer` on the device for its prefill."""
         if self._on_host[layer] is None and not self.values[layer].shape[2]:
             self.values[layer] = torch.empty_like(self.keys[layer])
-            self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
 
     def _fetch(self, on_host: HostValues, rows: torch.Tensor) -> torch.Tensor:
         values, fetched = on_host.fetch(rows)
@@ -132,11 +115,11 @@ class OffloadedKV(PromptKV):
         return values
 
 
-def offload(kv: PromptKV, config: KCacheConfig, staged_rows: int = STAGED_ROWS) -> OffloadedKV:
+def offload(kv: PromptKV, config: KCacheConfig) -> OffloadedKV:
     """A copy of a prefilled `kv` with values in host memory as `config` says; `kv` does not change."""
     _, kv_heads, _, head_dim = kv.keys[0].shape
     shape, dtype, device = KVShape(len(kv.keys), kv_heads, head_dim), kv.keys[0].dtype, kv.keys[0].device
-    made = OffloadedKV(shape, kv.capacity, dtype, device, config, staged_rows)
+    made = OffloadedKV(shape, kv.capacity, dtype, device, config)
     for layer in range(shape.layers):
         made.put(layer, 0, *kv.view(layer, kv.length))
         made.finish_prefill(layer, kv.length)

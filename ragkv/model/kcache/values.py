@@ -111,10 +111,6 @@ class HostValues:
             found = torch.cat((found, self._staging[max(0, low - self._base) : high - self._base]))
         return found.transpose(0, 1).contiguous()
 
-    def rows_on_host(self, low: int, high: int) -> int:
-        """How many rows of the positions `low ... high - 1` are in host memory."""
-        return self._heads * max(0, min(high, self._base) - low)
-
     def reserve(self, capacity: int) -> None:
         """Grow to `capacity` positions."""
         if capacity > self._host.shape[0]:

@@ -6,7 +6,6 @@ on a thread of its own: the caller waits for it for a limited time. The interpre
 
 import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +15,11 @@ import torch
 
 from ragkv.errors import InputError, SchemaError
 
-from .response_format import CallFormat, Path, ResponseFormat, pointer
+from .response_format import CallFormat, ResponseFormat
 from .token_bytes import ConstraintTokenizer
 
 CACHED = 64  # An engine keeps `CACHED` compiled grammars.
 COMPILE_S = 5.0  # A caller waits at most `COMPILE_S` for a grammar.
-_SEARCH_S = 1.0  # Finding the part of a schema that is at fault takes at most `_SEARCH_S`.
 _LEXER_STATES = 50_000  # A grammar has at most `_LEXER_STATES`, of 1 to 2 KB each.
 # On one line, with at most one space after a separator: a model can fill any number of tokens with white space.
 _OPTIONS = {
@@ -31,8 +29,6 @@ _OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
 }
-_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "anyOf", "oneOf", "allOf", "prefixItems")
-_SUBSCHEMA = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 
 
 class TokenConstraint:
@@ -145,12 +141,13 @@ class Grammars:
 def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
     """A matcher at the beginning of `form`. Raises `SchemaError`."""
     if form.calls is not None:
-        for _, schema in form.calls.tools:
+        for name, schema in form.calls.tools:
             try:
                 _compiled(tokenizer, ResponseFormat(schema))
             except SchemaError as error:
-                error.param = "tools"
-                raise
+                named = SchemaError(error.pointer, f"{error.reason} (tool {name})")
+                named.param = "tools"
+                raise named from error
         if form.schema:
             _compiled(tokenizer, ResponseFormat(form.schema))
         matcher = _start(tokenizer, _call_grammar(form.calls, form.schema))
@@ -159,10 +156,7 @@ def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
         return matcher
     matcher = _matcher(tokenizer, form.schema)
     if matcher.is_error():
-        schema = json.loads(form.schema)
-        path = _culprit(tokenizer, schema, schema, until=time.monotonic() + _SEARCH_S)
-        part = _at(schema, path)
-        raise SchemaError(pointer(path), _first_line(_matcher(tokenizer, _with_definitions(part, schema)).get_error()))
+        raise SchemaError("", _first_line(matcher.get_error()))
     first = matcher.deep_copy()
     first.compute_bitmask()
     if first.is_error() or first.is_stopped():
@@ -212,41 +206,6 @@ def _matcher(tokenizer: Any, schema: str) -> Any:
     except ValueError as error:
         raise SchemaError("", str(error)) from error
     return _start(tokenizer, grammar)
-
-
-def _culprit(tokenizer: Any, schema: Any, root: Any, until: float) -> Path:
-    """The path of the innermost subschema that cannot be compiled by itself, as far as it is found in time."""
-    for path, inner in _children(schema):
-        if time.monotonic() > until:
-            break
-        if _matcher(tokenizer, _with_definitions(inner, root)).is_error():
-            return (*path, *_culprit(tokenizer, inner, root, until))
-    return ()
-
-
-def _children(schema: Any) -> list[tuple[Path, dict[str, Any]]]:
-    """The subschemas right inside a schema, each with its path."""
-    found: list[tuple[Path, Any]] = []
-    for name in _SUBSCHEMAS:
-        inside = schema.get(name)
-        if isinstance(inside, dict):
-            found += [((name, key), one) for key, one in inside.items()]
-        elif isinstance(inside, list):
-            found += [((name, number), one) for number, one in enumerate(inside)]
-    found += [((name,), schema.get(name)) for name in _SUBSCHEMA]
-    return [(path, one) for path, one in found if isinstance(one, dict)]
-
-
-def _with_definitions(part: dict[str, Any], root: dict[str, Any]) -> str:
-    """A subschema as a schema of its own that can refer to the definitions of the whole."""
-    shared = {name: root[name] for name in ("$defs", "definitions") if name in root and name not in part}
-    return json.dumps({**part, **shared}, ensure_ascii=False)
-
-
-def _at(schema: Any, path: Path) -> Any:
-    for key in path:
-        schema = schema[key]
-    return schema
 
 
 def _first_line(message: str) -> str:

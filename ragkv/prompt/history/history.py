@@ -63,7 +63,7 @@ class Block:
 
     def identity(self, base: Identity) -> Identity:
         """The identity of its entry; `base` is the engine's."""
-        return replace(base, context=self.context)
+        return replace(base, context=self.context, behind="")
 
     def key(self, base: Identity) -> EntryKey:
         """The key of its entry."""

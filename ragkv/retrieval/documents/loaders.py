@@ -1,63 +1,16 @@
-"""Loaders read files and folders into documents. They know file formats and nothing about splitting or indexing.
+"""Loaders make documents of a file's bytes. They know file formats and nothing about splitting or indexing.
 
-A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do. A caller that wants to
-go on passes `on_error` and gets each error as a value. There is one loader per format, chosen by the file's suffix.
+A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do; what a loader could not
+read of a file comes as a value among its documents. There is one loader per format, chosen by the file's suffix.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ragkv.errors import DocumentError
 
 from ..values import Document
-from .files import find_files, has_loader
+from .files import has_loader
 from .reading import UNLIMITED, FileContent, Loaded, Loader, ParseLimits
-
-logger = logging.getLogger(__name__)
-
-OnError = Callable[[DocumentError], None]
-
-
-def load_documents(
-    paths: str | Path | Iterable[str | Path],
-    *,
-    encoding: str | None = None,
-    on_error: OnError | None = None,
-    limits: ParseLimits = UNLIMITED,
-) -> Iterator[Document]:
-    """The documents of files and folders, in order; folders are walked recursively, in sorted order.
-
-    In a folder, hidden files, files without a loader and empty files are skipped (logged at info level). A path that
-    is given itself must be readable. A document's id is the file's absolute path, or a JSON line's own `id`. Raises
-    `DocumentError` at the first thing that cannot be read, or passes it to `on_error` and goes on.
-    """
-    for path in [paths] if isinstance(paths, str | Path) else paths:
-        for loaded in _load_path(Path(path), encoding, limits):
-            if isinstance(loaded, Document):
-                yield loaded
-            elif on_error is None:
-                raise loaded
-            else:
-                on_error(loaded)
-
-
-def _load_path(path: Path, encoding: str | None, limits: ParseLimits) -> Loaded:
-    found = find_files([path], LOADERS, TEXT_NAMES)
-    for file in found:
-        if file.fate == "read":
-            try:
-                data = read_bytes(file.path)
-                check_not_blank(file.path, data)
-                yield from load_bytes(file.path, data, encoding, limits)
-            except DocumentError as error:
-                yield error
-        elif file.fate == "failed":
-            yield DocumentError(f"{file.path}: {file.reason}.")
-        else:
-            logger.info("Skipped %s: %s.", file.path, file.reason)
-    if not any(file.fate == "read" for file in found):
-        yield DocumentError(f"No documents under {path}: none of its files can be read. Known: {KNOWN}.")
 
 
 def load_bytes(file: Path, data: bytes, encoding: str | None = None, limits: ParseLimits = UNLIMITED) -> Loaded:

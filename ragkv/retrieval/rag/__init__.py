@@ -1,12 +1,9 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
-from ragkv.config import DOCUMENT_END
-
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
 from .rag import Rag, RagAnswer, RagIngestReport, default_chunk_tokens
 
 __all__ = [
-    "DOCUMENT_END",
     "FileOptions",
     "FileOutcome",
     "FileProgress",

@@ -60,8 +60,6 @@ class FileProgress:
 
     files: int  # done
     files_total: int
-    size: int  # bytes of the files that are done; unchanged files count as nothing to do
-    size_total: int
     outcome: FileOutcome | None = None  # of the file that is done now
     path: str = ""  # the file that is read next
 
@@ -71,8 +69,7 @@ class FileOptions:
     """How files are read."""
 
     encoding: str | None = None  # overrules what files declare; "auto": guessed where they declare none
-    strict: bool = False  # raise at the first file that fails
-    delete: Literal["nothing", "missing", "others"] = "nothing"  # what else to delete, see `FileReader`
+    prune: bool = False  # delete the documents of files that are gone from the given folders
     limits: ParseLimits = UNLIMITED
     on_file: Callable[[FileProgress], None] | None = None
     on_embed: Progress | None = None
@@ -81,8 +78,7 @@ class FileOptions:
 class FileReader:
     """Brings one index up to date with files, once, and holds the outcomes of this run and what it changed.
 
-    If `options.delete` is "missing", documents of files are deleted that are gone from the given folders; "others" also
-    deletes all documents that the given files do not hold. What a file held that fails now is never deleted.
+    What a file held that fails now is never deleted.
     """
 
     def __init__(
@@ -102,42 +98,27 @@ class FileReader:
         return list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.documents))
 
     def run(self, paths: Sequence[str | Path]) -> None:
-        """Read the files that changed. Raises `DocumentError` at the first that fails if `strict`."""
+        """Read the files that changed."""
         found = find_files(paths, LOADERS, TEXT_NAMES)
         named = {Path(path).absolute() for path in paths}
-        sizes = [self._size_to_read(file) for file in found]
-        progress = FileProgress(0, len(found), 0, sum(sizes))
-        for file, size in zip(found, sizes, strict=True):
-            progress = self._tell(replace(progress, outcome=None, path=printable(file.path)))
+        for done, file in enumerate(found):
+            self._tell(FileProgress(done, len(found), path=printable(file.path)))
             outcome = self._outcome(file, is_named=file.path.absolute() in named)
             self.outcomes.append(outcome)
             if outcome.status == "failed":
-                if self._options.strict:
-                    raise DocumentError(outcome.reason)
                 logger.warning("%s", outcome.reason)
-            progress = replace(progress, files=progress.files + 1, size=progress.size + size, outcome=outcome)
-            self._tell(progress)
-        if self._options.delete != "nothing":
+            self._tell(FileProgress(done + 1, len(found), outcome))
+        if self._options.prune:
             self._delete_missing(paths, found)
-        if self._options.delete == "others":
-            self._delete_others()
 
-    def _tell(self, progress: FileProgress) -> FileProgress:
+    def _tell(self, progress: FileProgress) -> None:
         if self._options.on_file is not None:
             self._options.on_file(progress)
-        return progress
 
     def _changed(self, report: IngestReport) -> None:
         """Note a change of the index, and delete the KV that it leaves unused."""
         self.reports.append(report)
         self.deleted_entries += self._forget(report.forgotten_passages)
-
-    def _size_to_read(self, file: FoundFile) -> int:
-        """The size of a file that is to be read; 0 if it looks unchanged."""
-        with suppress(OSError):
-            if file.fate == "read" and not self._looks_unchanged(file.path, file.path.stat()):
-                return file.path.stat().st_size
-        return 0
 
     def _looks_unchanged(self, path: Path, now: os.stat_result) -> bool:
         record = self._record(path)
@@ -245,19 +226,7 @@ class FileReader:
                 self._changed(self._index.delete_file(known))
                 outcome = FileOutcome(printable(known), "deleted")
                 self.outcomes.append(outcome)
-                self._tell(FileProgress(len(seen), len(seen), 0, 0, outcome))
-
-    def _delete_others(self) -> None:
-        kept, read = set(self.documents), {outcome.path for outcome in self.outcomes if outcome.documents}
-        failed = [outcome.path for outcome in self.outcomes if outcome.status == "failed"]
-        for known in self._index.file_paths():
-            if known not in read and any(Path(known).is_relative_to(Path(path).absolute()) for path in failed):
-                record = self._index.file_record(known)
-                kept.update(record.documents if record is not None else ())
-        others = [name for name in self._index.document_ids() if name not in kept]
-        if others and not kept:
-            raise InputError(f"Pruning to no documents would delete all {len(others)}. Use delete() if you mean it.")
-        self._changed(self._index.delete(others))
+                self._tell(FileProgress(len(seen), len(seen), outcome))
 
 
 def printable(path: str | Path) -> str:

@@ -7,7 +7,6 @@ tier the KV of passages that no document holds any more. This module knows no co
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
@@ -17,7 +16,7 @@ from ragkv.errors import DocumentError, InputError
 from ragkv.prompt import AnswerOptions
 from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Splitter, Where
 from ragkv.retrieval.embedders import Embedder
-from ragkv.runtime import Check, Closing, no_check, tracing
+from ragkv.runtime import Check, Closing, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, Chunk, TokenEvent
 
@@ -72,7 +71,6 @@ class Rag(Closing):
         self,
         source: str | Path | Document | Iterable[str | Path | Document],
         *,
-        prune: bool = False,
         encode: bool = True,
         on_embed: Progress | None = None,
         on_encode: Progress | None = None,
@@ -80,17 +78,15 @@ class Rag(Closing):
         """Add and update documents in the index and the store. Unchanged documents cost one look-up each.
 
         `source` is a path, paths of files and folders, or documents; of files that cannot be read see `ingest_files`.
-        `prune` deletes all other documents. Without `encode` the KV is not computed now: the first question that needs
-        a chunk misses it and stores it.
+        Without `encode` the KV is not computed now: the first question that needs a chunk misses it and stores it.
         """
         paths, documents = _paths_or_documents(source)
-        if paths is not None:
-            options = FileOptions(delete="others" if prune else "nothing", on_embed=on_embed)
-            read = self.ingest_files(paths, options, encode=encode, on_encode=on_encode)
+        if paths:
+            read = self.ingest_files(paths, FileOptions(on_embed=on_embed), encode=encode, on_encode=on_encode)
             if (problem := nothing_read(paths, read.files)) is not None:
                 raise DocumentError(problem)
             return read
-        report = self.index.ingest(documents, prune=prune, progress=on_embed)
+        report = self.index.ingest(documents, progress=on_embed)
         deleted = self._forget(report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
         return RagIngestReport(report, self._encode(ids if encode else (), on_encode), deleted)
@@ -106,8 +102,7 @@ class Rag(Closing):
         """Add and update the documents of files and folders. A file that cannot be read is logged and reported.
 
         Each file is committed when it is read, so after a kill the next call continues; then the KV is computed, chunk
-        by chunk; with `encode="changed"` only that of added and changed documents. With `options.strict` the first
-        file that cannot be read raises `DocumentError`.
+        by chunk; with `encode="changed"` only that of added and changed documents.
         """
         reader = FileReader(self.index, self._forget, options or FileOptions(), self._splitter.fingerprint)
         reader.run(paths)
@@ -137,10 +132,7 @@ class Rag(Closing):
         `None` is the order of the applied gate result; without one best first, but for the bundled reader the order of
         the corpus, in which "she" follows the name. What `check` raises between two steps ends the search.
         """
-        with tracing.span("ragkv.retrieve", **{"ragkv.k": k}) as trace:
-            hits = self.index.search(question, k, retriever=retriever, where=where, check=check)
-            if trace is not None:
-                trace.set_attribute("ragkv.hits", len(hits))
+        hits = self.index.search(question, k, retriever=retriever, where=where, check=check)
         return self.in_order(hits, self.default_order if order is None else order)
 
     def in_order(self, hits: Sequence[Hit], order: str) -> tuple[Hit, ...]:
@@ -180,9 +172,8 @@ class Rag(Closing):
         """
         if not question.strip():
             raise InputError("The question is empty. Give a question of at least one word.")
-        with tracing.span("ragkv.ask"):
-            hits = self.retrieve(question, k, retriever=retriever, where=where, order=order)
-            answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
+        hits = self.retrieve(question, k, retriever=retriever, where=where, order=order)
+        answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
         return RagAnswer(answer, hits)
 
     def sweep(self) -> int:
@@ -215,27 +206,19 @@ class Rag(Closing):
         return self.engine.delete([self.chunk(passage) for passage in passages])
 
 
-def _paths_or_documents(
-    source: str | Path | Document | Iterable[str | Path | Document],
-) -> tuple[list[str | Path] | None, Iterator[Document]]:
+def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:
     """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a mixture."""
-    one_or_more = [source] if isinstance(source, str | Path | Document) or not isinstance(source, Iterable) else source
-    items: Iterator[Any] = iter(one_or_more)
-    first = next(items, None)
-    rest = () if first is None and one_or_more is source else (first,)
-    if isinstance(first, str | Path):
-        return list(_checked(chain(rest, items), (str, Path))), iter(())
-    return None, _checked(chain(rest, items), (Document,))
-
-
-def _checked(items: Iterator[Any], kinds: tuple[type, ...]) -> Iterator[Any]:
+    is_one = isinstance(source, str | Path | Document) or not isinstance(source, Iterable)
+    items = [source] if is_one else list(source)
+    if all(isinstance(item, Document) for item in items):
+        return [], items
     for item in items:
-        if not isinstance(item, kinds):
+        if not isinstance(item, str | Path):
             raise TypeError(
                 f"Rag.ingest takes a path, paths or documents, all of one kind, not {type(item).__name__}. "
                 "Make a Document(id, text) of each text, or give the path of a file or folder."
             )
-        yield item
+    return items, []
 
 
 def _joined(reports: Sequence[IngestReport], documents: Sequence[str]) -> IngestReport:

@@ -2,6 +2,7 @@
 
 from .background import BackgroundEncoder
 from .encoder import Encoder
+from .neutral_text import neutral_ids
 from .scores import StoredScores
 from .warming import Warmer, WarmReport
 
@@ -11,4 +12,5 @@ __all__ = [
     "StoredScores",
     "WarmReport",
     "Warmer",
+    "neutral_ids",
 ]

@@ -4,10 +4,11 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ragkv.runtime import openmp
 from ragkv.scheduling import Scheduler
-from ragkv.store import EntryKey, Store
+from ragkv.store import EntryKey, Identity, Store
 
 from .encoder import Encoder
 from .scores import StoredScores
@@ -15,6 +16,14 @@ from .scores import StoredScores
 log = logging.getLogger(__name__)
 
 IDLE_PATIENCE_S = 30.0  # `IDLE_PATIENCE_S` is how long a background encoding waits at most for the engine to be idle.
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An entry to be made, or to be given scores."""
+
+    identity: Identity
+    token_ids: tuple[int, ...]
 
 
 class BackgroundEncoder:
@@ -26,20 +35,24 @@ class BackgroundEncoder:
     def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
         self._encoder, self._store, self._scheduler = encoder, store, scheduler
         self._scores = StoredScores(encoder, store)
-        self._waiting: OrderedDict[tuple[int, ...], None] = OrderedDict()
-        self._current: tuple[int, ...] | None = None  # the chunk under way, unless it was forgotten since
+        self._waiting: OrderedDict[_Wanted, None] = OrderedDict()
+        self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
         self._working = False
         self._closing = False
         self._flushing = 0  # calls of `flush` under way; meanwhile no chunk waits for idle time
         self._changed = threading.Condition()  # guards the fields above
         self._thread: threading.Thread | None = None
 
-    def add(self, token_ids: tuple[int, ...]) -> None:
-        """Encode this chunk when there is time; once, however often it is added. After `close` nothing is added."""
+    def add(self, token_ids: tuple[int, ...], identity: Identity | None = None) -> None:
+        """Encode this chunk when there is time; once, however often it is added. After `close` nothing is added.
+
+        `identity` is one of the encoder's `identities`; by default that of entries to be fused.
+        """
         with self._changed:
             if self._closing:
                 return
-            self._waiting[token_ids] = None  # also if it is under way: it may have been deleted since that began
+            wanted = _Wanted(identity or self._encoder.identity, token_ids)
+            self._waiting[wanted] = None  # also if it is under way: it may have been deleted since that began
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
                 self._thread.start()
@@ -47,12 +60,12 @@ class BackgroundEncoder:
 
     def forget(self, token_ids: tuple[int, ...]) -> None:
         """Do not encode this chunk: it was deleted."""
-        self._forget(lambda ids: ids == token_ids)
+        self._forget(lambda wanted: wanted.token_ids == token_ids)
 
     def forget_keys(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: another replica deleted them."""
         if deleted := set(keys):
-            self._forget(lambda ids: self._encoder.identity.key(ids) in deleted)
+            self._forget(lambda wanted: wanted.identity.key(wanted.token_ids) in deleted)
 
     def flush(self) -> None:
         """Return when no chunk waits. Does not wait for requests to end."""
@@ -80,27 +93,28 @@ class BackgroundEncoder:
             self._thread.join()
         return True
 
-    def _forget(self, is_deleted: Callable[[tuple[int, ...]], bool]) -> None:
+    def _forget(self, is_deleted: Callable[[_Wanted], bool]) -> None:
         with self._changed:
-            for token_ids in [token_ids for token_ids in self._waiting if is_deleted(token_ids)]:
-                del self._waiting[token_ids]
+            for wanted in [wanted for wanted in self._waiting if is_deleted(wanted)]:
+                del self._waiting[wanted]
             if self._current is not None and is_deleted(self._current):
                 self._current = None
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (token_ids := self._next()) is not None:
+        while (wanted := self._next()) is not None:
             try:
-                self._encode(token_ids)
+                self._encode(wanted)
             except Exception:
-                log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", len(token_ids))
+                tokens = len(wanted.token_ids)
+                log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", tokens)
             openmp.release_threads()
             with self._changed:
                 self._working, self._current = False, None
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[int, ...] | None:
-        """The next chunk once it may begin; `None` when this is closed."""
+    def _next(self) -> _Wanted | None:
+        """The next one once it may begin; `None` when this is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
@@ -113,29 +127,33 @@ class BackgroundEncoder:
                     self._current, _ = self._waiting.popitem(last=False)
                     return self._current
 
-    def _encode(self, token_ids: tuple[int, ...]) -> None:
-        if self._complete(token_ids):
+    def _encode(self, wanted: _Wanted) -> None:
+        if self._complete(wanted):
             return
-        entry = self._scores.unscored(token_ids)
+        entry = self._scores.unscored(wanted.token_ids) if self._gets_scores(wanted) else None
         lacks_kv = entry is None
         with self._scheduler.encoding_turn():
-            entry = entry or self._encoder.chunk(token_ids)
-            scores = self._encoder.scores([entry])
+            entry = entry or self._encoder.chunk(wanted.token_ids, wanted.identity)
+            scores = self._encoder.scores([entry]) if self._gets_scores(wanted) else []
         with self._changed:  # so that it is not forgotten while it is put
-            if self._current != token_ids:  # deleted meanwhile
+            if self._current != wanted:  # deleted meanwhile
                 return
             if lacks_kv:
                 self._store.put(entry)
             for own in scores:
                 self._store.put_scores(own)
 
-    def _complete(self, token_ids: tuple[int, ...]) -> bool:
-        """Whether the chunk is stored, with scores if the encoder makes scores."""
-        lease = self._store.lease(self._encoder.identity, token_ids)
+    def _complete(self, wanted: _Wanted) -> bool:
+        """Whether the entry is stored, with scores if it gets some."""
+        lease = self._store.lease(wanted.identity, wanted.token_ids)
         if lease is None:
             return False
         with lease:
-            return not self._scores.lacking(token_ids)
+            return not (self._gets_scores(wanted) and self._scores.lacking(wanted.token_ids))
+
+    def _gets_scores(self, wanted: _Wanted) -> bool:
+        """Whether scores lie next to such an entry: only where it is fused."""
+        return wanted.identity == self._encoder.identity
 
 
 __all__ = ["BackgroundEncoder"]

@@ -1,22 +1,27 @@
-"""Encoding: computes chunks' KV once, behind nothing but the application's prefix, and makes position-free entries.
+"""Encoding: computes chunks' KV once and makes position-free entries.
 
-The prefix gives a chunk the attention sinks it will have in a prompt; the prefix's KV is not part of the entry. A chunk
-that a request missed is encoded here later, in the background: KV that saw a particular context is never stored under
-the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache", stores what the request computed.) Several chunks
-go through the model together: few rows take nearly as long as many (`model/token_runs.py`).
+A chunk has up to two entries. The *expected* one is fused: it is encoded behind the application's prefix and a neutral
+text, which is the same for all chunks, because in a prompt a chunk stands behind other text and not at the beginning
+(`neutral_text.py`). The one *alone* is encoded behind nothing but the prefix. It is exact for a chunk that stands
+there, so it is made once a prompt begins with the chunk. The prefix gives a chunk the attention sinks it will have in a
+prompt; neither the prefix's KV nor the text's is part of an entry.
+
+A chunk that a request missed is encoded here later, in the background: KV that saw a particular context is never stored
+under the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache", stores what the request computed.) Several
+chunks go through the model together: few rows take nearly as long as many (`model/token_runs.py`).
 """
 
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from ragkv.fusion import MOST_MOVED_LEARNED, ResidentLease, Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
-from ragkv.store import Entry, EntryInfo, Identity, ids_digest
+from ragkv.store import CODECS, Entry, EntryInfo, Identity, ids_digest
 
 # `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of RoPE frequencies.
 KEPT_PREFIXES = 4
@@ -33,17 +38,36 @@ class Encoder:
         scorer: Scorer | None = None,
         between: Callable[[], None] = lambda: None,
         *,
+        neutral_ids: tuple[int, ...] = (),
+        contexts: MutableMapping[tuple[int, ...], Context] | None = None,
         makes_scores: bool = True,
     ) -> None:
-        """With a `scorer` chunks are scored, from the start if `makes_scores`, else once `make_scores` was called.
+        """Chunks that are fused are encoded behind `neutral_ids`; without them every entry is one alone.
+
+        `contexts` keeps the KV of prefix and neutral text, for all encoders on one model. The caller of what encodes
+        holds its compute lock.
+
+        With a `scorer` chunks are scored, from the start if `makes_scores`, else once `make_scores` was called.
 
         `between` is called between layers: other requests may decode a step, and other tenants may compute.
         """
         self._adapter, self.prefix_ids, self._between = adapter, prefix_ids, between
         self.scorer, self._makes_scores = scorer, makes_scores
-        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks
+        self.alone = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks encoded alone
+        # `identity` is that of the chunks that are fused.
+        self.identity = dataclasses.replace(self.alone, behind=ids_digest(neutral_ids)) if neutral_ids else self.alone
+        self._neutral_ids, self._contexts = neutral_ids, {} if contexts is None else contexts
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """Of all entries that a chunk may have."""
+        return tuple(dict.fromkeys((self.identity, self.alone)))
+
+    def preferred(self, *, is_exact: bool) -> tuple[Identity, ...]:
+        """The same, best first, for a chunk whose entry alone would be exact or not. A rounded one is exact nowhere."""
+        return self.identities[::-1] if is_exact and CODECS[self.alone.codec].lossless else self.identities
 
     @property
     def batch_tokens(self) -> int:
@@ -101,21 +125,28 @@ class Encoder:
                 return None  # only a prompt of that length has these frequencies, so the prompt computes the prefix
             with compute_lock():
                 (kv,) = raw_kv(self._adapter, [TokenRun(self.prefix_ids)], self._between)
-                entry = self._entry(self.prefix_ids, kv, behind=())
+                identity = dataclasses.replace(self.alone, context=ids_digest(()))
+                entry = self._entry(self.prefix_ids, kv, identity, len(self.prefix_ids))
             with self._lock:
                 self._prefixes[frequencies] = entry
                 if len(self._prefixes) > KEPT_PREFIXES:
                     self._prefixes.popitem(last=False)
         return ResidentLease(entry)
 
-    def chunk(self, token_ids: tuple[int, ...]) -> Entry:
-        """The entry of a chunk. The caller holds the compute lock."""
-        return self.chunks([token_ids])[0]
+    def chunk(self, token_ids: tuple[int, ...], identity: Identity | None = None) -> Entry:
+        """The entry of a chunk, of one of `identities`. The caller holds the compute lock."""
+        return self.chunks([token_ids], identity)[0]
 
-    def chunks(self, chunks: Sequence[tuple[int, ...]]) -> list[Entry]:
-        """The entries of chunks that go through the model together. The caller holds the compute lock."""
-        found = raw_kv(self._adapter, [self._behind_prefix(token_ids) for token_ids in chunks], self._between)
-        return [self._entry(ids, kv, self.prefix_ids) for ids, kv in zip(chunks, found, strict=True)]
+    def chunks(self, chunks: Sequence[tuple[int, ...]], identity: Identity | None = None) -> list[Entry]:
+        """The entries of chunks that go through the model together. The caller holds the compute lock.
+
+        `identity` is one of `identities`; by default the first.
+        """
+        identity = identity or self.identity
+        made = self._behind_neutral_text if identity.behind else self._behind_prefix
+        runs = [made(token_ids) for token_ids in chunks]
+        found = raw_kv(self._adapter, runs, self._between)
+        return [self._entry(ids, kv, identity, run.stop) for ids, kv, run in zip(chunks, found, runs, strict=True)]
 
     def scores(self, entries: Sequence[Entry], scorer: Scorer | None = None) -> list[Entry]:
         """The scores to be put next to the entries of chunks, made now or long ago; none if it makes no scores.
@@ -147,13 +178,23 @@ class Encoder:
             return TokenRun(self.prefix_ids + token_ids, skip=before)
         return TokenRun(token_ids, Context((lease.kv,)))
 
-    def _entry(self, token_ids: tuple[int, ...], kv: torch.Tensor, behind: tuple[int, ...]) -> Entry:
-        identity = dataclasses.replace(self.identity, context=ids_digest(behind))
+    def _behind_neutral_text(self, token_ids: tuple[int, ...]) -> TokenRun:
+        """Behind as much of the neutral text as leaves room for the chunk in the model's context."""
+        limit = self._adapter.context_length
+        before = (self.prefix_ids + self._neutral_ids)[:limit]
+        if before not in self._contexts:
+            (kv,) = raw_kv(self._adapter, [TokenRun(before)], self._between)
+            self._contexts[before] = Context((kv,))
+        context = self._contexts[before]
+        return TokenRun(token_ids, context if limit is None else context.cut(limit - len(token_ids)))
+
+    def _entry(self, token_ids: tuple[int, ...], kv: torch.Tensor, identity: Identity, stop: int) -> Entry:
+        """`stop` is the length of what was encoded, with all that stood before."""
         info = EntryInfo(
             key=identity.key(token_ids),
             identity=identity,
             token_ids=token_ids,
-            frequencies=self._adapter.rope.frequencies(len(behind) + len(token_ids)),
+            frequencies=self._adapter.rope.frequencies(stop),
             layers=self._adapter.layer_count,
             kv_heads=self._adapter.kv_heads,
             head_dim=self._adapter.head_dim,

@@ -1,49 +1,53 @@
-"""Eviction policies of a live store: one contract, and its implementations chosen by name.
+"""Eviction policies of a live store: one contract, and its implementations, each loaded with the first use of its name.
 
 `POLICIES` has every policy that a live store may run. Baselines of the papers, and policies that must know the future,
 are in `ragkv.lab.simulate`.
 """
 
+import importlib
+
 from ragkv.errors import ConfigError
 
-from .auto import AutomaticTLRU
 from .base import NEVER, Cut, Item, NextRequest, Policy, PolicySettings, TurnSize
-from .et_lru import ETLRU
-from .groups import Departed, Ranking
-from .lookahead import LookAhead
-from .lru import LRU, ThresholdLRU
-from .prefix_tier import OnEvict, PrefixTier
-from .t_lru import TLRU, GuardedTLRU
+from .lru import LRU
 
-_REGISTERED: tuple[type[Policy], ...] = (LRU, ThresholdLRU, LookAhead, AutomaticTLRU, ETLRU)
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _REGISTERED}
+# The file and the class of each.
+POLICIES = {
+    "et-lru": ("et_lru", "ETLRU"),
+    "lookahead": ("lookahead", "LookAhead"),
+    "lru": ("lru", "LRU"),
+    "t-lru-auto": ("auto", "AutomaticTLRU"),
+    "threshold-lru": ("lru", "ThresholdLRU"),
+}
 
 
-def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
-    """A new policy by its registered name; raises `ConfigError` for an unknown name."""
+def policy_class(name: str) -> type[Policy]:
+    """The class of a policy by its registered name; raises `ConfigError` for an unknown name."""
     if name not in POLICIES:
         raise ConfigError(
             f"A live store has no policy {name!r}. Known: {', '.join(sorted(POLICIES))}. "
             "`ragkv simulate` has more: baselines, and policies that know the future."
         )
-    return POLICIES[name](settings)
+    file, class_name = POLICIES[name]
+    found: type[Policy] = getattr(importlib.import_module(f".{file}", __name__), class_name)
+    return found
+
+
+def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
+    """A new policy by its registered name; raises `ConfigError` for an unknown name."""
+    return policy_class(name)(settings)
 
 
 __all__ = [
     "LRU",
     "NEVER",
     "POLICIES",
-    "TLRU",
     "Cut",
-    "Departed",
-    "GuardedTLRU",
     "Item",
     "NextRequest",
-    "OnEvict",
     "Policy",
     "PolicySettings",
-    "PrefixTier",
-    "Ranking",
     "TurnSize",
     "make_policy",
+    "policy_class",
 ]

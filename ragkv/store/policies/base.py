@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ragkv.config import at_least
-from ragkv.errors import ConfigError
 
 from ..key import EntryKey
 
@@ -76,15 +75,12 @@ class PolicySettings:
     turn_rate_per_s: float | None = None  # lambda of the paper's model: turns of a living conversation
     end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
     capacity_blocks: int | None = None  # of the tier, for shadow caches; None: the largest amount held so far
-    load_share: float = 1.0  # cost of a dropped block over computing it: below 1 where a slower tier still holds it
     window_groups: int | None = None  # look-ahead eviction window, in waiting sessions; None: the whole queue
     window_bytes: int | None = None  # the same window as C_mem + C_disk, where session sizes are learned live
 
     def __post_init__(self) -> None:
         at_least(self, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
         at_least(self, capacity_blocks=0, window_groups=0, window_bytes=0)
-        if not 0.0 <= self.load_share <= 1.0:
-            raise ConfigError(f"load_share is {self.load_share}; it must lie in [0, 1].")
 
 
 class Policy(ABC):

@@ -1,21 +1,21 @@
-"""A bounded tier of block counts under one policy: for the simulator, and for the shadow caches of `auto`."""
+"""A bounded tier of sizes under one policy: for the simulator, and for the shadow caches of `t-lru-auto`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from .base import Cut, Policy, TurnSize
 
-OnEvict = Callable[[str, int], None]  # called with a group and the number of blocks it loses
+OnEvict = Callable[[str, int], None]  # called with a group and how much it loses
 
 
 class PrefixTier:
-    """Holds the first blocks of each conversation, as numbers only."""
+    """Holds the first blocks of each conversation, as numbers only; if `whole`, a group is held whole or not at all."""
 
-    def __init__(self, policy: Policy, capacity: int, on_evict: OnEvict | None = None) -> None:
+    def __init__(self, policy: Policy, capacity: int, on_evict: OnEvict | None = None, whole: bool = False) -> None:
         self.policy = policy
-        self.capacity = capacity  # blocks; a change takes effect with the next turn
+        self.capacity = capacity  # a change takes effect with the next turn
         self.held: dict[str, int] = {}
         self._used = 0
-        self._on_evict = on_evict
+        self._on_evict, self._whole = on_evict, whole
 
     def serve(self, turn: TurnSize, forced: bool = False) -> int:
         """Serve one turn; returns its uncached blocks b = in - min(X, sh).
@@ -23,33 +23,45 @@ class PrefixTier:
         Sets X := L, then evicts while more than `capacity` blocks are held. The served conversation's own blocks may be
         evicted too (optional caching), unless caching is `forced`.
         """
-        group, length, shared, policy = turn.group, turn.length, turn.shared, self.policy
-        had = self.held.get(group, 0)
-        policy.served(turn)
-        if length != had:
-            policy.held(group, length, length, turn.at)
-            self.held[group] = length
-            self._used += length - had
-        for cut in policy.trims(self._used > self.capacity, turn.at):
+        had = self.held.get(turn.group, 0)
+        self.policy.served(turn)
+        if turn.length != had:
+            self._set(turn.group, turn.length, turn.length, turn.at)
+        for cut in self.policy.trims(self._used > self.capacity, turn.at):
             self._take(cut, turn.at)
-        pinned = (group,) if forced else ()
+        self._evict((turn.group,) if forced else (), turn.at)
+        return turn.prompt - min(had, turn.shared)
+
+    def hold(self, group: str, blocks: int, size: int, now: float) -> None:
+        """Hold `size` of a group, which its policy knows as `blocks`, and evict, perhaps the group itself."""
+        self._set(group, blocks, size, now)
+        self._evict((), now)
+
+    def drop(self, group: str, now: float) -> int:
+        """Hold nothing of a group any more; returns its size."""
+        size = self.held.get(group, 0)
+        self._set(group, 0, 0, now)
+        return size
+
+    def _evict(self, pinned: Container[str], now: float) -> None:
         while self._used > self.capacity:  # a pinned group loses its own tail when it is alone
-            self._take(policy.victim(pinned, turn.at) or Cut(group), turn.at)
-        return turn.prompt - (had if had < shared else shared)
+            self._take(self.policy.victim(pinned, now) or Cut(next(iter(self.held))), now)
 
     def _take(self, cut: Cut, now: float) -> None:
         """Remove blocks from a group's tail: down to `keep` if the cut is whole, else as many as needed."""
         group, keep, whole = cut
         had = self.held.get(group, 0)
         left = keep if whole else max(keep, had - (self._used - self.capacity))
+        left = 0 if self._whole else left
         if left >= had:
             assert whole, f"{self.policy.name} must not name a cut that frees nothing"
             return
-        self._used -= had - left
-        if left:
-            self.held[group] = left
-        else:
-            del self.held[group]
-        self.policy.held(group, left, left, now)
+        self._set(group, left, left, now)
         if self._on_evict is not None:
             self._on_evict(group, had - left)
+
+    def _set(self, group: str, blocks: int, size: int, now: float) -> None:
+        self._used += size - self.held.pop(group, 0)
+        if size:
+            self.held[group] = size
+        self.policy.held(group, blocks, size, now)

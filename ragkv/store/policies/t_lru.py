@@ -29,14 +29,8 @@ class TLRU(LRU):
         self._departed = Departed(self._forget)
 
     def budget(self, turn: TurnSize) -> int:
-        """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi).
-
-        Over a slower tier a dropped block costs the share r of a computed one, so (xi - Q^) / r blocks are free.
-        """
-        free, share = self.settings.xi_blocks - self._expected.blocks, self.settings.load_share
-        if share < 1.0 and free > 0:
-            free = turn.length if share == 0 else min(turn.length, int(free / share))
-        return max(0, turn.length - free)
+        """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi)."""
+        return max(0, turn.length + self._expected.blocks - self.settings.xi_blocks)
 
     def served(self, turn: TurnSize) -> None:
         super().served(turn)

@@ -3,18 +3,16 @@
 Nothing here is imported unless a remote tier is configured; redis-py and obstore load in their connector's file alone.
 """
 
-from .connector import Connector, PutResult, Usage
-from .open import open_remote, redis_answers, secret_from_environment
+from .connector import Connector, Usage
+from .open import open_remote, secret_from_environment
 from .tier import RemoteTier
 from .tombstones import Tombstones
 
 __all__ = [
     "Connector",
-    "PutResult",
     "RemoteTier",
     "Tombstones",
     "Usage",
     "open_remote",
-    "redis_answers",
     "secret_from_environment",
 ]

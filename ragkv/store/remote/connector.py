@@ -2,11 +2,12 @@
 
 A connector knows keys, layer groups and bytes; the tier knows what the bytes mean and whether they are right. The value
 of layer group 0 is the entry's head. It is written last, so an entry is seen whole or not at all. Every call ends
-within the configured timeout, however slowly bytes arrive, or raises `RemoteError`. All methods are thread-safe.
+within the configured timeout, however slowly bytes arrive, or raises `RemoteError`. The storage itself bounds what it
+holds (Redis' `maxmemory`, a lifecycle rule of the bucket). All methods are thread-safe.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..key import EntryKey
@@ -14,15 +15,6 @@ from ..record import Bytes
 from ..tiers.base import TierKind
 
 HEAD_BYTES = 32768  # A lookup reads so much of a value: one read gets the whole head of most entries.
-
-
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """The outcome of a `put`."""
-
-    stored: bool
-    written_bytes: int = 0  # 0 if the entry was there already
-    evicted: int = 0  # entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +26,9 @@ class Usage:
 
 
 class Connector(ABC):
-    """Shared storage, seen under one tenant's prefix and bounded there."""
+    """Shared storage, seen under one tenant's prefix."""
 
     kind: TierKind
-    capacity_bytes: int
-    audit_s: float = 600.0  # between two audits
 
     @abstractmethod
     def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
@@ -56,16 +46,12 @@ class Connector(ABC):
         return self.get(key, 0, 0, 1) is not None
 
     @abstractmethod
-    def put(self, key: EntryKey, values: Sequence[Bytes], pinned: Set[EntryKey]) -> PutResult:
-        """Write `values`, one a layer group, and evict least recently used entries if needed.
-
-        Keys in `pinned`, which this process reads, are not evicted. An entry already there is left as it is. Scores are
-        evicted with the entry they lie next to.
-        """
+    def put(self, key: EntryKey, values: Sequence[Bytes]) -> bool:
+        """Write `values`, one a layer group, for a key that is not there; `False` if the storage is full."""
 
     @abstractmethod
-    def delete(self, key: EntryKey, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
-        """Delete the values of `key`, at least `layer_groups`, and the scores next to it; whether its head was there.
+    def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
+        """Delete the values of `key`, and the scores next to it; whether its head was there.
 
         With a `content_digest`, only if the head has it: another replica may have written the entry anew.
         """
@@ -76,11 +62,7 @@ class Connector(ABC):
 
     @abstractmethod
     def usage(self) -> Usage:
-        """Entries and bytes, as last known."""
-
-    @abstractmethod
-    def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Correct the accounting by what is there. Runs in the background, and ends early once `stopped`."""
+        """Entries and bytes, counted by listing them all: for the background."""
 
     def ping(self) -> None:
         """Raise `RemoteError` if the storage does not answer."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from ragkv.errors import RemoteError
 
-from ..tiers.base import RemoteStats, Speed
+from ..tiers.base import RemoteStats
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class BreakerState(Enum):
 
 
 class SpeedMeter:
-    """Running means of latency and bandwidth, from this process's own reads. Thread-safe.
+    """A running mean of the bandwidth of this process's own reads. Thread-safe.
 
     Bandwidth is bytes over the time in which at least one read was under way, whatever the number of connections. A
     measurement expires: a remote that is not read because it was slow would otherwise never be found fast again.
@@ -50,16 +50,10 @@ class SpeedMeter:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._latency_s: float | None = None
         self._s_per_byte: float | None = None
         self._measured_at = 0.0
         self._reads, self._since, self._bytes = 0, 0.0, 0  # of the current sample
         self._lock = threading.Lock()
-
-    def record_lookup(self, seconds: float) -> None:
-        """A lookup took so long."""
-        with self._lock:
-            self._latency_s = _mean(self._latency_s, seconds)
 
     def begin_read(self) -> None:
         """A read begins; `end_read` must follow."""
@@ -78,12 +72,12 @@ class SpeedMeter:
                 self._s_per_byte = _mean(self._s_per_byte, (now - self._since) / self._bytes)
                 self._since, self._bytes, self._measured_at = now, 0, now
 
-    def speed(self) -> Speed | None:
-        """The means; `None` if nothing was read lately."""
+    def speed(self) -> float | None:
+        """The mean in bytes a second; `None` if nothing was read lately."""
         with self._lock:
             if self._s_per_byte is None or self._clock() - self._measured_at > FORGET_SPEED_S:
                 return None
-            return Speed(self._latency_s or 0.0, 1.0 / max(self._s_per_byte, 1e-15))
+            return 1.0 / max(self._s_per_byte, 1e-15)
 
 
 class Health:
@@ -103,7 +97,7 @@ class Health:
         self._longest_pause_s = longest_pause_s
         self._state, self._failures_in_a_row = BreakerState.CLOSED, 0
         self._pause_s, self._probe_at = FIRST_PAUSE_S, 0.0
-        self._opened = self._failures = self._timeouts = self._slow = self._skipped = 0
+        self._failures = self._timeouts = self._skipped = 0
         self._lost_s = self._away_s = 0.0
         self._away_since: float | None = None  # the first of the failures in a row
         self._stopped = False
@@ -132,8 +126,6 @@ class Health:
             self.record_failure(error, self._clock() - began)
             raise
         if brief and self._clock() - began > self._slow_s:
-            with self._lock:
-                self._slow += 1
             self._count_towards_opening("its answers are slow")
         else:
             with self._lock:
@@ -183,22 +175,17 @@ class Health:
 
     def stats(self, pending_deletions: int) -> RemoteStats:
         """The counts, with the tier's number of unconfirmed deletions."""
-        speed = self.meter.speed()
         with self._lock:
             away_s = 0.0 if self._away_since is None else self._clock() - self._away_since
             return RemoteStats(
                 state=self._state.value,
                 answers=self._away_since is None,
                 away_s=self._away_s + away_s,
-                opened=self._opened,
                 failures=self._failures,
                 timeouts=self._timeouts,
-                slow=self._slow,
                 skipped=self._skipped,
                 lost_s=self._lost_s,
                 pending_deletions=pending_deletions,
-                latency_s=None if speed is None else speed.latency_s,
-                bytes_per_s=None if speed is None else speed.bytes_per_s,
             )
 
     def stop(self) -> None:
@@ -216,7 +203,6 @@ class Health:
             self._probe_at = now + (self._pause_s if opens else FAILED_PAUSE_S)
             if opens:
                 self._state = BreakerState.OPEN
-                self._opened += 1
         if opens:
             log.warning("%s is not called until it answers again (%s).", self._name, why)
         self._on_probe()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
-from ragkv.errors import ConfigError, RemoteError
+from ragkv.errors import ConfigError
 
 from .connector import Connector
 from .tier import RemoteTier
@@ -34,21 +34,6 @@ def open_remote(config: StoreConfig) -> list[RemoteTier]:
 
         tiers.append(_open(S3Connector, config.s3, config))
     return tiers
-
-
-def redis_answers(config: RedisConfig) -> bool:
-    """Whether the server answers now. Blocks for its timeout at most."""
-    from .redis_server import RedisServer
-
-    server = RedisServer(config)
-    try:
-        with server.call():
-            server.client.ping()
-    except RemoteError:
-        return False
-    finally:
-        server.close()
-    return True
 
 
 def secret_from_environment(config: RedisConfig | S3Config) -> str | None:

@@ -6,7 +6,6 @@ every value as damaged. An entry that is bad twice, or lacks a part, is deleted,
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import TypeVar
@@ -61,13 +60,11 @@ class RemoteReader:
         """Look for the heads of `keys` in one exchange; `on_missing` gets the keys that were not found."""
 
         def look() -> dict[EntryKey, Bytes | None]:
-            began = time.monotonic()
             try:
                 starts = self.health.call(lambda: self.connector.find(keys))
             except RemoteError:
                 on_missing(keys)
                 raise
-            self.health.meter.record_lookup((time.monotonic() - began) / len(keys))
             found = dict(zip(keys, starts, strict=True))
             on_missing([key for key, start in found.items() if start is None])
             return found
@@ -129,9 +126,9 @@ class RemoteReader:
                 head.dropped.set()
             self._counts.damaged += not isinstance(why, EntryUnreachableError)
         log.warning("%s", why)
-        known = (0, None) if head is None else (head.layer_groups, head.content_digest)
+        known = None if head is None else head.content_digest
         try:
-            self.health.call(lambda: self.connector.delete(key, *known), brief=False)
+            self.health.call(lambda: self.connector.delete(key, known), brief=False)
         except RemoteError as error:
             log.debug("Damaged entry %s could not be deleted: %s", key, error)
 

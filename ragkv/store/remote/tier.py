@@ -2,14 +2,14 @@
 
 Every fault is a miss: a remote that does not answer, an entry that is incomplete, bytes that do not verify. The
 connector's timeout bounds the time of one fault, and the circuit breaker bounds their number. A deletion that the
-remote did not confirm is noted and repeated until it does; until then this process does not serve the entry. Leases of
-other processes are not known here: what one process deletes or evicts is a miss of another, even during a prefill.
+remote did not confirm is noted and repeated until it does; until then this process does not serve the entry. The remote
+knows no leases: what it evicts, or any process deletes, is a miss, even during a prefill.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from ragkv.errors import EntryDamagedError, RemoteError
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..key import EntryKey
 from ..record import Digest
-from ..tiers.base import Counts, Lease, Speed, Tier, TierStats
+from ..tiers.base import Counts, Lease, Tier, TierStats
 from . import values
 from .connector import Connector, Usage
 from .health import Health
@@ -35,6 +35,7 @@ D = TypeVar("D")
 
 FRESH_S = 5.0  # A lookup ahead is trusted for so long.
 RETRY_S = 5.0  # So much time lies between two attempts at pending deletions.
+COUNT_S = 600.0  # So much time lies between two counts of what the remote holds.
 
 
 class RemoteTier(Tier):
@@ -58,11 +59,10 @@ class RemoteTier(Tier):
         self._health = Health(self.kind.value, config.timeout_s, self._wake.set)
         self._counts = Counts()
         self._reader = RemoteReader(connector, config, self._health, digest, self._counts, read_cache_bytes)
-        self._usage = Usage(0, 0)  # as last known
-        self._leases: dict[EntryKey, set[RemoteLease]] = {}
+        self._usage = Usage(0, 0)  # as last counted
         self._deleting: set[EntryKey] = set()
         self._lookups: dict[EntryKey, tuple[Lookup, float]] = {}  # ahead of their leases, and when they began
-        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease under it
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._maintainer = threading.Thread(target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True)
         self._maintainer.start()
@@ -101,9 +101,7 @@ class RemoteTier(Tier):
                 self._counts.misses += not identity.scorer
                 return None
             self._counts.hits += not identity.scorer
-            lease = RemoteLease(head, self._reader, self._unpin)
-            self._leases.setdefault(key, set()).add(lease)
-        return lease
+        return RemoteLease(head, self._reader)
 
     def _find(self, key: EntryKey) -> RemoteHead | None:
         with self._lock:
@@ -115,16 +113,9 @@ class RemoteTier(Tier):
         start = self._reader.wait(lookup)[key]
         return None if start is None else self._reader.head(key, start)
 
-    def _unpin(self, lease: RemoteLease) -> None:
-        with self._lock:
-            leases = self._leases.get(lease.info.key, set())
-            leases.discard(lease)
-            if not leases:
-                self._leases.pop(lease.info.key, None)
-
     # Writing
 
-    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
+    def put(self, entry: Entry | EncodedEntry) -> bool:
         key = entry.info.key
         with self._lock:
             self._lookups.pop(key, None)
@@ -135,30 +126,21 @@ class RemoteTier(Tier):
                 self._delete_pending(key)
             if self._health.call(lambda: self._connector.exists(key)):
                 return True
-            encoded = EncodedEntry.of(entry)
-            if encoded.size_bytes > self._connector.capacity_bytes:
-                return False
-            packed = values.pack(encoded, self._layer_group_bytes, self._digest)
-            with self._lock:
-                pinned = frozenset(self._leases)
-            result = self._health.call(lambda: self._connector.put(key, packed, pinned), brief=False)
+            packed = values.pack(EncodedEntry.of(entry), self._layer_group_bytes, self._digest)
+            stored = self._health.call(lambda: self._connector.put(key, packed), brief=False)
         except RemoteError as error:
             log.debug("Entry %s was not stored: %s", key, error)
             return False
         with self._lock:
-            self._counts.written_bytes += result.written_bytes
-            self._counts.evictions += result.evicted
-        return result.stored
+            self._counts.written_bytes += sum(len(value) for value in packed) if stored else 0
+        return stored
 
     def delete(self, key: EntryKey) -> bool:
         """See `Tier.delete`. `False` where the remote does not answer; the deletion is then noted and repeated."""
         with self._lock:
             self._deleting.add(key)
             self._lookups.pop(key, None)
-            leases = self._leases.pop(key, set())
         try:
-            for lease in leases:
-                lease.fetch_all()
             return self._health.call(lambda: self._connector.delete(key), brief=False)
         except RemoteError as error:
             self._tombstones.add(key)
@@ -197,15 +179,25 @@ class RemoteTier(Tier):
         except RemoteError as error:
             log.warning("%s failed while its entries were listed: %s", self.kind.value, error)
 
-    def speed(self) -> Speed | None:
+    def speed(self) -> float | None:
         return self._health.meter.speed()
 
     def stats(self) -> TierStats:
-        usage = self._call(self._connector.usage, self._usage)
+        """See `Tier.stats`; entries and bytes are those of the last count."""
         with self._lock:
-            self._usage = usage
-            counted = self._counts.stats(self.kind, usage.entries, usage.used_bytes, self._connector.capacity_bytes)
+            counted = self._counts.stats(self.kind, self._usage.entries, self._usage.used_bytes, None)
         return replace(counted, remote=self._health.stats(len(self._tombstones.keys)))
+
+    def gc(self, keep: Callable[[Identity], bool]) -> int:
+        before = self.count().used_bytes
+        for key in self.refused(keep):
+            self.delete(key)
+        return before - self.count().used_bytes
+
+    def count(self) -> TierStats:
+        """Count what the remote holds, by listing it; the stats behind that."""
+        self._usage = self._call(self._connector.usage, self._usage, brief=False)
+        return self.stats()
 
     def close(self) -> None:
         self._closing.set()
@@ -215,10 +207,10 @@ class RemoteTier(Tier):
         self._maintainer.join()
         self._connector.close()
 
-    def _call(self, action: Callable[[], T], otherwise: D) -> T | D:
+    def _call(self, action: Callable[[], T], otherwise: D, brief: bool = True) -> T | D:
         """The result of `action`; `otherwise` where the remote does not answer."""
         try:
-            return self._health.call(action)
+            return self._health.call(action, brief)
         except RemoteError as error:
             log.debug("%s: %s", self.kind.value, error)
             return otherwise
@@ -229,23 +221,23 @@ class RemoteTier(Tier):
     # The maintenance thread
 
     def _maintain(self) -> None:
-        """Send probes, repeat pending deletions and audit: in the background, never in a request's time."""
-        audit_at = 0.0
+        """Send probes, repeat pending deletions and count: in the background, never in a request's time."""
+        count_at = 0.0
         while not self._closing.is_set():
             self._wake.clear()
             due_s = self._health.probe_due_s()
             if due_s is None:
-                due_s = max(0.0, audit_at - time.monotonic())
-                due_s = min(due_s, RETRY_S) if self._tombstones.keys and audit_at else due_s
+                due_s = max(0.0, count_at - time.monotonic())
+                due_s = min(due_s, RETRY_S) if self._tombstones.keys and count_at else due_s
             self._wake.wait(due_s)
             try:
                 self._health.probe(self._connector.ping)
                 if self._health.available:
                     for key in self._tombstones.keys:
                         self._delete_pending(key)
-                    if time.monotonic() >= audit_at:
-                        audit_at = time.monotonic() + self._connector.audit_s
-                        self._health.call(lambda: self._connector.audit(self._closing.is_set), brief=False)
+                    if time.monotonic() >= count_at:
+                        count_at = time.monotonic() + COUNT_S
+                        self.count()
             except RemoteError as error:
                 log.debug("%s: %s", self.kind.value, error)
             except Exception:  # the thread must live on

@@ -1,12 +1,13 @@
 """The contract of a tier, a bounded place that holds entries, and of a lease, through which an entry is read.
 
-A lease pins its entry: while the lease is open, the entry is not evicted and its bytes are not reused. Identity, token
-ids and checksums are verified before a lease returns anything. If they are wrong, it raises `EntryDamagedError`, the
-tier drops the entry, and the caller treats it as a miss. All methods are thread-safe. Reads release the GIL.
+A lease of a tier of this machine pins its entry: while the lease is open, the entry is not evicted and its bytes are
+not reused. Identity, token ids and checksums are verified before a lease returns anything. If they are wrong, it raises
+`EntryDamagedError`, the tier drops the entry, and the caller treats it as a miss. All methods are thread-safe. Reads
+release the GIL.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
@@ -18,6 +19,7 @@ from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..key import EntryKey
 from ..policies import TurnSize
+from ..record import RecordHead
 
 
 class TierKind(Enum):
@@ -30,29 +32,17 @@ class TierKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """The measured speed of a remote tier's reads."""
-
-    latency_s: float  # of a lookup
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class RemoteStats:
     """Health of a remote tier."""
 
     state: str  # of its circuit breaker: "closed" is healthy; "open" and "half-open" skip requests
     answers: bool  # whether the last call was answered in time
     away_s: float  # seconds since the start in which it did not answer
-    opened: int  # times the breaker opened
     failures: int  # calls that ended in an error, timeouts included
     timeouts: int
-    slow: int  # answers that took more than half the timeout
     skipped: int  # calls not made because the breaker was open
     lost_s: float  # time spent in calls that failed
     pending_deletions: int  # deletions that it has not confirmed yet
-    latency_s: float | None = None  # of recent lookups; None: not measured
-    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +51,8 @@ class TierStats:
 
     kind: TierKind
     entries: int  # without scores, whose bytes count
-    used_bytes: int
-    capacity_bytes: int
+    used_bytes: int  # these two of shared storage: as last counted
+    capacity_bytes: int | None  # None: shared storage bounds itself
     hits: int
     misses: int
     evictions: int
@@ -83,7 +73,7 @@ class Counts:
     read_bytes: int = 0
     written_bytes: int = 0
 
-    def stats(self, kind: TierKind, entries: int, used_bytes: int, capacity_bytes: int) -> TierStats:
+    def stats(self, kind: TierKind, entries: int, used_bytes: int, capacity_bytes: int | None) -> TierStats:
         """These counters, with what the tier holds."""
         return TierStats(kind, entries, used_bytes, capacity_bytes, **asdict(self))
 
@@ -95,7 +85,6 @@ class Lease(Closing):
     kind: TierKind
     sensitivity: torch.Tensor | None  # (T, C) float16
     in_place: bool = False  # `read_layer` returns views of the tier's own storage and needs no `out`
-    layers_per_read: int = 1  # read this many layers at once for full speed
 
     @property
     def stored_bytes(self) -> int:
@@ -113,21 +102,15 @@ class Lease(Closing):
         never write to the result. Raises `EntryDamagedError`; the tier has then dropped the entry.
         """
 
-    def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Consecutive layers from `first` on, one for each of `outs`, as `read_layer` returns them."""
-        return [self.read_layer(first + number, out) for number, out in enumerate(outs)]
-
-    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
+    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
         """A verified copy of the whole entry in encoded form, to be put into another tier.
 
-        `page_locked` asks for page-locked memory where CUDA is there. `before_read` is called before each read of
-        layers; an exception from it ends the copy. Raises as `read_layer` does.
+        `page_locked` asks for page-locked memory where CUDA is there. Raises as `read_layer` does.
         """
         info = self.info
         page_locked = page_locked and torch.cuda.is_available()
         kv = torch.empty((info.layers, *info.shape), dtype=info.dtype, pin_memory=page_locked)
         for layer, target in enumerate(kv):
-            before_read()
             read = self.read_layer(layer, target)
             if read.data_ptr() != target.data_ptr():  # a view of the tier's own storage
                 target.copy_(read)
@@ -139,7 +122,7 @@ class Lease(Closing):
 
 
 class WrappedLease(Lease):
-    """A lease that passes everything on to `lease`, but reads several layers and whole entries by `read_layer`."""
+    """A lease that passes everything on to `lease`, but reads whole entries by `read_layer`."""
 
     def __init__(self, lease: Lease) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
@@ -160,6 +143,44 @@ class WrappedLease(Lease):
         self.lease.close()
 
 
+class StoredLease(Lease):
+    """What leases of disk and remote tiers share: stored layers, read by `_read`, decoded or in encoded form."""
+
+    def __init__(self, head: RecordHead) -> None:
+        """`head` is that of the entry's record, verified."""
+        self.info, self.sensitivity = head.info, head.sensitivity
+        self._head = head
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.info.layers * self._head.layer_bytes
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The slice (2, G, T, D), read into `out` or into a new host tensor; see `Lease.read_layer`."""
+        info, codec = self.info, self._head.codec
+        target = torch.empty(info.shape, dtype=info.dtype) if out is None else out
+        if codec.in_place and target.is_contiguous():
+            self._read(layer, target)
+            return target
+        layout = codec.layout(info.shape, info.dtype)
+        stored = torch.empty(layout.shape, dtype=layout.dtype)
+        self._read(layer, stored)
+        return codec.decode(stored, target)
+
+    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
+        info, codec = self.info, self._head.codec
+        layout = codec.layout(info.shape, info.dtype)
+        page_locked = page_locked and codec.in_place and torch.cuda.is_available()
+        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=page_locked)
+        for number, layer in enumerate(layers):
+            self._read(number, layer)
+        return EncodedEntry(info, codec, layers, self.sensitivity)
+
+    @abstractmethod
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        """Fill the contiguous tensor `into` with the stored layer, verified and counted."""
+
+
 class Tier(ABC):
     """A bounded place that holds entries."""
 
@@ -172,12 +193,11 @@ class Tier(ABC):
         """Pin and open the entry of these tokens under this identity, or `None`. Counts as a use."""
 
     @abstractmethod
-    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
+    def put(self, entry: Entry | EncodedEntry) -> bool:
         """Store `entry` in its identity's codec, evicting others if needed; returns when it is durable.
 
         `False` if it was not stored: it is larger than the tier, everything is pinned, the policy did not admit it, or
-        the write failed (logged). An entry that is here already is left unchanged and counts as stored. The memory tier
-        evicts nothing of the groups `protected`: requests that wait in front will read them.
+        the write failed (logged). An entry that is here already is left unchanged and counts as stored.
         """
 
     def free(self, size_bytes: int) -> None:  # noqa: B027
@@ -201,7 +221,10 @@ class Tier(ABC):
 
     @abstractmethod
     def delete(self, key: EntryKey) -> bool:
-        """Drop `key` and its scores; whether `key` was here. Open leases stay readable, but no new lease is given."""
+        """Drop `key` and its scores; whether `key` was here. No new lease is given.
+
+        Open leases of a tier of this machine stay readable. Those of shared storage may find the rest gone.
+        """
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
@@ -234,8 +257,8 @@ class Tier(ABC):
         """Whether a remote tier answered its last call in time."""
         return True
 
-    def speed(self) -> Speed | None:
-        """The recent speed of a remote tier; `None` if it was not measured."""
+    def speed(self) -> float | None:
+        """The recent speed of a remote tier's reads, bytes a second; `None` if it was not measured."""
         return None
 
     @abstractmethod

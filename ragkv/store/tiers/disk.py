@@ -1,33 +1,34 @@
-"""The disk tiers: one safetensors file an entry, with one writing process and any number of reading processes.
+"""The disk tier: one safetensors file an entry, with one writing process and any number of reading processes.
 
 A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the directory, add the
 entry to the ledger and the index. A kill between two steps leaves either nothing visible or a complete entry. The
 capacity counts the bytes of the files; the index comes on top (about 200 bytes an entry).
 
-A process that only reads needs no index and no lock: a file's name is its key, a visible file is complete, and an open
-file stays readable. A file that vanished is a miss. A damaged file is a miss too, and the writer drops it.
+The identity is checked when a file is opened, and a checksum with every layer that is read. A file that is unlinked
+meanwhile stays readable until its lease is closed. `read_only.py` is the tier of the processes that only read.
 """
 
-import contextlib
+import errno
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Never
 
-from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
+import torch
+
+from ragkv.errors import EntryDamagedError, StoreError
 
 from ..directory import EntryDirectory
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
 from ..key import EntryKey
 from ..policies import Item, Policy, TurnSize
-from ..record import OtherVersionError, Record, read_info
-from .base import Counts, Lease, Tier, TierKind, TierStats
+from ..record import OtherVersionError, Record, RecordHead, bytes_of, read_fully, read_head, read_info
+from .base import Lease, StoredLease, TierKind
 from .ledger import LocalTier, Slot
-from .reading import open_lease
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +43,13 @@ class DiskTier(LocalTier[None]):
         directory: str | Path,
         capacity_bytes: int,
         policy: Policy,
-        direct: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Open `directory`, making it if needed. `direct` reads past the page cache where buffers are aligned.
+        """Open `directory`, making it if needed.
 
         Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be written.
         """
         super().__init__(capacity_bytes, policy, clock)
-        self._direct = direct
         self._write_lock = threading.Lock()  # one put at a time: no other put uses the space made for it
         self._write_failed = False
         self._closed = False
@@ -84,7 +83,7 @@ class DiskTier(LocalTier[None]):
                 self._index.record(key, _row(slot.item, now))
         return lease
 
-    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
+    def put(self, entry: Entry | EncodedEntry) -> bool:
         key = entry.info.key
         with self._write_lock:
             if self.contains(key):
@@ -95,7 +94,7 @@ class DiskTier(LocalTier[None]):
             record = Record.of(encoded)
             item = Item(key, record.file_bytes, entry.info.group, entry.info.index)
             with self._lock:
-                if self._closed or not self._ledger.make_space(item, self._clock(), protected):
+                if self._closed or not self._ledger.make_space(item, self._clock()):
                     return False
             return self._write(item, record)
 
@@ -178,7 +177,6 @@ class DiskTier(LocalTier[None]):
                 self._directory.path(slot.item.key),
                 identity,
                 token_ids,
-                direct=self._direct,
                 on_read=self._count_read,
                 on_damage=damaged,
                 on_close=partial(self._unpin, slot),
@@ -227,83 +225,94 @@ class DiskTier(LocalTier[None]):
         self._index.record(key, None)
 
 
-class ReadOnlyDiskTier(Tier):
-    """Entries on disk that another process writes. `stats` counts the files visible now, also as the capacity."""
+class DiskLease(StoredLease):
+    """An open entry file. Many threads may call `read_layer` at once, also while another calls `close`."""
 
     kind = TierKind.DISK
-    read_only = True
 
-    def __init__(self, directory: str | Path, direct: bool = False) -> None:
-        """Raises `StoreError` if there is no store in `directory`."""
-        self._directory = EntryDirectory(directory)
-        self._directory.open_for_reading()
-        self._direct = direct
-        self._counts = Counts()
-        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
-
-    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        path = self._directory.path(identity.key(token_ids))
-        lease: Lease | None = None
-        with contextlib.suppress(FileNotFoundError):
-            lease = open_lease(
-                path, identity, token_ids, direct=self._direct, on_read=self._count_read, on_damage=self._count_damage
-            )
-        with self._lock:
-            self._counts.hits += lease is not None and not identity.scorer
-            self._counts.misses += lease is None and not identity.scorer
-        return lease
-
-    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
-        """Raises `StoreReadOnlyError`."""
-        self._refuse(f"store entry {entry.info.key}")
-
-    def delete(self, key: EntryKey) -> bool:
-        """Raises `StoreReadOnlyError`."""
-        self._refuse(f"delete entry {key}")
-
-    def gc(self, keep: Callable[[Identity], bool]) -> int:
-        """Raises `StoreReadOnlyError`."""
-        self._refuse("drop entries")
-
-    def contains(self, key: EntryKey) -> bool:
-        return self._directory.path(key).exists()
-
-    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        for key, _ in self._directory.scan():
-            info = None
-            try:
-                info = read_info(self._directory.path(key), key)
-            except FileNotFoundError:
-                continue  # the writer removed it meanwhile
-            except OtherVersionError:
-                pass
-            except (EntryDamagedError, OSError) as error:
-                log.warning("%s", error)
-            yield key, info
-
-    def stats(self) -> TierStats:
-        found = list(self._directory.scan())
-        entries, used = sum(not key.is_scores for key, _ in found), sum(size for _, size in found)
-        with self._lock:
-            return self._counts.stats(self.kind, entries, used, used)
+    def __init__(
+        self,
+        head: RecordHead,
+        file: "_EntryFile",
+        on_read: Callable[[int], None],
+        on_damage: Callable[[EntryDamagedError], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        super().__init__(head)
+        self._file: _EntryFile | None = file
+        self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
+        self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Do nothing: only leases hold resources."""
-
-    def _count_damage(self, error: EntryDamagedError) -> None:
-        log.warning("%s", error)
+        """Unpin the entry. Twice is harmless. A read under way keeps the descriptor open until it ends."""
         with self._lock:
-            self._counts.damaged += 1
+            file, self._file = self._file, None
+        if file is not None:
+            self._on_close()
 
-    def _count_read(self, size_bytes: int) -> None:
-        with self._lock:
-            self._counts.read_bytes += size_bytes
+    def __del__(self) -> None:  # an abandoned lease must not keep its descriptor and its pin for ever
+        self.close()
 
-    def _refuse(self, what: str) -> Never:
-        raise StoreReadOnlyError(
-            f"The store in {self._directory.root} is open for reading only; it cannot {what}. "
-            "Open it without read_only in the one process that writes."
-        )
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        key, file, stored = self.info.key, self._file, bytes_of(into)
+        if file is None:
+            raise StoreError(f"The lease of entry {key} is closed; read before closing it.")
+        try:
+            try:
+                size = read_fully(file.fd, stored, self._head.layer_offsets[layer])
+            except OSError as error:
+                raise EntryDamagedError(key, f"layer {layer} cannot be read ({error})") from error
+            if size < len(stored):
+                raise EntryDamagedError(key, f"the file ends inside layer {layer}")
+            self._head.check_layer(layer, stored)
+        except EntryDamagedError as error:
+            self._on_damage(error)
+            raise
+        self._on_read(len(stored))
+
+
+class _EntryFile:
+    """An open file. Its descriptor is closed with the last reference, so never under a read of another thread."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def open_lease(
+    path: Path,
+    identity: Identity,
+    token_ids: Sequence[int],
+    *,
+    on_read: Callable[[int], None],
+    on_damage: Callable[[EntryDamagedError], None],
+    on_close: Callable[[], None] = lambda: None,
+) -> DiskLease | None:
+    """A lease on the entry of these tokens, whose file is `path`; `None` if it is damaged or cannot be opened.
+
+    `on_close` is called only if a lease is returned. Raises `FileNotFoundError`.
+    """
+    key = identity.key(token_ids)
+    try:
+        file = _EntryFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        head = read_head(file.fd, key)
+        if head.info.is_of_other_network(identity, token_ids):
+            return None
+        if not head.info.matches(identity, token_ids):
+            raise EntryDamagedError(key, "its identity or tokens are not those asked for")
+        return DiskLease(head, file, on_read, on_damage, on_close)
+    except FileNotFoundError:
+        raise
+    except EntryDamagedError as error:
+        on_damage(error)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            on_damage(EntryDamagedError(key, f"its file cannot be read ({error})"))
+        else:  # too many open files, for example: the entry itself is sound
+            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key, error)
+    return None
 
 
 def _row(item: Item, now: float) -> Row:

@@ -7,7 +7,7 @@ item is never evicted.
 
 import threading
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -76,28 +76,27 @@ class Ledger(Generic[P]):
     def served(self, turn: TurnSize, now: float) -> None:
         """Tell the policy that a conversation's turn was served; it may trim."""
         self.policy.served(turn)
-        self._trim(0, None, self._pinned, now)
+        self._trim(0, None, now)
 
     def used(self, slot: Slot[P], now: float) -> None:
         """Tell the policy that a held slot was leased. Scores are leased with their entry, so they do not count."""
         if not slot.item.key.is_scores:
             self.policy.used(slot.group, now)
 
-    def make_space(self, item: Item, now: float, protected: Set[str] = frozenset()) -> bool:
+    def make_space(self, item: Item, now: float) -> bool:
         """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
 
-        Evicts nothing of the groups `protected`. `False` if `item` cannot fit, and then nothing was evicted, or if the
+        `False` if `item` cannot fit, and then nothing was evicted, or if the
         policy prefers to lose `item` over what is held.
         """
         name = group_of(item)
         group = self._groups.get(name) or Group()
-        excluded, excluded_bytes = self._not_evictable(protected)
-        if item.size > self.capacity_bytes - excluded_bytes:
+        if item.size > self.capacity_bytes - self._pinned_bytes:
             return False
         self.policy.held(name, max(group.extent, _end(item)), group.size + item.size, now)
-        wanted = self._trim(item.size, item, excluded, now)
+        wanted = self._trim(item.size, item, now)
         while wanted and not self._fits(item.size):
-            wanted = self._take(self._victim(excluded, now), item.size, item, excluded, now)
+            wanted = self._take(self._victim(now), item.size, item, now)
         if not wanted:
             self.cancel(item, now)
         return wanted
@@ -105,7 +104,7 @@ class Ledger(Generic[P]):
     def free(self, size: int, now: float) -> None:
         """Evict until `size` bytes are free, or everything left is pinned."""
         while not self._fits(size) and self.used_bytes > self._pinned_bytes:
-            self._take(self._victim(self._pinned, now), size, None, self._pinned, now)
+            self._take(self._victim(now), size, None, now)
 
     def add(self, item: Item, payload: P, now: float) -> None:
         """Add an item after `make_space` made space for it."""
@@ -162,32 +161,25 @@ class Ledger(Generic[P]):
     def _fits(self, size: int) -> bool:
         return self.used_bytes + size <= self.capacity_bytes
 
-    def _not_evictable(self, protected: Set[str]) -> tuple[Set[str], int]:
-        """The pinned and the protected groups, and their bytes."""
-        if not protected:
-            return self._pinned, self._pinned_bytes
-        more = [name for name in protected if name in self._groups and name not in self._pinned]
-        return self._pinned.union(protected), self._pinned_bytes + sum(self._groups[name].size for name in more)
-
-    def _victim(self, excluded: Set[str], now: float) -> Cut:
-        cut = self.policy.victim(excluded, now)
-        assert cut is not None and cut.group not in excluded, "a policy must cut while a group is unpinned"
+    def _victim(self, now: float) -> Cut:
+        cut = self.policy.victim(self._pinned, now)
+        assert cut is not None and cut.group not in self._pinned, "a policy must cut while a group is unpinned"
         return cut
 
-    def _trim(self, need: int, item: Item | None, excluded: Set[str], now: float) -> bool:
+    def _trim(self, need: int, item: Item | None, now: float) -> bool:
         """Take the cuts that the policy wants whole; whether `item` itself is not among them."""
         cuts = list(self.policy.trims(not self._fits(need), now))
-        wanted = [self._take(cut._replace(whole=True), need, item, excluded, now) for cut in cuts]
+        wanted = [self._take(cut._replace(whole=True), need, item, now) for cut in cuts]
         return all(wanted)
 
-    def _take(self, cut: Cut, need: int, item: Item | None, excluded: Set[str], now: float) -> bool:
+    def _take(self, cut: Cut, need: int, item: Item | None, now: float) -> bool:
         """Evict the tail of a group down to the cut, or until `need` bytes are free; whether `item` is not part of it.
 
-        Evicts nothing of the groups `excluded`.
+        Evicts nothing of a pinned group.
         """
         group = self._groups.get(cut.group) or Group()
         is_item = item is not None and cut.group == group_of(item) and item.index >= max(cut.keep, group.extent)
-        if cut.group in excluded or (is_item and not cut.whole):
+        if cut.group in self._pinned or (is_item and not cut.whole):
             return not is_item  # `item` would be the tail of its own group, so it is the first to go
         while group.slots and group.slots[-1].item.index >= cut.keep:
             if not cut.whole and self._fits(need):

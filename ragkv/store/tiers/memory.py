@@ -7,7 +7,7 @@ immutable, so the caller must not write to them afterwards.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -48,7 +48,7 @@ class MemoryLease(Lease):
     def stored_bytes(self) -> int:
         return self._entry.stored_bytes
 
-    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
+    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
         """The stored entry itself, because it is immutable."""
         self._on_read(self.stored_bytes)
         return self._entry
@@ -89,7 +89,7 @@ class MemoryTier(LocalTier[EncodedEntry]):
             self._ledger.used(slot, self._clock())
         return MemoryLease(slot.payload, self._count_read, partial(self._unpin, slot))
 
-    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
+    def put(self, entry: Entry | EncodedEntry) -> bool:
         if self.contains(entry.info.key):
             return True
         encoded = EncodedEntry.of(entry)  # without the lock, like `compact` below: both may take long
@@ -101,7 +101,7 @@ class MemoryTier(LocalTier[EncodedEntry]):
             if item.key in self._ledger:
                 return True
             now = self._clock()
-            if not self._ledger.make_space(item, now, protected):
+            if not self._ledger.make_space(item, now):
                 return False
             self._ledger.add(item, encoded, now)
             self._counts.written_bytes += item.size

@@ -27,8 +27,9 @@ QUESTION = "Who built the harbour of Oro?"
 class AwayRedis:
     """A Redis server behind a proxy that can cut it off."""
 
-    def __init__(self) -> None:
-        self.server = RedisServer()
+    def __init__(self, *options: str) -> None:
+        """`options` are those of the server's command."""
+        self.server = RedisServer(*options)
         self.proxy = Proxy((LOOPBACK, self.server.port))
         self.url = f"redis://{LOOPBACK}:{self.proxy.port}/0"
 
@@ -183,9 +184,3 @@ class Talk:
                 messages.append({"role": "assistant", "content": text})
                 self.ends.append(end)
             self.rounds.append(messages)
-
-
-def metrics(client: Any) -> Mapping[str, float]:
-    """The samples of /metrics by name and labels."""
-    lines = (line for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

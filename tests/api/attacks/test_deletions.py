@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.documents import deletion_journal
+from ragkv.api.documents import deletions
 from ragkv.api.documents.collections import Collections
 from ragkv.errors import StoreError
 from ragkv.store import EntryKey
@@ -32,7 +32,7 @@ def redis() -> Iterator[AwayRedis]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.api.documents.deletion_follower.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.api.documents.deletions.POLL_S", 0.05)
     monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
 
 
@@ -104,7 +104,7 @@ def test_a_replica_that_is_killed_before_it_announces_a_deletion_leaves_no_kv_be
     one, other, (deleted, kept) = world.stored_by_both()
     with monkeypatch.context() as patch:
         patch.setattr(Collections, "_drop", _nothing)
-        patch.setattr("ragkv.api.documents.deletion_follower.DeletionFollower.follow", _nothing)
+        patch.setattr("ragkv.api.documents.deletions.DeletionFollower.follow", _nothing)
         assert one.delete(DOCUMENT).status_code == 200
         world.stop("one")
     assert world.has("one", deleted)
@@ -133,7 +133,7 @@ def test_a_deletion_that_cannot_be_noted_is_not_made(world: World, monkeypatch: 
         raise StoreError("The disk is full.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(deletion_journal.DeletionJournal, "add", full)
+        patch.setattr(deletions.DeletionJournal, "add", full)
         assert one.delete(DOCUMENT).status_code >= 500
     assert one.get(DOCUMENT).status_code == 200
     assert all(world.has(name, key) for name in ("one", "other") for key in keys)

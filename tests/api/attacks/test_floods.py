@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from ragkv import Engine
 from ragkv.api import create_app
 from ragkv.api.settings import LimitsConfig, QueueConfig, ServeConfig
-from ragkv.retrieval.testing import HashEmbedder
 from ragkv.runtime import Check, no_check
 from tests.api.helpers import BARE, on_port, plain, service_of, wait_until
 from tests.api.whole import key, needs_reader
+from tests.retrieval.fakes import HashEmbedder
 
 from .helpers import NOISY_LIVEZ_S, Target, Watch, target
 

@@ -1,7 +1,10 @@
 """What nginx refuses or bounds before a byte of it reaches Python, while `/livez` through it answers soon."""
 
 import contextlib
+import os
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,12 +18,51 @@ from tests.api import serving
 from tests.api.serving import small
 from tests.api.whole import key
 
-from .front import needs_nginx, nginx
-
+SHIPPED = Path(__file__).parents[3] / "deploy" / "nginx.conf"
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed: apt-get install nginx-light")
 pytestmark = [needs_nginx, pytest.mark.enable_socket]
 ATTACKER = "127.0.0.2"  # another address than the bystander's: Linux has all of 127.0.0.0/8
 LIVEZ_S = 1.0  # .25 on a machine that runs nothing else
 HEAD = b"POST /v1/echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+@contextmanager
+def nginx(folder: Path, server_port: int, **changes: str) -> Iterator[int]:
+    """The port on which nginx listens. `changes` are other values of directives, such as `client_body_timeout="1s"`."""
+    port = free_port()
+    text = SHIPPED.read_text("utf-8")
+    values = {"listen": f"127.0.0.1:{port}", "server": f"127.0.0.1:{server_port} max_fails=0", **changes}
+    for name, value in values.items():
+        lines = text.splitlines()
+        [at] = [number for number, line in enumerate(lines) if line.strip().startswith(f"{name} ") and ";" in line]
+        text = "\n".join([*lines[:at], f"{name} {value};", *lines[at + 1 :]])
+    if os.geteuid() == 0:  # its workers would have no right to the test's folder
+        text = f"user root;\n{text}"
+    file = folder / "nginx.conf"
+    file.write_text(text.replace("/tmp/", f"{folder}/"), "utf-8")
+    process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(file)], stderr=subprocess.DEVNULL)
+    try:
+        _wait_until_open(port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def _wait_until_open(port: int) -> None:
+    ends = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            assert time.monotonic() < ends, "nginx does not listen"
+            time.sleep(0.02)
 
 
 class Up:

@@ -1,6 +1,7 @@
 """Values that no client should send, what they may do to logs, metrics and files, and the API page's own example."""
 
 import io
+import json
 import logging
 import os
 import re
@@ -17,11 +18,47 @@ from ragkv import Engine
 from ragkv.api.keys import KeyFile
 from ragkv.api.logs import configure_logging, logger
 from ragkv.api.middleware.body import count_values
-from ragkv.api.server import folders_open_to_others
 from ragkv.api.settings import LimitsConfig, LogConfig
 from tests.api.helpers import app_on, client_of, filled
 
-from .values import ASK, CHAT, JSON, LONG, MANY_KEYS, ODD_BODIES
+JSON = {"content-type": "application/json"}
+ASK = {"question": "x", "collection": "facts", "max_tokens": 1}
+CHAT: dict[str, Any] = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+MANY_KEYS = {f"k{number}": 1 for number in range(3000)}
+LONG = list(range(5000))
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "1" + "]" * levels
+
+
+ODD_BODIES = [
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": NaN}}'),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": 1e999}}'),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + "9" * 5000 + "}}"),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + nested(300) + "}}"),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + nested(980) + "}}"),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"\\ud800": 1}}'),
+    ("/v1/collections/facts/search", json.dumps({"query": "x", "retriever": "y" * 5000})),
+    ("/v1/collections", json.dumps({"name": "a\n"})),
+    ("/v1/collections", '{"name": "\\ud800"}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k\\u0000": 1}}]}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "a\\u0000b"}}]}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "\\ud800"}}]}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": ' + nested(100) + "}}]}"),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": 1e999}}]}'),
+    ("/v1/collections/facts/documents", json.dumps({"documents": [{"text": "t", "metadata": {"k": "x" * 30_000}}]})),
+    ("/v1/collections/facts/documents", json.dumps({"documents": [{"id": "a\n", "text": "t"}]})),
+    ("/v1/ask", json.dumps({**ASK, "u" * 100_000: 1})),
+    ("/v1/ask", json.dumps({**ASK, **MANY_KEYS})),
+    ("/v1/ask", json.dumps({**ASK, "session_id": "a\n"})),
+    ("/v1/ask", json.dumps({**ASK, "max_tokens": 10**30})),
+    ("/v1/chat/completions", json.dumps({**CHAT, "seed": 10**40})),
+    ("/v1/chat/completions", json.dumps({**CHAT, "n": 10**400})),
+    ("/v1/chat/completions", json.dumps({**CHAT, "messages": [1] * 100_000})),
+    ("/v1/embeddings", json.dumps({"model": "hash", "input": [""] * 100_000})),
+    ("/v1/embeddings", json.dumps({"model": "hash", "input": "x", "dimensions": 10**40})),
+]
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +150,6 @@ def test_folders_under_a_home_are_the_owners_alone_whatever_the_umask(
     assert {path: oct(mode) for path, mode in modes.items() if path.is_dir() and mode != 0o700} == {}
     private = ("keys.json", "keys.json.lock", "index.sqlite")
     assert {path.name: oct(mode) for path, mode in modes.items() if path.name in private and mode & 0o077} == {}
-    assert folders_open_to_others(home) == []
-    (home / "tenants").chmod(0o755)
-    assert folders_open_to_others(home) == [home / "tenants"]
 
 
 def test_a_symbolic_link_is_no_collection_and_is_never_followed_by_a_deletion(reader: Engine, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Documents are inserted before the last user turn; clearing conversations covers saved turns and turns in progress."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from ragkv import Engine
 from ragkv.api.chat import ChatDocument, ChatEngine, ChatInput, ChatPrompt, PlainMessage, insert_documents
 from ragkv.types import Answer
 from tests.engine.helpers import text_engine
@@ -46,6 +48,46 @@ def test_documents_are_inserted_before_the_text_of_the_last_user_turn() -> None:
     )
     inserted = insert_documents(turns, (ONE, TWO), " ")
     assert inserted == (*turns[:2], PlainMessage("user", "First text. Second text. New"), turns[3])
+
+
+PASSAGES = ("The mill stands on the hill.", "Its wheel has not turned since the war!", "Oró has a harbour (old).")
+TEMPLATES: dict[str, Callable[[Sequence[str]], str]] = {
+    "plain": "\n\n".join,
+    "numbered": lambda texts: "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1)),
+    "JSON": lambda texts: json.dumps([{"text": text} for text in texts], ensure_ascii=False),
+    "indented": lambda texts: "".join(f"    {text}\n" for text in texts),
+    "HTML": lambda texts: "<ul>" + "".join(f"<li>{text}</li>" for text in texts) + "</ul>",
+    "bullets": lambda texts: "".join(f"- {text}\n" for text in texts),
+    "quoted": lambda texts: "\n\n".join(f"> {text}" for text in texts),
+    "titled": lambda texts: "".join(f"## Passage {number}\n{text}\n\n" for number, text in enumerate(texts, 1)),
+    "citations": lambda texts: " ".join(f"[{number}] {text} (source {number})" for number, text in enumerate(texts, 1)),
+    "one line": " ".join,
+}
+
+
+@pytest.fixture(scope="module", params=["reader", "merging"])
+def reading(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
+    """On the bundled reader, and on a tokenizer that merges a full stop with the line breaks behind it."""
+    merges = [(".", "Ċ"), (".Ċ", "Ċ"), ("Ġ", "T")]
+    with Engine.from_pretrained("reader") if request.param == "reader" else text_engine(merges=merges) as engine:
+        chat = ChatEngine(engine)
+        chat.catalogue.ingest(ChatDocument(text, {}) for text in PASSAGES)
+        yield chat
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_one_stored_chunk_serves_a_passage_in_every_template(reading: ChatEngine, template: str, role: str) -> None:
+    engine, context = reading.engine, TEMPLATES[template](PASSAGES)
+    turns = (PlainMessage("user", f"{context}\n\nWho?"),)
+    if role == "system":
+        turns = (PlainMessage("system", f"Answer from:\n{context}"), PlainMessage("user", "Who?"))
+    prompt = reading.build_prompt(ChatInput(turns, ()), find_conversation=False)
+    assert [chunk.text for chunk in prompt.documents] == list(PASSAGES)
+    assert [chunk.token_ids for chunk in prompt.documents] == [engine.chunk(text).token_ids for text in PASSAGES]
+    reuse = engine.prefill(prompt.question, prompt.chunks, separator="").reuse
+    assert reuse.missed_chunks == 0
+    assert reuse.exact + reuse.fused + reuse.recomputed >= sum(map(len, prompt.documents))
 
 
 def test_forgotten_texts_and_conversations_are_not_found_again(chat: ChatEngine) -> None:

@@ -6,15 +6,10 @@ from pathlib import Path
 
 from .run import Plan, soak
 
-
-def main() -> int:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.api.soak")
     parser.add_argument("--minutes", type=float, default=60.0, help="under load [60]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder of the logs [runs/soak]")
     given = parser.parse_args()
-    return 1 if soak(Plan(given.minutes, given.out, given.seed, min(60.0, 6 * given.minutes))) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(1 if soak(Plan(given.minutes, given.out, given.seed)) else 0)

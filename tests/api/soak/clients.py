@@ -1,107 +1,29 @@
-"""Bystanders, who ask a question once a second; clients that hold conversations, and clients that cut streams."""
+"""Clients that talk and that store: they know what the service acknowledged to them, and verify it on any replica."""
 
-import random
-import threading
-import time
-import traceback
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .caller import CONFLICT, Caller, Reply, answer_of
-from .findings import LOST_TURN, OWN, UNLIKE, Findings
-from .solo import Solo, Talk, question_body, turn_request
-from .world import World
+from tests.api.attacks.uploads import FORM_TYPE, form, pages_pdf, stream
 
-SESSIONS = "/v1/sessions"
-KEPT = 4  # KEPT ended conversations of a client stay, to be verified.
-SAMPLE = 3  # SAMPLE acknowledged things are verified after each replacement.
-RETRY_S = 0.1  # RETRY_S lie between two attempts.
+from .client import ASK, BROKEN, CHAT, RETRY_S, SESSIONS, Client, Reply, Talk
+from .world import LETTERS
 
-
-class Worker(ABC):
-    """One client of the service, on its own thread. What it does follows from the seed and its name."""
-
-    every_s = 1.0  # between the beginnings of two steps
-
-    def __init__(self, world: World, findings: Findings, solo: Solo, tenant: str, name: str, seed: int) -> None:
-        self.world, self.findings, self.solo, self.name = world, findings, solo, name
-        self.caller = Caller(world, findings, tenant)
-        self.rng = random.Random(f"{seed} {name}")
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=name)
-        self.round = 0
-
-    @abstractmethod
-    def step(self) -> None:
-        """Do one thing."""
-
-    def verify(self, most: int | None = None) -> None:  # noqa: B027 - to most workers nothing is acknowledged
-        """Verify what was acknowledged: all of it, or a sample of `most`."""
-
-    def next_name(self) -> str:
-        self.round += 1
-        return f"{self.name}-{self.round}"
-
-    def until_answered(self, method: str, path: str, **more: Any) -> Reply | None:
-        """Send a request, to any replica each time, until it is answered; `None` if the soak ends before."""
-        while True:
-            reply = self.caller.send(self.caller.choose(self.rng), method, path, **more)
-            if reply.is_answered:
-                return reply
-            if self.stop.wait(RETRY_S):
-                return None
-
-    def turns_of(self, session: str) -> int | None:
-        """The turns of a conversation; `None` if the soak ends before a replica says."""
-        reply = self.until_answered("GET", f"{SESSIONS}/{session}", expected=(200, 404), named=True)
-        if reply is None:
-            return None
-        return int(reply.body["turns"]) if reply.status == 200 else 0
-
-    def compare(self, reply: Reply, expected: str, question: str) -> None:
-        self.findings.count("answers compared")
-        if (answer := answer_of(reply)) != expected:
-            where = f"{self.name} at {reply.replica.name}"
-            self.findings.fail(UNLIKE, f"{where}: {question!r}: {answer!r}, not {expected!r}")
-
-    def _run(self) -> None:
-        seen = self.world.replacements
-        while not self.stop.is_set():
-            began = time.monotonic()
-            try:
-                if self.world.replacements != seen:
-                    seen = self.world.replacements
-                    self.verify(SAMPLE)
-                self.step()
-            except Exception:
-                self.findings.fail(OWN, f"{self.name}: {traceback.format_exc(limit=-4)}")
-            self.stop.wait(max(0.01, self.every_s * self.rng.uniform(0.8, 1.2) - (time.monotonic() - began)))
-        self.caller.close()
+KEPT = 4  # ended conversations of a client that stay, to be verified
+HELD = 12  # documents that an uploader has at most
+CONFLICT, LOCKED = "session_conflict", "store_locked"
+COLLECTIONS = "/v1/collections"
+FILLER = "The harbour was built by people of the town and every visitor of the festival travels over the old bridge."
 
 
-class Bystander(Worker):
-    """Asks a question once a second, of any replica, until it is answered."""
-
-    phase = "quiet"
-
-    def step(self) -> None:
-        question = self.rng.choice(list(self.solo.questions))
-        body = question_body(question, self.rng.choice(("fused", "fused", "fused", "prefix")))
-        began = time.monotonic()
-        reply = self.until_answered("POST", "/v1/ask", json=body)
-        if reply is not None:
-            self.findings.take(f"a bystander, {self.phase}", 200, time.monotonic() - began)
-            self.compare(reply, self.solo.questions[question], question)
-
-
-class Talker(Worker):
+class Talker(Client):
     """Holds conversations over several replicas. Every acknowledged turn must be there until it deletes them."""
 
     every_s = 0.3
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.talk: Talk = self.solo.talks[0]
+        self.talk = Talk(False, ())
         self.session = ""  # the conversation under way
         self.said: list[str] = []  # its acknowledged answers
         self.doubt = False  # whether an earlier attempt at this turn may be stored still
@@ -110,71 +32,209 @@ class Talker(Worker):
     def step(self) -> None:
         if not self.said:
             self.talk, self.session = self.rng.choice(self.solo.talks), self.next_name()
-        turn, named = len(self.said), self.talk.kind != "unnamed"
-        path, body = turn_request(self.talk, turn, self.said, self.session)
-        body["stream"] = self.rng.random() < 0.5
-        allowed = (CONFLICT,) if self.doubt else ()
-        reply = self.caller.send(self.caller.choose(self.rng), "POST", path, json=body, named=named, allowed=allowed)
+        turn, named = len(self.said), self.talk.named
+        body = {**self.talk.body(self.said, self.session), "stream": self.rng.random() < 0.5}
+        reply = self.send("POST", CHAT, json=body, named=named, allowed=(CONFLICT,) if self.doubt else ())
         if reply.is_answered:
             self.compare(reply, self.talk.answers[turn], self.talk.turns[turn])
             self.findings.count("turns acknowledged")
         elif not (named and self._was_stored(turn)):
             self.stop.wait(RETRY_S)
             return
-        self.doubt = False
-        self.said.append(self.talk.answers[turn])
-        if len(self.said) == len(self.talk.turns):
-            if named:
-                self.kept[self.session] = len(self.said)
-            self.said = []
-            if len(self.kept) > KEPT:
-                self._delete(next(iter(self.kept)))
+        self._go_on()
 
     def verify(self, most: int | None = None) -> None:
         held = list(self.kept.items())
         held = held if most is None else self.rng.sample(held, min(most, len(held)))
-        if self.said and self.talk.kind != "unnamed":
+        if self.said and self.talk.named:
             held.append((self.session, len(self.said)))
         for session, turns in held:
-            found = self.turns_of(session)
+            found = self._turns_of(session)
             if found is None:
                 return
             self.findings.count("turns verified", turns)
-            if found != turns and not (self.doubt and session == self.session and found == turns + 1):
-                self.findings.fail(LOST_TURN, f"conversation {session} has {found} turns, not {turns}")
+            if self.doubt and session == self.session and found == turns + 1:
+                self._go_on()
+            elif found != turns:
+                self.findings.fail(f"conversation {session} has {found} turns, not {turns}")
+
+    def _go_on(self) -> None:
+        """Go on to the next turn, or end the conversation."""
+        self.doubt = False
+        self.said.append(self.talk.answers[len(self.said)])
+        if len(self.said) < len(self.talk.turns):
+            return
+        turns, self.said = len(self.said), []
+        if self.talk.named and self.rng.random() < 0.5:
+            self._cut(turns)
+        elif self.talk.named:
+            self.kept[self.session] = turns
+        if len(self.kept) > KEPT:
+            self._delete(next(iter(self.kept)))
+
+    def _cut(self, turns: int) -> None:
+        """Close a stream of the ended conversation half-way: what was there stays. Then delete it."""
+        body = {**self.talk.body([], self.session), "stream": True}
+        self.send("POST", CHAT, json=body, cut_after=self.rng.randint(1, 3), named=True, allowed=(CONFLICT,))
+        self.findings.count("streams cut")
+        found = self._turns_of(self.session)
+        if found is not None and found < turns:
+            self.findings.fail(f"conversation {self.session} has {found} turns after a cut stream, not {turns}")
+        self.until_answered("DELETE", f"{SESSIONS}/{self.session}", 200, 404, named=True)
+
+    def _turns_of(self, session: str) -> int | None:
+        """The turns of a conversation; `None` if the load ends before a replica says."""
+        reply = self.until_answered("GET", f"{SESSIONS}/{session}", 200, 404, named=True)
+        return None if reply is None else int(reply.body["turns"]) if reply.status == 200 else 0
 
     def _was_stored(self, turn: int) -> bool:
         """Whether a turn without an acknowledgement is stored all the same."""
         self.doubt = True
-        found = self.turns_of(self.session)
+        found = self._turns_of(self.session)
         if found is not None and not turn <= found <= turn + 1:
-            self.findings.fail(LOST_TURN, f"conversation {self.session} has {found} turns, not {turn} or {turn + 1}")
+            self.findings.fail(f"conversation {self.session} has {found} turns, not {turn} or {turn + 1}")
         return found == turn + 1
 
     def _delete(self, session: str) -> None:
         del self.kept[session]
-        reply = self.until_answered("DELETE", f"{SESSIONS}/{session}", expected=(200, 404), named=True)
-        if reply is not None and self.turns_of(session):
-            self.findings.fail(LOST_TURN, f"conversation {session} was deleted, and is there again")
+        reply = self.until_answered("DELETE", f"{SESSIONS}/{session}", 200, 404, named=True)
+        if reply is not None and self._turns_of(session):
+            self.findings.fail(f"conversation {session} was deleted, and is there again")
         self.findings.count("conversations deleted")
 
 
-class Cutter(Worker):
-    """Closes streams of a conversation half-way. What is cut is no turn; what was there stays."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A document, and the word that only its text holds."""
 
-    every_s = 0.7
+    id: str
+    word: str
+
+    @property
+    def text(self) -> str:
+        return f"The code word of {self.id.partition('.')[0]} is {self.word}. {FILLER}"
+
+
+class Uploader(Client):
+    """Stores, replaces and deletes in a collection of its own, so it knows what must be there, on any replica."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.number = 0
+        self.held: dict[str, Stored] = {}  # acknowledged and not deleted
+        self.unsure: set[str] = set()  # whether they are stored is not known: the load ended during their last change
+        self.collection = ""
+
+    @property
+    def documents(self) -> str:
+        return f"{COLLECTIONS}/{self.collection}/documents"
 
     def step(self) -> None:
-        talk = next(talk for talk in self.solo.talks if talk.kind == "chat")
-        session = self.next_name()
-        path, body = turn_request(talk, 0, [], session)
-        how: dict[str, Any] = {"named": True, "allowed": (CONFLICT,)}
-        if self.until_answered("POST", path, json=body, **how) is None:
+        if not self.collection:
+            name = self.next_name()
+            if self._write("POST", COLLECTIONS, 200, 201, json={"name": name}) is not None:
+                self.collection = name
+        elif not self.held:
+            self._add()
+        else:
+            actions = (self._add, self._replace, self._delete, self._drop)
+            self.rng.choices(actions, (3 if len(self.held) < HELD else 0, 2, 3, 0.15))[0]()
+
+    def verify(self, most: int | None = None) -> None:
+        if not self.collection:
             return
-        for cut_after in self.rng.choices((1, 2, 3), k=2):
-            stream = {**body, "stream": True}
-            self.caller.send(self.caller.choose(self.rng), "POST", path, json=stream, cut_after=cut_after, **how)
-            self.findings.count("streams cut")
-        if self.turns_of(session) == 0:
-            self.findings.fail(LOST_TURN, f"conversation {session} has lost its turn after cut streams")
-        self.until_answered("DELETE", f"{SESSIONS}/{session}", expected=(200, 404), named=True)
+        held = list(self.held.values())
+        for one in held if most is None else self.rng.sample(held, min(most, len(held))):
+            self._assert_held(one)
+        listed = self.until_answered("GET", self.documents, params={"limit": 1000})
+        found = set(self.held) if listed is None else {one["id"] for one in listed.body["data"]}
+        if wrong := (found ^ self.held.keys()) - self.unsure:
+            self.findings.fail(f"{self.documents}: lost or not deleted: {sorted(wrong)}")
+
+    def _add(self) -> None:
+        kind = self.rng.choice(("txt", "pdf", "json"))
+        names = [f"{self.name}d{self.number + n}.{kind}" for n in range(self.rng.randint(1, 3))]
+        self.number += len(names)
+        new = [self._new(name) for name in names]
+        if self._write("POST", self.documents, 201, touched=names, **_upload(new, kind)) is not None:
+            self.held.update({one.id: one for one in new})
+            self.findings.count("documents acknowledged", len(new))
+            self._assert_held(new[0])
+
+    def _replace(self) -> None:
+        before = self.rng.choice(list(self.held.values()))
+        now = self._new(before.id)
+        if self._write("POST", self.documents, 201, touched=[now.id], **_upload([now], "json")) is not None:
+            self.held[now.id] = now
+            self._assert_gone(before)
+            self._assert_held(now)
+
+    def _delete(self) -> None:
+        one = self.rng.choice(list(self.held.values()))
+        if self._write("DELETE", f"{self.documents}/{one.id}", 200, touched=[one.id]) is not None:
+            del self.held[one.id]
+            self.findings.count("documents deleted")
+            self._assert_gone(one)
+
+    def _drop(self) -> None:
+        """Delete the collection."""
+        path = self.documents
+        if self._write("DELETE", f"{COLLECTIONS}/{self.collection}", 200, touched=list(self.held)) is not None:
+            self.held, self.collection = {}, ""
+            found = self.until_answered("GET", path, 200, 404)
+            if found is not None and found.status == 200:
+                self.findings.fail(f"{path} at {found.replica.name} is there after its deletion")
+
+    def _new(self, name: str) -> Stored:
+        return Stored(name, "w" + "".join(self.rng.choices(LETTERS, k=12)))
+
+    def _write(self, method: str, path: str, *expected: int, touched: Sequence[str] = (), **more: Any) -> Reply | None:
+        """Send a change of the documents `touched` until it is acknowledged; `None` if the load ends before.
+
+        A deletion whose connection broke may have been made: then there is nothing to delete. Another replica may be
+        writing to the collection: then the store is locked.
+        """
+        broke = False
+        while True:
+            right = (*expected, 404) if broke and method == "DELETE" else expected
+            reply = self.send(method, path, right, allowed=(LOCKED,), **more)
+            if reply.is_answered:
+                return reply
+            broke = broke or reply.code == BROKEN
+            if self.stop.wait(RETRY_S):
+                self.unsure.update(touched)
+                self.held = {name: one for name, one in self.held.items() if name not in self.unsure}
+                return None
+
+    def _assert_held(self, one: Stored) -> None:
+        """The document has its text, and a search finds it."""
+        self.findings.count("documents verified")
+        shown = self.until_answered("GET", f"{self.documents}/{one.id}", 200, 404)
+        for reply in (shown, self._search(one)):
+            if reply is not None and one.word not in str(reply.body):
+                self.findings.fail(f"lost: {self.documents}/{one.id} at {reply.replica.name}: {str(reply.body)[:500]}")
+
+    def _assert_gone(self, one: Stored) -> None:
+        """No search finds the text, and no answer rests on it."""
+        question = f"What is the code word of {one.id.partition('.')[0]}?"
+        body = {"question": question, "collection": self.collection, "max_tokens": 8}
+        for reply in (self._search(one), self.until_answered("POST", ASK, json=body)):
+            self.findings.count("deleted texts looked for")
+            if reply is not None and one.word in str(reply.body):
+                where = f"{self.documents}/{one.id} at {reply.replica.name}"
+                self.findings.fail(f"deleted and found: {where}: {str(reply.body)[:500]}")
+
+    def _search(self, one: Stored) -> Reply | None:
+        body = {"query": one.word, "k": 5, "retriever": "bm25"}  # no other text has the word
+        return self.until_answered("POST", f"{COLLECTIONS}/{self.collection}/search", 200, 404, json=body)
+
+
+def _upload(documents: list[Stored], kind: str) -> dict[str, Any]:
+    """The request's arguments that upload documents of one kind."""
+    if kind == "json":
+        return {"json": {"documents": [{"id": one.id, "text": one.text} for one in documents]}}
+    files = [(one.id, one.text.encode()) for one in documents]
+    if kind == "pdf":
+        drawn = b"BT /F1 9 Tf 1 0 0 1 20 700 Tm (%s) Tj ET"
+        files = [(name, pages_pdf(1, stream(drawn % text))) for name, text in files]
+    return {"content": form(files), "headers": {"content-type": FORM_TYPE}}

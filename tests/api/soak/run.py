@@ -1,4 +1,4 @@
-"""The course of a soak: start, solo answers, a quiet time, load with replacements and outages, verification, table."""
+"""The course of a soak: start, solo answers, load with replacements and outages, verification, what is left."""
 
 import os
 import signal
@@ -10,30 +10,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import redis
 
 from ragkv.config import MIB
-from tests.api.attacks.helpers import livez_status
+from tests.api.attacks.helpers import Target, livez_status
 from tests.api.attacks.replicas import AwayRedis
 from tests.api.whole import assert_goes_on, documents, ingest
 
-from .caller import Caller
-from .clients import Bystander, Cutter, Talker, Worker
-from .findings import KINDS, LOST_TURN, OWN, STATUS, Findings
+from .client import COLLECTION, Asker, Client, Solo, answered_alone
+from .clients import Talker, Uploader
 from .leftovers import check_leftovers
-from .solo import COLLECTION, Solo, answer_alone
-from .uploaders import Uploader
-from .world import BYSTANDER, World
+from .world import TENANTS, World
 
-W = TypeVar("W", bound=Worker)
-
-VERIFY_S = 120.0  # Within VERIFY_S all that was acknowledged to one client must be found.
-ENDS = (signal.SIGKILL, signal.SIGTERM)  # Replicas are ended by one of ENDS, in turns.
+VERIFY_S = 120.0  # within this time all that was acknowledged to one client must be found
+ENDS = (signal.SIGKILL, signal.SIGTERM)  # replicas are ended by one of them, in turns
 OUTAGES = ("refused", "stalled")
-FLAT_MINUTES = 20.0  # A soak of less than FLAT_MINUTES is not long enough to say what is flat.
-GROWTH = {  # By GROWTH (a factor, and a number more) the last quarter of the time may be above the second one.
+FLAT_MINUTES = 20.0  # a shorter soak cannot say what is flat
+GROWTH = {  # by so much (a factor, and a number more) the last quarter of the time may be above the second one
     "rss_mib": (1.03, 0),
     "descriptors": (1.0, 5),
     "threads": (1.0, 5),
@@ -49,11 +43,47 @@ class Plan:
     minutes: float  # under load
     out: Path  # its log, and the replicas' logs
     seed: int = 1
-    quiet_s: float = 60.0
     replace_every_s: float = 60.0
     outage_every_s: float = 150.0
     outage_s: float = 6.0
     reading_s: float = 5.0
+
+
+def prepared(world: World) -> Solo:
+    """Store what every tenant asks about; the answers without load, which are the same for all tenants."""
+    for headers in world.headers.values():
+        with world.serving[0].process.client(headers=headers) as client:
+            assert ingest(client, documents(), name=COLLECTION).status_code == 201
+    return answered_alone(world, TENANTS[0])
+
+
+def clients_of(world: World, solo: Solo, seed: int = 1) -> list[Client]:
+    """The clients of a mixed load: one tenant asks, the others ask, talk and store. They are not started yet."""
+    kinds = {TENANTS[0]: (Asker, Asker), **dict.fromkeys(TENANTS[1:], (Talker, Talker, Uploader, Uploader))}
+    return [
+        kind(world, solo, tenant, f"{kind.__name__.lower()}-{tenant}-{number}", seed)
+        for tenant, of_tenant in kinds.items()
+        for number, kind in enumerate(of_tenant)
+    ]
+
+
+def verify_all(world: World, clients: list[Client]) -> None:
+    """Verify all that was acknowledged to clients that have ended, and that each of their conversations goes on."""
+    for one in clients:
+        one.stop.clear()
+        late = threading.Timer(VERIFY_S, one.stop.set)
+        late.start()
+        one.verify()
+        if one.stop.is_set():
+            world.findings.fail(f"{one.name}: the verification did not end in time")
+        late.cancel()
+        one.close()
+        with world.serving[-1].process.client(headers=world.headers[one.tenant]) as client:
+            for session in one.kept if isinstance(one, Talker) else ():
+                try:
+                    assert_goes_on(client, session)
+                except AssertionError as error:
+                    world.findings.fail(f"conversation {session} does not go on: {error}")
 
 
 @dataclass(slots=True)
@@ -62,71 +92,44 @@ class Soak:
 
     plan: Plan
     world: World
-    findings: Findings
-    workers: list[Worker] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
     readings: list[dict[str, float]] = field(default_factory=list)  # of the replica that stays, one each few seconds
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         """Run to the end."""
-        self.world.open()
-        solo = self._solo()
-        bystanders = [self._begin(Bystander, solo, BYSTANDER, number) for number in range(2)]
-        time.sleep(self.plan.quiet_s)
-        for one in bystanders:
-            one.phase = "load"
-        for tenant in ("town", "city"):
-            for kind, number in ((Talker, 0), (Talker, 1), (Cutter, 0), (Uploader, 0), (Uploader, 1)):
-                self._begin(kind, solo, tenant, number)
+        self.world.start("stays", "kv-stays")
+        self.world.start()
+        self.clients = clients_of(self.world, prepared(self.world), self.plan.seed)
+        for one in self.clients:
+            one.start()
         self._load()
         self.stop()
-        self.findings.log("verifying everything that was acknowledged")
-        for worker in self.workers:
-            self._verify(worker)
-        self.findings.log("listing what is stored")
-        check_leftovers(self.world, self.findings)
-        self.world.check_logs()
+        self.world.findings.log("verifying everything that was acknowledged")
+        verify_all(self.world, self.clients)
+        self.world.findings.log("listing what is stored")
+        check_leftovers(self.world)
+        for replica in self.world.serving:
+            self.world.check_log(replica)
         if self.plan.minutes >= FLAT_MINUTES:
             self._assert_flat()
 
     def stop(self) -> None:
         """Stop the load. Twice is harmless."""
         self._ended.set()
-        for worker in self.workers:
-            worker.stop.set()
-        for worker in self.workers:
-            worker.thread.join()
-
-    def _solo(self) -> Solo:
-        """Store what every tenant asks about; the answers without load, which are the same for all tenants."""
-        stays = self.world.serving[0]
-        for headers in self.world.headers.values():
-            with stays.process.client(headers=headers) as client:
-                assert ingest(client, documents(), name=COLLECTION).status_code == 201
-        caller = Caller(self.world, self.findings, BYSTANDER)
-        solo = answer_alone(caller, stays)
-        caller.close()
-        self.findings.log(f"solo answers: {len(solo.questions)} questions, {len(solo.talks)} conversations")
-        return solo
-
-    def _begin(self, kind: type[W], solo: Solo, tenant: str, number: int) -> W:
-        name = f"{kind.__name__.lower()}-{tenant}-{number}"
-        worker = kind(self.world, self.findings, solo, tenant, name, self.plan.seed)
-        self.workers.append(worker)
-        worker.thread.start()
-        return worker
+        for one in self.clients:
+            one.end()
 
     def _load(self) -> None:
         """Replace replicas, let Redis go away, and take readings, until the time is over."""
-        ends = time.monotonic() + 60 * self.plan.minutes
+        ends, number = time.monotonic() + 60 * self.plan.minutes, 0
         others = [threading.Thread(target=self._outages), threading.Thread(target=self._read)]
         for thread in others:
             thread.start()
         try:
-            number = 0
             while time.monotonic() < ends:
                 self.world.replace(ENDS[number % len(ENDS)])
-                self.world.check_logs()
+                self.world.check_log(self.world.serving[0])
                 number += 1
                 self._ended.wait(max(0.0, min(self.plan.replace_every_s, ends - time.monotonic())))
         finally:
@@ -137,73 +140,49 @@ class Soak:
     def _outages(self) -> None:
         rng, number = Random(f"{self.plan.seed} outages"), 0
         while not self._ended.wait(self.plan.outage_every_s * rng.uniform(0.5, 1.5)):
-            how, number = OUTAGES[number % len(OUTAGES)], number + 1
-            self.findings.log(f"Redis is away ({how})")
-            self.world.outage(how, self.plan.outage_s * rng.uniform(0.5, 1.5), self._ended)
+            self.world.outage(OUTAGES[number % len(OUTAGES)], self.plan.outage_s * rng.uniform(0.5, 1.5), self._ended)
+            number += 1
 
     def _read(self) -> None:
-        """Take readings of the replica that stays, and time its /livez."""
-        up = self.world.staying
+        """Take readings of the replica that stays, whose /livez must answer."""
+        stays, findings = self.world.serving[0], self.world.findings
+        up, sent = Target(stays.process, {}, {}, 0.0, self.world.home), self.world.redis
+        assert sent is not None
         while not self._ended.wait(self.plan.reading_s):
-            began = time.monotonic()
-            status = livez_status(up.process.port)
-            self.findings.take("/livez of the replica that stays", status, time.monotonic() - began)
-            if status != 200:
-                self.findings.fail(STATUS, f"/livez: {status}")
-            with redis.Redis(unix_socket_path=self.world.redis.server.socket) as client:
+            if (status := livez_status(stays.process.port)) != 200:
+                findings.fail(f"/livez: {status}")
+            with redis.Redis(unix_socket_path=sent.server.socket) as client:
                 redis_mib = client.info("memory")["used_memory"] / MIB
             shared = [one for one in self.world.home.iterdir() if not one.name.startswith("kv-")]
             files = sum(len(names) for folder in shared for _, _, names in os.walk(folder))
             values = (up.rss_bytes() / MIB, up.descriptors(), up.threads(), redis_mib, files)
             self.readings.append(dict(zip(GROWTH, values, strict=True)))
-            self.findings.log(", ".join(f"{name} {value:.0f}" for name, value in self.readings[-1].items()))
+            findings.log(", ".join(f"{name} {value:.0f}" for name, value in self.readings[-1].items()))
 
     def _assert_flat(self) -> None:
         """The last quarter of the time has no more than the second one, but for `GROWTH`."""
         size = len(self.readings) // 4
         for name, (factor, more) in GROWTH.items():
-            quarters = [
-                statistics.median(reading[name] for reading in self.readings[n * size : (n + 1) * size])
-                for n in range(4)
-            ]
+            parts = [self.readings[n * size : (n + 1) * size] for n in range(4)]
+            quarters = [statistics.median(reading[name] for reading in part) for part in parts]
             if quarters[3] > quarters[1] * factor + more:
-                self.findings.fail(OWN, f"{name} is not flat: {quarters}")
-
-    def _verify(self, worker: Worker) -> None:
-        """Verify all that was acknowledged to a client, and that each of its ended conversations goes on."""
-        worker.stop.clear()
-        late = threading.Timer(VERIFY_S, worker.stop.set)
-        late.start()
-        worker.verify()
-        if worker.stop.is_set():
-            self.findings.fail(STATUS, f"{worker.name}: the verification at the end did not end in time")
-        late.cancel()
-        if isinstance(worker, Talker):
-            with self.world.serving[-1].process.client(headers=self.world.headers[worker.caller.tenant]) as client:
-                for session in worker.kept:
-                    try:
-                        assert_goes_on(client, session)
-                        self.findings.count("conversations continued at the end")
-                    except AssertionError as error:
-                        self.findings.fail(LOST_TURN, f"conversation {session} does not go on: {error}")
-        worker.caller.close()
+                self.world.findings.fail(f"{name} is not flat: {quarters}")
 
 
 def soak(plan: Plan) -> list[str]:
-    """Run a soak and print its table; returns the checks that failed."""
+    """Run a soak and print what happened; returns the failures."""
     plan.out.mkdir(parents=True, exist_ok=True)
     for before in plan.out.glob("*.log"):
         before.unlink()
-    findings = Findings(plan.out / "soak.log")
     with ExitStack() as stack:
-        stack.callback(findings.close)
         home = Path(stack.enter_context(TemporaryDirectory(prefix="ragkv-soak-", ignore_cleanup_errors=True)))
-        away = AwayRedis()
+        away = AwayRedis("--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
         stack.callback(away.close)
-        world = World(home, plan.out, findings, away)
+        world = World(home, plan.out, away)
         stack.callback(world.close)
-        running = Soak(plan, world, findings)
+        running = Soak(plan, world)
         stack.callback(running.stop)
         running.run()
-        findings.log(findings.table())
-    return [f"{findings.failures[kind]} {kind}" for kind in KINDS if findings.failures[kind]]
+        counts = [f"{what:<50}{times:>8}" for what, times in sorted(world.findings.counts.items())]
+        world.findings.log("\n".join([f"{len(world.findings.failures)} failures", *counts]))
+    return world.findings.failures

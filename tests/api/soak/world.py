@@ -1,7 +1,7 @@
-"""What a soak runs against: a Redis server that goes away at times, a replica that stays, and one that is replaced.
+"""What a load runs against: server processes on one home, each with a KV directory of its own, and what was found.
 
-Both replicas share a home. Each has its own KV directory; the replaced one has two in turns, because a replica starts
-before the one that it replaces ends.
+In a soak one replica stays, and the others are replaced; each of these has one of two KV directories in turns, because
+a replica starts before the one that it replaces ends. A Redis server that goes away at times is shared by all.
 """
 
 import itertools
@@ -12,6 +12,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -23,22 +24,47 @@ from tests.api.attacks.helpers import Target, runs, wait_until
 from tests.api.attacks.replicas import AwayRedis, process_settings
 from tests.api.whole import key, server
 
-from .findings import ERROR, PROCESS, Findings
-
-BYSTANDER = "bystander"  # The tenant BYSTANDER asks only.
-TENANTS = (BYSTANDER, "town", "city")
-SECRET = "SOAK_SECRET"  # SECRET is the variable with the secret of what replicas share.
-SETTINGS = {  # SETTINGS are small, so that every bound is reached within minutes.
+TENANTS = ("bystander", "town", "city")  # the first one only asks
+LETTERS = "bcdfghjklmnpqrstvz"  # of the words that only one document holds
+SECRET = "SOAK_SECRET"  # the variable with the secret of what replicas share
+SETTINGS = {  # small, so that every bound is reached within minutes
     "RAGKV_STORE__MEMORY_BYTES": str(8 * MIB),
     "RAGKV_STORE__DISK_BYTES": str(32 * MIB),
-    "RAGKV_STORE__REDIS__MAX_BYTES": str(32 * MIB),
     "RAGKV_STORE__REDIS__SECRET_VARIABLE": SECRET,
 }
-REDIS_TIMEOUT_S = 3.0  # REDIS_TIMEOUT_S is above 1 s, the default: the proxy shares its processor with the clients.
-GRACEFUL_S, CLOSE_S = 30.0, 10.0  # GRACEFUL_S and CLOSE_S are the settings' defaults.
-RECOVERY_S = 15.0  # RECOVERY_S pass after Redis is back until every replica has noticed.
-LATE_S = 2.0  # A request that was sent LATE_S before SIGTERM has arrived.
-ORPHAN_S = 30.0  # For ORPHAN_S the parsers of a killed replica may finish what they parse.
+REDIS_TIMEOUT_S = 3.0  # above 1 s, the default: the proxy shares its processor with the clients
+GRACEFUL_S, CLOSE_S = 30.0, 10.0  # the settings' defaults
+RECOVERY_S = 15.0  # after Redis is back every replica notices within this time
+LATE_S = 2.0  # a request that was sent so long before SIGTERM has arrived
+ORPHAN_S = 30.0  # for so long the parsers of a killed replica may finish what they parse
+SHOWN = 50  # failures that are logged in full
+
+
+class Findings:
+    """What was found so far, and its log: lines with the time since the start. Thread-safe."""
+
+    def __init__(self, log: Path) -> None:
+        self.failures: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self._began, self._lock, self._log = time.monotonic(), threading.Lock(), log
+
+    def log(self, text: str) -> None:
+        minutes, seconds = divmod(time.monotonic() - self._began, 60)
+        with self._lock, self._log.open("a", encoding="utf-8") as file:
+            for line in text.splitlines():
+                shown = f"{int(minutes):3d}:{seconds:04.1f}  {line}"
+                print(shown, flush=True)
+                print(shown, file=file)
+
+    def fail(self, detail: str) -> None:
+        """Record a failure."""
+        self.failures.append(detail)
+        if len(self.failures) <= SHOWN:
+            self.log(f"FAILED: {detail}")
+
+    def count(self, what: str, times: int = 1) -> None:
+        with self._lock:
+            self.counts[what] += times
 
 
 @dataclass(slots=True)
@@ -55,65 +81,74 @@ class Replica:
 
 @dataclass(slots=True)
 class World:
-    """The processes of one soak."""
+    """The processes under one load. `redis=None`: they have no shared storage."""
 
     home: Path
-    logs: Path  # the folder of the replicas' logs
-    findings: Findings
-    redis: AwayRedis
-    serving: list[Replica] = field(default_factory=list)  # the replicas that take requests; the first one stays
+    logs: Path  # the folder of the logs
+    redis: AwayRedis | None = None
+    serving: list[Replica] = field(default_factory=list)  # those that take requests; in a soak the first one stays
     replacements: int = 0
     headers: dict[str, dict[str, str]] = field(default_factory=dict)  # of each tenant
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    findings: Findings = field(init=False)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _outages: list[tuple[float, float]] = field(default_factory=list)  # from, to
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _all: list[ExitStack] = field(default_factory=list)
+    _all: ExitStack = field(default_factory=ExitStack)
 
-    @property
-    def staying(self) -> Target:
-        """The replica that is never replaced."""
-        return Target(self.serving[0].process, {}, self.headers[BYSTANDER], 0.0, self.home)
-
-    def open(self) -> None:
-        """Start the replica that stays, and the first one that will be replaced."""
+    def __post_init__(self) -> None:
+        self.findings = Findings(self.logs / "soak.log")
         self.headers = {name: key(self.home, name, tenant=name) for name in TENANTS}
-        self.serving.append(self._start("stays", "kv-stays"))
-        self.start()
 
-    def start(self) -> None:
-        """Start a replica that will be replaced; it takes requests once it is ready."""
+    def start(self, name: str = "", kv: str = "") -> Replica:
+        """Start a replica; it takes requests once it is ready. Without a name it is one that will be replaced."""
         number = next(self._numbers)
-        replica = self._start(f"replaced-{number}", f"kv-replaced-{number % 2}")
+        name, folder = name or f"replaced-{number}", self.home / (kv or f"kv-{number % 2}")
+        settings: dict[str, str] = {}
+        if self.redis is not None:
+            settings = {**process_settings(folder, self.redis.url, REDIS_TIMEOUT_S), **SETTINGS, SECRET: self.secret}
+        stack, began = ExitStack(), time.monotonic()
+        self._all.callback(stack.close)
+        replica = Replica(name, stack.enter_context(server(self.home, settings)), stack, folder)
+        self.findings.log(f"replica {name} is ready after {time.monotonic() - began:.1f} s")
         with self._lock:
-            self.serving.append(replica)
+            self.serving = [*(one for one in self.serving if one.ended_by is None), replica]
+        return replica
 
     def choose(self, rng: random.Random) -> Replica:
         """A replica that takes requests."""
         with self._lock:
             return rng.choice(self.serving)
 
-    def replace(self, by: signal.Signals, lag_s: float = 0.5) -> None:
-        """Start a replica, then end the older of the replaced ones; clients send to it for `lag_s` longer."""
-        self.start()
-        ending = self.serving[1]
-        children = Target(ending.process, {}, {}, 0.0, self.home).children()
-        ending.ended_by, ending.ended_at = by, time.monotonic()
-        ending.process.signal(by)
+    def end(self, replica: Replica, by: signal.Signals, lag_s: float = 0.5) -> None:
+        """End a replica: as the signal says, with all its children. Clients send to it for `lag_s` longer."""
+        children = Target(replica.process, {}, {}, 0.0, self.home).children()
+        replica.ended_by, replica.ended_at = by, time.monotonic()
+        replica.process.signal(by)
         time.sleep(lag_s)
-        with self._lock:
-            self.serving.remove(ending)
-        self._check_end(ending, by, children)
-        with suppress(queue.Empty):  # the last lines of its log
-            ending.process.wait_for(lambda line: line["event"] == "EOF", 5.0)
-        self._check_log(ending)
-        ending.stack.close()
+        with self._lock:  # the only one is asked in vain until there is another
+            self.serving = [one for one in self.serving if one is not replica] or [replica]
+        status, expected = replica.process.ended(GRACEFUL_S + CLOSE_S + 5.0), 0 if by is signal.SIGTERM else -by
+        if status != expected:
+            self.findings.fail(f"{replica.name} ended with status {status} after {by.name}, not {expected}")
+        if not wait_until(lambda: not any(runs(child) for child in children), ORPHAN_S):
+            self.findings.fail(f"{replica.name} left processes behind: {[child for child in children if runs(child)]}")
+        with suppress(queue.Empty, AssertionError):  # the last lines of its log
+            replica.process.wait_for(lambda line: line["event"] == "EOF", 5.0)
+        self.check_log(replica)
+        replica.stack.close()
+        self.findings.count(f"replicas ended by {by.name}")
+
+    def replace(self, by: signal.Signals) -> None:
+        """Start a replica, then end the older of the replaced ones."""
+        self.start()
+        self.end(self.serving[1], by)
         self.replacements += 1
-        self.findings.count("replacements")
-        self.findings.count(f"replacements by {by.name}")
 
     def outage(self, how: str, seconds: float, stop: threading.Event) -> None:
         """Let Redis go away for some seconds."""
+        assert self.redis is not None
+        self.findings.log(f"Redis is away ({how})")
         began = time.monotonic()
         with self._lock:
             self._outages.append((began, float("inf")))
@@ -123,64 +158,26 @@ class World:
         with self._lock:
             self._outages[-1] = began, time.monotonic()
         self.findings.count("outages of Redis")
-        self.findings.count("seconds without Redis", round(time.monotonic() - began))
 
-    def redis_was_away(self, since: float) -> bool:
-        """Whether Redis was away after `since`, or so shortly before that a replica may not know that it is back."""
-        with self._lock:
-            return any(ended + RECOVERY_S >= since for _, ended in self._outages)
+    def allows(self, replica: Replica, code: str, began: float, named: bool) -> bool:
+        """Whether a request to `replica` that began then may end so; `named`: it names a conversation."""
+        if code == "connection":
+            is_late = began >= replica.ended_at - LATE_S or time.monotonic() > replica.ended_at + GRACEFUL_S
+            return replica.ended_by is signal.SIGKILL or (replica.ended_by is signal.SIGTERM and is_late)
+        if code == "shutting_down":
+            return replica.ended_by is signal.SIGTERM
+        with self._lock:  # a replica may not know yet that Redis is back
+            is_away = any(ended + RECOVERY_S >= began for _, ended in self._outages)
+        return code == "session_unavailable" and named and is_away
 
-    def may_break(self, replica: Replica, began: float) -> bool:
-        """Whether a request to `replica` that began then may end with a broken connection."""
-        if replica.ended_by is signal.SIGKILL:
-            return True
-        arrived = began < replica.ended_at - LATE_S
-        return replica.ended_by is signal.SIGTERM and (not arrived or time.monotonic() > replica.ended_at + GRACEFUL_S)
-
-    def may_refuse(self, replica: Replica) -> bool:
-        """Whether `replica` may say that it shuts down."""
-        return replica.ended_by is signal.SIGTERM
-
-    def check_logs(self) -> None:
-        """Record the errors in the logs of the replicas that run, and forget the lines."""
-        for replica in list(self.serving):
-            self._check_log(replica)
-
-    def close(self) -> None:
-        """End every process."""
-        for stack in self._all:
-            stack.close()
-
-    def _start(self, name: str, kv: str) -> Replica:
-        shared = process_settings(self.home / kv, self.redis.url, REDIS_TIMEOUT_S)
-        settings = {**shared, **SETTINGS, SECRET: self.secret}
-        stack, began = ExitStack(), time.monotonic()
-        self._all.append(stack)
-        replica = Replica(name, stack.enter_context(server(self.home, settings)), stack, self.home / kv)
-        self.findings.log(f"replica {name} is ready after {time.monotonic() - began:.1f} s")
-        return replica
-
-    def _check_end(self, replica: Replica, by: signal.Signals, children: list[int]) -> None:
-        """Wait for a replica's end, and record it unless it ended as the signal says, with all its children."""
-        try:
-            status = replica.process.ended(GRACEFUL_S + CLOSE_S + 5.0)
-        except Exception as error:
-            self.findings.fail(PROCESS, f"{replica.name} did not end after {by.name}: {error}")
-            return
-        expected = 0 if by is signal.SIGTERM else -by
-        if status != expected:
-            self.findings.fail(PROCESS, f"{replica.name} ended with status {status} after {by.name}, not {expected}")
-        if not wait_until(lambda: not any(runs(child) for child in children), ORPHAN_S):
-            self.findings.fail(PROCESS, f"{replica.name} left processes behind: {[c for c in children if runs(c)]}")
-        seconds = time.monotonic() - replica.ended_at
-        self.findings.log(f"replica {replica.name} ended by {by.name} within {seconds:.1f} s")
-
-    def _check_log(self, replica: Replica) -> None:
+    def check_log(self, replica: Replica) -> None:
         """Move the lines of a replica's log to its file, and record the errors."""
         with (self.logs / f"{replica.name}.log").open("a", encoding="utf-8") as file:
             for line in replica.process.take_lines():
                 file.write(json.dumps(line) + "\n")
-                if line.get("level") == "warning":
-                    self.findings.count("warnings in the servers' logs")
                 if line.get("level") in ("error", "critical") or line["event"] in ("", "ended_by_force"):
-                    self.findings.fail(ERROR, f"{replica.name}: {json.dumps(line)[:2000]}")
+                    self.findings.fail(f"{replica.name}: {json.dumps(line)[:2000]}")
+
+    def close(self) -> None:
+        """End every process."""
+        self._all.close()

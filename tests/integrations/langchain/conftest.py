@@ -18,8 +18,3 @@ def _engines() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_folder(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="session")
-def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tiny_folder(tmp_path_factory.mktemp("other"), seed=8)

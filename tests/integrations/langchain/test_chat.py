@@ -12,7 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tracers.base import BaseTracer
 
-from ragkv import Engine, EngineConfig, RagKVError, StoreConfig
+from ragkv import Engine, RagKVError
 from ragkv.errors import DeadlineError, InputError
 from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 from ragkv.retrieval.rag import Rag
@@ -62,16 +62,6 @@ class TestSettings:
         reuse = kv(llm.invoke("Who?", **how))["reuse"]
         assert (reuse["ratio"], reuse["selector"]) == (0.5, "first-k")
         assert kv(llm.invoke("Who?", **{**how, "reuse": "none"}))["mode"] == "full_prefill"
-
-    def test_an_answer_names_the_model_that_gave_it(self, llm: ChatRagKV, other: str) -> None:
-        one, two = llm.invoke("Who?"), llm.invoke("Who?", model=other)
-        assert (one.response_metadata["model_name"], two.response_metadata["model_name"]) == (llm.model, other)
-        assert one.content != two.content
-
-    def test_two_models_can_use_one_store_directory(self, tiny: str, other: str, tmp_path: Path) -> None:
-        llm = chat(tiny, config=EngineConfig(store=StoreConfig(directory=str(tmp_path))))
-        llm.invoke("Who?")
-        assert llm.invoke("Who?", model=other).content
 
     def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(self, llm: ChatRagKV) -> None:
         whole = str(llm.invoke("Who?", max_tokens=12).content)

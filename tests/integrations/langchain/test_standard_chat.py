@@ -23,8 +23,8 @@ FOLDERS: dict[str, str] = {}  # of the models; a fixture fills it
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _folders(tiny: str, other: str) -> None:
-    FOLDERS.update(tiny=tiny, other=other)
+def _folders(tiny: str) -> None:
+    FOLDERS.update(tiny=tiny)
 
 
 class _Common:
@@ -49,14 +49,6 @@ class TestIntegration(_Common, UnaidedChatTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**super().chat_model_params, "min_new_tokens": 8, "max_tokens": 600, **ENDING}
-
-    @property
-    def supports_model_override(self) -> bool:
-        return True
-
-    @property
-    def model_override_value(self) -> str | None:
-        return FOLDERS["other"]
 
     @property
     def supported_usage_metadata_details(self) -> Any:

@@ -9,7 +9,7 @@ from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from ragkv.integrations.langchain import RagKVEmbeddings, RagKVRetriever
 from ragkv.retrieval import Document, Index
-from ragkv.retrieval.testing import HashEmbedder, word_splitter
+from tests.retrieval.fakes import HashEmbedder, word_splitter
 
 
 class _Embeddings:

@@ -65,7 +65,7 @@ async def refusal(client: Client, tool: str, **arguments: Any) -> str:
 async def check_tools(client: Client) -> None:
     """Everything that a client does with a corpus of two documents."""
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert tools.keys() == TOOLS and all(tool.description and tool.output_schema for tool in tools.values())
+    assert tools.keys() == TOOLS and all(tool.description for tool in tools.values())
     assert tools["ask"].annotations.read_only_hint and not tools["add_document"].annotations.read_only_hint
     assert len((await call(client, "list_documents"))["documents"]) == 2
     found = (await call(client, "search", query="Who founded Marl?", k=1))["sources"]
@@ -84,12 +84,15 @@ async def check_tools(client: Client) -> None:
 
 
 async def check_refusals(client: Client) -> None:
-    assert "question is empty. Give at least one word." in await refusal(client, "ask", question="  ")
-    assert "k is 0; it must be from 1 to 50." in await refusal(client, "search", query="x", k=0)
-    assert "max_tokens is 9999" in await refusal(client, "ask", question="x", max_tokens=9999)
-    assert "text is empty" in await refusal(client, "add_document", id="x", text="")
-    assert "one line" in await refusal(client, "add_document", id="a\nb", text="x")
-    assert "query" in await refusal(client, "search")
+    for tool, given, said in (
+        ("ask", {"question": "  "}, "question"),
+        ("ask", {"question": "x", "max_tokens": 9999}, "less than or equal to 4096"),
+        ("search", {"query": "x", "k": 0}, "greater than or equal to 1"),
+        ("search", {}, "query"),
+        ("add_document", {"id": "x", "text": "a\0b"}, "text"),
+        ("add_document", {"id": "a\nb", "text": "x"}, "id"),
+    ):
+        assert said in await refusal(client, tool, **given)
 
 
 @pytest.mark.usefixtures("home")

@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 from ragkv.api import ServeConfig
 from ragkv.integrations.ray.forwarding import ForwardedRequest, ResponseStart, call_app
 from ragkv.integrations.ray.replica_directory import ReplicaDirectory
+from ragkv.integrations.ray.replica_routing import RoutingRequest
 from ragkv.integrations.ray.request_inspector import RequestInspector
 from ragkv.retrieval import Document, Index, Splitter
-from ragkv.scheduling.replica_routing import RoutingRequest
 
 JSON = {"content-type": "application/json"}
 

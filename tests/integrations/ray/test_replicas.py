@@ -196,20 +196,6 @@ def test_a_rolling_update_to_four_replicas_loses_no_turn_of_a_conversation(clust
         assert shown["turns"] == len(QUESTIONS) + 1
 
 
-def test_four_replicas_share_chunks_and_a_conversation(cluster: Cluster, alone: list[str]) -> None:
-    with cluster.client() as client:
-        reuses = {}
-        for _ in range(8):
-            response = client.post("/v1/ask", json=question_body(2, None))
-            reuses.setdefault(response.headers["x-replica"], response.json()["reuse"])
-        assert len(reuses) == 4 and all(reuse["missed_chunks"] == 0 for reuse in reuses.values())
-        turns = [turn(client, "four", number) for number in range(len(QUESTIONS))]
-        assert [one["answer"] for one in turns] == alone
-        assert len({one["replica"] for one in turns}) == 4
-        assert client.delete("/v1/sessions/four").status_code == 200
-        assert {client.get("/v1/sessions/four").status_code for _ in range(4)} == {404}
-
-
 def test_concurrent_turns_of_a_session_conflict_and_none_is_lost(cluster: Cluster) -> None:
     def ask(number: int) -> int:
         with cluster.client() as client:

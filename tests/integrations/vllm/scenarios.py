@@ -143,7 +143,6 @@ def never_wrong(folder: Path) -> Any:
     _abort(llm, given)
     found["fused after an abort"] = _equal(asked(llm, given, [{"ratio": 0.15}] * len(given), max_tokens=length), fused)
     found["preemptions"] = _metric(llm, "vllm:num_preemptions")
-    found["prompts fused"] = _metric(llm, "vllm:ragkv_prompts_fused")
     with setup.engine() as engine:  # another process's part: vLLM only reads the directory
         engine.warm(late[0])
         wanted = [_own(engine, late, NEW_TOKENS, ratio=0.15)]

@@ -11,7 +11,6 @@ def test_requests_after_fused_preempted_and_aborted_ones_get_their_own_tokens() 
     found = run("never_wrong")
     prompts = found["prompts"]
     assert found["preemptions"] > 0
-    assert found["prompts fused"] > prompts
     assert found["fused differ from full"] > prompts / 2
     assert found["mixed"] == prompts
     assert found["exact after fused"] == prompts

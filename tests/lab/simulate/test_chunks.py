@@ -1,10 +1,10 @@
-"""Chunk entries in the simulator: three ways to reuse the same requests, and the hits of each policy."""
+"""Chunk entries in the simulator: what is found, and the hits of each policy."""
 
 import pytest
 
 from ragkv.lab.simulate import ALL_POLICIES, RagRequest, make_any_policy
-from ragkv.lab.simulate.chunks import Read, exact_prefix, position_free, replay_chunks
-from ragkv.lab.simulate.readers.ragpulse import PromptPart
+from ragkv.lab.simulate.chunks import Read, position_free, replay_chunks
+from ragkv.lab.simulate.ragpulse import PromptPart
 from ragkv.store.policies import make_policy
 
 
@@ -26,14 +26,6 @@ def hits(reads: list[Read]) -> int:
 
 def test_passages_in_another_order_are_found_position_free() -> None:
     assert hits(position_free(ASKED)) == 10 + 5 + 5
-
-
-def test_passages_in_another_order_are_not_found_as_a_prefix() -> None:
-    assert hits(exact_prefix(ASKED)) == 10
-
-
-def test_passages_in_another_order_are_found_as_a_prefix_after_canonical_ordering() -> None:
-    assert hits(exact_prefix(ASKED, canonical=True)) == 10 + 5 + 5
 
 
 def test_a_chunk_tier_holds_a_chunk_whole_or_not_at_all() -> None:

@@ -1,21 +1,17 @@
 """The live store under each policy makes the evictions of the simulator."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ragkv.lab.simulate import ALL_POLICIES, Trace, make_any_policy, read_rag_requests, replay
+from ragkv.lab.simulate import ALL_POLICIES, Trace, make_any_policy, replay
 from ragkv.lab.simulate.chunks import Read, futures, replay_chunks
-from ragkv.store import DiskTier, Entry, EntryKey, MemoryTier, Policy, Store, TurnSize, make_policy
+from ragkv.store import Entry, MemoryTier, Policy, Store, TurnSize
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Slot
 from tests.store.entries import IDENTITY, make_entry
 
 from .reference import random_rows
-
-RAGPULSE = Path(__file__).parents[4] / "shared" / "data" / "traces" / "ragpulse"
 
 
 class Clock:
@@ -39,28 +35,9 @@ class LoggedMemory(MemoryTier):
         super()._evict(slot)
 
 
-class LoggedDisk(DiskTier):
-    """A disk tier that logs the keys it evicts."""
-
-    def __init__(self, directory: Path, capacity: int, policy: Policy, clock: Clock) -> None:
-        super().__init__(directory, capacity, policy, clock=clock)
-        self.log: list[str] = []
-
-    def _evict(self, slot: Slot[None]) -> None:
-        self.log.append(slot.item.key.chunk)
-        super()._evict(slot)
-
-
 def tiny(number: int, tokens: int) -> Entry:
     """The entry of a passage, a 64th of its length."""
     return make_entry(number, tokens=max(1, tokens // 64), layers=1, scored=False)
-
-
-def passages(requests: int) -> Iterator[tuple[float, int, int]]:
-    for request in read_rag_requests(RAGPULSE)[:requests]:
-        for part in request.parts:
-            if part.kind == "passages_ids":
-                yield request.at, part.number, part.tokens
 
 
 def run_live(store: Store, clock: Clock, policy: Policy, reads: list[Read], entries: list[Entry]) -> None:
@@ -94,12 +71,6 @@ def compare(name: str, asked: list[tuple[float, int, int]]) -> int:
     return len(expected)
 
 
-@pytest.mark.skipif(not RAGPULSE.is_dir(), reason="RAGPulse is not part of this repository")
-@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
-def test_the_live_store_evicts_the_chunks_of_the_simulator_in_the_same_order_on_ragpulse(name: str) -> None:
-    assert compare(name, list(passages(2_000))) > 1_000
-
-
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 def test_the_live_store_evicts_the_chunks_of_the_simulator_in_the_same_order_on_a_generated_load(name: str) -> None:
     draw = random.Random(0)
@@ -107,29 +78,6 @@ def test_the_live_store_evicts_the_chunks_of_the_simulator_in_the_same_order_on_
     assert (
         compare(name, [(place // 6 * 1.0, number, 50 + number * 37 % 400) for place, number in enumerate(chunks)]) > 100
     )
-
-
-@pytest.mark.skipif(not RAGPULSE.is_dir(), reason="RAGPulse is not part of this repository")
-@pytest.mark.parametrize("name", ["lru", "fifo"])
-def test_the_disk_tier_evicts_the_chunks_of_the_simulator_in_the_same_order(name: str, tmp_path: Path) -> None:
-    made = {number: tiny(number, tokens) for _, number, tokens in passages(40)}
-    entries = [made[number] for _, number, _ in passages(40)]
-    page = 4096
-    sizes: dict[EntryKey | None, int] = {}
-    sized = DiskTier(tmp_path / "sizes", 10**9, make_policy("lru"))
-    for entry in made.values():
-        sized.put(entry)
-    sized.close()
-    for path in (tmp_path / "sizes" / "entries").glob("*/*"):
-        sizes[EntryKey.from_text(path.stem)] = path.stat().st_size
-    reads = [Read(at, e.info.key.chunk, sizes[e.info.key]) for (at, _, _), e in zip(passages(40), entries, strict=True)]
-    expected: list[str] = []
-    replay_chunks(reads, make_any_policy(name), 30 * page, on_evict=expected.append)
-    clock, policy = Clock(), make_any_policy(name)
-    disk = LoggedDisk(tmp_path / "live", 30 * page, policy, clock)
-    with Store([disk], write_buffer_bytes=0) as store:
-        run_live(store, clock, policy, reads, entries)
-    assert disk.log == expected != []
 
 
 def run_session(tier: MemoryTier, turn: TurnSize, blocks: dict[tuple[str, int], Entry]) -> None:

@@ -1,6 +1,5 @@
-"""Readers of published traces: tiny files counted by hand, and the real traces where they are available."""
+"""The reader of RAGPulse: tiny files counted by hand, and the real trace where it is available."""
 
-import gzip
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,58 +8,18 @@ from typing import Any
 import pytest
 
 from ragkv.errors import InputError
-from ragkv.lab.simulate import Trace, read_rag_requests, read_trace
+from ragkv.lab.simulate import Trace, load_trace, read_rag_requests
 
-REAL = Path(__file__).parents[4] / "shared" / "data" / "traces"
+REAL = Path(__file__).parents[4] / "shared" / "data" / "traces" / "ragpulse"
 
 
 def lines(path: Path, values: Iterable[Any]) -> Path:
-    text = "".join(json.dumps(value) + "\n" for value in values)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
     return path
 
 
 def rows(trace: Trace) -> list[tuple[float, str, int, int, int]]:
     return [(turn.at, turn.group, turn.prompt, turn.shared, turn.length) for turn in trace.turns]
-
-
-def mooncake(at_ms: int, prompt: int, response: int, hashes: list[int]) -> dict[str, Any]:
-    return {"timestamp": at_ms, "input_length": prompt, "output_length": response, "hash_ids": hashes}
-
-
-class TestMooncake:
-    def test_a_mooncake_request_that_repeats_a_conversations_blocks_belongs_to_it(self, tmp_path: Path) -> None:
-        path = lines(
-            tmp_path / "m.jsonl",
-            [
-                mooncake(0, 1100, 100, [0, 1, 2]),
-                mooncake(1000, 600, 10, [7, 8]),
-                mooncake(2000, 1800, 50, [0, 1, 3, 4]),  # both full blocks of the first, and long enough
-            ],
-        )
-        assert rows(read_trace(path, 512)) == [(0, "m0", 3, 0, 2), (1, "m1", 2, 0, 1), (2, "m0", 4, 2, 3)]
-
-    def test_mooncake_blocks_whose_hashes_differ_are_not_shared(self, tmp_path: Path) -> None:
-        path = lines(tmp_path / "m.jsonl", [mooncake(0, 2048, 512, [0, 1, 2, 3]), mooncake(0, 2048, 0, [0, 1, 5, 6])])
-        assert rows(read_trace(path, 512))[1] == (0, "m0", 4, 2, 4)
-
-    def test_a_common_preamble_does_not_join_mooncake_requests_to_one_conversation(self, tmp_path: Path) -> None:
-        path = lines(tmp_path / "m.jsonl", [mooncake(i, 1024, 0, [0, 100 + i]) for i in range(70)])
-        assert len({turn.group for turn in read_trace(path, 512).turns}) == 70
-
-
-def test_agent_conversations_may_contract_and_sub_agents_are_separate_conversations(tmp_path: Path) -> None:
-    inner = [{"t": 0.0, "in": 64, "out": 0, "hash_ids": [9]}]
-    requests = [
-        {"t": 0.0, "in": 192, "out": 64, "hash_ids": [1, 2, 3]},
-        {"t": 1.0, "type": "subagent", "requests": inner},
-        {"t": 2.0, "in": 128, "out": 0, "hash_ids": [1, 5]},
-    ]
-    path = lines(tmp_path / "a.jsonl.gz", [{"id": "x", "block_size": 64, "requests": requests}])
-    assert [row[1:] for row in rows(read_trace(path, 64))] == [("x", 3, 0, 4), ("x/1", 1, 0, 1), ("x", 2, 1, 2)]
 
 
 @pytest.fixture
@@ -86,7 +45,7 @@ class TestRAGPulse:
         assert [part.number for part in second.parts] == [1, 5, 6, 8]
 
     def test_ragpulse_sessions_share_equal_parts_from_the_start_of_the_prompt(self, ragpulse: Path) -> None:
-        assert rows(read_trace(ragpulse, 10)) == [(4, "s", 4, 0, 4), (9, "s", 6, 3, 6)]
+        assert rows(load_trace(str(ragpulse), 10)) == [(4, "s", 4, 0, 4), (9, "s", 6, 3, 6)]
 
     def test_a_ragpulse_request_with_an_unknown_part_is_refused(self, ragpulse: Path) -> None:
         lines(ragpulse / "2_passages.jsonl", [{"passage_id": 5, "token_length": 20}])
@@ -95,35 +54,21 @@ class TestRAGPulse:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("m.jsonl", "{", "line 1: no JSON"),
-        ("m.jsonl", '{"timestamp": 0}', "line 1: lacks input_length"),
-        ("m.jsonl", "[]", "line 1: lacks"),
-        ("m.txt", "", "no known trace"),
-    ],
+    ("text", "says"), [("{", "line 1: no JSON"), ('{"t": 0}', "line 1: lacks"), ("[]", "line 1: lacks")]
 )
-def test_a_malformed_trace_is_refused_naming_the_line_and_the_fault(
-    tmp_path: Path, name: str, text: str, says: str
-) -> None:
-    (tmp_path / name).write_text(text)
+def test_a_malformed_trace_is_refused_naming_the_line_and_the_fault(ragpulse: Path, text: str, says: str) -> None:
+    (ragpulse / "0_trace.jsonl").write_text(text)
     with pytest.raises(InputError, match=says):
-        read_trace(tmp_path / name)
+        load_trace(str(ragpulse), 16)
 
 
-def test_a_missing_trace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no trace at"):
-        read_trace(tmp_path / "nowhere.csv")
+@pytest.mark.parametrize(("name", "says"), [("nowhere.csv", "no trace at"), ("m.txt", "no known trace")])
+def test_a_missing_or_unknown_trace_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "m.txt").touch()
+    with pytest.raises(InputError, match=says):
+        load_trace(str(tmp_path / name), 16)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the published traces are not part of this repository")
-@pytest.mark.parametrize(
-    ("name", "requests"),
-    [
-        ("mooncake/conversation_trace.jsonl", 12_031),
-        ("kv-cache-tester/sample_120.jsonl.gz", 3_768),
-        ("ragpulse", 7_106),
-    ],
-)
-def test_all_requests_of_the_published_traces_are_read(name: str, requests: int) -> None:
-    assert len(read_trace(REAL / name).turns) == requests
+@pytest.mark.skipif(not REAL.is_dir(), reason="the published trace is not part of this repository")
+def test_all_requests_of_the_published_trace_are_read() -> None:
+    assert len(load_trace(str(REAL), 16).turns) == 7_106

@@ -1,16 +1,19 @@
 """The replay, against a naive reference block by block and against the best possible caching."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.lab.simulate import ALL_POLICIES, Trace, TraceRow, make_any_policy, replay
-from ragkv.store.policies import Policy, PolicySettings
+from ragkv.store.policies import Policy, PolicySettings, TurnSize
+from ragkv.store.policies.prefix_tier import PrefixTier
 
 from .reference import BLOCK_TOKENS, Reference, best_possible, random_rows
 
 RATES = (0.2, 0.05)
-WITHOUT_REFERENCE = {  # their hand-written traces stand in test_policy_traces.py
+WITHOUT_REFERENCE = {  # their hand-written traces stand at the end of this file
     "t-lru-auto",  # follows shadow caches
     "lookahead",  # evicts whole sessions
 }
@@ -126,27 +129,45 @@ def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_share
     )
 
 
-@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
-@given(rows=ROWS, capacity=st.integers(0, 30))
-def test_forced_caching_never_evicts_the_conversation_being_served(
-    name: str, rows: list[TraceRow], capacity: int
-) -> None:
-    trace = Trace.of(rows, BLOCK_TOKENS)
-    policy = policy_for(name, trace, 2)
-    now_served = ""
-    victim = policy.victim
+# Policies without a reference have a trace by hand, whose victims neither LRU nor FIFO chooses.
 
-    def watch(pinned: tuple[str, ...], now: float) -> object:
-        cut = victim(pinned, now)
-        assert pinned == (now_served,) and (cut is None or cut.group != now_served)
-        return cut
 
-    served = policy.served
+def victims_with_waiting_sessions(name: str) -> str:
+    """The sessions that a tier of three evicts, in order, while others wait in the queue."""
+    victims: list[str] = []
+    policy = make_any_policy(name)
+    tier = PrefixTier(policy, 3, lambda group, _: victims.append(group), whole=True)
+    for at, session in enumerate("abc"):
+        tier.hold(session, 1, 1, at)
+    policy.queued("a")
+    tier.hold("d", 1, 1, 3)  # a waits: b is evicted
+    for session in "edc":
+        policy.queued(session)
+    tier.hold("e", 1, 1, 4)  # all wait: c, nearest the queue's tail, is evicted
+    policy.left("a")
+    tier.hold("f", 1, 1, 5)  # a waits no longer
+    return "".join(victims)
 
-    def note(turn: object) -> None:
-        nonlocal now_served
-        now_served = turn.group  # type: ignore[attr-defined]
-        served(turn)  # type: ignore[arg-type]
 
-    policy.victim, policy.served = watch, note  # type: ignore[assignment, method-assign]
-    replay(trace, policy, capacity, forced=True)
+def victims_where_trimming_pays(name: str) -> str:
+    """The conversations of all blocks that a tier of nine evicts, in order.
+
+    In the fourth turn LRU's shadow computes a block more of `a` than that of T-LRU, which then leads. Before the second
+    turn of a conversation Q^ is 0 and two blocks of four are free, afterwards one.
+    """
+    victims: list[str] = []
+    policy = make_any_policy(name, PolicySettings(xi_blocks=2, capacity_blocks=9))
+    tier = PrefixTier(policy, 9, lambda group, blocks: victims.extend([group] * blocks))
+    for number in range(8):
+        shared, since = (4, 3.0) if number > 2 else (0, None)
+        tier.serve(TurnSize(number, number, "abc"[number % 3], 5, shared, 4, number // 3 + 1, since))
+    return "".join(victims)
+
+
+@pytest.mark.parametrize(
+    ("name", "victims_of", "victims"),
+    [("lookahead", victims_with_waiting_sessions, "bca"), ("t-lru-auto", victims_where_trimming_pays, "aaabbccabcab")],
+)
+def test_a_policy_evicts_the_victims_of_its_trace(name: str, victims_of: Callable[[str], str], victims: str) -> None:
+    assert victims_of(name) == victims
+    assert all(victims_of(other) != victims for other in ("lru", "fifo", "t-lru"))

@@ -41,9 +41,8 @@ def test_the_expected_new_blocks_are_the_rounded_up_mean_over_later_turns() -> N
     assert Trace.of(TINY[:2], 16).expected_new_blocks == 0
 
 
-def test_weight_sums_the_largest_lengths_and_peak_live_counts_returning_conversations() -> None:
+def test_peak_live_counts_returning_conversations() -> None:
     trace = Trace.of([*TINY, TraceRow(7, 4, "A", 1, 1, 1)], 16)  # A contracts at last
-    assert trace.weight == 9 + 2
     assert trace.peak_live == 9
 
 

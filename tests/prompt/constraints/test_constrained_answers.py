@@ -130,7 +130,6 @@ def test_a_number_ends_with_an_end_token_or_at_the_limit(engine: Engine) -> None
         {"do_sample": True, "seed": 3, "top_p": 0.1, "temperature": 2.0},
         {"do_sample": True, "seed": 3, "min_p": 0.9},
         {"repetition_penalty": 5.0},
-        {"no_repeat_ngram_size": 1},
         {"min_new_tokens": 150},
     ],
     ids=str,
@@ -162,5 +161,5 @@ def test_a_conversation_goes_on_after_a_constrained_answer(engine: Engine) -> No
 def test_a_wrong_response_format_is_refused_before_any_work(engine: Engine) -> None:
     with pytest.raises(InputError, match="ResponseFormat"):
         engine.answer("x", response_format={"type": "json_object"})  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="/properties/a"):
+    with pytest.raises(SchemaError, match=r'\["not"\]'):
         engine.answer("x", response_format=ResponseFormat.json_schema({"properties": {"a": {"not": {}}}}))

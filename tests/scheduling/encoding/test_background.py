@@ -179,10 +179,10 @@ class TestDeletion:
             encoding, deleted = threading.Event(), threading.Event()
             original = engine.entries.encoder.chunk
 
-            def slow(token_ids: tuple[int, ...]) -> Any:
+            def slow(*wanted: Any) -> Any:
                 encoding.set()
                 assert deleted.wait(20)
-                return original(token_ids)
+                return original(*wanted)
 
             monkeypatch.setattr(engine.entries.encoder, "chunk", slow)
             engine.prefill(Q, [A])

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from queue import Queue
 
-from ragkv.lab.testing import SharedBandwidth, sleep_until
 from ragkv.runtime import Closing
+from tests.store.fakes import SharedBandwidth, sleep_until
 
 LOOPBACK = "127.0.0.1"
 _PIECE_BYTES = 64 * 1024

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
-from ragkv.store import EncodedEntry, Entry, Store, TierKind
-from ragkv.store.record import checksum
-from ragkv.store.remote import RemoteTier, open_remote, values
+from ragkv.store import Store, Tier, TierKind, TierStats
+from ragkv.store.remote import RemoteTier, open_remote
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
 from .servers import RedisServer, S3Server
@@ -19,11 +18,6 @@ _NUMBERS = itertools.count()
 def unique_prefix() -> str:
     """A prefix that no other test uses."""
     return f"test{next(_NUMBERS)}"
-
-
-def value_bytes(entry: Entry, group_bytes: int = 512 * 1024) -> int:
-    """The bytes of `entry` on a remote."""
-    return sum(map(len, values.pack(EncodedEntry.of(entry), group_bytes, checksum)))
 
 
 def redis_config(server: RedisServer, **changes: Any) -> RedisConfig:
@@ -37,12 +31,12 @@ def s3_config(server: S3Server, **changes: Any) -> S3Config:
     return S3Config(**{**where, "prefix": unique_prefix(), **changes})
 
 
-def remote_tier(server: RedisServer | S3Server, max_bytes: int = 10**7, **changes: Any) -> RemoteTier:
+def remote_tier(server: RedisServer | S3Server, **changes: Any) -> RemoteTier:
     """A tier over `server`; `changes` are of its configuration."""
     if isinstance(server, RedisServer):
-        config = StoreConfig(redis=redis_config(server, max_bytes=max_bytes, timeout_s=10.0, **changes))
+        config = StoreConfig(redis=redis_config(server, timeout_s=10.0, **changes))
     else:
-        config = StoreConfig(s3=s3_config(server, max_bytes=max_bytes, **changes))
+        config = StoreConfig(s3=s3_config(server, **changes))
     (tier,) = open_remote(config)
     return tier
 
@@ -57,6 +51,11 @@ def redis_tier_of(store: Store) -> RemoteTier:
     (tier,) = (tier for tier in store._tiers if tier.kind is TierKind.REDIS)
     assert isinstance(tier, RemoteTier)
     return tier
+
+
+def counted(tier: Tier) -> TierStats:
+    """The stats of a tier as it is now; a remote one counts what it holds only now and then."""
+    return tier.count() if isinstance(tier, RemoteTier) else tier.stats()
 
 
 def hit(store: Store, number: int) -> TierKind | None:

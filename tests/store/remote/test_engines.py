@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ragkv import Engine, StoreConfig
-from ragkv.config import RedisConfig
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 from tests.store.remote.faulty_proxy import Proxy
 
@@ -161,16 +160,3 @@ def test_reports_count_the_bytes_of_redis_and_of_s3_apart(redis_server: RedisSer
         engine.warm([A, B])
         engine.store._tiers[0].delete(engine.entries.encoder.identity.key(tuple(B)))
         assert set(engine.prefill(Q, [A, B]).reuse.bytes_by_tier) >= {"redis", "s3"}
-
-
-def test_a_profile_measures_shared_storage_and_leaves_nothing_there(redis_server: RedisServer) -> None:
-    from ragkv.lab import profiling
-
-    config: RedisConfig = redis_config(redis_server, timeout_s=10.0)
-    with engine_of(store=StoreConfig(redis=config)) as engine:
-        profile = profiling.measure(engine, quick=True)
-        assert profile.tier("redis").bytes_per_s > 0
-        assert engine.store.stats().tiers[-1].entries == 0  # what was measured with is gone
-        profiling.save(engine, profile)
-        engine.warm([A, B])
-        assert engine.prefill(Q, [A, B], ratio=None).reuse.decision

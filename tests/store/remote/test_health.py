@@ -78,7 +78,6 @@ def test_slow_answers_open_the_breaker_unless_the_call_may_take_long(health: Hea
     for _ in range(FAILURES_TO_OPEN):
         health.call(answer_slowly)
     assert not health.available
-    assert health.stats(0).slow == FAILURES_TO_OPEN
 
 
 def test_an_open_breaker_refuses_calls_and_counts_them(health: Health) -> None:
@@ -86,7 +85,7 @@ def test_an_open_breaker_refuses_calls_and_counts_them(health: Health) -> None:
     with pytest.raises(RemoteError, match="until it answers again"):
         health.call(lambda: pytest.fail("it was called"))
     stats = health.stats(3)
-    assert (stats.opened, stats.failures, stats.timeouts, stats.skipped, stats.pending_deletions) == (1, 1, 1, 1, 3)
+    assert (stats.failures, stats.timeouts, stats.skipped, stats.pending_deletions) == (1, 1, 1, 3)
 
 
 def test_a_probe_that_is_answered_closes_the_breaker_and_one_that_fails_doubles_the_pause(
@@ -139,8 +138,7 @@ class TestSpeedMeter:
         clock.now = 2.0
         meter.end_read(400)
         clock.now = 50.0  # nothing was read
-        speed = meter.speed()
-        assert speed is not None and speed.bytes_per_s == pytest.approx(500)
+        assert meter.speed() == pytest.approx(500)
 
     def test_a_measured_speed_is_forgotten_after_a_while(self, clock: Clock) -> None:
         meter = SpeedMeter(clock)

@@ -19,8 +19,8 @@ def test_remote_tiers_are_configured_by_tables_and_by_the_environment() -> None:
     config = EngineConfig.from_dict(tables).store
     assert config.redis == RedisConfig(url="redis://127.0.0.1:6379/0", ttl_s=None)
     assert config.s3 == S3Config(bucket="b", allow_no_secret=True)
-    given = {"RAGKV_STORE__REDIS__URL": "rediss://[::1]:6380/1", "RAGKV_STORE__REDIS__MAX_BYTES": "5"}
-    assert EngineConfig.from_env(given).store.redis == RedisConfig(url="rediss://[::1]:6380/1", max_bytes=5)
+    given = {"RAGKV_STORE__REDIS__URL": "rediss://[::1]:6380/1", "RAGKV_STORE__REDIS__GROUP_BYTES": "5"}
+    assert EngineConfig.gather(None, given).store.redis == RedisConfig(url="rediss://[::1]:6380/1", group_bytes=5)
     assert StoreConfig().redis is None and StoreConfig().s3 is None
 
 
@@ -33,7 +33,7 @@ def test_a_url_that_is_malformed_or_holds_credentials_is_refused_without_repeati
     assert "word@" not in str(found.value) and "=word" not in str(found.value)
 
 
-@pytest.mark.parametrize("change", [{"timeout_s": 0.0}, {"connections": 0}, {"group_bytes": 0}, {"max_bytes": -1}])
+@pytest.mark.parametrize("change", [{"timeout_s": 0.0}, {"connections": 0}, {"group_bytes": 0}])
 def test_a_number_out_of_range_is_refused_by_name(change: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         RedisConfig(url=REDIS_URL, **change)  # type: ignore[arg-type]
@@ -41,13 +41,11 @@ def test_a_number_out_of_range_is_refused_by_name(change: dict[str, int]) -> Non
         S3Config(bucket="b", **change)  # type: ignore[arg-type]
 
 
-def test_a_time_to_live_or_an_audit_interval_of_zero_and_a_missing_bucket_are_refused() -> None:
+def test_a_time_to_live_of_zero_and_a_missing_bucket_are_refused() -> None:
     with pytest.raises(ConfigError, match="ttl_s"):
         RedisConfig(url=REDIS_URL, ttl_s=0.0)
     with pytest.raises(ConfigError, match="bucket"):
         S3Config()
-    with pytest.raises(ConfigError, match="audit_s"):
-        S3Config(bucket="b", audit_s=0.0)
 
 
 @pytest.mark.parametrize(

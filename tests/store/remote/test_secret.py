@@ -50,5 +50,5 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
         forged.kv.zero_()
         connector: Any = redis_tier_of(store)._connector
         for layer_group, value in enumerate(values.pack(EncodedEntry.of(forged), 512 * 1024, checksum)):
-            connector._client.set(f"{connector._root}{forged.info.key.to_text()}:{layer_group}", value)
+            connector._client.hset(connector._name(forged.info.key), layer_group, value)
         assert hit(store, 1) is None

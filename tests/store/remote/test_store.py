@@ -14,7 +14,7 @@ from ragkv.store import HintedEntry, PrefetchHint, Store, TierKind
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all
 from tests.store.remote.faulty_proxy import Proxy
 
-from .helpers import hit, redis_config, redis_store, redis_tier_of, s3_config, unique_prefix, wait_until
+from .helpers import counted, hit, redis_config, redis_store, redis_tier_of, s3_config, unique_prefix, wait_until
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -126,7 +126,7 @@ def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(shared: dict
         store.flush()
         assert holders(store, 1) == set()
         assert hit(store, 1) is None
-        assert [tier.used_bytes for tier in store.stats().tiers] == [0, 0, 0, 0]
+        assert [counted(tier).used_bytes for tier in store._tiers] == [0, 0, 0, 0]
 
 
 def test_an_entry_that_one_tier_lacks_is_copied_there_by_ensure_durable(shared: dict[str, Any], tmp_path: Path) -> None:

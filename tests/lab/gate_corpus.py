@@ -1,4 +1,4 @@
-"""The gate's built-in text: twelve passages about the same people and places; each refers to those before it."""
+"""Text for the gate: twelve passages about the same people and places; each refers to those before it."""
 
 PASSAGES = (
     "Marta Lindqvist was born in Osby and moved to Hallvik when she was nine. She works for Norrland Timber, a company "

@@ -1,15 +1,13 @@
-"""An embedder and a splitter without weights, for tests of this package and of code that uses it."""
+"""An embedder and a splitter without weights."""
 
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from ragkv.retrieval import Embedder, Splitter
+from ragkv.retrieval.values import Vectors, digest
 from ragkv.runtime import Check, no_check
-
-from .embedders import Embedder
-from .splitter import Splitter
-from .values import Vectors, digest
 
 
 class HashEmbedder(Embedder):

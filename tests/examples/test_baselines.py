@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from examples.baselines import map_reduce, map_rerank, surest
 from ragkv import Chunk, Engine, RagKVError
-from ragkv.lab.baselines import map_reduce, map_rerank, surest
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 QUESTION = "Where does the founder of the mill live?"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ragkv.errors import StoreLockedError
-from ragkv.store.writer_lock import acquire, check_unlocked
+from ragkv.store.directory import acquire, check_unlocked
 
 
 def hold(root: Path, pipe: Any) -> None:
@@ -56,5 +56,5 @@ def test_a_look_leaves_no_lock_and_no_directory_behind(tmp_path: Path) -> None:
 
 
 def test_the_lock_is_looked_at_without_loading_torch() -> None:
-    program = "import sys, ragkv.store.writer_lock, ragkv.cli.options; sys.exit('torch' in sys.modules)"
+    program = "import sys, ragkv.store.directory, ragkv.cli.options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.errors import ConfigError
-from ragkv.scheduling.replica_routing import (
+from ragkv.integrations.ray.replica_routing import (
     LOAD_FACTOR,
     ROUTERS,
     ReplicaLoad,
@@ -84,16 +84,6 @@ def test_chunk_aware_spreads_a_popular_part_even_when_no_replica_is_loaded() -> 
     router = make_router("chunk-aware")
     went = Counter(route(router, ask(everywhere=1_000), idle()) for _ in range(1_600))
     assert max(went.values()) <= 1.3 * 1_600 / 4
-
-
-def test_chunk_aware_forgets_the_parts_sent_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.scheduling.replica_routing.KNOWN_PARTS", 1)
-    router = make_router("chunk-aware")
-    key = next(key for key in "pqrstuvw" if "a" not in homes(key, NAMES))
-    router.sent(RoutingRequest("", (RoutedPart(key, 60),)), "a")
-    assert router.rank(RoutingRequest("", (RoutedPart(key, 60),)), idle())[0] == "a"
-    router.sent(ask(other=60), "a")
-    assert router.rank(RoutingRequest("", (RoutedPart(key, 60),)), idle())[0] in homes(key, NAMES)
 
 
 def test_chunk_aware_forgets_the_parts_of_a_removed_replica() -> None:

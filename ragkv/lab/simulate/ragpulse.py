@@ -4,13 +4,14 @@
 share the parts that their lists have in common from the start.
 """
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ragkv.errors import InputError
 
-from ..trace import Trace, TraceBuilder, common_prefix
-from .json_lines import json_lines
+from .trace import Trace, TraceBuilder, common_prefix
 
 PARTS = {  # By kind of part: its file and its id field. Prompts are laid out in this order.
     "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
@@ -74,3 +75,22 @@ def read_ragpulse(folder: Path, block_tokens: int) -> Trace:
     return builder.trace(
         "RAGPulse sessions", "sessions as conversations; equal parts from the prompt's start are shared"
     )
+
+
+def json_lines(path: Path, *needed: str) -> Iterator[dict[str, Any]]:
+    """The objects of a file, each with the `needed` fields; raises `InputError` naming file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The trace {path} cannot be read: {error}.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            missing = [name for name in needed if name not in value]
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path}, line {number}: no JSON object ({error}).") from error
+        if missing:
+            raise InputError(f"{path}, line {number}: lacks {', '.join(missing)}.")
+        yield value

@@ -1,8 +1,7 @@
 """Routers: which replica serves a request. One contract and its implementations, chosen by name; no clock, no network.
 
-A router sees the request's conversation, the
-parts that may be stored, and how many requests each replica has. Of the replicas' stores it knows only what it sent
-where. Not thread-safe: the owner calls it from one place.
+A router sees the request's conversation, the parts that may be stored, and how many requests each replica has. Of the
+replicas' stores it knows only what it sent where. Not thread-safe: the owner calls it from one place.
 
 `chunk-aware` is ours. It scores a replica by the tokens of the request that were sent there before, less a share of a
 mean request for each request the replica has. Replicas of equal score, such as all of them for new parts, are ordered

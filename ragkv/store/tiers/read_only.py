@@ -1,0 +1,99 @@
+"""The disk tier of a process that only reads, next to the one that writes.
+
+It needs no index and no lock: a file's name is its key, a visible file is complete, and an open file stays readable. A
+file that vanished is a miss. A damaged file is a miss too, and the writer drops it.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Never
+
+from ragkv.errors import EntryDamagedError, StoreReadOnlyError
+
+from ..directory import EntryDirectory
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..key import EntryKey
+from ..record import OtherVersionError, read_info
+from .base import Counts, Lease, Tier, TierKind, TierStats
+from .disk import open_lease
+
+log = logging.getLogger(__name__)
+
+
+class ReadOnlyDiskTier(Tier):
+    """Entries on disk that another process writes. `stats` counts the files visible now, also as the capacity."""
+
+    kind = TierKind.DISK
+    read_only = True
+
+    def __init__(self, directory: str | Path) -> None:
+        """Raises `StoreError` if there is no store in `directory`."""
+        self._directory = EntryDirectory(directory)
+        self._directory.open_for_reading()
+        self._counts = Counts()
+        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
+
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+        path = self._directory.path(identity.key(token_ids))
+        lease: Lease | None = None
+        with contextlib.suppress(FileNotFoundError):
+            lease = open_lease(path, identity, token_ids, on_read=self._count_read, on_damage=self._count_damage)
+        with self._lock:
+            self._counts.hits += lease is not None and not identity.scorer
+            self._counts.misses += lease is None and not identity.scorer
+        return lease
+
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        """Raises `StoreReadOnlyError`."""
+        self._refuse(f"store entry {entry.info.key}")
+
+    def delete(self, key: EntryKey) -> bool:
+        """Raises `StoreReadOnlyError`."""
+        self._refuse(f"delete entry {key}")
+
+    def gc(self, keep: Callable[[Identity], bool]) -> int:
+        """Raises `StoreReadOnlyError`."""
+        self._refuse("drop entries")
+
+    def contains(self, key: EntryKey) -> bool:
+        return self._directory.path(key).exists()
+
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
+        for key, _ in self._directory.scan():
+            info = None
+            try:
+                info = read_info(self._directory.path(key), key)
+            except FileNotFoundError:
+                continue  # the writer removed it meanwhile
+            except OtherVersionError:
+                pass
+            except (EntryDamagedError, OSError) as error:
+                log.warning("%s", error)
+            yield key, info
+
+    def stats(self) -> TierStats:
+        found = list(self._directory.scan())
+        entries, used = sum(not key.is_scores for key, _ in found), sum(size for _, size in found)
+        with self._lock:
+            return self._counts.stats(self.kind, entries, used, used)
+
+    def close(self) -> None:
+        """Do nothing: only leases hold resources."""
+
+    def _count_damage(self, error: EntryDamagedError) -> None:
+        log.warning("%s", error)
+        with self._lock:
+            self._counts.damaged += 1
+
+    def _count_read(self, size_bytes: int) -> None:
+        with self._lock:
+            self._counts.read_bytes += size_bytes
+
+    def _refuse(self, what: str) -> Never:
+        raise StoreReadOnlyError(
+            f"The store in {self._directory.root} is open for reading only; it cannot {what}. "
+            "Open it without read_only in the one process that writes."
+        )

@@ -1,0 +1,119 @@
+"""Tiers that are slow or fail, for tests and benchmarks: each wraps an ordinary tier.
+
+store = Store([ThrottledTier(MemoryTier(10**9, LRU()), bandwidth_bytes_per_s=1e9)], write_buffer_bytes=0)
+"""
+
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+
+from ragkv.errors import EntryDamagedError
+from ragkv.store import EncodedEntry, Entry, Identity, Lease, Tier, WrappedLease
+
+
+class SharedBandwidth:
+    """A bandwidth that transfers share: they go one after the other, in the order they were asked for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0  # when all transfers asked for so far will be through, on the monotonic clock
+        self._lock = threading.Lock()
+
+    def due_at(self, size_bytes: int, bytes_per_s: float) -> float:
+        """Add a transfer; the monotonic time at which it will be through."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + size_bytes / bytes_per_s
+            return self._free_at
+
+
+def sleep_until(due_at: float) -> None:
+    """Sleep until the monotonic time `due_at`, not at all if it is past."""
+    time.sleep(max(0.0, due_at - time.monotonic()))
+
+
+class WrappedTier:
+    """A tier that passes every call on to another one; override `wrap` to change the leases it gives."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tier, name)
+
+    def wrap(self, lease: Lease) -> Lease:
+        """The lease that a reader gets instead of `lease`."""
+        return lease
+
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+        lease = self.tier.lease(identity, token_ids)
+        return None if lease is None else self.wrap(lease)
+
+
+class ThrottledTier(WrappedTier):
+    """A tier whose reads take their bytes over the bandwidth that all reads share; with `writes` puts are as slow."""
+
+    def __init__(self, tier: Tier, bandwidth_bytes_per_s: float, *, writes: bool = False) -> None:
+        super().__init__(tier)
+        self.bandwidth_bytes_per_s, self.writes = bandwidth_bytes_per_s, writes
+        self._reads = SharedBandwidth()
+
+    def wrap(self, lease: Lease) -> Lease:
+        return _CheckedLease(lease, lambda _: self._due_at(lease))
+
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        due_at = time.monotonic() + entry.size_bytes / self.bandwidth_bytes_per_s
+        stored = self.tier.put(entry)
+        if self.writes:
+            sleep_until(due_at)
+        return stored
+
+    def _due_at(self, lease: Lease) -> float:
+        return self._reads.due_at(lease.stored_bytes // lease.info.layers, self.bandwidth_bytes_per_s)
+
+
+class Failure(Enum):
+    """How a read fails."""
+
+    DAMAGED = "damaged"  # as a tier's contract says: `EntryDamagedError`, and the tier no longer has the entry
+    BROKEN = "broken"  # against the contract: a plain `OSError`, and the entry is still there
+
+
+class FailingTier(WrappedTier):
+    """A tier whose reads of the given layers fail; `layers` and `failure` may be changed at any time."""
+
+    def __init__(self, tier: Tier, layers: Container[int], failure: Failure = Failure.DAMAGED) -> None:
+        super().__init__(tier)
+        self.layers, self.failure = layers, failure
+
+    def wrap(self, lease: Lease) -> Lease:
+        return _CheckedLease(lease, lambda layer: self._check(lease, layer))
+
+    def _check(self, lease: Lease, layer: int) -> float:
+        if layer not in self.layers:
+            return 0.0
+        if self.failure is Failure.BROKEN:
+            raise OSError(f"layer {layer} fails on purpose")
+        self.tier.delete(lease.info.key)
+        raise EntryDamagedError(lease.info.key, f"layer {layer} is damaged on purpose")
+
+
+class _CheckedLease(WrappedLease):
+    """A lease that calls `check` before each layer; it may raise, or return a monotonic time at which the read ends."""
+
+    def __init__(self, lease: Lease, check: Callable[[int], float]) -> None:
+        super().__init__(lease)
+        self._check = check
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        ends_at = self._check(layer)
+        read = self.lease.read_layer(layer, out)
+        sleep_until(ends_at)
+        return read
+
+    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
+        for layer in range(self.info.layers):
+            sleep_until(self._check(layer))
+        return self.lease.read_encoded(page_locked)
