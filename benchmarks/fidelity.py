@@ -25,7 +25,7 @@ from ragkv.fusion.learned import FILE_NAME, ScoreModel
 from ragkv.lab.score_training import Continuation, TrainingExample, train
 from ragkv.model import full_pass
 
-SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "variance", "first-k", "random", "oracle")
+SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "attention", "variance", "first-k", "random", "oracle")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
 MASK_RATIOS = (0.05, 0.15, 0.3)
 

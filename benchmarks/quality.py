@@ -7,7 +7,7 @@
 EM, F1, ROUGE-L; PGR = (method - no context) / (full prefill - no context); gap closed = (method - full reuse) / (full
 prefill - full reuse); KL of the answer's first token; attention deviation. "compute" is row-layers beyond full reuse
 over those of recomputing all fused tokens, with extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a
-layer, `sensitivity-query` also the question. "compute .15" in a name means that the ratio is lowered until all of this
+layer, `attention` also the question. "compute .15" in a name means that the ratio is lowered until all of this
 costs .15. "context" is the same over the row-layers of the whole context, of which the first chunk is exact.
 With `--apart` a chunk is scored behind chunks of other contexts, as where another document explains it.
 Intervals are 95 % bootstraps over contexts, differences are paired. This measures how one small model reads prose like
@@ -34,7 +34,7 @@ from benchmarks.quality_run import Asker, Method, Outcome
 from ragkv import Engine, EngineConfig, FusionConfig
 
 SELECTORS = (
-    "attention", "hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "variance", "first-k", "random", "oracle",
+    "attention", "hkvd", "hkvd-gradual", "sensitivity", "variance", "first-k", "random", "oracle",
 )  # fmt: skip
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
 RESAMPLES = 2000
@@ -174,8 +174,8 @@ def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
             methods.append(Method(f"{name}, triangle {ratio}", ratio, name, triangle=True))
         if "hkvd" in options.selectors and ratio * layers > 1:  # the budget covers its check layer
             methods.append(Method(f"hkvd, compute {ratio}", (ratio * layers - 1) / (layers - 1), "hkvd"))
-        if "sensitivity-query" in options.selectors:
-            methods.append(Method(f"sensitivity-query, compute {ratio}", ratio, "sensitivity-query", all_in=True))
+        if "attention" in options.selectors:
+            methods.append(Method(f"attention, compute {ratio}", ratio, "attention", all_in=True))
     return methods
 
 

@@ -43,7 +43,7 @@ class Method:
         """The speedup over a full prefill that the computed rows allow; `None` for a baseline."""
         if not self.fuses:
             return None
-        question = QUESTION_TOKENS / length * (2 if self.name == "sensitivity-query" and self.ratio else 1)
+        question = QUESTION_TOKENS / length * (2 if self.name == "attention" and self.ratio else 1)
         check = 1 / layers if self.name.startswith("hkvd") and self.ratio else 0.0
         return 1 / (check + self.ratio * (1 - check) + question)
 

@@ -36,7 +36,6 @@ SELECTOR_NAMES = (
     "none",
     "random",
     "sensitivity",
-    "sensitivity-query",
 )
 STORED_KV = ("expected", "alone")  # They are the kinds of entries that chunks get.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.

@@ -163,7 +163,7 @@ class _FusionPass:
         wanted = budget(ratio, len(plan.candidates)) > 0
         self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
         self.asking = selector if isinstance(selector, AskingSelector) and wanted else None
-        self._watch = Watch(plan.token_ids.numel(), adapter.device) if self.asking else None
+        self._watch = Watch(plan.asking_rows, plan.token_ids.numel(), adapter.device) if self.asking else None
         self.kv = kv
         self.row_layers = 0
         self.placing_s = 0.0

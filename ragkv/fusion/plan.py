@@ -14,6 +14,10 @@ import torch
 
 from ragkv.store import Lease
 
+# At most the last `MOST_ASKING_ROWS` rows of a prompt count as its question. A longer one, such as a conversation sent
+# as one question, asks at its end.
+MOST_ASKING_ROWS = 64
+
 
 class SpanKind(Enum):
     """The content of a span."""
@@ -95,6 +99,12 @@ class Plan:
     def reach(self) -> int:
         """How many rotary positions are needed: S, or more if a span is rotated to positions behind the prompt."""
         return max(self.token_ids.numel(), *(span.rotary_start + len(span) for span in self.spans))
+
+    @property
+    def asking_rows(self) -> int:
+        """How many rows behind the last candidate ask: the question and the template's tail."""
+        behind = int(self.candidates.positions[-1]) + 1 if len(self.candidates) else 0
+        return min(self.token_ids.numel() - behind, MOST_ASKING_ROWS)
 
     def with_history_as_it_is(self) -> "Plan":
         """The same without history among the candidates."""

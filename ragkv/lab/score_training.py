@@ -28,7 +28,6 @@ from torch.nn import functional
 from ragkv.engine import Engine
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import QUESTION_TOKENS, TEXTS, ScoreModel, shape_of, token_features
-from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.model import adapt
 from ragkv.types import Chunk
 
@@ -43,6 +42,7 @@ TOGETHER_RATE = 3e-4
 FOLLOWING_TOKENS = 32  # So many tokens of a chunk are the continuation of the chunks before it.
 KNOWN_TOKENS = 12  # At most so many tokens of a continuation are given, like a question.
 CHUNKS = 6  # An example made of documents has so many chunks.
+INHERITED_SHARE = 0.7  # A token inherits `INHERITED_SHARE` of the attention to the token behind it in its chunk.
 KEPT_BYTES = 2 << 30  # Prepared examples are kept up to this size; others are prepared again at each use.
 
 
@@ -268,3 +268,16 @@ class ScoreTrainer:
         rows = received[:, prepared.reused].cpu()
         attended = torch.stack([inherited_attention(row, chunk_of) for row in rows]).clamp_min(1e-9).to(adapter.device)
         return dataclasses.replace(prepared, teacher=teacher, attended=attended / attended.sum(1).mean())
+
+
+def inherited_attention(attention: torch.Tensor, chunk_of: torch.Tensor) -> torch.Tensor:
+    """The larger of each token's own `attention` (N,) and the share it inherits from later tokens of its chunk.
+
+    An attended token depends on earlier tokens, such as the pronoun of its sentence.
+    """
+    found, chunks, inherited = attention.tolist(), chunk_of.tolist(), 0.0
+    for place in range(len(found) - 1, -1, -1):
+        if place + 1 < len(chunks) and chunks[place] != chunks[place + 1]:
+            inherited = 0.0
+        inherited = found[place] = max(inherited * INHERITED_SHARE, found[place])
+    return torch.tensor(found)

@@ -44,10 +44,11 @@ class LayerPass(Cache):
 
 
 class Watch:
-    """Collects the attention of the last row of a pass: the mean over heads and over the layers added."""
+    """Collects the attention of the last rows of a pass: the mean over them, over heads and over the layers added."""
 
-    def __init__(self, length: int, device: torch.device) -> None:
-        self._sum = torch.zeros(length, device=device)
+    def __init__(self, rows: int, length: int, device: torch.device) -> None:
+        """Of the last `rows` rows, to each of `length` positions."""
+        self._rows, self._sum = rows, torch.zeros(length, device=device)
         self._layers = 0
 
     def add(
@@ -59,14 +60,19 @@ class Watch:
         scaling: float,
         softcap: float | None,
     ) -> None:
-        """Add one layer: the last of the queries (1, H, R, D) of `rows` over keys (1, G, S, D)."""
+        """Add one layer: the last queries (1, H, R, D) of `rows` over keys (1, G, S, D)."""
         kv_heads, stop = k_rot.shape[1], rows.stop
-        start = 0 if window is None else max(0, stop - window)
-        last = q_rot[:, :, -1].reshape(kv_heads, -1, q_rot.shape[3])  # (G, H / G, D)
-        scores = torch.matmul(last.float(), k_rot[0, :, start:stop].float().transpose(1, 2)) * scaling
+        asking, queries = rows.positions[-self._rows :, None], q_rot[0, :, -self._rows :]
+        queries = queries.reshape(kv_heads, -1, q_rot.shape[3])  # (G, H / G * rows, D)
+        scores = torch.matmul(queries.float(), k_rot[0, :, :stop].float().transpose(1, 2)) * scaling
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        self._sum[start:stop] += scores.softmax(dim=-1).mean(dim=(0, 1))
+        keys = torch.arange(stop, device=asking.device)
+        unseen = keys > asking  # (rows, S)
+        if window is not None:
+            unseen |= keys <= asking - window
+        scores = scores.unflatten(1, (-1, asking.numel())).masked_fill(unseen, float("-inf"))
+        self._sum[:stop] += scores.softmax(dim=-1).mean(dim=(0, 1, 2))
         self._layers += 1
 
     def received(self) -> torch.Tensor:

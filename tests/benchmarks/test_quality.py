@@ -16,7 +16,7 @@ PROTOTYPE = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" /
 
 
 @pytest.mark.skipif(not (PROTOTYPE / "config.json").exists(), reason="the reader prototype is not in ../shared")
-@pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "sensitivity-query"])
+@pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "attention"])
 def test_answers_from_shared_spans_equal_those_of_whole_requests(selector: str) -> None:
     contexts = quality_data.read(PROTOTYPE / "worlds.jsonl", questions=12)
     with Engine.from_pretrained(PROTOTYPE) as engine:

@@ -155,7 +155,7 @@ class TestSelect:
             scores = engine.entries.encoder.scores_identity
             engine.store.gc(lambda identity: identity != scores)
             prefill = engine.prefill(question(2), [B, C], session=session, ratio=0.3)
-            assert prefill.reuse.selector == "hkvd-gradual"
+            assert prefill.reuse.selector == "attention"
             assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == 0
             chunks = len(B) + len(C) - sum(span.recomputed for span in prefill.spans if span.kind == "chunk")
             assert prefill.reuse.fused == left + chunks

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ragkv.fusion import AskingSelector, Candidates, CheckingSelector, Selector, StaticSelector
-from ragkv.fusion.selectors.sensitivity import ATTENTION_POWER, INHERITED_SHARE
 from tests.fusion import helpers
 
 RATIOS = [0.0, 0.01, 0.1, 0.15, 0.5, 1.0]
@@ -55,18 +54,6 @@ def first_tokens(candidates: Candidates) -> list[float]:
 def scores(candidates: Candidates) -> list[float]:
     assert candidates.sensitivity is not None
     return candidates.sensitivity.tolist()
-
-
-def scores_by_attention(candidates: Candidates) -> list[float]:
-    """Score times attention to a power; a token's attention is the largest it has or inherits from its span."""
-    attention, spans = attention_to(candidates).tolist(), candidates.span_index.tolist()
-    mean = sum(attention) / max(1, len(attention))
-    found = []
-    for i, score in enumerate(scores(candidates)):
-        later = [j for j in range(i, len(spans)) if spans[j] == spans[i]]
-        weight = max(attention[j] * INHERITED_SHARE ** (j - i) for j in later) / mean
-        found.append(weight**ATTENTION_POWER * score)
-    return found
 
 
 def always(share: float) -> Callable[[Selector], None]:
@@ -122,7 +109,6 @@ RULES: dict[str, Callable[[Selector], None]] = {
     "first-k": highest(first_tokens),
     "attention": highest(lambda candidates: attention_to(candidates).tolist()),
     "sensitivity": highest(scores),
-    "sensitivity-query": highest(scores_by_attention),
     "hkvd": narrows(lambda ratio, _layer, _layers: ratio),
     "hkvd-gradual": narrows(gradual),
 }

@@ -14,7 +14,7 @@ from . import helpers
 from .helpers import N
 
 DEFAULT = FusionConfig.__dataclass_fields__["floor_tokens"].default  # tests run without a floor unless they give one
-SELECTORS = ("sensitivity", "hkvd", "hkvd-gradual", "first-k", "random", "sensitivity-query")
+SELECTORS = ("sensitivity", "hkvd", "hkvd-gradual", "first-k", "random", "attention")
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,9 @@ def test_a_selector_instance_is_used_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if SELECTORS[name].needs_scores])
-def test_without_scores_hkvd_gradual_replaces_a_selector_and_the_note_says_so(name: str) -> None:
+def test_without_scores_attention_replaces_a_selector_and_the_note_says_so(name: str) -> None:
     replacement, note = usable(make_selector(name), helpers.candidates(9, scored=False), 0.3)
-    assert replacement.name == "hkvd-gradual"
+    assert replacement.name == "attention"
     assert note is not None and name in note
 
 

@@ -177,7 +177,7 @@ class TestStoredScores:
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             first = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
-            assert first.reuse.selector == "hkvd-gradual"
+            assert first.reuse.selector == "attention"
             assert any("sensitivity" in note for note in first.reuse.notes)
             engine.flush()
             second = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
@@ -194,7 +194,7 @@ class TestStoredScores:
         with helpers.engine(sensitivity_prefixes=0) as engine:
             prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
             engine.flush()
-            assert prefill.reuse.selector == "hkvd-gradual"
+            assert prefill.reuse.selector == "attention"
             assert scored(engine, helpers.CHUNKS[1]) is None
 
 
@@ -215,7 +215,7 @@ class TestAskingSelector:
         with helpers.engine() as engine:
             plain, asking = (
                 engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=name, ratio=0.2)
-                for name in ("sensitivity", "sensitivity-query")
+                for name in ("sensitivity", "attention")
             )
         layers, length = 4, len(plain.token_ids)
         extra = (asking.reuse.compute - plain.reuse.compute) * layers * length
@@ -224,20 +224,22 @@ class TestAskingSelector:
 
     def test_an_asking_selectors_tokens_are_recomputed_as_if_they_had_been_known_before(self) -> None:
         with helpers.engine() as engine:
-            asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity-query", ratio=0.2)
+            asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2)
             known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
         assert torch.equal(asking.logits, known.logits)
 
+    @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])  # plain, a window, a soft-cap
+    @pytest.mark.parametrize("asking", [1, 6])
     @torch.no_grad()
-    def test_a_watch_collects_the_models_own_attention_weights(self) -> None:
-        model = tiny_models.model("llama")
+    def test_a_watch_collects_the_models_own_attention_weights(self, family: str, asking: int) -> None:
+        model = tiny_models.model(family)
         model.set_attn_implementation("eager")
         ids = tiny_models.tokens(25)
         weights = model(torch.tensor([ids]), output_attentions=True).attentions  # L of (1, H, S, S)
-        wanted = torch.stack([layer[0, :, -1].mean(0) for layer in weights]).mean(0)
-        with Engine(tiny_models.model("llama"), config=scoring()) as engine:
+        wanted = torch.stack([layer[0, :, -asking:].mean((0, 1)) for layer in weights]).mean(0)
+        with Engine(tiny_models.model(family), config=scoring()) as engine:
             adapter = engine.model.adapter
-            kv, watch, hidden = adapter.new_kv(25), Watch(25, adapter.device), adapter.embed(torch.tensor(ids))
+            kv, watch, hidden = adapter.new_kv(25), Watch(asking, 25, adapter.device), adapter.embed(torch.tensor(ids))
             for layer in range(4):
                 rows, tables = Rows.span(0, 25, adapter.device), adapter.rope.tables(25)
                 hidden = adapter.run_layer(layer, hidden, rows, kv, tables, None, watch)

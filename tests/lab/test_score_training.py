@@ -8,9 +8,17 @@ import torch
 from ragkv import Engine
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import ScoreModel
-from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.lab.mixed_pass import predict
-from ragkv.lab.score_training import Continuation, ScoreTrainer, TrainingExample, examples_of, kl, shares, train
+from ragkv.lab.score_training import (
+    Continuation,
+    ScoreTrainer,
+    TrainingExample,
+    examples_of,
+    inherited_attention,
+    kl,
+    shares,
+    train,
+)
 from ragkv.model import Rows
 from ragkv.model.attention import Watch
 from tests import tiny_models
@@ -157,13 +165,12 @@ class TestTraining:
         torch.testing.assert_close(torch.cat(alone), together, atol=1e-4, rtol=1e-4)
         assert torch.equal(torch.cat([at.asked(n).teacher for n in range(len(CONTINUATIONS))]), at.teacher)
 
-    def test_the_training_target_equals_the_attention_that_an_asking_selector_gets(self, engine: Engine) -> None:
-        """`Watch` collects the last row's attention in a full prefill."""
+    def test_the_training_target_equals_the_attention_of_the_questions_last_row(self, engine: Engine) -> None:
         at = ScoreTrainer(engine).prepare(example(engine))
         adapter, prefix = engine.model.adapter, engine.intake.runs.before_documents
         for tail, attended in zip(CONTINUATIONS, at.attended, strict=True):
             ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]
-            watch = Watch(len(ids), adapter.device)
+            watch = Watch(1, len(ids), adapter.device)
             kv, rows, tables = (
                 adapter.new_kv(len(ids)),
                 Rows.span(0, len(ids), adapter.device),

@@ -176,7 +176,7 @@ def test_the_controller_decides_for_every_kind_of_selector(tmp_path: Path, selec
 
 
 def test_a_selector_that_runs_the_question_first_stays_at_r_star(tmp_path: Path) -> None:
-    with filed(tmp_path, disk_token_s=0.004, selector="sensitivity-query") as made:
+    with filed(tmp_path, disk_token_s=0.004, selector="attention") as made:
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
     assert "after everything is loaded" in reuse.decision[0]

@@ -15,15 +15,15 @@ from .base import (
     with_floor,
 )
 from .hkvd import HKVD, GradualHKVD
-from .sensitivity import Attention, QuerySensitivity, Sensitivity
+from .sensitivity import Attention, Sensitivity
 from .static import Everything, FirstK, Nothing, Random
 
 SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector
-    for selector in (Attention, HKVD, GradualHKVD, Sensitivity, QuerySensitivity, FirstK, Random, Nothing, Everything)
+    for selector in (Attention, HKVD, GradualHKVD, Sensitivity, FirstK, Random, Nothing, Everything)
 }
 
-UNSCORED = GradualHKVD.name  # The selector `UNSCORED` replaces one whose scores are missing.
+UNSCORED = Attention.name  # The selector `UNSCORED` replaces one whose scores are missing.
 
 
 def make_selector(name: str | Selector) -> Selector:
