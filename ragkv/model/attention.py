@@ -71,7 +71,7 @@ class Watch:
         unseen = keys > asking  # (rows, S)
         if window is not None:
             unseen |= keys <= asking - window
-        scores = scores.unflatten(1, (-1, asking.numel())).masked_fill(unseen, float("-inf"))
+        scores = scores.view(kv_heads, -1, asking.numel(), stop).masked_fill(unseen, float("-inf"))
         self._sum[:stop] += scores.softmax(dim=-1).mean(dim=(0, 1, 2))
         self._layers += 1
 
