@@ -15,7 +15,6 @@ from .ask import ask
 from .chat import chat
 from .docs import docs, search
 from .doctor import doctor
-from .explain import explain
 from .gate import gate
 from .ingest import ingest
 from .keys import keys
@@ -162,7 +161,7 @@ def demo(
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them
     "Start": (demo, ingest),
     "Ask": (ask, chat, search),
-    "Look": (docs, explain, size),
+    "Look": (docs, size),
     "Serve": (serve, mcp, keys),
     "Maintain": (doctor, gc, gate, profile, learn, simulate),
 }

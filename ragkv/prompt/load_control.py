@@ -15,14 +15,13 @@ import torch
 
 from ragkv.config import PricesConfig
 from ragkv.errors import ProfileError, RagKVError
-from ragkv.fusion import AskingSelector, CheckingSelector, Plan, Selector, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import AskingSelector, CheckingSelector, Plan, Selector, Span, SpanKind, SpanState
 from ragkv.fusion.estimators import Load, Selection, Shape
 from ragkv.fusion.profile import Profile, Subject, TierSpeed, load
 from ragkv.fusion.selectors.static import Everything, Nothing
 from ragkv.model import Adapter
 from ragkv.runtime import cpu_model
 from ragkv.store import Identity
-from ragkv.types import Reuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,6 @@ class LoadControl:
         """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
         self._profile = profile
-
-    def seen(self, reuse: Reuse) -> tuple[Shape, list[Load]]:
-        """The shape of a served request, and what it read, one load a tier. Raises `ProfileError`."""
-        selector = make_selector(reuse.selector)
-        shape = _shape(reuse.fused + reuse.recomputed, reuse.computed, reuse.tokens, selector)
-        token_bytes = self.profile.stored_bytes_per_token
-        return shape, [Load(tier, round(size / token_bytes)) for tier, size in reuse.bytes_by_tier.items()]
 
     def decide(self, plan: Plan, selector: Selector, r_star: float) -> Controlled:
         """Choose the ratio and the spans to compute instead of load. Without a profile: no spans, and `r_star`."""
@@ -150,15 +142,12 @@ def _slower(
 
 def shape_of(plan: Plan, selector: Selector) -> Shape:
     """How many tokens a plan fuses and computes."""
-    return _shape(len(plan.candidates), plan.forced.numel(), plan.token_ids.numel(), selector)
-
-
-def _shape(fused: int, forced: int, length: int, selector: Selector) -> Shape:
+    fused, forced = len(plan.candidates), plan.forced.numel()
     if isinstance(selector, Nothing):
         fused = 0  # there are candidates, but no ratio selects among them
     if isinstance(selector, Everything):
         fused, forced = 0, forced + fused
-    return Shape(fused, forced, length, selection_of(selector))
+    return Shape(fused, forced, plan.token_ids.numel(), selection_of(selector))
 
 
 def selection_of(selector: Selector) -> Selection:

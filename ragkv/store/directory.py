@@ -191,7 +191,7 @@ def _locked_error(root: Path) -> StoreLockedError:
     holder = _lock_holder(root)
     return StoreLockedError(
         f"The store directory {root} is written by {holder} already. Wait for it or stop it, choose another directory "
-        "(--home on the command line), or open this one with read_only=True, as ask, search, explain and stats do.",
+        "(--home on the command line), or open this one with read_only=True, as ask and search do.",
         holder,
     )
 
