@@ -30,7 +30,7 @@ from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion.controller import choose_ratio, crossing
 from ragkv.fusion.estimators import Load, Shape, recompute_s
-from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
 from ragkv.lab.profiling import measure, save
 from tests.store.fakes import ThrottledTier
@@ -54,8 +54,8 @@ class Bench:
         generator = torch.Generator().manual_seed(0)
         self._ids = lambda count: torch.randint(3, vocabulary, (count,), generator=generator).tolist()
         self.question = self._ids(QUESTION_TOKENS)
-        r_star = Point("first-k", R_STAR, None, 0.0, 0.0, 1.0, 1.0, None, SpeedUp(2.0, 2.0, 2.0, 0.1, 0.2), 1)
-        engine.intake.apply_gate_result(GateResult(Tolerance(), (r_star,), (r_star,), "r* as set here", 1, ""))
+        r_star = Point("first-k", R_STAR, 0.0, 0.0, 1.0, 1.0, 2.0, 0.1, 0.2, None, 1)
+        engine.intake.apply_gate_result(GateResult(Tolerance(), (r_star,), (r_star,), "r* as set here", ""))
 
     @property
     def profile(self) -> Profile:

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from ragkv.errors import InputError
-
 from . import output
 from .options import AsJson, EngineOptions, Passages, with_engine_options
 from .output import console, milliseconds, print_json, print_note
@@ -51,15 +49,11 @@ def gate(
 
     with options.rag() as rag:
         with output.working("making prompts"):
-            asked = () if questions is None else read_questions(questions)
-            probes = gate_prompts(rag, k, asked)
-            if asked and not probes:
-                raise InputError(f"No question of {questions} finds two passages at {options.home}.")
+            probes = gate_prompts(rag, k, () if questions is None else read_questions(questions))
         with output.progress("comparing with full recompute") as on_progress:
             result = measure(
                 rag.engine,
-                rag.chunks(),
-                probes=probes,
+                probes,
                 source="retrieved passages" if questions is None else "questions, with the passages they find",
                 selectors=selector or (),
                 tolerance=Tolerance(1.0 - tolerance, kl),
@@ -68,8 +62,7 @@ def gate(
             )
         file = save(rag.engine, result) if apply else None
     if as_json:
-        answer = result.answer
-        print_json({"headline": str(result), "answer": answer, "applied": apply, **output.plain(result)})
+        print_json({"headline": str(result), "answer": result.answer, "applied": apply, **output.plain(result)})
         return
     _show(result)
     if apply:
@@ -83,30 +76,26 @@ def _show(result: "GateResult") -> None:
     from ragkv.fusion.gate_result import share
 
     console.print(f"{result}.", style="bold")
-    table = Table("selector", "ratio", "order", "prompts", "sooner", "agreement", "KL", "within", box=None)
-    for point in sorted(result.points, key=lambda one: -one.speed.times):
+    table = Table("selector", "ratio", "prompts", "sooner", "agreement", "KL", "within", box=None)
+    for point in sorted(result.points, key=lambda one: -one.sooner):
         table.add_row(
             point.selector,
             share(point.ratio),
-            point.order or "",
             str(point.prompts),
-            f"{point.speed.times:.1f}x",
+            f"{point.sooner:.1f}x",
             f"{share(point.agreement, 3)} ({share(point.agreement_bound, 3)})",
             f"{share(point.kl, 3)} ({share(point.kl_bound, 3)})",
             result.outcome(point),
         )
     console.print(table)
     limits = f"within: agreement from {share(result.tolerance.agreement, 3)}, KL up to {share(result.tolerance.kl, 3)}"
-    prompts = f"{max(point.prompts for point in result.points)} prompts of {result.source}"
+    lines = [f"prompts of {result.source}; in brackets the 95 % bounds; {limits}, by these bounds"]
     if result.left_out:
         what = f"prompts longer than the model's context were left out: {result.left_out}"
-        console.print(f"{what}; give fewer passages (-k) to measure them, too", style="dim")
-    console.print(f"{prompts}; in brackets the 95 % bounds; {limits}, by these bounds", style="dim")
+        lines.append(f"{what}; give fewer passages (-k) to measure them, too")
     for point in result.confirmations:
-        times = f"first token {milliseconds(point.speed.fused_s)}, by full recompute {milliseconds(point.speed.full_s)}"
-        console.print(
-            f"on {point.prompts} other prompts: {point.setting}, {point.speed.times:.1f}x, {point.agreed}, KL "
-            f"{share(point.kl, 3)} (at most {share(point.kl_bound, 3)}); {times}",
-            style="dim",
-        )
-    console.print(result.machine, style="dim")
+        times = f"first token {milliseconds(point.fused_s)}, by full recompute {milliseconds(point.full_s)}"
+        kl = f"KL {share(point.kl, 3)} (at most {share(point.kl_bound, 3)})"
+        lines.append(f"on {point.prompts} other prompts: {point.setting}, {point.agreed}, {kl}; {times}")
+    for line in (*lines, result.machine):
+        console.print(line, style="dim")

@@ -110,7 +110,7 @@ PromptOrder = Annotated[
     typer.Option(
         rich_help_panel=SEARCH,
         help="Order of the passages in the prompt: the best first, or as ingested.",
-        show_default="as the applied gate result says, else score; document for the bundled reader",
+        show_default="score; document for the bundled reader",
     ),
 ]
 Where = Annotated[

@@ -7,13 +7,9 @@ ratio keeps its own.
 
 import hashlib
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
-from statistics import median
-from typing import Any, Self
 
 from ragkv.config import FusionConfig
 from ragkv.store import Identity
@@ -23,8 +19,6 @@ from .profile import read_measurements, save_measurement
 log = logging.getLogger(__name__)
 
 FILE_NAME = "gate.json"
-SURE = math.log(2)  # A full recompute is sure of a token whose logit is `SURE` above the next: twice as likely.
-IN_WORDS = {"score": "passages best first", "document": "passages in the order of the documents"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +33,19 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedUp:
-    """Times to the first token, fused against full recompute of the same prompts in the same minutes."""
-
-    times: float  # how many times sooner: full over fused, the median over prompts
-    low: float  # its 95 % interval
-    high: float
-    fused_s: float  # medians over prompts
-    full_s: float
-
-    @classmethod
-    def of(cls, fused_s: Sequence[float], full_s: Sequence[float]) -> Self:
-        """From one time of each kind a prompt."""
-        gains = [full / fused for fused, full in zip(fused_s, full_s, strict=True)]
-        return cls(median(gains), *median_interval(gains), median(fused_s), median(full_s))
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
-    """One setting and what was measured of it."""
+    """One setting and what was measured of it, over prompts."""
 
     selector: str
     ratio: float
-    order: str | None  # of the passages; None: prompts were not made by retrieval
-    kl: float  # nats per token, mean over prompts
+    kl: float  # nats per token, mean
     kl_bound: float  # its upper 95 % bound
-    agreement: float  # mean over prompts
+    agreement: float  # mean
     agreement_bound: float  # its lower 95 % bound
-    remaining_deviation: float | None  # per token, the maximum over prompts, for the guard; None without scores
-    speed: SpeedUp
+    sooner: float  # how many times sooner the first token comes than by full recompute, median
+    fused_s: float  # time to the first token, median
+    full_s: float  # the same by full recompute of the same prompts, in the same minutes
+    remaining_deviation: float | None  # per token, the maximum, for the guard; None without scores
     prompts: int
 
     def keeps(self, tolerance: Tolerance) -> bool:
@@ -81,18 +59,12 @@ class Point:
     @property
     def setting(self) -> str:
         """The setting in words."""
-        order = "" if self.order is None else f", {IN_WORDS.get(self.order, f'passages in the order {self.order!r}')}"
-        return f"{self.selector} at {share(self.ratio)}{order}"
+        return f"{self.selector} at {share(self.ratio)}"
 
     @property
     def agreed(self) -> str:
         """The agreement in words."""
         return f"agreement {share(self.agreement, 3)} (at least {share(self.agreement_bound, 3)})"
-
-    @property
-    def is_setting_of(self) -> tuple[str, float, str | None]:
-        """What distinguishes it from other points."""
-        return self.selector, self.ratio, self.order
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,64 +75,53 @@ class GateResult:
     points: tuple[Point, ...]
     confirmations: tuple[Point, ...]  # the fastest that kept the tolerance, on prompts that did not choose them
     source: str  # what the prompts were made of
-    tokens: int  # next tokens compared, over all prompts
     machine: str
     left_out: int = 0  # prompts that are longer than the model's context
 
     @property
     def answer(self) -> Point | None:
         """The fastest setting that kept the tolerance twice; `None`: a full prefill is the fastest."""
-        return next((point for point in self.confirmations if _is_answer(point, self.tolerance)), None)
+        return next((one for one in self.confirmations if one.keeps(self.tolerance) and one.sooner > 1.0), None)
 
     def outcome(self, point: Point) -> str:
         """What was found of one of `points`: "answer", "yes", "no", "by chance", or "not again" on other prompts."""
         if not point.keeps(self.tolerance):
             return "no"
-        again = [other for other in self.confirmations if other.is_setting_of == point.is_setting_of]
+        again = [one for one in self.confirmations if one.setting == point.setting]
         if again:
             return "answer" if again[0] is self.answer else "not again"
-        return "yes" if point in candidates(self.points, self.tolerance, gain=0.0) else "by chance"
+        return "yes" if point in candidates(self.points, self.tolerance) else "by chance"
 
     def __str__(self) -> str:
         if (answer := self.answer) is not None:
-            speed = answer.speed
             return (
-                f"{answer.setting}: {speed.times:.1f}x sooner first token than full recompute ({speed.low:.1f} to "
-                f"{speed.high:.1f}), {answer.agreed} on {answer.prompts} prompts that did not choose it; nothing "
-                f"faster stays within {self.tolerance}"
+                f"{answer.setting}: {answer.sooner:.1f}x sooner first token than full recompute, {answer.agreed} on "
+                f"{answer.prompts} prompts that did not choose it; nothing faster stays within {self.tolerance}"
             )
-        best = max(self.points, key=lambda point: point.agreement_bound)
+        best = max(self.confirmations or self.points, key=lambda point: point.agreement_bound)
         if not any(point.keeps(self.tolerance) for point in self.points):
             why = f"no setting stays within {self.tolerance} of it on {best.prompts} prompts"
         elif not self.confirmations:
             why = f"no setting within {self.tolerance} of it is faster"
         else:
-            best = max(self.confirmations, key=lambda point: point.agreement_bound)
             why = f"no faster setting stays within {self.tolerance} of it on {best.prompts} other prompts"
-        return (
-            f"full recompute: {why}; the closest, {best.setting}: {best.agreed}, KL {best.kl:.3f} (at most "
-            f"{best.kl_bound:.3f}), {best.speed.times:.1f}x"
-        )
+        kl = f"KL {best.kl:.3f} (at most {best.kl_bound:.3f})"
+        return f"full recompute: {why}; the closest, {best.setting}: {best.agreed}, {kl}, {best.sooner:.1f}x"
 
 
-def candidates(points: Sequence[Point], tolerance: Tolerance, gain: float = 1.0) -> list[Point]:
-    """The points that keep the tolerance and are more than `gain` times as fast as full recompute, the fastest first.
+def candidates(points: Sequence[Point], tolerance: Tolerance) -> list[Point]:
+    """The points that keep the tolerance, the fastest first.
 
-    The means of all higher ratios of the same selector and order must keep it, too: below one that does not, a setting
-    passes by chance.
+    The means of all higher ratios of the same selector must keep it, too: below one that does not, a setting passes by
+    chance.
     """
-
-    def kind(point: Point) -> tuple[str, str]:
-        return point.selector, point.order or ""
-
-    found: list[Point] = []
-    for _, group in groupby(sorted(points, key=lambda point: (*kind(point), -point.ratio)), kind):
-        for point in group:
-            if not point.keeps_mean(tolerance):
-                break
-            if point.keeps(tolerance):
-                found.append(point)
-    return sorted((point for point in found if point.speed.times > gain), key=lambda point: -point.speed.times)
+    found, failed = list[Point](), set[str]()
+    for point in sorted(points, key=lambda one: -one.ratio):
+        if not point.keeps_mean(tolerance):
+            failed.add(point.selector)
+        elif point.keeps(tolerance) and point.selector not in failed:
+            found.append(point)
+    return sorted(found, key=lambda point: -point.sooner)
 
 
 def save(result: GateResult, directory: str | Path, identity: Identity, fusion: FusionConfig) -> Path:
@@ -172,44 +133,18 @@ def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> Gat
     """The result that was applied to such an engine; `None` if there is none, or none that can be read."""
     try:
         found = read_measurements(Path(directory) / FILE_NAME).get(_key(identity, fusion))
-        return None if found is None else _read(found)
+        if found is None:
+            return None
+        points = {name: tuple(Point(**point) for point in found[name]) for name in ("points", "confirmations")}
+        return GateResult(**{**found, "tolerance": Tolerance(**found["tolerance"]), **points})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         log.warning("The gate result in %s cannot be read (%s). Run `ragkv gate --apply` again.", directory, error)
         return None
 
 
-def _read(found: dict[str, Any]) -> GateResult:
-    def points(values: Sequence[dict[str, Any]]) -> tuple[Point, ...]:
-        return tuple(Point(**{**value, "speed": SpeedUp(**value["speed"])}) for value in values)
-
-    return GateResult(
-        **{
-            **found,
-            "tolerance": Tolerance(**found["tolerance"]),
-            "points": points(found["points"]),
-            "confirmations": points(found["confirmations"]),
-        }
-    )
-
-
 def _key(identity: Identity, fusion: FusionConfig) -> str:
     text = f"{identity.to_json()}|{fusion.selector}|{fusion.ratio}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _is_answer(point: Point, tolerance: Tolerance) -> bool:
-    return point.keeps(tolerance) and point.speed.times > 1.0
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a median, whatever the distribution; of fewer than six values their range."""
-    ordered, count = sorted(values), len(values)
-    out, below = 0, 0.0  # `out` values may be left out at each end: a binomial tail of 2.5 %
-    while out < count and below + math.comb(count, out) / 2**count <= 0.025:
-        below += math.comb(count, out) / 2**count
-        out += 1
-    out = max(0, out - 1)
-    return ordered[out], ordered[-1 - out]
 
 
 def share(value: float, digits: int = 2) -> str:

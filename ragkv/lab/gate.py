@@ -1,75 +1,64 @@
 """The quality gate: the fastest setting that stays close to full recompute, for this model, corpus and machine.
 
-It compares the next tokens under fusion with those under a full prefill, for several selectors, ratios and orders of
-the passages; the same passes give the times. With questions of the user the next tokens are those of the answers by
-full recompute. Without any it makes prompts from the user's own text, so it works for any model.
+It compares the next tokens under fusion with those under a full prefill, for several selectors and ratios; the same
+passes give the times. With questions of the user the next tokens are those of the answers by full recompute. Without
+any, prompts are made of the user's own text (`gate_prompts.py`), so it works for any model.
 
 What looks best on the prompts that choose among many settings is partly luck. So the fastest that keeps the tolerance
-is measured again, on prompts that did not choose it, and only these numbers are reported. Settings that have failed are
-not measured to the end. (CacheBlend section 5.1 takes r* = 15 % from the figure of one model.) Errors of the
-implementation, such as a missing rotation, show here too.
+is measured again, on prompts that did not choose it, and only these numbers are reported. (CacheBlend section 5.1 takes
+r* = 15 % from the figure of one model.) Errors of the implementation, such as a missing rotation, show here too.
 """
 
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import NamedTuple, Self
 
 import torch
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import Selector, gate_result, make_selector
-from ragkv.fusion.gate_result import SURE, GateResult, Point, SpeedUp, Tolerance, candidates
-from ragkv.model import PromptKV, full_pass
+from ragkv.fusion.gate_result import GateResult, Point, Tolerance, candidates
+from ragkv.model import full_pass
 from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
 SELECTORS = ("none", "sensitivity", "hkvd-gradual")  # These are tried besides the config's.
-CHUNKS = 5  # A prompt that is not made by retrieval has so many chunks.
 NEXT_TOKENS = 16  # A prompt's question has so many tokens, and so many are compared behind it.
-# At most so many prompts are made of documents; given ones are all used. Half choose, half confirm.
-MOST_PROMPTS = 200
 LEAST_PROMPTS = 6  # At least so many prompts choose, however long they take.
-LOOK_EVERY = 20  # After so many prompts, settings that have failed are left out of the others.
 CONFIRMED = 3  # At most so many settings are measured again, until one keeps the tolerance.
-REPEATS = 3  # Each pass that confirms runs so often, for its time,
-FEW_PROMPTS = 50  # where no more prompts than these confirm.
-
-OnProgress = Callable[[int, int], None]
+SURE = math.log(2)  # A full recompute is sure of a token whose logit is `SURE` above the next: twice as likely.
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A prompt, in one or more orders of its chunks, and the text that comes next."""
+    """A prompt, and the text that comes next."""
 
-    chunks: Mapping[str | None, tuple[Chunk, ...]]  # by the order's name; None: not made by retrieval
+    chunks: tuple[Chunk, ...]
     question: tuple[int, ...]
     following: tuple[int, ...] = ()  # goes on right behind the chunks and the question; empty: the answer counts
-    answered: bool = False  # whether `following` is the answer, behind the template's tail
 
     @classmethod
-    def of(cls, chunks: Mapping[str | None, tuple[Chunk, ...]], text: Sequence[int]) -> Self:
+    def of(cls, chunks: Sequence[Chunk], text: Sequence[int]) -> Self:
         """The start of `text` (at least one token) is the question, and what follows in it the next tokens."""
         question = min(NEXT_TOKENS, len(text) // 2)
-        return cls(chunks, tuple(text[:question]), tuple(text[question : question + NEXT_TOKENS]))
+        return cls(tuple(chunks), tuple(text[:question]), tuple(text[question : question + NEXT_TOKENS]))
 
 
-@dataclass(frozen=True, slots=True)
-class GateSetting:
+class GateSetting(NamedTuple):
     """What is tried."""
 
     selector: Selector
     ratio: float
-    order: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _ProbePass:
+class _ProbePass(NamedTuple):
     """One prefill of a probe."""
 
     log_probs: torch.Tensor  # (A, V): of the next tokens
@@ -88,85 +77,82 @@ class _Measurements:
     fused_s: list[float] = field(default_factory=list)
     full_s: list[float] = field(default_factory=list)
 
-    def add(self, fulls: Sequence[_ProbePass], fused: Sequence[_ProbePass]) -> None:
+    def add(self, full: _ProbePass, fused: _ProbePass) -> None:
         """Passes over one prompt."""
-        expected, found = fulls[0].log_probs, fused[0].log_probs
-        self.kls.append(float((expected.exp() * (expected - found)).sum(-1).mean()))
-        equal = _equal(expected, found)
+        self.kls.append(float((full.log_probs.exp() * (full.log_probs - fused.log_probs)).sum(-1).mean()))
+        equal = _equal(full.log_probs, fused.log_probs)
         if len(equal):
             self.agreements.append(float(equal.float().mean()))
             self.sure.append(len(equal))
-        self.deviations.extend(one for one in (fused[0].remaining_deviation,) if one is not None)
-        self.fused_s.append(statistics.median(one.first_token_s for one in fused))
-        self.full_s.append(statistics.median(one.first_token_s for one in fulls))
-
-    def fails(self, tolerance: Tolerance) -> bool:
-        """Whether even the better 95 % bounds are not within `tolerance`."""
-        best = statistics.fmean(self.agreements) + _margin(self.agreements) if self.agreements else 1.0
-        return best < tolerance.agreement or statistics.fmean(self.kls) - _margin(self.kls) > tolerance.kl
+        self.deviations.extend(one for one in (fused.remaining_deviation,) if one is not None)
+        self.fused_s.append(fused.first_token_s)
+        self.full_s.append(full.first_token_s)
 
     def point(self, setting: GateSetting) -> Point:
-        """Means and one-sided 95 % bounds."""
+        """Means and one-sided 95 % bounds, and medians of times."""
         # A few prompts without any difference do not prove that there is none: the bound counts one more prompt, in
         # which one token differs.
         doubted = [*self.agreements, 1.0 - 1.0 / statistics.fmean(self.sure)] if self.sure else [0.0]
         return Point(
             selector=setting.selector.name,
             ratio=setting.ratio,
-            order=setting.order,
             kl=statistics.fmean(self.kls),
             kl_bound=statistics.fmean(self.kls) + _margin(self.kls),
             agreement=statistics.fmean(self.agreements) if self.agreements else 0.0,
             agreement_bound=statistics.fmean(doubted) - _margin(doubted),
+            sooner=statistics.median(full / fused for full, fused in zip(self.full_s, self.fused_s, strict=True)),
+            fused_s=statistics.median(self.fused_s),
+            full_s=statistics.median(self.full_s),
             remaining_deviation=max(self.deviations, default=None),
-            speed=SpeedUp.of(self.fused_s, self.full_s),
             prompts=len(self.kls),
         )
 
 
 def gate(
     engine: Engine,
-    chunks: Sequence[Chunk | str | Sequence[int]] = (),
+    probes: Sequence[Probe],
     *,
-    probes: Sequence[Probe] = (),
     source: str = "retrieved passages",
     selectors: Sequence[str | Selector] = (),
     ratios: Sequence[float] = RATIOS,
     tolerance: Tolerance | None = None,
-    limit_s: float | None = None,
-    on_progress: OnProgress | None = None,
+    limit_s: float = math.inf,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> GateResult:
-    """The fastest setting of `engine` that keeps `tolerance`, over `probes`, else over prompts of consecutive `chunks`.
+    """The fastest setting of `engine` that keeps `tolerance` over `probes`: half of them choose, half confirm.
 
-    `source` says in the result what `probes` were made of. Without `selectors` they are the config's, and `SELECTORS`
+    `source` says in the result what the probes were made of. Without `selectors` they are the config's, and `SELECTORS`
     as far as chunks have the scores they need. After `limit_s` it goes on with the prompts it has measured by then.
     `on_progress(done, total)` is called after each prompt. Prompts that are longer than the model's context are left
-    out and counted. Raises `InputError` without any text (fewer than three chunks), and if the prompts that fit are
-    fewer than six.
+    out and counted. Raises `InputError` without probes, and `PromptTooLongError` if fewer than six fit.
     """
-    began = time.monotonic()
+    began, tolerance = time.monotonic(), tolerance or Tolerance()
     if not probes:
-        probes, source = spread(_windows([_chunk(engine, one) for one in chunks])), "consecutive chunks"
-    if not probes:
-        raise InputError("The gate has no text: give at least three chunks, or ingest documents with as many passages.")
-    fitting = _fitting(engine, probes)
-    left_out = len(probes) - len(fitting)
-    settings = _settings(engine, fitting, selectors, ratios)
+        raise InputError(
+            "The gate has no prompts: it needs documents with at least three passages, and questions that find two."
+        )
+    fitting, settings = _fitting(engine, probes), _settings(engine, selectors, ratios)
     random.Random(0).shuffle(fitting)  # the same every time: neighbours in a corpus choose and confirm
     choosing, confirming = fitting[::2], fitting[1::2] or fitting
-    bench = _Bench(engine, len(choosing) + len(confirming), on_progress or (lambda _, __: None))
-    tolerance = tolerance or Tolerance()
-    until_s = None if limit_s is None else began + 0.7 * limit_s
+    done = 0
+
+    def on_probe() -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(min(done, len(fitting)), len(fitting))
+
+    points = _measured(engine, choosing, settings, began + 0.7 * limit_s, on_probe)
     confirmations: list[Point] = []
-    points = bench.measure(choosing, settings, until_s, tolerance=tolerance)
-    by_setting = {(one.selector.name, one.ratio, one.order): one for one in settings}
-    for found in candidates(points, tolerance)[:CONFIRMED]:
-        until_s = None if limit_s is None else max(began + limit_s, time.monotonic() + 0.1 * limit_s)
-        repeats = REPEATS if len(confirming) <= FEW_PROMPTS else 1
-        confirmations += bench.measure(confirming, [by_setting[found.is_setting_of]], until_s, repeats)
+    by_words = {point.setting: setting for point, setting in zip(points, settings, strict=True)}
+    faster = [point for point in candidates(points, tolerance) if point.sooner > 1.0]
+    for found in faster[:CONFIRMED]:
+        until_s = max(began + limit_s, time.monotonic() + 0.1 * limit_s)
+        confirmations += _measured(engine, confirming, [by_words[found.setting]], until_s, on_probe)
         if confirmations[-1].keeps(tolerance):
             break
-    return GateResult(tolerance, tuple(points), tuple(confirmations), source, bench.tokens, _machine(engine), left_out)
+    left_out = len(probes) - len(fitting)
+    return GateResult(tolerance, tuple(points), tuple(confirmations), source, _machine(engine), left_out)
 
 
 def save(engine: Engine, result: GateResult) -> Path | None:
@@ -179,73 +165,37 @@ def save(engine: Engine, result: GateResult) -> Path | None:
     return None if directory is None else gate_result.save(result, directory, measured_as, engine.config.fusion)
 
 
-class _Bench:
-    """Passes over probes, and how many are done."""
-
-    def __init__(self, engine: Engine, prompts: int, on_progress: OnProgress) -> None:
-        self._engine, self._prompts, self._on_progress = engine, prompts, on_progress
-        self._done = self.tokens = 0
-
-    def measure(
-        self,
-        probes: Sequence[Probe],
-        settings: Sequence[GateSetting],
-        until_s: float | None,
-        repeats: int = 1,
-        tolerance: Tolerance | None = None,
-    ) -> list[Point]:
-        """All settings on each probe. Passes of full recompute stand before, between and behind those of settings.
-
-        With `tolerance` a setting that has failed it is left out of further probes.
-        """
-        found, left = [_Measurements() for _ in settings], list(range(len(settings)))
-        for number, probe in enumerate(probes):
-            if until_s is not None and number >= LEAST_PROMPTS and time.monotonic() > until_s:
-                break
-            if tolerance is not None and number and number % LOOK_EVERY == 0:
-                left = _not_failed(left, settings, found, tolerance)
-            if not left:
-                break
-            for order, chunks in probe.chunks.items():
-                mine = [index for index in left if settings[index].order == order]
-                if mine:
-                    self._measure(probe, chunks, settings, found, _rotated(mine, number), repeats)
-            self._done = min(self._done + 1, self._prompts)
-            self._on_progress(self._done, self._prompts)
-        return [one.point(setting) for one, setting in zip(found, settings, strict=True)]
-
-    def _measure(
-        self,
-        probe: Probe,
-        chunks: tuple[Chunk, ...],
-        settings: Sequence[GateSetting],
-        found: Sequence[_Measurements],
-        mine: Sequence[int],
-        repeats: int,
-    ) -> None:
-        engine = self._engine
-        engine.warm(chunks)
-        if not probe.following:
-            answer = engine.answer(probe.question, chunks, reuse="none", max_new_tokens=NEXT_TOKENS)
-            probe = replace(probe, following=answer.token_ids, answered=True)
-        elif not self._done:
-            _next_tokens(engine, probe, chunks, None)  # the first prefill of a process is slower than all later ones
-        fulls = [_next_tokens(engine, probe, chunks, None)]
-        self.tokens += len(fulls[0].log_probs)
-        fused: dict[int, list[_ProbePass]] = {index: [] for index in mine}
-        for _ in range(repeats):
-            for place, index in enumerate(mine, 1):
-                fused[index].append(_next_tokens(engine, probe, chunks, settings[index]))
-                if place == len(mine) or (place == len(mine) // 2 and len(mine) > 6):
-                    fulls.append(_next_tokens(engine, probe, chunks, None))
-        for index in mine:
-            found[index].add(fulls, fused[index])
+def _measured(
+    engine: Engine,
+    probes: Sequence[Probe],
+    settings: Sequence[GateSetting],
+    until_s: float,
+    on_probe: Callable[[], None],
+) -> list[Point]:
+    """All settings on each probe, between two passes of full recompute, whose mean time counts."""
+    found = [_Measurements() for _ in settings]
+    for number, probe in enumerate(probes):
+        if number >= LEAST_PROMPTS and time.monotonic() > until_s:
+            break
+        engine.warm(probe.chunks)
+        text = probe.following
+        if not text:
+            text = engine.answer(probe.question, probe.chunks, reuse="none", max_new_tokens=NEXT_TOKENS).token_ids
+        elif not number:
+            _next_tokens(engine, probe, text, None)  # the first prefill of a process is slower than all later ones
+        before = _next_tokens(engine, probe, text, None)
+        at = number % len(settings)  # rotated, so that no setting is always measured right behind a full prefill
+        fused = {index: _next_tokens(engine, probe, text, settings[index]) for index in range(-at, len(settings) - at)}
+        after_s = _next_tokens(engine, probe, text, None).first_token_s
+        full = before._replace(first_token_s=(before.first_token_s + after_s) / 2)
+        for index, one in fused.items():
+            found[index].add(full, one)
+        on_probe()
+    return [one.point(setting) for one, setting in zip(found, settings, strict=True)]
 
 
-def _settings(
-    engine: Engine, probes: Sequence[Probe], selectors: Sequence[str | Selector], ratios: Sequence[float]
-) -> list[GateSetting]:
-    """Every selector at every ratio in every order that all probes have."""
+def _settings(engine: Engine, selectors: Sequence[str | Selector], ratios: Sequence[float]) -> list[GateSetting]:
+    """Every selector at every ratio."""
     encoder = engine.entries.encoder
     chosen = {one.name: one for one in map(make_selector, selectors)}
     if not chosen:
@@ -254,31 +204,8 @@ def _settings(
         chosen = {one.name: one for one in made if not one.needs_scores or encoder.makes_scores}
     if any(one.needs_scores for one in chosen.values()):
         encoder.make_scores()
-    orders = [order for order in probes[0].chunks if all(order in probe.chunks for probe in probes)]
-    if not orders:
-        raise InputError("The gate's prompts have no order of their chunks in common, so no setting fits them all.")
-    return [
-        GateSetting(selector, ratio, order)
-        for order in orders
-        for selector in chosen.values()
-        for ratio in (sorted(set(ratios)) if selector.uses_ratio else (0.0,))
-    ]
-
-
-def _not_failed(
-    left: Sequence[int], settings: Sequence[GateSetting], found: Sequence[_Measurements], tolerance: Tolerance
-) -> list[int]:
-    """Those of `left` that have not failed, nor a higher ratio of their selector and order (`candidates`)."""
-    highest: dict[tuple[str, str | None], float] = {}  # the highest ratio that failed
-    for index in left:
-        setting, kind = settings[index], (settings[index].selector.name, settings[index].order)
-        if found[index].fails(tolerance):
-            highest[kind] = max(setting.ratio, highest.get(kind, 0.0))
-    return [
-        index
-        for index in left
-        if settings[index].ratio > highest.get((settings[index].selector.name, settings[index].order), -1.0)
-    ]
+    ascending = sorted(set(ratios))
+    return [GateSetting(one, ratio) for one in chosen.values() for ratio in (ascending if one.uses_ratio else (0.0,))]
 
 
 def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
@@ -291,8 +218,7 @@ def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
     separator = len(engine.intake.separator)
 
     def length(probe: Probe) -> int:
-        longest = max(sum(len(chunk) + separator for chunk in chunks) for chunks in probe.chunks.values())
-        return others + max(1, len(probe.question)) + longest
+        return others + max(1, len(probe.question)) + sum(len(chunk) + separator for chunk in probe.chunks)
 
     fitting = [probe for probe in probes if context is None or length(probe) <= context]
     if len(fitting) < min(LEAST_PROMPTS, len(probes)):
@@ -303,52 +229,20 @@ def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
     return fitting
 
 
-def _chunk(engine: Engine, content: Chunk | str | Sequence[int]) -> Chunk:
-    return content if isinstance(content, Chunk) else engine.chunk(content)
-
-
-def _windows(chunks: Sequence[Chunk]) -> Iterator[Probe]:
-    """Prompts of consecutive chunks; the next chunk starts with question and next tokens. Wraps at the end."""
-    size = min(CHUNKS, len(chunks) - 1)
-    if size < 2:
-        return
-    for start in range(len(chunks)):
-        window = [chunks[(start + place) % len(chunks)] for place in range(size + 1)]
-        yield Probe.of({None: tuple(window[:-1])}, window[-1].token_ids)
-
-
-def spread(probes: Iterable[Probe]) -> list[Probe]:
-    """At most `MOST_PROMPTS` of the probes, evenly spread."""
-    found = list(probes)
-    step = max(1.0, len(found) / MOST_PROMPTS)
-    return [found[int(number * step)] for number in range(min(MOST_PROMPTS, len(found)))]
-
-
-def _rotated(values: Sequence[int], by: int) -> list[int]:
-    """So that no setting is always measured right behind a full prefill."""
-    by %= max(1, len(values))
-    return [*values[by:], *values[:by]]
-
-
 @torch.no_grad()
-def _next_tokens(engine: Engine, probe: Probe, chunks: tuple[Chunk, ...], setting: GateSetting | None) -> _ProbePass:
-    """A prefill with `setting`, `None` for full recompute, and what it expects behind each token of the text."""
-    question: tuple[int, ...] = probe.question or probe.following[:1]
-    reuse: Literal["fused", "none"] = "none" if setting is None else "fused"
-    prefill = engine.prefill(
-        question,
-        chunks,
-        ratio=0.0 if setting is None else setting.ratio,
-        selector="none" if setting is None else setting.selector,
-        reuse=reuse,
-    )
-    kv: PromptKV = prefill.fused.kv
-    adapter = engine.model.adapter
-    if probe.answered:
-        text, logits = probe.following, [prefill.logits[None]]
-    else:  # the template's tail is left out: the text goes on right behind the chunks
+def _next_tokens(engine: Engine, probe: Probe, text: tuple[int, ...], setting: GateSetting | None) -> _ProbePass:
+    """A prefill with `setting`, `None` for full recompute, and what it expects of each token of `text`."""
+    question = probe.question or text[:1]
+    if setting is None:
+        prefill = engine.prefill(question, probe.chunks, ratio=0.0, selector="none", reuse="none")
+    else:
+        prefill = engine.prefill(question, probe.chunks, ratio=setting.ratio, selector=setting.selector)
+    kv, adapter, logits = prefill.fused.kv, engine.model.adapter, list[torch.Tensor]()
+    if probe.following:  # the template's tail is left out: the text goes on right behind the chunks
         kv.length = len(prefill.token_ids) - len(question) - len(engine.intake.runs.after_question)
-        text, logits = probe.question + probe.following, []
+        text = probe.question + text
+    else:
+        logits = [prefill.logits[None]]
     if text:
         kv.reserve(kv.length + len(text))
         hidden = full_pass(adapter, torch.tensor(text, device=adapter.device), kv, start=kv.length)
@@ -371,10 +265,7 @@ def _margin(values: list[float]) -> float:
 
 def _machine(engine: Engine) -> str:
     """The machine's kind, on which the times were measured."""
-    adapter = engine.model.adapter
-    where = (
-        torch.cuda.get_device_name(adapter.device)
-        if adapter.device.type == "cuda"
-        else f"{cpu_model()} ({', '.join(cpu_features()) or 'no known extensions'})"
-    )
+    device = engine.model.adapter.device
+    cpu = f"{cpu_model()} ({', '.join(cpu_features()) or 'no known extensions'})"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     return f"{where}, {torch.get_num_threads()} threads, {engine.model.identity.dtype}"

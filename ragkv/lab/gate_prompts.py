@@ -9,23 +9,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ragkv.errors import InputError
-from ragkv.lab.gate import MOST_PROMPTS, NEXT_TOKENS, Probe, spread
+from ragkv.lab.gate import NEXT_TOKENS, Probe
 from ragkv.retrieval import Hit
-from ragkv.retrieval.rag.rag import DEFAULT_K, Order, Rag
+from ragkv.retrieval.rag.rag import DEFAULT_K, Rag
 from ragkv.types import Chunk
 
-ORDERS: tuple[Order, ...] = ("score", "document")
+MOST_PROMPTS = 200  # At most so many prompts are made of documents; questions are all used.
 LEAST_CHUNKS = 2  # A prompt has at least so many chunks: the first one directly follows the prefix, so it is exact.
 
 
-def gate_prompts(
-    rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = (), orders: Sequence[Order] = ORDERS
-) -> list[Probe]:
-    """Prompts of `k` retrieved passages: one a question, else two hundred at most, evenly spread over the corpus.
+def gate_prompts(rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = ()) -> list[Probe]:
+    """Prompts of `k` retrieved passages: one a question, else `MOST_PROMPTS` at most, evenly spread over the corpus.
 
     Questions that find fewer than two passages are left out; a tiny corpus gives no prompts.
     """
-    return list(_asking(rag, k, questions, orders)) if questions else spread(_prompts(rag, k, orders))
+    if questions:
+        found = ((question, rag.retrieve(question, k)) for question in questions)
+        return [
+            Probe(_chunks(rag, hits), rag.engine.intake.encode(question))
+            for question, hits in found
+            if len(hits) >= LEAST_CHUNKS
+        ]
+    probes = list(_of_documents(rag, k))
+    step = max(1.0, len(probes) / MOST_PROMPTS)
+    return [probes[int(number * step)] for number in range(min(MOST_PROMPTS, len(probes)))]
 
 
 def read_questions(file: Path) -> list[str]:
@@ -41,19 +48,11 @@ def read_questions(file: Path) -> list[str]:
     return lines
 
 
-def _asking(rag: Rag, k: int, questions: Sequence[str], orders: Sequence[Order]) -> Iterator[Probe]:
-    for question in questions:
-        hits = rag.retrieve(question, k, order="score")
-        if len(hits) >= LEAST_CHUNKS:
-            yield Probe(_ordered(rag, hits, orders), rag.engine.intake.encode(question))
+def _chunks(rag: Rag, hits: Sequence[Hit]) -> tuple[Chunk, ...]:
+    return tuple(rag.chunk(hit.passage) for hit in hits)
 
 
-def _ordered(rag: Rag, hits: Sequence[Hit], orders: Sequence[Order]) -> dict[str | None, tuple[Chunk, ...]]:
-    """The chunks of `hits`, the best first, in each order."""
-    return {order: tuple(rag.chunk(hit.passage) for hit in rag.in_order(hits, order)) for order in orders}
-
-
-def _prompts(rag: Rag, k: int, orders: Sequence[Order]) -> Iterator[Probe]:
+def _of_documents(rag: Rag, k: int) -> Iterator[Probe]:
     passages = rag.index.passages()
     step = max(1, -(-len(passages) // MOST_PROMPTS))
     chosen = passages[::step]
@@ -64,10 +63,10 @@ def _prompts(rag: Rag, k: int, orders: Sequence[Order]) -> Iterator[Probe]:
         for start in starts[:pieces]:
             text = chunk.token_ids[start : start + 2 * NEXT_TOKENS]
             query = rag.engine.tokenizer.decode(list(text[:NEXT_TOKENS])) if rag.engine.tokenizer else passage.text
-            found = rag.retrieve(query, k + 1, order="score")
+            found = rag.retrieve(query, k + 1, order="score")  # the best first, of which the passage itself goes
             hits = [hit for hit in found if hit.passage.text != passage.text][:k]
             if len(hits) >= LEAST_CHUNKS:
-                yield Probe.of(_ordered(rag, hits, orders), text)
+                yield Probe.of(_chunks(rag, rag.in_order(hits, rag.default_order)), text)
 
 
 __all__ = ["gate_prompts", "read_questions"]

@@ -179,12 +179,6 @@ class Intake:
         """From now on follow the quality gate's result in every request, as far as it names no setting itself."""
         self._gate_result = gate_result
 
-    @property
-    def preferred_order(self) -> str | None:
-        """The order of passages in which the gate found the setting in use; `None`: it says nothing about it."""
-        answer = self._gate_result.answer if self._gate_result is not None else None
-        return answer.order if answer is not None else None
-
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
         for chunk in chunks:

@@ -8,7 +8,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, raised_ratio
-from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.fusion.selectors import remaining_deviation
 from ragkv.lab.gate import save
 from tests import tiny_models
@@ -46,13 +46,11 @@ def gate_result(
     ratio: float = 0.1,
     *,
     left: float | None = None,
-    order: str | None = None,
     agreement: float = 1.0,
 ) -> GateResult:
     """One setting was tried and confirmed, or refused below an agreement of .98."""
-    speed = SpeedUp(3.0, 2.9, 3.1, 0.1, 0.3)
-    point = Point(selector, ratio, order, 0.0, 0.0, agreement, agreement, left, speed, 3)
-    return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", 48, "a machine")
+    point = Point(selector, ratio, 0.0, 0.0, agreement, agreement, 3.0, 0.1, 0.3, left, 3)
+    return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", "a machine")
 
 
 class TestEngine:
@@ -80,14 +78,11 @@ class TestEngine:
             assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse.fused > 0, "named by the request"
             assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="first-k").reuse.fused > 0
 
-    def test_a_new_engine_uses_the_gates_selector_ratio_and_order_where_a_request_names_none(
-        self, directory: Path
-    ) -> None:
-        with self.engine(directory, gate_result("first-k", 0.3, order="document")) as engine:
+    def test_a_new_engine_uses_the_gates_selector_and_ratio_where_a_request_names_none(self, directory: Path) -> None:
+        with self.engine(directory, gate_result("first-k", 0.3)) as engine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
             assert (reuse.selector, reuse.ratio) == ("first-k", 0.3)
             assert reuse.notes == ("quality gate: first-k and ratio 0.3",)
-            assert engine.intake.preferred_order == "document"
 
     def test_the_gates_ratio_is_used_if_it_is_lower_too(self, directory: Path) -> None:
         with self.engine(directory, gate_result(ratio=0.05)) as engine:
@@ -106,7 +101,6 @@ class TestEngine:
         with self.engine(directory, gate_result("first-k", 0.3), ratio=0.1) as engine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
             assert (reuse.selector, reuse.ratio, reuse.notes) == ("sensitivity", 0.1, ())
-            assert engine.intake.preferred_order is None
 
     def test_an_engine_raises_a_requests_ratio_to_keep_the_gates_deviation(self, directory: Path) -> None:
         with self.engine(directory, gate_result(left=1e9)) as engine:

@@ -1,5 +1,10 @@
 """Text for the gate: twelve passages about the same people and places; each refers to those before it."""
 
+from collections.abc import Sequence
+
+from ragkv.lab.gate import Probe
+from ragkv.types import Chunk
+
 PASSAGES = (
     "Marta Lindqvist was born in Osby and moved to Hallvik when she was nine. She works for Norrland Timber, a company "
     "that was founded in 1921. The company has its head office in the same town. She lives near the harbour.",
@@ -26,3 +31,10 @@ PASSAGES = (
     "In the spring the council met three times. At the last meeting the director of the bank promised to lend the "
     "money. Marta, who had joined the council that year, asked him what would happen to the ferry. He did not know.",
 )
+
+
+def windows(chunks: Sequence[Sequence[int]]) -> list[Probe]:
+    """Prompts of five consecutive chunks, given as token ids; the next one is the question and what follows it."""
+    ring, size = [Chunk(tuple(ids)) for ids in chunks], min(5, len(chunks) - 1)
+    ring += ring[:size]
+    return [Probe.of(ring[at : at + size], ring[at + size].token_ids) for at in range(len(chunks))]

@@ -10,13 +10,12 @@ from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import fusor
 from ragkv.fusion.gate_result import Tolerance
-from ragkv.lab import gate as gate_module
 from ragkv.lab.gate import NEXT_TOKENS, Probe, gate, save
 from ragkv.types import Chunk
 from tests import tiny_models
 from tests.fusion import helpers
 
-from .gate_corpus import PASSAGES
+from .gate_corpus import PASSAGES, windows
 
 STORIES = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "stories260K"
 needs_stories = pytest.mark.skipif(
@@ -57,7 +56,7 @@ class TestStories:
         self, model: torch.nn.Module, chunks: list[list[int]], selector: str
     ) -> None:
         with Engine(model) as engine:
-            result = gate(engine, chunks[:40], selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.3, 0.5])
+            result = gate(engine, windows(chunks[:40]), selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.3, 0.5])
         kept = [point for point in result.points if point.keeps(LOOSE)]
         assert kept and max(point.ratio for point in kept) == 0.5
         assert all(point.selector == selector for point in result.points)
@@ -69,7 +68,7 @@ class TestStories:
             right = engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits
             monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
             assert torch.equal(engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits, right)
-            result = gate(engine, chunks[:30], selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.5])
+            result = gate(engine, windows(chunks[:30]), selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.5])
         assert result.answer is None
         assert "full recompute: no setting stays within 10 %" in str(result)
 
@@ -80,7 +79,7 @@ def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(
 ) -> None:
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="sensitivity"))
     with Engine(model, config=config) as engine:
-        strict = gate(engine, chunks[:12], tolerance=Tolerance(kl=1e-9), ratios=[0.3])
+        strict = gate(engine, windows(chunks[:12]), tolerance=Tolerance(kl=1e-9), ratios=[0.3])
         assert save(engine, strict) == tmp_path / "gate.json"
         assert engine.prefill(chunks[9], chunks[:3]).reuse.fused == 0
     with Engine(model, config=config) as engine:
@@ -97,9 +96,9 @@ def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(
 ) -> None:
     near = Tolerance(agreement=0.9, kl=0.03)
     with Engine.from_pretrained("reader") as engine:
-        prose = [engine.chunk(text) for text in PASSAGES]  # it was not trained on it
+        prose = windows([engine.chunk(text).token_ids for text in PASSAGES])  # it was not trained on it
         right = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
-        assert right.points[0].keeps_mean(near) and right.source == "consecutive chunks"
+        assert right.points[0].keeps_mean(near)
         monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
         broken = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
     assert not broken.points[0].keeps_mean(near) and broken.answer is None
@@ -110,7 +109,7 @@ def test_ratio_1_equals_a_full_prefill_and_progress_is_reported() -> None:
     with helpers.engine() as engine:
         result = gate(
             engine,
-            helpers.CHUNKS,
+            windows(helpers.CHUNKS),
             selectors=["sensitivity"],
             ratios=[1.0],
             on_progress=lambda done, total: reported.append((done, total)),
@@ -124,50 +123,28 @@ def test_ratio_1_equals_a_full_prefill_and_progress_is_reported() -> None:
 
 def test_selectors_whose_scores_nothing_stored_has_are_not_tried_unless_they_are_named() -> None:
     with helpers.engine(selector="first-k") as engine:
-        tried = {point.selector for point in gate(engine, helpers.CHUNKS, ratios=[0.2]).points}
+        tried = {point.selector for point in gate(engine, windows(helpers.CHUNKS), ratios=[0.2]).points}
         assert tried == {"first-k", "none", "hkvd-gradual"}
-        (named,) = gate(engine, helpers.CHUNKS, ratios=[0.2], selectors=["sensitivity"]).points
+        (named,) = gate(engine, windows(helpers.CHUNKS), ratios=[0.2], selectors=["sensitivity"]).points
         assert named.selector == "sensitivity"
-
-
-def test_each_order_of_the_passages_is_measured_for_itself() -> None:
-    with helpers.engine() as engine:
-        first, *others = [engine.chunk(ids) for ids in helpers.CHUNKS]
-        probes = [
-            Probe.of({"score": tuple(others), "document": tuple(reversed(others))}, first.token_ids) for _ in range(2)
-        ]
-        result = gate(engine, probes=probes, selectors=["none"])
-    assert [point.order for point in result.points] == ["score", "document"]
-    assert result.points[0].kl != result.points[1].kl
-
-
-def test_an_order_that_only_some_prompts_have_is_not_measured() -> None:
-    with helpers.engine() as engine:
-        first, *others = [engine.chunk(ids) for ids in helpers.CHUNKS]
-        both = {"score": tuple(others), "document": tuple(reversed(others))}
-        probes = [Probe.of(both, first.token_ids), Probe.of({"document": tuple(others)}, first.token_ids)]
-        assert {one.order for one in gate(engine, probes=probes, selectors=["none"]).points} == {"document"}
-        probes = [Probe.of({order: chunks}, first.token_ids) for order, chunks in both.items()]
-        with pytest.raises(InputError, match="no order of their chunks in common"):
-            gate(engine, probes=probes, selectors=["none"])
 
 
 def test_measuring_ends_with_the_prompts_that_the_time_allows() -> None:
     with helpers.engine() as engine:
         chunks = [tiny_models.tokens(20, seed) for seed in range(40)]
-        result = gate(engine, chunks, selectors=["none"], limit_s=0.0)
+        result = gate(engine, windows(chunks), selectors=["none"], limit_s=0.0)
     assert result.points[0].prompts == 6, "the least that choose"
 
 
-def test_the_gate_without_any_text_says_what_it_needs() -> None:
-    with Engine(tiny_models.model("llama")) as engine, pytest.raises(InputError, match="three chunks"):
-        gate(engine)
+def test_the_gate_without_prompts_says_what_it_needs() -> None:
+    with Engine(tiny_models.model("llama")) as engine, pytest.raises(InputError, match="three passages"):
+        gate(engine, [])
 
 
 def probe(tokens: int, seed: int, following: bool = True) -> Probe:
     """A prompt of one chunk of so many tokens and a question of 4; without a following text the answer counts."""
     text = tuple(tiny_models.tokens(4 + NEXT_TOKENS, seed))
-    chunks = {None: (Chunk(tuple(tiny_models.tokens(tokens, seed))),)}
+    chunks = (Chunk(tuple(tiny_models.tokens(tokens, seed))),)
     return Probe(chunks, text[:4], text[4:] if following else ())
 
 
@@ -181,7 +158,7 @@ class TestPromptsOfAnyLength:
         probes = [probe(self.longest, seed, following=following) for seed in range(6)]
         probes += [probe(self.longest + 1, 6, following=following), probe(900, 7, following=following)]
         with Engine(tiny_models.model("llama")) as engine:
-            result = gate(engine, probes=probes, selectors=["none"])
+            result = gate(engine, probes, selectors=["none"])
         assert result.left_out == 2 and result.points[0].prompts == 3
 
     def test_too_few_prompts_that_fit_are_refused_with_what_to_do(self) -> None:
@@ -190,33 +167,4 @@ class TestPromptsOfAnyLength:
             Engine(tiny_models.model("llama")) as engine,
             pytest.raises(PromptTooLongError, match=r"7 of the gate's 12 prompts .* 512 .* fewer \(-k\)"),
         ):
-            gate(engine, probes=probes, selectors=["none"])
-
-    def test_prompts_that_are_given_are_all_used_and_of_those_made_of_text_the_most(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(gate_module, "MOST_PROMPTS", 6)
-        with helpers.engine() as engine:
-            given = gate(engine, probes=[probe(20, seed) for seed in range(10)], selectors=["none"])
-            made = gate(engine, [tiny_models.tokens(20, seed) for seed in range(10)], selectors=["none"])
-        assert (given.points[0].prompts, made.points[0].prompts) == (5, 3)
-
-
-def test_a_setting_that_has_failed_is_not_measured_to_the_end_and_neither_are_its_lower_ratios(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gate_module, "LOOK_EVERY", 6)
-    chunks = [tiny_models.tokens(20, seed) for seed in range(18)]
-    with helpers.engine() as engine:
-        result = gate(engine, chunks, selectors=["none", "first-k", "sensitivity"], ratios=[0.1, 0.5, 1.0])
-    prompts = {(point.selector, point.ratio): point.prompts for point in result.points}
-    assert prompts == {("none", 0.0): 6} | {
-        (name, ratio): 9 if ratio == 1.0 else 6 for name in ("first-k", "sensitivity") for ratio in (0.1, 0.5, 1.0)
-    }
-
-
-def test_if_every_setting_has_failed_the_gate_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "LOOK_EVERY", 6)
-    with helpers.engine() as engine:
-        result = gate(engine, [tiny_models.tokens(20, seed) for seed in range(18)], selectors=["none"])
-    assert result.answer is None and "no setting stays within 2 % of it on 6 prompts" in str(result)
+            gate(engine, probes, selectors=["none"])

@@ -8,8 +8,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import InputError
-from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
-from ragkv.lab.gate import gate, save
+from ragkv.lab.gate import gate
 from ragkv.lab.gate_prompts import gate_prompts, read_questions
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
@@ -32,17 +31,13 @@ def test_a_prompt_holds_other_passages_than_the_one_that_goes_on_behind_it(rag: 
     assert len(prompts) >= len(TEXTS)
     for prompt in prompts:
         own = (*prompt.question, *prompt.following)
-        best_first, in_order = ({chunk.token_ids for chunk in prompt.chunks[order]} for order in ("score", "document"))
-        assert best_first == in_order
-        for chunks in prompt.chunks.values():
-            assert len(chunks) == 3
-            assert all(own != chunk.token_ids[: len(own)] for chunk in chunks)
+        assert len(prompt.chunks) == 3
+        assert all(own != chunk.token_ids[: len(own)] for chunk in prompt.chunks)
 
 
-def test_both_orders_are_tried_and_the_result_says_what_prompts_it_had(rag: Rag) -> None:
-    result = gate(rag.engine, probes=gate_prompts(rag, k=3)[:4], selectors=["none"])
-    assert [point.order for point in result.points] == ["score", "document"]
-    assert result.source == "retrieved passages"
+def test_of_documents_at_most_so_many_prompts_are_made(rag: Rag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.lab.gate_prompts.MOST_PROMPTS", 3)
+    assert len(gate_prompts(rag, k=3)) == 3
 
 
 def test_questions_are_read_from_lines_and_json_lines_and_their_answers_are_compared(rag: Rag, tmp_path: Path) -> None:
@@ -53,7 +48,7 @@ def test_questions_are_read_from_lines_and_json_lines_and_their_answers_are_comp
     assert questions == read_questions(objects) == ["Who founded the mill?", "Who founded the town?"]
     prompts = gate_prompts(rag, 3, questions)
     assert [prompt.question for prompt in prompts] == [rag.engine.chunk(question).token_ids for question in questions]
-    result = gate(rag.engine, probes=prompts, source="questions", selectors=["sensitivity"], ratios=[1.0])
+    result = gate(rag.engine, prompts, source="questions", selectors=["sensitivity"], ratios=[1.0])
     assert all(point.kl == pytest.approx(0.0, abs=1e-4) and point.agreement == 1.0 for point in result.points)
     assert result.source == "questions"
 
@@ -68,14 +63,3 @@ def test_a_file_without_questions_says_what_it_should_hold(tmp_path: Path, text:
 def test_a_corpus_of_two_passages_gives_no_prompts(rag: Rag) -> None:
     rag.delete([str(number) for number in range(2, len(TEXTS))])
     assert gate_prompts(rag) == []
-
-
-@pytest.mark.parametrize("order", ["score", "document"])
-def test_questions_that_name_no_order_have_the_one_that_was_applied(rag: Rag, order: str) -> None:
-    speed = SpeedUp(3.0, 2.9, 3.1, 0.1, 0.3)
-    point = Point("first-k", 0.1, order, 0.0, 0.0, 1.0, 1.0, None, speed, 3)
-    save(rag.engine, GateResult(Tolerance(), (point,), (point,), "retrieved passages", 48, "a machine"))
-    question = "the quill and the rope"
-    assert rag.default_order == order
-    assert rag.retrieve(question, 4) == rag.retrieve(question, 4, order="score" if order == "score" else "document")
-    assert rag.retrieve(question, 4, order="score") != rag.retrieve(question, 4, order="document")

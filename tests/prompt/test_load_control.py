@@ -9,7 +9,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import ConfigError, ProfileError
-from ragkv.fusion.gate_result import GateResult, Point, SpeedUp, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.lab import profiling
 from tests import reference, tiny_models
@@ -140,9 +140,8 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
 
 
 def gate_result(agreement: float) -> GateResult:
-    speed = SpeedUp(3.0, 2.9, 3.1, 0.1, 0.3)
-    point = Point("first-k", 0.3, None, 0.0, 0.0, agreement, agreement, None, speed, 9)
-    return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", 99, "a machine")
+    point = Point("first-k", 0.3, 0.0, 0.0, agreement, agreement, 3.0, 0.1, 0.3, None, 9)
+    return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", "a machine")
 
 
 def test_r_star_is_the_gate_results_ratio(tmp_path: Path) -> None:

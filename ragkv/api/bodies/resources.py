@@ -115,8 +115,7 @@ class RetrievalBody(Search):
     collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
     order: Literal["score", "document"] | None = Field(
         default=None,
-        description="Best passage first, or in the order of the documents. Null: as an applied gate result says; "
-        "without one the first, but not for the reader.",
+        description="Best passage first, or in the order of the documents. Null: the first, but not for the reader.",
     )
 
 

@@ -129,8 +129,8 @@ class Rag(Closing):
     ) -> tuple[Hit, ...]:
         """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
 
-        `None` is the order of the applied gate result; without one best first, but for the bundled reader the order of
-        the corpus, in which "she" follows the name. What `check` raises between two steps ends the search.
+        `None` is best first, but for the bundled reader the order of the corpus, in which "she" follows the name. What
+        `check` raises between two steps ends the search.
         """
         hits = self.index.search(question, k, retriever=retriever, where=where, check=check)
         return self.in_order(hits, self.default_order if order is None else order)
@@ -147,7 +147,7 @@ class Rag(Closing):
     @property
     def default_order(self) -> str:
         """The order of passages where a question names none."""
-        return self.engine.intake.preferred_order or ("document" if self.engine.model.is_reader else "score")
+        return "document" if self.engine.model.is_reader else "score"
 
     def stream(
         self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Unpack[AnswerOptions]
