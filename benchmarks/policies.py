@@ -1,15 +1,14 @@
 """Eviction policies on real traces and generated loads: where policies for the tail gain, and where they lose.
 
-    python -m benchmarks.policies [--quick] [--traces DIR] [--part tail|queue|passages ...]
+    python -m benchmarks.policies [--quick] [--traces DIR] [--part tail|queue ...]
 
 Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
 first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
 conversations that will return. Others published the traces, and this repository does not contain them
 (docs/policies.md); without them only the two generated loads are measured.
 
-Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not. (2) Learned
-ET-LRU has TEL at most 1 % above LRU's and at least 80 % of T-LRU's gain in every cell. (3) Look-ahead needs a queue.
-(4) By content, LRU finds more than half of a RAG prompt's tokens with a twentieth of all stored parts.
+Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not; automatic
+T-LRU is never worse. (2) Look-ahead needs a queue.
 """
 
 import statistics
@@ -26,12 +25,9 @@ from ragkv.lab.simulate import (
     ShareGPTLike,
     Trace,
     load_trace,
-    make_any_policy,
-    read_rag_requests,
     simulate,
     xi_blocks,
 )
-from ragkv.lab.simulate.chunks import position_free, replay_chunks
 from ragkv.lab.simulate.queueing import QueueServer, serve
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
@@ -181,29 +177,10 @@ def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """RAGPulse: reuse by content, token-weighted, by policy and capacity."""
-    if not (folder / RAGPULSE).is_dir():
-        return []
-    requests = read_rag_requests(folder / RAGPULSE)[: 1_000 if quick else None]
-    tokens, reads = sum(request.tokens for request in requests), position_free(requests)
-    stored = sum({read.key: read.tokens for read in reads}.values())
-    shares, policies = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0), ("fifo", "lru", "belady")
-    rows = []
-    for policy in policies:
-        for share in shares:
-            done = replay_chunks(reads, make_any_policy(policy), int(share * stored))
-            rows.append({"share": share, "policy": policy, "found": done.hit_tokens / tokens})
-    print(f"\nRAGPulse: {len(requests)} requests, {tokens} prompt tokens; stored parts {stored} tokens in all")
-    print("Share of all prompt tokens found, by capacity as a share of all stored parts")
-    found = {(row["policy"], row["share"]): row["found"] for row in rows}
-    table(["policy", *map(str, shares)], [[name, *(f"{found[name, s]:.1%}" for s in shares)] for name in policies])
-    return rows
-
-
 PARTS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
-    "tail": tail, "queue": queue, "passages": passages,
-}  # fmt: skip
+    "tail": tail,
+    "queue": queue,
+}
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from ragkv.engine import Engine
-from ragkv.errors import ConfigError, StoreError
+from ragkv.errors import StoreError
 from ragkv.fusion import LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
@@ -38,17 +38,13 @@ CHUNK_TOKENS = 128
 QUESTION_TOKENS = 32
 SLICE_TOKENS = (64, 128, 256, 512)  # Entries of so many tokens are read from a tier.
 TIER_ENTRIES = 4
-ROUNDS = 3
-TIER_ROUNDS = 9  # Reads are short, so they have more rounds.
-# There are up to so many rounds while all of them together have taken less than this time.
-MOST_ROUNDS, LEAST_S = 12, 3.0
+ROUNDS, QUICK_ROUNDS = 5, 2
+TIER_ROUNDS, QUICK_TIER_ROUNDS = 9, 3  # Reads are short, so they have more rounds.
 BUDGET_S = 90.0  # No further round starts after this time.
 COPY_BYTES = 64 * 2**20
 
-Progress = Callable[[int, int], None]
 
-
-def measure(engine: Engine, *, quick: bool = False, on_progress: Progress | None = None) -> Profile:
+def measure(engine: Engine, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None) -> Profile:
     """The profile of `engine`'s model on this machine; half a billion weights take a minute or two on a laptop.
 
     `quick` uses shorter prompts and fewer rounds. `on_progress(done, total)` is called after each measurement.
@@ -67,33 +63,12 @@ def save(engine: Engine, profile: Profile) -> Path | None:
     return None if directory is None else save_profile(profile, directory)
 
 
-def disk_speed(engine: Engine, *, quick: bool = False) -> TierSpeed:
-    """The speed of `engine`'s disk now; that of shared disks changes. Raises `ConfigError` without a directory."""
-    if engine.config.store.directory is None:
-        raise ConfigError("The engine has no store directory, so there is no disk to measure: set store.directory.")
-    return _Measuring(engine, quick, lambda _done, _total: None).disk(engine.config.store.directory)
-
-
-def reading_s(engine: Engine, leases: Sequence[Lease]) -> float:
-    """Seconds to read every layer of `leases` like a request does: with the same threads and the same read-ahead."""
-    adapter, ahead = engine.model.adapter, engine.config.fusion.read_ahead_layers
-    began = time.perf_counter()
-    with LayerReader(
-        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine.fusor.readers, adapter.device
-    ) as reader:
-        for layer in range(adapter.layer_count):
-            reader.layer(layer)
-        _settle(adapter.device)
-        return time.perf_counter() - began
-
-
 class _Measuring:
     """One profile measurement of one engine."""
 
-    def __init__(self, engine: Engine, quick: bool, on_progress: Progress) -> None:
+    def __init__(self, engine: Engine, quick: bool, on_progress: Callable[[int, int], None]) -> None:
         self._engine, self._adapter, self._on_progress = engine, engine.model.adapter, on_progress
-        self._quick, self._rounds = quick, 2 if quick else ROUNDS
-        self._tier_rounds = 3 if quick else TIER_ROUNDS
+        self._rounds, self._tier_rounds = (QUICK_ROUNDS, QUICK_TIER_ROUNDS) if quick else (ROUNDS, TIER_ROUNDS)
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
         self._identity = engine.entries.encoder.identity
         self._generator = torch.Generator().manual_seed(0)
@@ -109,7 +84,9 @@ class _Measuring:
         prefill, decode, recompute, placing_s = self._passes(start_s)
         tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
         if (directory := self._engine.config.store.directory) is not None:
-            tiers[TierKind.DISK.value] = self.disk(directory)
+            make_private_folder(Path(directory))
+            with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
+                tiers[TierKind.DISK.value] = self._tier(DiskTier(scratch, 2**62, LRU()), Path(scratch))
         self._step(self._total - self._done)
         return Profile(
             subject=subject_of(adapter, self._identity),
@@ -124,12 +101,6 @@ class _Measuring:
             tiers=tiers,
             copy_bytes_per_s=_copy_bytes_per_s(adapter.device) if adapter.device.type == "cuda" else None,
         )
-
-    def disk(self, directory: str) -> TierSpeed:
-        """The disk under `directory`."""
-        make_private_folder(Path(directory))
-        with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
-            return self._tier(DiskTier(scratch, 2**62, LRU()), Path(scratch))
 
     # Passes of the model
 
@@ -156,21 +127,18 @@ class _Measuring:
         layers: dict[tuple[int, int, int], list[float]] = defaultdict(list)  # by rows, keys, placed tokens
         placing: list[float] = []
         self._pass(self._fused_plan(entries, self._lengths[0])[0], 0.3)  # warm-up
-        began = time.perf_counter()
-        for number in range(self._rounds if self._quick else MOST_ROUNDS):
-            counted = number < self._rounds
+        for _ in range(self._rounds):
             for length in self._lengths:
                 full[length].append(self._pass(self._whole_plan(length), 0.0).whole_s)
                 steps[length].append(self._decode_s(length))
-                self._step(2 * counted)
+                self._step(2)
                 for ratio in RATIOS:
                     plan, placed = self._fused_plan(entries, length)
                     done = self._pass(plan, ratio)
                     layers[done.rows, length, placed].append(max(0.0, done.whole_s - done.placing_s - start_s) / inner)
                     placing.append(done.placing_s / (inner * placed))
-                    self._step(counted)
-            now = time.perf_counter()
-            if now - self._began > BUDGET_S or (number + 1 >= self._rounds and now - began > LEAST_S):
+                    self._step()
+            if time.perf_counter() - self._began > BUDGET_S:
                 break
         fit, placed_s = fit_recompute(layers, with_placing=self._adapter.device.type == "cuda")
         placing_s = statistics.median(placing) if placed_s is None else placed_s
@@ -239,10 +207,10 @@ class _Measuring:
         for _ in range(self._tier_rounds):
             for tokens, entries in zip(SLICE_TOKENS, groups, strict=True):
                 if files is not None:
-                    drop_pages(files)
+                    _drop_pages(files)
                 with ExitStack() as held:
                     leases = [held.enter_context(_lease(tier, entry)) for entry in entries]
-                    rounds[tokens].append(reading_s(self._engine, leases) / (len(leases) * layers))
+                    rounds[tokens].append(self._reading_s(leases) / (len(leases) * layers))
                     slices[tokens] = leases[0].stored_bytes / layers
                     in_place = self._adapter.device.type == "cpu" and all(lease.in_place for lease in leases)
         for entry in itertools.chain(*groups):
@@ -253,6 +221,17 @@ class _Measuring:
         medians = itertools.accumulate((statistics.median(several) for several in rounds.values()), max)
         times = [(slices[tokens], took) for tokens, took in zip(SLICE_TOKENS, medians, strict=True)]
         return fit_tier(times, in_place)
+
+    def _reading_s(self, leases: Sequence[Lease]) -> float:
+        """Seconds to read every layer as a request does: with the same threads and the same read-ahead."""
+        engine, adapter, ahead = self._engine, self._adapter, self._engine.config.fusion.read_ahead_layers
+        depth = UNMEASURED if ahead is None else ahead
+        began = time.perf_counter()
+        with LayerReader(leases, adapter.layer_count, depth, engine.fusor.readers, adapter.device) as reader:
+            for layer in range(adapter.layer_count):
+                reader.layer(layer)
+            _settle(adapter.device)
+            return time.perf_counter() - began
 
     # Random data
 
@@ -318,10 +297,8 @@ def _lease(tier: Tier, entry: Entry) -> Lease:
     return lease
 
 
-def drop_pages(folder: Path) -> None:
-    """Drop the files in `folder` from the page cache, where the system allows it."""
-    if not hasattr(os, "posix_fadvise"):
-        return
+def _drop_pages(folder: Path) -> None:
+    """Drop the files in `folder` from the page cache."""
     for path in folder.glob("entries/*/*"):
         with suppress(OSError):
             fd = os.open(path, os.O_RDONLY)

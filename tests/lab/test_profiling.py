@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from ragkv.lab import profiling
 from ragkv.lab.profiling import measure
 from tests.prompt.test_load_control import CHUNKS, QUESTION, engine
@@ -36,17 +34,3 @@ def test_only_memory_is_measured_without_a_directory() -> None:
         assert profiling.save(made, measured) is None
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
-
-
-@pytest.mark.parametrize(("quick", "least_s", "rounds"), [(True, 3.0, 2), (False, 0.0, 3), (False, 1e9, 12)])
-def test_short_passes_are_profiled_in_more_rounds(
-    quick: bool, least_s: float, rounds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, lengths, reported = profiling._Measuring._decode_s, list[int](), list[tuple[int, int]]()
-    monkeypatch.setattr(profiling._Measuring, "_decode_s", lambda own, n: lengths.append(n) or real(own, n))
-    monkeypatch.setattr(profiling, "LEAST_S", least_s)
-    with engine(None) as made:
-        measure(made, quick=quick, on_progress=lambda *done: reported.append(done))
-    assert {lengths.count(length) for length in lengths} == {rounds}
-    assert reported[-1][0] == reported[-1][1]
-    assert all(done <= total for done, total in reported)

@@ -1,14 +1,10 @@
 """The live store under each policy makes the evictions of the simulator."""
 
-import random
-
 import pytest
 
 from ragkv.lab.simulate import ALL_POLICIES, Trace, make_any_policy, replay
-from ragkv.lab.simulate.chunks import Read, futures, replay_chunks
-from ragkv.store import Entry, MemoryTier, Policy, Store, TurnSize
+from ragkv.store import Entry, MemoryTier, TurnSize
 from ragkv.store.policies import PolicySettings
-from ragkv.store.tiers.ledger import Slot
 from tests.store.entries import IDENTITY, make_entry
 
 from .reference import random_rows
@@ -21,63 +17,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class LoggedMemory(MemoryTier):
-    """A memory tier that logs the keys it evicts."""
-
-    def __init__(self, capacity: int, policy: Policy, clock: Clock) -> None:
-        super().__init__(capacity, policy, clock=clock)
-        self.log: list[str] = []
-
-    def _evict(self, slot: Slot[Entry]) -> None:
-        self.log.append(slot.item.key.chunk)
-        super()._evict(slot)
-
-
-def tiny(number: int, tokens: int) -> Entry:
-    """The entry of a passage, a 64th of its length."""
-    return make_entry(number, tokens=max(1, tokens // 64), layers=1, scored=False)
-
-
-def run_live(store: Store, clock: Clock, policy: Policy, reads: list[Read], entries: list[Entry]) -> None:
-    """Do what an engine does: look each chunk up, and put those not found."""
-    nexts = futures(reads)
-    for number, (read, entry) in enumerate(zip(reads, entries, strict=True)):
-        clock.now = read.at
-        lease = store.lease(IDENTITY, entry.info.token_ids)
-        if lease is not None:
-            lease.close()
-        if policy.needs_future:
-            store.served(TurnSize(read.at, number, read.key, 1, 1, 1, 1, None, nexts[number]))
-        if lease is None:
-            store.put_durably(entry)
-
-
-def compare(name: str, asked: list[tuple[float, int, int]]) -> int:
-    """Assert equal evictions and hits of one policy in the live store and the simulator; returns their number."""
-    made = {number: tiny(number, tokens) for _, number, tokens in asked}
-    entries = [made[number] for _, number, _ in asked]
-    reads = [Read(at, e.info.key.chunk, e.size_bytes) for (at, _, _), e in zip(asked, entries, strict=True)]
-    capacity = sum(entry.size_bytes for entry in made.values()) // 10
-    expected: list[str] = []
-    done = replay_chunks(reads, make_any_policy(name), capacity, on_evict=expected.append)
-    clock, policy = Clock(), make_any_policy(name)
-    tier = LoggedMemory(capacity, policy, clock)
-    with Store([tier], write_buffer_bytes=0) as store:
-        run_live(store, clock, policy, reads, entries)
-        assert tier.log == expected
-        assert store.stats().tiers[0].hits == done.hits
-    return len(expected)
-
-
-@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
-def test_the_live_store_evicts_the_chunks_of_the_simulator_in_the_same_order_on_a_generated_load(name: str) -> None:
-    draw = random.Random(0)
-    chunks = [min(199, int(draw.paretovariate(0.6))) for _ in range(1_500)]
-    assert (
-        compare(name, [(place // 6 * 1.0, number, 50 + number * 37 % 400) for place, number in enumerate(chunks)]) > 100
-    )
 
 
 def run_session(tier: MemoryTier, turn: TurnSize, blocks: dict[tuple[str, int], Entry]) -> None:
