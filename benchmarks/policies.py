@@ -1,25 +1,23 @@
-"""Eviction policies on real traces and generated loads: where policies for the tail gain, and where they lose.
+"""Eviction policies on generated loads and given traces: where policies for the tail gain, and where they lose.
 
-    python -m benchmarks.policies [--quick] [--traces DIR] [--part tail|queue ...]
+    python -m benchmarks.policies [--quick] [--traces FILE.csv ...] [--part tail|queue ...]
 
 Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
 first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
-conversations that will return. Others published the traces, and this repository does not contain them
-(docs/policies.md); without them only the two generated loads are measured.
+conversations that will return.
 
 Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not; automatic
 T-LRU is never worse. (2) Look-ahead needs a queue.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import parser, save, table
 from ragkv.lab.simulate import (
-    BirthDeath,
     ReplaySetting,
     Report,
     ShareGPTLike,
@@ -30,8 +28,6 @@ from ragkv.lab.simulate import (
 )
 from ragkv.lab.simulate.queueing import QueueServer, serve
 
-TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
-RAGPULSE = "ragpulse"
 BLOCK = 16
 SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
 XIS_MS = (100.0, 200.0, 300.0)
@@ -48,16 +44,11 @@ PAPER = {
 GIB_TOKENS = 1024 / 0.78  # tokens of LLaMA-13B in a GiB (CachedAttention section 4.2)
 
 
-def traces(folder: Path, quick: bool) -> Iterator[Trace]:
-    """Every available trace, and both generated loads; only their first 2,000 requests if quick."""
-    if (folder / RAGPULSE).exists():
-        yield _short(load_trace(str(folder / RAGPULSE), BLOCK), quick)
-    yield _short(BirthDeath().trace(BLOCK), quick)
-    yield _short(ShareGPTLike().trace(BLOCK), quick)
-
-
-def _short(trace: Trace, short: bool) -> Trace:
-    return trace.first(2_000) if short else trace
+def traces(files: Sequence[Path], quick: bool) -> Iterator[Trace]:
+    """The given traces and both generated loads; only their first 2,000 requests if quick."""
+    for where in ("birth-death", "sharegpt-like", *map(str, files)):
+        trace = load_trace(where, BLOCK)
+        yield trace.first(2_000) if quick else trace
 
 
 def cell(trace: Trace, share: float, xi_ms: float, names: tuple[str, ...]) -> dict[str, Report]:
@@ -71,10 +62,10 @@ def change(new: float, old: float) -> float:
     return 100 * (new - old) / old if old else 0.0
 
 
-def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
+def tail(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
     """The T-LRU paper's tables 1 to 6 and figures 5 and 7 over capacities: TEL, P90, P95, SLO misses against LRU."""
     rows: list[dict[str, Any]] = []
-    for trace in traces(folder, quick):
+    for trace in traces(files, quick):
         print(f"\n{trace.name}: {len(trace.turns)} requests, peak live {trace.peak_live} blocks")
         shown = []
         for share in (0.3, 1.0) if quick else SHARES:
@@ -137,7 +128,7 @@ def latencies(rows: list[dict[str, Any]]) -> None:
     table(["trace", "capacity", "policy", "median", "P90", "P95", "P99", "over SLO"], shown)
 
 
-def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
+def queue(_files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
     """CachedAttention's figures 21, 23 and 25: hit rates by memory/disk, by capacity over CCpUT, by arrival rate."""
     sessions = 1_500 if quick else 9_000
     rows: list[dict[str, Any]] = []
@@ -177,7 +168,7 @@ def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-PARTS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
+PARTS: dict[str, Callable[[Sequence[Path], bool], list[dict[str, Any]]]] = {
     "tail": tail,
     "queue": queue,
 }
@@ -186,7 +177,9 @@ PARTS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
 def main() -> None:
     """Measure, print, and write the JSON."""
     options_parser = parser(__doc__, quick="2,000 requests a trace, few cells")
-    options_parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
+    options_parser.add_argument(
+        "--traces", type=Path, nargs="*", default=[], help="further traces, as CSV: docs/policies.md"
+    )
     options_parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
     options = options_parser.parse_args()
     results = {name: PARTS[name](options.traces, options.quick) for name in options.part or PARTS}

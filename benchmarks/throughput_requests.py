@@ -7,6 +7,7 @@ change no time.
 
 import hashlib
 import itertools
+import json
 import random
 import statistics
 import time
@@ -23,7 +24,6 @@ from transformers import DynamicCache
 
 from benchmarks.random_model import put_random_entry
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.lab.simulate import read_rag_requests
 from ragkv.runtime import FairLock
 
 QUESTION_TOKENS = 32
@@ -58,7 +58,8 @@ def load(folder: Path, chunks: int, tokens: int, vocabulary: int, before: int, m
     """RAGPulse requests with at least `chunks` passages from the middle of its week; Zipf requests without it."""
     count = before + measured + real
     if folder.is_dir():
-        parts = [[p.number for p in r.parts if p.kind == "passages_ids"] for r in read_rag_requests(folder)]
+        trace = [json.loads(line) for line in (folder / "0_trace.jsonl").read_text("utf-8").splitlines() if line]
+        parts = [one["hash_ids"].get("passages_ids", ()) for one in sorted(trace, key=lambda o: float(o["timestamp"]))]
         lists = [list(dict.fromkeys(numbers))[:chunks] for numbers in parts]
         lists = [numbers for numbers in lists if len(numbers) == chunks]
         middle = max(0, len(lists) // 2 - before)

@@ -121,7 +121,7 @@ def gc(
 
 
 def simulate(
-    trace: Annotated[str, typer.Option(help="rows.csv, a published trace, or birth-death or sharegpt-like.")],
+    trace: Annotated[str, typer.Option(help="A CSV, or birth-death or sharegpt-like: docs/policies.md.")],
     policy: Annotated[
         str,
         typer.Option(

@@ -1,7 +1,6 @@
 """The simulator's door: real and generated traces, replayed through the policies the live store runs. No torch here."""
 
 from .policies import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
-from .ragpulse import RagRequest, read_rag_requests
 from .replay import Replay, ReplaySetting, Report, load_trace, policy_for, replay, simulate, xi_blocks
 from .trace import Trace, TraceRow, read_rows
 from .workloads import BirthDeath, ShareGPTLike
@@ -11,7 +10,6 @@ __all__ = [
     "SIMULATOR_ONLY",
     "make_any_policy",
     "BirthDeath",
-    "RagRequest",
     "Replay",
     "ReplaySetting",
     "Report",
@@ -20,7 +18,6 @@ __all__ = [
     "TraceRow",
     "load_trace",
     "policy_for",
-    "read_rag_requests",
     "read_rows",
     "replay",
     "simulate",

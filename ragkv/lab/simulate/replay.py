@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from ragkv.config import at_least
-from ragkv.errors import InputError
 from ragkv.store.policies import Policy, PolicySettings
 from ragkv.store.policies.prefix_tier import OnEvict, PrefixTier
 
 from .policies import make_any_policy
-from .ragpulse import read_ragpulse
 from .trace import Trace, read_rows
 from .workloads import BirthDeath, ShareGPTLike
 
@@ -68,17 +66,8 @@ class Report:
 
 
 def load_trace(where: str, block_tokens: int) -> Trace:
-    """A trace file or folder, or a generated load by its name. Raises `InputError` saying what is wrong with it."""
-    if where in GENERATED:
-        return GENERATED[where]().trace(block_tokens)
-    path = Path(where)
-    if not path.exists():
-        raise InputError(f"There is no trace at {path}.")
-    if path.is_dir():
-        return read_ragpulse(path, block_tokens)
-    if path.suffix == ".csv":
-        return read_rows(path, block_tokens)
-    raise InputError(f"{path} is no known trace: take a .csv or RAGPulse's folder.")
+    """A trace as CSV, or a generated load by its name. Raises `InputError` saying what is wrong with it."""
+    return GENERATED[where]().trace(block_tokens) if where in GENERATED else read_rows(Path(where), block_tokens)
 
 
 def xi_blocks(xi_ms: float, block_tokens: int) -> int:

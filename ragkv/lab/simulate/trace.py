@@ -117,16 +117,6 @@ class TraceBuilder:
         return Trace.of(self._rows, self._block, name, notes)
 
 
-def common_prefix(one: Iterable[int], other: Iterable[int]) -> int:
-    """The length of the common prefix of two lists of ids."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
-
-
 def read_rows(path: Path, block_tokens: int) -> Trace:
     """A trace from its CSV format; raises `InputError` naming the line and what is wrong with it."""
     try:
