@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -66,7 +65,7 @@ def _main(
 
 
 def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
-    """The settings file's defaults for the options of every command; the demo has a home of its own."""
+    """The settings file's defaults for the options of every command; the demo's model is its own."""
     commands = getattr(command, "commands", None)
     if commands is None:
         return values
@@ -145,9 +144,6 @@ def simulate(
 
 def demo(
     model: Model = "reader",
-    home: Annotated[
-        Path | None, typer.Option(help="Folder for index and KV.", show_default="a temporary folder")
-    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
     questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
     as_json: AsJson = False,
@@ -155,7 +151,7 @@ def demo(
     """Ingest the example corpus and answer its questions four ways: full, exact prefix, fused cold, fused warm."""
     from .demo import run
 
-    run(model, home, repeats, questions, as_json)
+    run(model, repeats, questions, as_json)
 
 
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them

@@ -12,7 +12,6 @@ from ragkv.types import PromptSpan
 from . import output
 from .options import (
     ANSWER,
-    AnswerSchema,
     AsJson,
     EngineOptions,
     MaxNewTokens,
@@ -26,7 +25,6 @@ from .options import (
     answer_options,
     metadata_filter,
     require_index,
-    response_format,
     with_engine_options,
 )
 from .output import console, print_json, print_note
@@ -51,7 +49,6 @@ def ask(
     ] = "fused",
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
-    schema: AnswerSchema = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a question from the ingested documents. Shows the sources and how much KV was reused.
@@ -64,8 +61,6 @@ def ask(
     filters = metadata_filter(where)
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     answering["reuse"] = reuse
-    if schema is not None:
-        answering["response_format"] = response_format(schema)
 
     def show(answered: "RagAnswer | ServedAnswer") -> None:
         if as_json:
@@ -73,7 +68,7 @@ def ask(
         else:
             _show(answered)
 
-    if options.uses_server_settings and not temperature and schema is None:
+    if options.uses_server_settings and not temperature:
         body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
         body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
         if ratio is not None:

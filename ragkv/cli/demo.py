@@ -32,38 +32,28 @@ _PASSAGES = 12  # Each question gets so many passages: the whole example corpus.
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answers to one question of the demo and their times."""
+    """The answers to one question of the demo: "full", "prefix", "cold" and "warm"."""
 
     kind: str
     before: tuple[str, ...]  # earlier questions of the conversation
     question: str
     gold: str
     answer: str  # warm and fused
-    right: bool
-    sources: tuple[str, ...]
-    full_s: float  # TTFT, full recompute
-    prefix_s: float  # TTFT, exact-prefix reuse
-    cold_s: float  # TTFT, fused, without stored entries
-    warm_s: float  # TTFT, fused, with stored entries
-    full_right: bool
-    cold_right: bool
-    reuse: Reuse  # of the warm answer
-
-    @property
-    def ttft_s(self) -> dict[str, float]:
-        return {"full": self.full_s, "prefix": self.prefix_s, "cold": self.cold_s, "warm": self.warm_s}
+    sources: tuple[str, ...]  # of it
+    reuse: Reuse  # of it
+    right: dict[str, bool]  # by the way of answering
+    ttft_s: dict[str, float]  # the same; medians
 
 
-def run(model: str, home: Path | None, repeats: int, count: int | None, as_json: bool) -> None:
+def run(model: str, repeats: int, count: int | None, as_json: bool) -> None:
     """Run the demo with the first `count` questions (`None`: all) and print it."""
     examples = next((folder for folder in _EXAMPLES if (folder / "questions.jsonl").is_file()), None)
     if examples is None:
         raise InputError("The example corpus is not part of this installation. Run the demo in a checkout.")
-    questions = [json.loads(line) for line in (examples / "questions.jsonl").read_text("utf-8").splitlines() if line]
-    questions = questions[:count]
+    lines = (examples / "questions.jsonl").read_text("utf-8").splitlines()
+    questions = [json.loads(line) for line in lines if line][:count]
     with ExitStack() as stack:
-        if home is None:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-demo-")))
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-demo-")))
         rag = stack.enter_context(EngineOptions(home, model).rag())
         show: Callable[[str], None] = (lambda _: None) if as_json else console.print
         show(_ingest(rag, examples / "corpus"))
@@ -94,29 +84,24 @@ def _ingest(rag: "Rag", corpus: Path) -> str:
 def _ask(rag: "Rag", question: dict[str, Any], repeats: int) -> Result:
     gold, before = question["answer"], [turn[0] for turn in question.get("history", [])]
     turns = [*before, question["question"]]
-    hits = rag.retrieve(turns[0], k=_PASSAGES, order="document")
-    chunks = [rag.chunk(hit.passage) for hit in hits]
+    chunks = [rag.chunk(hit.passage) for hit in rag.retrieve(turns[0], k=_PASSAGES, order="document")]
     rag.engine.delete(chunks)
-    cold, cold_s = _timed(rag, turns, chunks, "fused", 1)
+    cold = _timed(rag, turns, chunks, "fused", 1)
     rag.engine.flush()
-    warm, warm_s = _timed(rag, turns, chunks, "fused", repeats)
-    full, full_s = _timed(rag, turns, chunks, "none", repeats)
-    _, prefix_s = _timed(rag, turns, chunks, "prefix", repeats)
+    warm = _timed(rag, turns, chunks, "fused", repeats)
+    full, prefix = (_timed(rag, turns, chunks, reuse, repeats) for reuse in ("none", "prefix"))
+    found = {"full": full, "prefix": prefix, "cold": cold, "warm": warm}
+    answer, _ = warm
     return Result(
         kind=question["type"],
         before=tuple(before),
         question=question["question"],
         gold=gold,
-        answer=warm.text.strip(),
-        right=_same(warm.text, gold),
-        sources=tuple(sorted({Path(citation.source).name for citation in warm.citations})),
-        full_s=full_s,
-        prefix_s=prefix_s,
-        cold_s=cold_s,
-        warm_s=warm_s,
-        full_right=_same(full.text, gold),
-        cold_right=_same(cold.text, gold),
-        reuse=warm.reuse,
+        answer=answer.text.strip(),
+        sources=tuple(sorted({Path(citation.source).name for citation in answer.citations})),
+        reuse=answer.reuse,
+        right={way: _same(answer.text, gold) for way, (answer, _) in found.items()},
+        ttft_s={way: seconds for way, (_, seconds) in found.items()},
     )
 
 
@@ -140,33 +125,31 @@ def _same(answer: str, gold: str) -> bool:
 
 def _describe(result: Result) -> str:
     """One question. Of a follow-up the question before it is not timed; its history counts as exact tokens."""
-    correctness = "right" if result.right else f"WRONG, gold: {result.gold}"
-    question, indent = " ... ".join((*result.before, result.question)), " " * 12
+    correctness = "right" if result.right["warm"] else f"WRONG, gold: {result.gold}"
+    question, indent, times = " ... ".join((*result.before, result.question)), " " * 12, result.ttft_s
     return (
         f"{result.kind:>10}  {question}\n"
         f"{indent}{result.answer}  ({correctness})  sources: {', '.join(result.sources) or 'none word for word'}\n"
-        f"{indent}first token: {output.times(result.ttft_s)} = {result.full_s / result.warm_s:.1f}x\n"
+        f"{indent}first token: {output.times(times)} = {times['full'] / times['warm']:.1f}x\n"
         f"{indent}{result.reuse.tokens} tokens: {output.counts(result.reuse)}\n"
     )
 
 
 def _summary(results: list[Result]) -> dict[str, Any]:
-    single = [result for result in results if not result.before]  # a conversation's history is computed in each run
-    median_s = {way: statistics.median(result.ttft_s[way] for result in single) for way in single[0].ttft_s}
+    single = [one.ttft_s for one in results if not one.before]  # a conversation's history is computed in each run
     return {
         "questions": len(results),
-        "right_warm": sum(result.right for result in results),
-        "right_cold": sum(result.cold_right for result in results),
-        "right_full": sum(result.full_right for result in results),
-        "ttft_median_s": median_s,
-        "speedup_median": statistics.median(result.full_s / result.warm_s for result in single),
+        "right": {way: sum(one.right[way] for one in results) for way in results[0].right},
+        "ttft_median_s": {way: statistics.median(times[way] for times in single) for way in single[0]},
+        "speedup_median": statistics.median(times["full"] / times["warm"] for times in single),
     }
 
 
 def _describe_summary(summary: dict[str, Any], model: str) -> str:
+    right = summary["right"]
     return (
-        f"{summary['right_warm']} of {summary['questions']} right from fused entries, {summary['right_cold']} cold, "
-        f"{summary['right_full']} by full recompute (model: {model}).\n"
+        f"{right['warm']} of {summary['questions']} right from fused entries, {right['cold']} cold, "
+        f"{right['full']} by full recompute (model: {model}).\n"
         f"Median first token: {output.times(summary['ttft_median_s'])}: {summary['speedup_median']:.1f}x faster than "
         "full, measured here now."
     )

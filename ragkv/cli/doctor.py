@@ -1,6 +1,5 @@
 """`ragkv doctor`: what this machine, the packages and a home are like, and what to change, the largest gain first."""
 
-import importlib.metadata
 import importlib.util
 import shutil
 from collections import Counter
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ragkv.config import EngineConfig, StoreConfig
-from ragkv.errors import ConfigError, RagKVError, StoreLockedError
+from ragkv.errors import RagKVError, StoreLockedError
 from ragkv.runtime import available_bytes, cores, cpu_features, cpu_model, crowding_hint, load, total_bytes
 
 from . import output
@@ -26,7 +25,7 @@ EXTRAS = {  # By extra: the modules it brings, and what they are for.
     "gguf": (("gguf",), "GGUF files"),
     "structured": (("llguidance",), "answers that a JSON schema constrains"),
     "agents": (("langchain",), "the example of an agent"),
-    "mcp": (("mcp",), "`ragkv mcp`: the corpus as tools of MCP clients"),
+    "mcp": (("mcp",), "ragkv mcp"),
     "langchain": (("langchain_core",), "LangChain"),
     "api": (("fastapi", "uvicorn", "structlog", "limits", "prometheus_client"), "ragkv serve"),
     "redis": (("redis",), "shared storage on Redis"),
@@ -34,7 +33,6 @@ EXTRAS = {  # By extra: the modules it brings, and what they are for.
     "ray": (("ray",), "replicas on Ray Serve"),
 }
 ADVISED_EXTRAS = ("dense", "minilm", "pdf", "office")  # Without these, retrieval is worse or documents are left out.
-INT8_PAYS = 1.2  # Int8 must be this many times as fast to be worth its rounding.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +75,8 @@ class Examination:
     dtype: str
     dtype_why: str
     auto_dtype: str  # what "auto" would choose
-    int8_gain: float | None  # how many times as fast int8 weights compute a layer; `None`: they are not possible
     home: HomeHealth
-    missing: Mapping[str, tuple[str, ...]]  # modules that are not installed, by extra
+    missing: tuple[str, ...]  # extras whose modules are not all installed
 
 
 @with_engine_options
@@ -90,7 +87,7 @@ def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
     quiet_transformers()
     settings = options.config()
     with output.quiet("ragkv.retrieval"), output.working("examining"):
-        found = examine(options.home, options.model, settings)
+        found = _examine(options.home, options.model, settings)
     advice = sorted(advise(settings, found), key=lambda one: -one[0])
     if as_json:
         print_json({**output.plain(found), "advice": [{"gain": gain, "text": text} for gain, text in advice]})
@@ -113,39 +110,35 @@ def _lines(model: str, found: Examination) -> Iterator[str]:
         yield f"memory: {output.size(machine.available_bytes)} free of {output.size(machine.memory_bytes)}"
     yield f"disk: {output.size(machine.disk_free_bytes)} free"
     yield f"dtype of {model}: {found.dtype_why}"
-    if health.documents is None:
-        yield f"{health.home}: nothing was ingested"
-    else:
+    index = "nothing was ingested"
+    if health.documents is not None:
         embedder = health.embedder or "none (BM25)"
-        yield f"{health.home}: {health.documents} documents, {health.passages} passages, embedder: {embedder}"
+        index = f"{health.documents} documents, {health.passages} passages, embedder: {embedder}"
+    yield f"{health.home}: {index}"
     dtypes = "".join(f", {count} in {name}" for name, count in health.dtypes.items())
     unreadable = f", {health.unreadable} unreadable" if health.unreadable else ""
     yield f"stored KV: {health.entries} entries, {output.size(health.used_bytes)}{dtypes}{unreadable}"
     yield from (f"  {problem}" for problem in health.problems)
-    owners = importlib.metadata.packages_distributions()
-    for extra, (modules, purpose) in EXTRAS.items():
-        names = [owners[module][0] for module in modules if module in owners]
-        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-        state = f"missing ({', '.join(found.missing[extra])})" if extra in found.missing else versions or "found"
-        yield f"  {extra:<10} {purpose}: {state}"
+    yield f"extras: {', '.join(extra for extra in EXTRAS if extra not in found.missing) or 'none'}"
+    missing = (f"{extra} ({EXTRAS[extra][1]})" for extra in found.missing)
+    yield f"extras that are not installed: {', '.join(missing) or 'none'}"
 
 
-def examine(home: Path, model: str, config: EngineConfig) -> Examination:
+def _examine(home: Path, model: str, config: EngineConfig) -> Examination:
     """Look at everything; takes some seconds and loads no weights. Raises `ModelNotFoundError`, `ConfigError`."""
     from ragkv.model.dtype_choice import choose_dtype
 
     given = (config.store.memory_bytes, config.packed_bytes, config.weights)
     choice = choose_dtype(model, config.device, config.dtype, *given)
-    auto = choice if config.dtype == "auto" else choose_dtype(model, config.device, "auto", *given)
-    can_round = config.device == "cpu" and config.weights == "plain"
     return Examination(
         machine=_machine(home),
         dtype=choice.name,
         dtype_why=choice.why,
-        auto_dtype=auto.name,
-        int8_gain=_int8_gain(choice.name, config.packed_bytes) if can_round else None,
+        auto_dtype=choose_dtype(model, config.device, "auto", *given).name,
         home=_home_health(home),
-        missing=_missing_modules(),
+        missing=tuple(
+            extra for extra, (modules, _) in EXTRAS.items() if not all(map(importlib.util.find_spec, modules))
+        ),
     )
 
 
@@ -156,41 +149,18 @@ def _machine(home: Path) -> Machine:
 
     seconds = zip(("float32", "bfloat16"), product_seconds((torch.float32, torch.bfloat16)), strict=True)
     place = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return Machine(
         cpu=cpu_model(),
         features=cpu_features(),
         cores=cores(),
         threads=torch.get_num_threads(),
         load=load(),
-        gpus=tuple(torch.cuda.get_device_name(number) for number in gpus),
+        gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
         flops={name: 2 * ROWS * LAYER[0] * LAYER[1] / one_s for name, one_s in seconds},
         memory_bytes=total_bytes(),
         available_bytes=available_bytes(),
         disk_free_bytes=shutil.disk_usage(place).free,
     )
-
-
-def _int8_gain(dtype: str, packed_bytes: int) -> float | None:
-    """How many times as fast int8 multiplies many rows by a layer; `None` if this processor has no kernels."""
-    import torch
-
-    from ragkv.model.cpu.packing import with_copies
-    from ragkv.model.cpu.product_speed import LAYER, ROUNDS, ROWS, measured_seconds
-    from ragkv.model.int8 import int8_layers
-
-    plain = getattr(torch, dtype, None)
-    if not isinstance(plain, torch.dtype):
-        return None
-    layer, rows = torch.nn.Linear(*LAYER, bias=False, dtype=plain), torch.ones((ROWS, LAYER[0]), dtype=plain)
-    try:
-        (rounded,) = int8_layers([layer])
-    except ConfigError:
-        return None
-    (computed,), _ = with_copies([layer], packed_bytes, torch.device("cpu"))
-    # A new view each time, whose rows are rounded again.
-    plain_s, int8_s = measured_seconds([(computed, rows), (lambda rows: rounded(rows[:]), rows)], ROUNDS)
-    return plain_s / int8_s
 
 
 def _home_health(home: Path) -> HomeHealth:
@@ -220,15 +190,6 @@ def _home_health(home: Path) -> HomeHealth:
     return replace(health, problems=tuple(problems))
 
 
-def _missing_modules() -> dict[str, tuple[str, ...]]:
-    """The modules that are not installed, by extra. Imports none of them."""
-    found = {
-        extra: tuple(module for module in modules if importlib.util.find_spec(module) is None)
-        for extra, (modules, _) in EXTRAS.items()
-    }
-    return {extra: modules for extra, modules in found.items() if modules}
-
-
 def advise(config: EngineConfig, found: Examination) -> Iterator[tuple[float, str]]:
     """What to change: how many times as fast it makes computing (1: it helps in another way), and a sentence."""
     on_cpu, dtype, machine, health = config.device == "cpu", found.dtype, found.machine, found.home
@@ -238,9 +199,6 @@ def advise(config: EngineConfig, found: Examination) -> Iterator[tuple[float, st
     if on_cpu and {found.auto_dtype, dtype} <= flops.keys() and flops[found.auto_dtype] > 1.1 * flops[dtype]:
         gain = flops[found.auto_dtype] / flops[dtype]
         yield gain, f"{found.auto_dtype} multiplies {gain:.1f} times as fast here as {dtype}: set dtype = auto."
-    if on_cpu and found.int8_gain is not None and found.int8_gain > INT8_PAYS:
-        text = f"int8 weights compute a layer {found.int8_gain:.1f} times as fast here as {dtype}: set weights = int8, "
-        yield found.int8_gain, text + "ingest again, and see with `ragkv gate` what the rounding costs."
     if on_cpu and (hint := crowding_hint(machine.threads, machine.load, machine.cores)) is not None:
         yield machine.threads, hint
     elif on_cpu and machine.threads < machine.cores and (machine.load is None or machine.load < machine.cores):

@@ -25,7 +25,7 @@ from .options import AsJson, EngineOptions, with_engine_options
 from .output import console, errors, print_json, print_note
 
 if TYPE_CHECKING:
-    from ragkv.retrieval.rag import FileOptions, FileOutcome, FileProgress, Rag, RagIngestReport
+    from ragkv.retrieval.rag import FileOptions, FileOutcome, Rag, RagIngestReport
 
 WATCH_MS = 200  # How long one wait for changes takes.
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
@@ -43,15 +43,11 @@ def ingest(
         str | None,
         typer.Option(help="Encoding of text, whatever a page declares; auto guesses it.", show_default="UTF-8"),
     ] = None,
-    inflated_bytes: Annotated[
-        int, typer.Option(min=1, help="Most bytes of a file, also when unpacked.", show_default="1 GiB")
-    ] = GIB,
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete documents whose files are gone from the folders.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on: follow new, changed and deleted files.")] = False,
     index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to the first questions.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print each file when it is done.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Index documents and compute the KV of their chunks. Unchanged files are skipped.
@@ -63,9 +59,9 @@ def ingest(
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.rag import FileOptions
 
-    file_options = FileOptions(encoding, prune=prune or watch, limits=ParseLimits(inflated_bytes=inflated_bytes))
+    file_options = FileOptions(encoding, prune=prune or watch, limits=ParseLimits(inflated_bytes=GIB))
     with options.rag(chunk_tokens) as rag:
-        runs = Runs(rag, paths, file_options, encode=not index_only, verbose=verbose)
+        runs = Runs(rag, paths, file_options, encode=not index_only)
         if watch:
             with ended_by_signal() as ended:
                 follow(runs, options.home, as_json, ended)
@@ -81,7 +77,6 @@ class Runs:
     paths: Sequence[Path]
     options: "FileOptions"
     encode: bool
-    verbose: bool
 
     def first(self, as_json: bool) -> "RagIngestReport":
         """Ingest all, and print the report."""
@@ -89,10 +84,8 @@ class Runs:
         report = self._run(self.encode)
         if self.rag.index.notice:
             print_note(self.rag.index.notice)
-        if report.kv.failed:
-            print_note(
-                f"{report.kv.failed} entries could not be stored. Questions that need these chunks compute them."
-            )
+        if failed := report.kv.failed:
+            print_note(f"{failed} entries could not be stored. Questions that need these chunks compute them.")
         seconds = time.monotonic() - began
         if as_json:
             print_json(as_json_value(report, seconds))
@@ -107,20 +100,17 @@ class Runs:
     def _run(self, encode: "bool | Literal['changed']") -> "RagIngestReport":
         # Failures are in the report; pypdf's warnings do not name the file.
         with output.quiet("ragkv.retrieval.rag.files"), output.quiet("pypdf"), output.progress("reading") as show:
-
-            def on_file(done: "FileProgress") -> None:
-                show(done.files, done.files_total, f"reading {done.path}")
-                if self.verbose and done.outcome is not None:
-                    print_outcome(done.outcome)
-
-            def on_embed(done: int, total: int) -> None:
-                show(done, total, "embedding passages")
-
-            def on_encode(done: int, total: int) -> None:
-                show(done, total, "encoding KV, chunks")
-
-            options = replace(self.options, on_file=on_file, on_embed=on_embed)
-            return self.rag.ingest_files(self.paths, options, encode=encode, on_encode=on_encode)
+            options = replace(
+                self.options,
+                on_file=lambda done: show(done.files, done.files_total, f"reading {done.path}"),
+                on_embed=lambda done, total: show(done, total, "embedding passages"),
+            )
+            return self.rag.ingest_files(
+                self.paths,
+                options,
+                encode=encode,
+                on_encode=lambda done, total: show(done, total, "encoding KV, chunks"),
+            )
 
 
 @contextmanager
@@ -153,10 +143,10 @@ def follow(runs: Runs, home: Path, as_json: bool, ended: threading.Event) -> Non
     try:
         for _ in changes:
             report = runs.again()
+            again, failures = failures, _failures(report.files)
             for outcome in report.files:
-                if outcome.status in ("added", "changed", "deleted") or _is_new(outcome, failures):
+                if outcome.status in ("added", "changed", "deleted") or outcome in failures - again:
                     print_outcome(outcome)
-            failures = _failures(report.files)
     except KeyboardInterrupt:
         pass
     print_note("no longer following changes.")
@@ -188,12 +178,8 @@ def _changes(paths: Sequence[Path], home: Path, ended: threading.Event) -> Itera
             yield
 
 
-def _failures(outcomes: "Sequence[FileOutcome]") -> dict[str, str]:
-    return {outcome.path: outcome.reason for outcome in outcomes if outcome.status == "failed"}
-
-
-def _is_new(outcome: "FileOutcome", failures: dict[str, str]) -> bool:
-    return outcome.status == "failed" and failures.get(outcome.path) != outcome.reason
+def _failures(outcomes: "Sequence[FileOutcome]") -> "set[FileOutcome]":
+    return {outcome for outcome in outcomes if outcome.status == "failed"}
 
 
 def _check_paths(paths: Sequence[Path], all_needed: bool) -> None:

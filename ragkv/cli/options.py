@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,6 @@ from .output import print_note, working
 if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.prompt import AnswerOptions
-    from ragkv.prompt.constraints import ResponseFormat
     from ragkv.retrieval.rag import Rag
 
 FILE = Path("ragkv.toml")  # Commands that run in the folder of this file take their settings from it.
@@ -127,16 +125,6 @@ Temperature = Annotated[
     typer.Option(min=0, rich_help_panel=ANSWER, help="0 decodes greedily; above 0 samples, more freely if higher."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, rich_help_panel=ANSWER, help="Longest answer, in tokens.")]
-AnswerSchema = Annotated[
-    Path | None,
-    typer.Option(
-        "--schema",
-        exists=True,
-        dir_okay=False,
-        rich_help_panel=ANSWER,
-        help="File with a JSON schema: the answer is JSON that it allows.",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 HOME = Path(".ragkv")
 
@@ -191,42 +179,38 @@ class EngineOptions:
         try:
             self.check_writable()
         except StoreLockedError as error:
-            config = self._read_only(config, error, reads)
-        with ExitStack() as stack:
-            try:
-                engine = stack.enter_context(_loaded(self.model, config))
-            except StoreLockedError as error:  # another process began to write while the model was loaded
-                config = self._read_only(config, error, reads)
-                engine = stack.enter_context(_loaded(self.model, config))
-            _note_dtype(engine)
-            yield engine
+            if not reads:
+                raise
+            print_note(f"{error.holder} writes to {self.home}: it is opened read-only, and no new KV is stored.")
+            config = replace(config, store=replace(config.store, read_only=True))
+        with working("loading the model"):  # copying the weights of a large one takes seconds
+            from ragkv.engine import Engine
+            from ragkv.model.loading import quiet_transformers
 
-    def _read_only(self, config: EngineConfig, error: StoreLockedError, reads: bool) -> EngineConfig:
-        """The config for a command that `reads`, with a note; raises `error` for any other."""
-        if not reads:
-            raise error
-        print_note(f"{error.holder} writes to {self.home}: it is opened read-only, and no new KV is stored.")
-        return replace(config, store=replace(config.store, read_only=True))
+            quiet_transformers()
+            loaded = Engine.from_pretrained(self.model, config)
+        with loaded as engine:
+            if (choice := engine.model.dtype_choice).measured:
+                print_note(f"the model computes in {choice.why}.")
+            if (unused := engine.entries.unused_note) is not None:
+                print_note(f"{unused}.")
+            yield engine
 
     @contextmanager
     def rag(self, chunk_tokens: int | None = None, *, reads: bool = False) -> Iterator["Rag"]:
         """The corpus on its engine; both closed at the end. `reads` is as for `engine`."""
-        with self.engine(reads) as engine, self._corpus(engine, chunk_tokens) as rag:
-            yield rag
-
-    @contextmanager
-    def _corpus(self, engine: "Engine", chunk_tokens: int | None) -> Iterator["Rag"]:
         from ragkv.retrieval import resolve_embedder
         from ragkv.retrieval.rag import Rag, default_chunk_tokens
 
-        with working("loading the embedder"):
-            embedder = resolve_embedder(device=self.device or "cpu")
-        with warnings.catch_warnings():
+        with ExitStack() as stack:
+            engine = stack.enter_context(self.engine(reads))
+            with working("loading the embedder"):
+                embedder = resolve_embedder(device=self.device or "cpu")
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
             tokens, read_only = chunk_tokens or default_chunk_tokens(engine), engine.config.store.read_only
             index = self.home / "index"
-            with Rag(engine, index, chunk_tokens=tokens, embedder=embedder, read_only=read_only) as rag:
-                yield rag
+            yield stack.enter_context(Rag(engine, index, chunk_tokens=tokens, embedder=embedder, read_only=read_only))
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -246,23 +230,6 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
-
-
-def _loaded(model: str, config: EngineConfig) -> "Engine":
-    with working("loading the model"):  # copying the weights of a large one takes seconds
-        from ragkv.engine import Engine
-        from ragkv.model.loading import quiet_transformers
-
-        quiet_transformers()
-        return Engine.from_pretrained(model, config)
-
-
-def _note_dtype(engine: "Engine") -> None:
-    """Say which dtype "auto" stands for, if not the checkpoint's, and why stored entries are not reused."""
-    if (choice := engine.model.dtype_choice).measured:
-        print_note(f"the model computes in {choice.why}.")
-    if (unused := engine.entries.unused_note) is not None:
-        print_note(f"{unused}.")
 
 
 def require_index(home: Path) -> None:
@@ -305,16 +272,6 @@ def answer_options(
     if ratio is not None:
         options["ratio"] = ratio
     return options
-
-
-def response_format(schema: Path) -> "ResponseFormat":
-    """The form of the answer from a file with a JSON schema."""
-    from ragkv.prompt.constraints import ResponseFormat
-
-    try:
-        return ResponseFormat.json_schema(json.loads(schema.read_text("utf-8")))
-    except ValueError as error:
-        raise InputError(f"--schema {schema}: the file is not JSON: {error}.") from error
 
 
 def metadata_filter(pairs: Sequence[str] | None) -> dict[str, Any]:

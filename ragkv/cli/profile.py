@@ -34,30 +34,25 @@ def profile(
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})
         return
-    show(measured)
+    _show(measured)
     console.print(f"dtype: {dtype_why}", style="dim")
     console.print(f"saved in {path}", style="dim")
     if (error := _largest_error(measured)) > BAD_FIT:
         print_note(f"the fit is off by up to {error:.0%}; if the machine was busy, measure again when it is idle.")
 
 
-def show(measured: "Profile") -> None:
-    """Print what was fitted to the measured times; `--json` has all of them."""
-    subject, per_slice = measured.subject, measured.stored_bytes_per_token / measured.layers
+def _show(measured: "Profile") -> None:
+    """Print the main speeds; `--json` has all of them."""
+    subject, longest = measured.subject, max(measured.prefill.points, key=lambda point: point.tokens)
     console.print(f"{subject.cpu}, {subject.threads} threads, {subject.device}, {subject.dtype}", style="dim")
-    for name, fit in (("prefill", measured.prefill), ("decode step", measured.decode)):
-        longest = max(fit.points, key=lambda point: point.tokens)
-        console.print(f"{name} at {longest.tokens} tokens: {milliseconds(longest.measured_s)}")
-    layer = measured.recompute
-    console.print(
-        f"a layer of recompute: {milliseconds(layer.fixed_s)} + rows x "
-        f"({layer.per_row_s * 1e6:.3g} + keys x {layer.per_row_key_s * 1e6:.2g}) us; "
-        f"placing a token: {measured.place_token_layer_s * 1e6:.3g} us; start: {milliseconds(measured.start_s)}"
-    )
+    step_s = measured.decode.at(longest.tokens)
+    console.print(f"prefill of {longest.tokens} tokens: {milliseconds(longest.measured_s)}")
+    console.print(f"decode step at {longest.tokens} tokens: {milliseconds(step_s)}")
+    layer_s = measured.recompute.at(longest.tokens // 10, longest.tokens)
+    console.print(f"a layer that recomputes a tenth of them: {milliseconds(layer_s)}")
     for name, speed in measured.tiers.items():
         rate = f"{output.size(speed.bytes_per_s)}/s" if speed.per_byte_s else "no longer for more bytes"
-        token = f", {per_slice * speed.per_byte_s * 1e6:.2g} us a token and layer" if speed.per_byte_s else ""
-        console.print(f"{name}: {rate}, {speed.latency_s * 1e6:.3g} us a slice{token}")
+        console.print(f"{name}: {rate}, {speed.latency_s * 1e6:.3g} us a slice")
     if measured.copy_bytes_per_s is not None:
         console.print(f"copies to the device: {output.size(measured.copy_bytes_per_s)}/s")
 

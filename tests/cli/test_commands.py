@@ -9,7 +9,6 @@ import pytest
 from ragkv.config import CODEC_NAMES, StoreConfig
 from ragkv.retrieval.rag import Rag
 from ragkv.store import Store
-from tests.integrations.langchain.helpers import tiny_folder
 
 from .conftest import Run
 
@@ -258,17 +257,3 @@ class TestErrors:
         run("ingest", documents)
         ran = run("ask", "who? " * 600)
         assert (ran.code, "context" in ran.err) == (1, True)
-
-
-def test_ask_with_a_schema_prints_json_that_it_allows(
-    run: Run, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("llguidance")
-    monkeypatch.setenv("RAGKV_MODEL", tiny_folder(tmp_path / "bytes"))  # words have no bytes to constrain
-    run("ingest", documents)
-    (tmp_path / "schema.json").write_text('{"enum": ["yes", "no"]}')
-    answered = run("ask", "Is Marl a town?", "--schema", tmp_path / "schema.json")
-    assert answered.code == 0, answered.err
-    assert answered.out.splitlines()[0] in ('"yes"', '"no"')
-    (tmp_path / "schema.json").write_text('{"enum": [')
-    assert "the file is not JSON" in run("ask", "Is Marl a town?", "--schema", tmp_path / "schema.json").err

@@ -1,6 +1,5 @@
 """`ragkv doctor`."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,20 +29,18 @@ HEALTH = HomeHealth(Path("home"), 1, 2, None, 3, 0, 100, {"float32": 3}, True)
 def advice(
     config: EngineConfig | None = None,
     machine: Machine = MACHINE,
-    missing: Mapping[str, tuple[str, ...]] | None = None,
+    missing: tuple[str, ...] = (),
     health: HomeHealth = HEALTH,
-    int8_gain: float | None = 1.1,
 ) -> list[tuple[float, str]]:
     config = config or EngineConfig()
     dtype = "float32" if config.dtype == "auto" else config.dtype
-    return list(advise(config, Examination(machine, dtype, "why", "float32", int8_gain, health, missing or {})))
+    return list(advise(config, Examination(machine, dtype, "why", "float32", health, missing)))
 
 
 @pytest.fixture
 def known_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 is 4.5 times as fast as bfloat16, and int8 is not possible: measuring takes long on a busy machine."""
+    """Float32 is 4.5 times as fast as bfloat16: measuring takes long on a busy machine."""
     monkeypatch.setattr("ragkv.model.cpu.product_speed.product_seconds", lambda _: (1.0, 4.5))
-    monkeypatch.setattr("ragkv.cli.doctor._int8_gain", lambda *_: None)
 
 
 def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -> None:
@@ -55,12 +52,10 @@ def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -
     found = run("doctor", "--json").json
     assert found["home"]["documents"] == 2
     assert found["home"]["dtypes"] == {"float32": found["home"]["entries"]}
-    assert found["int8_gain"] is None or found["int8_gain"] > 0
     assert found["dtype"] == "float32" and "checkpoint" in found["dtype_why"]
     gains = [one["gain"] for one in found["advice"]]
     assert gains == sorted(gains, reverse=True)
-    rounded = run("doctor", "--weights", "int8", "--json").json
-    assert "int8" in rounded["dtype_why"] and rounded["int8_gain"] is None
+    assert "int8" in run("doctor", "--weights", "int8", "--json").json["dtype_why"]
 
 
 @pytest.mark.usefixtures("known_speeds")
@@ -96,13 +91,6 @@ def test_a_slow_dtype_of_the_settings_and_unused_cores_are_named_with_their_gain
     assert "dtype = auto" in slow[0][1] and "OMP_NUM_THREADS" in slow[1][1]
 
 
-def test_int8_is_named_with_what_it_gains_where_it_gains_enough() -> None:
-    ((gain, text),) = advice(int8_gain=2.34)
-    assert gain == 2.34
-    assert "2.3 times as fast here as float32" in text and "weights = int8" in text
-    assert advice(int8_gain=1.1) == advice(int8_gain=None) == []
-
-
 def test_threads_on_full_processors_are_advised_against_and_more_threads_are_not_advised() -> None:
     ((_, text),) = advice(machine=replace(MACHINE, load=7.5))
     assert "2 threads while the processors are full (load 7.5 on 2)" in text and "OMP_NUM_THREADS=1" in text
@@ -126,5 +114,5 @@ def test_what_is_slow_or_useless_is_named(
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
-    ((_, text),) = advice(missing={"pdf": ("pypdf",)})
+    ((_, text),) = advice(missing=("pdf",))
     assert text == 'For PDF files: pip install "ragkv[pdf]".'

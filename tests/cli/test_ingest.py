@@ -23,14 +23,6 @@ def test_the_printed_report_counts_40_files_and_names_each_that_was_not_read(run
         assert status == "added" or Path(name).name in ran.out, name
 
 
-def test_verbose_prints_each_file_when_it_is_done(run: Run, documents: Path) -> None:
-    (documents / "[red]x.txt").write_text("text")
-    err = run("ingest", documents, "--index-only", "--verbose").err
-    assert [line.split("/")[-1] for line in err.splitlines() if line.startswith("added: ")] == [
-        *("[red]x.txt", "marl.md", "mill.txt")
-    ]
-
-
 def test_an_encoding_can_be_named_or_guessed(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes("Die M\u00fchle in der gro\u00dfen Stra\u00dfe ist sch\u00f6n. ".encode("latin-1") * 3)

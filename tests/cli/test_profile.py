@@ -11,7 +11,7 @@ from .conftest import Run
 def test_profile_prints_and_saves_the_measurements(run: Run, tmp_path: Path) -> None:
     done = run("profile", "--quick")
     assert done.code == 0, done.err
-    for word in ("prefill", "decode step", "a layer of recompute", "us a slice"):
+    for word in ("prefill", "decode step", "a layer that recomputes", "us a slice"):
         assert word in done.out
     assert "memory: no longer for more bytes" in done.out  # slices in memory are used in place
     (saved,) = json.loads((tmp_path / "home/kv/profile.json").read_text()).values()

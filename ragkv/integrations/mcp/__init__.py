@@ -11,8 +11,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("mcp", "mcp", "The Model Context Protocol") from error
 
-from .corpus import HomeCorpus, ServedCorpus
+from .corpus import HomeCorpus
 from .mounting import mount
 from .tools import build_server
 
-__all__ = ["HomeCorpus", "ServedCorpus", "build_server", "mount"]
+__all__ = ["HomeCorpus", "build_server", "mount"]

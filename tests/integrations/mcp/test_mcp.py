@@ -20,7 +20,9 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ragkv import Engine
 from ragkv.api import ServeConfig, create_app
+from ragkv.config import StoreConfig
 from ragkv.integrations.mcp import mount
+from ragkv.store import Store
 from tests.api.helpers import BARE, on_port
 from tests.api.serving import process
 from tests.cli.conftest import Run, documents, model_folder, run  # noqa: F401 - fixtures
@@ -110,14 +112,12 @@ async def test_read_only_offers_no_tool_that_adds(tmp_path: Path) -> None:
         assert "Unknown tool" in await refusal(client, "add_document", id="x", text="y")
 
 
-@pytest.mark.usefixtures("home")
-async def test_a_home_that_a_server_has_is_asked_through_it(tmp_path: Path) -> None:
-    serve = [sys.executable, "-c", DRIVER, "serve", "--port", "0"]
-    with process(serve, {"RAGKV_FUSION__FLOOR_TOKENS": "0"}) as served:
-        served.wait_ready()
+async def test_a_home_that_another_process_writes_to_is_opened_read_only(home: Path, tmp_path: Path) -> None:
+    with Store.open(StoreConfig(directory=str(home / "kv"))):
         async with stdio(tmp_path / "log") as client:
-            await check_tools(client)
-        assert f"(pid {served.popen.pid}), which has this home, answers" in (tmp_path / "log").read_text()
+            assert len((await call(client, "ask", question="Who founded Marl?", max_tokens=3))["sources"]) == 2
+            assert "read-only" in await refusal(client, "add_document", id="x", text="y")
+    assert "writes to" in (tmp_path / "log").read_text()
 
 
 @pytest.fixture
