@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
-from ragkv.model.pauses import pausing
+from ragkv.model.rows import pausing
 from ragkv.runtime import Closing
 from ragkv.store import Lease
 

@@ -2,7 +2,7 @@
 
 The base class handles the llama architecture; `families.py` has the differences of other families. The model is never
 changed: an adapter works on shallow copies of its layers, which share every weight and differ in a few modules (see
-`views.py`). It knows nothing of entries, chunks or selection.
+`layers.py`). It knows nothing of entries, chunks or selection.
 """
 
 import sys
@@ -14,14 +14,10 @@ from transformers import Cache
 
 from . import attention
 from .cpu.packing import with_copies
-from .cpu.product_speed import multiplies_bfloat16
-from .cpu.products import kernel_is_faster
-from .pauses import TILE_ROWS
-from .plain_layer import PlainLayer, plain_layers
+from .layers import PlainLayer, attending_view, plain_layers
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowPass
 from .rope import Rope, RotaryTables
 from .rows import Rows
-from .views import attending_view
 
 
 class Adapter:
@@ -44,8 +40,6 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
-        if on_cpu and self.dtype is torch.bfloat16 and multiplies_bfloat16():
-            kernel_is_faster()  # timed now, not in the first request
         views = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
         (self._head, *self.layers), self.packed_bytes = with_copies(
             [self.model.get_output_embeddings(), *views], packed_bytes, self.device
@@ -151,13 +145,7 @@ class Adapter:
 
     def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), computed in float32."""
-        if raw.shape[2] <= TILE_ROWS or self.device.type != "cpu":
-            return self.rotate_in_float32(layer, raw, cos, sin).type_as(raw)
-        out = torch.empty_like(raw)
-        for at in range(0, raw.shape[2], TILE_ROWS):
-            tile = slice(at, at + TILE_ROWS)
-            out[:, :, tile] = self.rotate_in_float32(layer, raw[:, :, tile], cos[:, tile], sin[:, tile])
-        return out
+        return self.rotate_in_float32(layer, raw, cos, sin).type_as(raw)
 
     def rotate_in_float32(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Like `rotate`, but the result stays float32 and the caller rounds it; `raw` itself without RoPE."""

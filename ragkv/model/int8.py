@@ -18,11 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import xxhash
-from torch.nn import functional
 
 from ragkv.errors import ConfigError
 
-from .cpu.packed_linear import call_packed
+from .cpu.packing import call_packed
 from .fingerprint import remember_rounded_digest
 
 WEIGHT_STEPS = 127  # A weight has so many steps on each side of zero.
@@ -33,7 +32,6 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 LEAST_SCALE = 1e-30  # A row of zeros has this scale.
 FEW_ROWS = 48  # FBGEMM multiplies faster up to so many rows (docs/models.md).
 BLOCK = 512  # FBGEMM keeps so many inputs together; a part of a block takes the memory of a whole one.
-
 
 T = TypeVar("T")
 
@@ -64,11 +62,7 @@ class Rounded(NamedTuple):
 class CopyForFew:
     """The weights of layers that multiply the same rows, in FBGEMM's layout: few rows are multiplied by all at once."""
 
-    def __init__(self, layers: Sequence[Rounded], dtype: torch.dtype) -> None:
-        """`dtype` is that of the rows."""
-        inputs = layers[0].weights.shape[1]
-        more = few_inputs(inputs) - inputs
-        self._zeros = torch.zeros(more, dtype=dtype) if more else None  # behind the numbers of each row
+    def __init__(self, layers: Sequence[Rounded]) -> None:
         self._most = activation_steps()
         self._packed = _packed_for_few(*(torch.cat(parts) for parts in zip(*(one[:2] for one in layers), strict=True)))
         biases = [one.bias if one.bias is not None else torch.zeros_like(one.scale) for one in layers]
@@ -86,10 +80,7 @@ class CopyForFew:
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in), few rows, times the weights of all layers -> (..., all out)."""
-        padded = hidden
-        if self._zeros is not None:  # torch's padding is far slower
-            padded = torch.cat((hidden, self._zeros.expand(*hidden.shape[:-1], -1)), dim=-1)
-        rows = quantised(padded, self._most)
+        rows = quantised(hidden, self._most)
         return _scaled(_product_of_few(rows.steps, self._most, self._packed), rows, self._bias, hidden)
 
 
@@ -143,16 +134,6 @@ def _as_tensor(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float32)
 
 
-def few_inputs(inputs: int) -> int:
-    """Inputs that few rows are multiplied with, zeros added: FBGEMM reads weights in whole blocks far faster.
-
-    One row of 4,864 x 896 weights that lie in no cache takes .31 ms, and .22 with 1,024 inputs. 16 rows and more take a
-    tenth longer. Where blocks are many, a part of one does not matter.
-    """
-    whole = math.ceil(inputs / BLOCK) * BLOCK
-    return whole if inputs <= 4 * BLOCK and 3 * whole <= 4 * inputs else inputs
-
-
 class _Last(Generic[T]):
     """What was computed last from some rows: q, k and v, and gate and up, get the same ones one after the other."""
 
@@ -195,7 +176,6 @@ def _packed_for_few(rounded: torch.Tensor, scale: torch.Tensor) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces that tensors of this kind will go; then this is None
             zero_points = torch.zeros(len(scale), dtype=torch.int64)
-            rounded = functional.pad(rounded, (0, few_inputs(rounded.shape[1]) - rounded.shape[1]))
             weights = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero_points, 0)
             return torch.ops.quantized.linear_prepack(weights, None)
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -253,7 +233,7 @@ def int8_layers(plain: Sequence[torch.nn.Linear], *, packs_for_few: bool = True)
     Without `packs_for_few` they take half of the memory, and few rows take several times as long.
     """
     rounded = [Rounded.of(part) for part in plain]
-    copy = CopyForFew(rounded, plain[0].weight.dtype) if packs_for_few else None
+    copy = CopyForFew(rounded) if packs_for_few else None
     for_few = copy if copy is not None and copy.works else None
     ends = accumulate((part.out_features for part in plain), initial=0)
     places = [None] if len(plain) == 1 else [slice(*pair) for pair in pairwise(ends)]

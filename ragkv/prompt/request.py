@@ -195,7 +195,6 @@ class AnswerOptions(PrefillOptions, total=False):
     logit_bias: Mapping[int, float] | None
     repetition_penalty: float | None
     min_new_tokens: int | None
-    do_sample: bool | None
 
 
 @dataclass(frozen=True, slots=True)

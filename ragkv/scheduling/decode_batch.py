@@ -3,7 +3,7 @@
 A request takes a decode slot and asks for the logits behind one token after another. The first request that acquires
 the compute lock runs one step for all requests that wait at that moment, and hands the others their logits. So rows
 join and leave at any step, a slow consumer delays only itself, and a request that never asks again delays no other. A
-prefill runs steps for waiting requests between its layers and within long ones (`model/pauses.py`): a long prompt
+prefill runs steps for waiting requests between its layers and within long ones (`model/rows.py`): a long prompt
 delays them by a part of a layer, or by one step.
 
 The batch knows no samplers and no text: choosing a token is up to its consumer, and an error there fails only that one.

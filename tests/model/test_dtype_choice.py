@@ -228,7 +228,7 @@ class TestKeptSpeeds:
         self.patch.setattr(product_speed, *changed)
         assert self.found(5.0) == 5.0
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"seconds": [1, 2]}', '{"seconds": [1, -2, 1, 1], "subject": {}}'])
+    @pytest.mark.parametrize("text", ["", "[]", '{"seconds": [1, -2, 1, 1], "subject": {}}'])
     def test_a_damaged_file_is_measured_again(self, text: str) -> None:
         self.found(1.0)
         (file,) = self.folder.iterdir()

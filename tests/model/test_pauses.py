@@ -8,28 +8,28 @@ from torch.nn import functional
 
 from ragkv import Engine
 from ragkv.errors import CancelledError
-from ragkv.model import Rows, attention, pauses, views
-from ragkv.model.pauses import pause, pausing
+from ragkv.model import Rows, attention, layers, rows
+from ragkv.model.rows import pause, pausing
 from tests import tiny_models
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention, views):
+    for module in (attention, layers):
         monkeypatch.setattr(module, "TILE_ROWS", 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (6, 2), (3, 3), (4, 1)])
 def test_attention_head_by_head_gives_the_same_bits(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
-    count = pauses.TILE_ROWS + 5
+    count = rows.TILE_ROWS + 5
     generator = torch.Generator().manual_seed(heads)
     query, key, value = (
         torch.randn((1, n, count, 16), generator=generator).to(dtype) for n in (heads, kv_heads, kv_heads)
     )
-    rows, seen = Rows.span(0, count, torch.device("cpu")), list[int]()
+    row_range, seen = Rows.span(0, count, torch.device("cpu")), list[int]()
     with pausing(lambda: seen.append(1)):
-        found = attention.attend(query, key, value, rows, None, 0.25)
+        found = attention.attend(query, key, value, row_range, None, 0.25)
     whole = functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=0.25, enable_gqa=heads != kv_heads
     )

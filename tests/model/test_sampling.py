@@ -54,15 +54,15 @@ def test_what_has_no_effect_is_noted() -> None:
 
 
 def test_equal_seeds_give_equal_samples_and_other_seeds_give_others() -> None:
-    samples = {seed: chosen(20, seed=seed, do_sample=True) for seed in (0, 1)}
-    assert chosen(20, seed=0, do_sample=True) == samples[0]
+    samples = {seed: chosen(20, seed=seed, temperature=1.0) for seed in (0, 1)}
+    assert chosen(20, seed=0, temperature=1.0) == samples[0]
     assert samples[0] != samples[1]
-    assert chosen(40, seed=None, do_sample=True) != chosen(40, seed=None, do_sample=True)
+    assert chosen(40, seed=None, temperature=1.0) != chosen(40, seed=None, temperature=1.0)
 
 
 def test_a_seed_does_not_change_the_global_generator_of_torch() -> None:
     before = torch.get_rng_state()
-    chosen(5, seed=3, do_sample=True)
+    chosen(5, seed=3, temperature=1.0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -145,9 +145,3 @@ def test_end_tokens_are_not_chosen_before_min_new_tokens() -> None:
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=name):
         Sampling(**{name: value})
-
-
-@pytest.mark.parametrize("both", [dict(do_sample=True, temperature=0.0), dict(do_sample=False, top_p=0.5)], ids=str)
-def test_values_that_contradict_each_other_are_refused(both: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"do_sample is .*Leave one of them out"):
-        Sampling(**both)

@@ -14,15 +14,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from ragkv.runtime import cpu_model, make_private_folder, replace_file
-
-from .packed_linear import PackedLinear
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +46,9 @@ def product_seconds(dtypes: tuple[torch.dtype, ...]) -> tuple[float, ...]:
     inputs, outputs = LAYER
 
     def timed() -> list[tuple[Product, torch.Tensor]]:
+        weights = [torch.full((outputs, inputs), 0.01, dtype=dtype) for dtype in dtypes]
         ones = [torch.ones((ROWS, inputs), dtype=dtype) for dtype in dtypes]
-        return [(_product(torch.full((outputs, inputs), 0.01, dtype=rows.dtype)), rows) for rows in ones]
+        return [(partial(functional.linear, weight=one), rows) for one, rows in zip(weights, ones, strict=True)]
 
     return kept_seconds({"dtypes": [str(dtype) for dtype in dtypes], "layer": list(LAYER)}, timed, ROUNDS)
 
@@ -58,11 +58,9 @@ def gain_of_second(subject: Mapping[str, Any], products: Callable[[], Sequence[P
 
     `subject` names what is measured.
     """
-
-    def timed() -> list[tuple[Product, torch.Tensor]]:
-        return [(product, rows) for product in products()]
-
-    first_s, second_s = kept_seconds({**subject, "rows": len(rows)}, timed, PAIR_ROUNDS)
+    first_s, second_s = kept_seconds(
+        {**subject, "rows": len(rows)}, lambda: [(product, rows) for product in products()], PAIR_ROUNDS
+    )
     return first_s / second_s
 
 
@@ -70,14 +68,12 @@ def kept_seconds(
     subject: Mapping[str, Any], timed: Callable[[], Sequence[tuple[Product, torch.Tensor]]], rounds: int
 ) -> tuple[float, ...]:
     """The `measured_seconds` of what `timed` makes, as they were measured for `subject` on this machine first."""
-    subject = {**_conditions(), **subject}
-    name = hashlib.blake2b(json.dumps(subject, sort_keys=True).encode(), digest_size=12).hexdigest()
+    text = json.dumps({**_conditions(), **subject}, sort_keys=True)
     file = None
     try:
-        file = folder() / f"{name}.json"
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        found = tuple(float(seconds) for seconds in kept["seconds"])
-        if kept["subject"] == subject and found and all(math.isfinite(s) and s > 0 for s in found):
+        file = folder() / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.json"
+        found = tuple(float(seconds) for seconds in json.loads(file.read_text(encoding="utf-8"))["seconds"])
+        if found and all(math.isfinite(seconds) and seconds > 0 for seconds in found):
             return found
     except (OSError, RuntimeError, ValueError, TypeError, KeyError):
         pass  # there is none, or it is damaged
@@ -85,7 +81,7 @@ def kept_seconds(
     try:
         if file is not None:
             make_private_folder(file.parent)
-            replace_file(file, (json.dumps({"subject": subject, "seconds": found}, indent=1) + "\n").encode())
+            replace_file(file, json.dumps({"subject": json.loads(text), "seconds": found}, indent=1).encode())
     except (OSError, RuntimeError) as error:  # no home folder, a read-only one, a full disk
         log.debug("Measured speeds are not kept: %s.", error)
     return found
@@ -133,19 +129,6 @@ def _seconds(product: Product, rows: torch.Tensor) -> float:
         product(rows)
         count += 1
     return (time.thread_time() - began) / count
-
-
-def _product(weights: torch.Tensor) -> Product:
-    """The product of rows (R, in) with weights (out, in) -> (R, out), as a model computes it: packed in bfloat16."""
-    outputs, inputs = weights.shape
-    plain = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
-    plain.weight = torch.nn.Parameter(weights)
-    if weights.dtype is torch.bfloat16 and has_bfloat16_kernels():
-        try:
-            return PackedLinear(plain)
-        except (AttributeError, RuntimeError, NotImplementedError):  # the operators are not public
-            pass
-    return plain
 
 
 def has_bfloat16_kernels() -> bool:

@@ -46,7 +46,6 @@ class Sampling:
     logit_bias: Mapping[int, float] | None = None  # -100 to 100, by token id: added to the logit
     repetition_penalty: float | None = None  # .01 to 100: transformers' rule; it counts the prompt too
     min_new_tokens: int | None = None  # the answer does not end before
-    do_sample: bool | None = None  # True samples at temperature 1 if nothing else is given; False refuses to sample
 
     def __post_init__(self) -> None:
         _check(self, "temperature", 0.0, 2.0)
@@ -61,10 +60,6 @@ class Sampling:
         _check(self, "repetition_penalty", LEAST_REPETITION, MOST_REPETITION)
         _check(self, "min_new_tokens", 0, whole=True)
         _check_biases(self.logit_bias)
-        if self.do_sample and self.temperature == 0.0:
-            raise InputError("do_sample is True and temperature is 0, which is greedy. Leave one of them out.")
-        if self.do_sample is False and self._asking:
-            raise InputError(f"do_sample is False, but {self._asking} would sample. Leave one of them out.")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -74,7 +69,8 @@ class Sampling:
     @property
     def samples(self) -> bool:
         """Whether tokens are drawn; otherwise the most probable one is taken."""
-        return bool(self.do_sample) or bool(self.temperature) or (self.temperature is None and bool(self._asking))
+        asks = any(_asks(name, getattr(self, name)) for name in ("top_p", "top_k", "min_p"))
+        return bool(self.temperature) or (self.temperature is None and asks)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -85,18 +81,12 @@ class Sampling:
         why = "temperature is 0" if self.temperature is not None else "no temperature was given"
         return (f"decoding is greedy because {why}: {', '.join(names)} has no effect",)
 
-    @property
-    def _asking(self) -> str:
-        """The parameters that ask to sample, for people."""
-        names = ("temperature", "top_p", "top_k", "min_p")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names if _asks(name, getattr(self, name)))
-
 
 SETTINGS = frozenset(field.name for field in fields(Sampling))
 
 
 def _asks(name: str, value: float | None) -> bool:
-    """Whether the value changes how tokens are drawn: `top_p` 1, `top_k` 0, `min_p` 0 and `temperature` 0 do not."""
+    """Whether the value changes how tokens are drawn: `top_p` 1, `top_k` 0 and `min_p` 0 do not."""
     return value is not None and (name == "seed" or value != (1.0 if name == "top_p" else 0.0))
 
 

@@ -1,6 +1,5 @@
 """The text and bytes of single tokens, and log probabilities in the form that OpenAI's clients read."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,11 @@ class TokenText:
     """The texts of one tokenizer's tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
+        self._alphabet = {char: byte for byte, char in bytes_to_unicode().items()}  # GPT-2's characters for bytes
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._is_byte_level = "ByteLevel" in str(getattr(backend, "decoder", ""))
 
@@ -28,9 +30,8 @@ class TokenText:
             return piece.encode()
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:5], 16)])
-        alphabet = _byte_alphabet()
-        if self._is_byte_level and all(char in alphabet for char in piece):
-            return bytes(alphabet[char] for char in piece)
+        if self._is_byte_level and all(char in self._alphabet for char in piece):
+            return bytes(self._alphabet[char] for char in piece)
         if _SPACE in piece:
             return piece.replace(_SPACE, " ").encode()
         text = str(self._tokenizer.decode([token]))
@@ -48,11 +49,3 @@ class TokenText:
             {**self.entry(one.token_id, one.logprob), "top_logprobs": [self.entry(*other) for other in one.top]}
             for one in tokens
         ]
-
-
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones stand for themselves, the others are numbered from 256 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(others)}}

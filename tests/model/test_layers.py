@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.model import Adapter, Rows, attention, plain_layer, views
-from ragkv.model import adapter as adapter_module
+from ragkv.model import Adapter, Rows, attention, layers
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.int8 import round_weights
 from ragkv.model.probe import adapt, full_pass
@@ -63,9 +62,9 @@ class TestPlainLayers:
     ) -> None:
         model = tiny_models.model("llama")
         assert adapt(model)._plain is not None
-        real = plain_layer.PlainLayer.__call__
+        real = layers.PlainLayer.__call__
         with monkeypatch.context() as patch:
-            patch.setattr(plain_layer.PlainLayer, "__call__", lambda *given: real(*given) * 1.001)
+            patch.setattr(layers.PlainLayer, "__call__", lambda *given: real(*given) * 1.001)
             assert adapt(model)._plain is None
         model.model.layers[1].mlp = type("Other", (type(model.model.layers[1].mlp),), {})(model.config)
         assert adapt(model)._plain is None
@@ -75,8 +74,7 @@ class TestPlainLayers:
 def test_an_mlp_in_tiles_gives_equal_results(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapt(tiny_models.model(family))
     whole = adapter.logits(full_pass(adapter, TOKENS, adapter.new_kv(len(TOKENS))))
-    monkeypatch.setattr(views, "TILE_ROWS", 8)
-    monkeypatch.setattr(adapter_module, "TILE_ROWS", 8)
+    monkeypatch.setattr(layers, "TILE_ROWS", 8)
     tiled = adapter.logits(full_pass(adapter, TOKENS, adapter.new_kv(len(TOKENS))))
     torch.testing.assert_close(tiled, whole, atol=1e-4, rtol=1e-4)
 
@@ -84,7 +82,7 @@ def test_an_mlp_in_tiles_gives_equal_results(family: str, monkeypatch: pytest.Mo
 def test_experts_are_not_tiled() -> None:
     def tiled(family: str) -> bool:
         mlp: Any = adapt(tiny_models.model(family)).layers[-1]._modules.get("mlp")
-        return isinstance(mlp, views.InTiles)
+        return isinstance(mlp, layers.InTiles)
 
     assert tiled("llama")
     assert not tiled("mixtral")
