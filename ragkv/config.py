@@ -17,6 +17,7 @@ from .runtime.setting_values import build, gather
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
+R_STAR = 0.15  # `R_STAR` is the least recompute ratio until the quality gate has run: CacheBlend's, from its figure 16.
 MIB = 1024**2
 GIB = 1024**3
 # Names from registries that load torch. A test compares them with the registries.
@@ -140,11 +141,11 @@ class StoreConfig:
 class FusionConfig:
     """How stored entries are made into one prompt's KV (CacheBlend sections 4 and 5)."""
 
-    ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
+    ratio: float | None = R_STAR  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
     floor_tokens: int = 8  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     selector: str | None = None  # which tokens: ragkv.fusion.SELECTORS; None: by learned scores, else by attention
     stored_kv: str | None = None  # of chunks: "expected" or "alone"; None: expected, of the bundled reader alone
-    read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
+    read_ahead_layers: int = 2  # layers read ahead of the one being fused; 0: none
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
     learned_scores: bool = True  # use the score network of the store's directory or of the model's folder

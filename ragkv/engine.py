@@ -34,7 +34,6 @@ from .prompt import (
     PrefillOptions,
     Request,
     SharedModel,
-    subject_of,
 )
 from .prompt.history import BlockWriter, Discard
 from .prompt.layout import template_runs
@@ -119,8 +118,8 @@ class Engine(Closing):
             from .fusion import gate_result
 
             self.intake.apply_gate_result(gate_result.load(directory, encoder.measured_as, config.fusion))
-        subject = subject_of(adapter, encoder.identity)
-        self.load_control = LoadControl(subject, directory, config.controller.prices, store.speeds)
+        prices = config.controller.prices
+        self.load_control = LoadControl(adapter, encoder.identity, directory, prices, store.speeds)
         readers = Readers(settings.reader_threads)
         self.fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
         planner = Planner(adapter, encoder, store, scheduler, block_writer, background, unused)

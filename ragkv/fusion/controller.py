@@ -9,16 +9,13 @@
 Pure functions: from a profile and numbers to a decision with its reasons.
 """
 
-import itertools
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragkv.config import PricesConfig
+from ragkv.config import R_STAR, PricesConfig
 
 from .estimators import (
-    R_STAR,
     Load,
     Selection,
     Shape,
@@ -33,8 +30,6 @@ from .estimators import (
 from .profile import Profile
 
 SLACK = 1e-6  # Times may exceed a bound by the share `SLACK`: sums in another order are rounded otherwise.
-# At most `MOST_SUBSETS` sets of entries are tried one by one; of more only those with the slowest entries.
-MOST_SUBSETS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +67,13 @@ def choose_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: 
     return Decision(ratio, None, (), ttft_s(profile, shape, ratio, loads), (why,))
 
 
-def choose_tier(
-    profile: Profile,
-    shape: Shape,
-    ratio: float,
-    prices: PricesConfig,
-    loads: Sequence[Load] | None = None,
-) -> Decision:
+def choose_tier(profile: Profile, shape: Shape, ratio: float, prices: PricesConfig, loads: Sequence[Load]) -> Decision:
     """The cheapest measured tier whose loading is hidden, T_recompute >= T_load; if there is none, the fastest.
 
-    `loads` are the entries, from any tier; `None` means one entry of all placed tokens. Costs are per month.
+    `loads` are the entries, from any tier. Costs are per month.
     """
-    entries = list(loads) if loads is not None else [Load("", shape.placed_tokens)]
-    tokens, busy_s = sum(load.tokens for load in entries), recompute_s(profile, ratio, shape).layer_s
-    there = {name: [replace(load, tier=name) for load in entries] for name in profile.tiers}
+    tokens, busy_s = sum(load.tokens for load in loads), recompute_s(profile, ratio, shape).layer_s
+    there = {name: [replace(load, tier=name) for load in loads] for name in profile.tiers}
     layer_s = {name: load_s(profile, loads).layer_s for name, loads in there.items()}
     usd = {name: storage_cost(profile, tokens, name, prices) for name in there}
     hidden = [name for name in there if layer_s[name] <= busy_s]
@@ -101,16 +89,17 @@ def choose_tier(
 
 
 def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
-    """Which of `loads` to compute instead: among those that load slower than they compute, the set of lowest TTFT.
+    """Which of `loads` to compute instead: the slowest of those that load slower than they compute, for the lowest TTFT.
 
     Not all of them: while some are computed, others load at no cost. And never one that loads faster than it computes,
     even if that would save time: the time that loading leaves free is spent on a higher ratio, which improves quality.
+    They are taken by their time per token, so the set is the best one but for the chunk at its end.
     """
     slow = [i for i, load in enumerate(loads) if loads_slower(profile, shape, load)]
     slow.sort(key=lambda i: -load_s(profile, [loads[i]]).layer_s / loads[i].tokens)
-    sets = (tuple(sorted(some)) for some in _subsets(loads, slow))
-    best_s, _, chosen = min((_ttft_without(profile, shape, loads, ratio, some), len(some), some) for some in sets)
-    why = []
+    counts = range(len(slow) + 1)
+    best_s, count = min((_ttft_without(profile, shape, loads, ratio, slow[:count]), count) for count in counts)
+    chosen, why = tuple(sorted(slow[:count])), list[str]()
     if slow:
         load = loads[slow[0]]
         all_s = ttft_s(profile, shape, ratio, loads)
@@ -169,22 +158,6 @@ def _ttft_without(
 ) -> float:
     remaining, shape_without = _without(shape, loads, computed)
     return ttft_s(profile, shape_without, ratio, remaining)
-
-
-def _subsets(loads: Sequence[Load], slow: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Sets of indices to try. Equal loads are interchangeable, so only the count of each kind matters.
-
-    `slow` is sorted by time per token, slowest first. If there are too many sets, only its prefixes are tried: they are
-    optimal except for the chunk at their end.
-    """
-    kinds: dict[Load, list[int]] = defaultdict(list)
-    for i in slow:
-        kinds[loads[i]].append(i)
-    if math.prod(len(same) + 1 for same in kinds.values()) <= MOST_SUBSETS:
-        for counts in itertools.product(*(range(len(same) + 1) for same in kinds.values())):
-            yield [i for same, count in zip(kinds.values(), counts, strict=True) for i in same[:count]]
-    else:
-        yield from (slow[:count] for count in range(len(slow) + 1))
 
 
 def _why_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, ratio: float) -> str:

@@ -13,7 +13,6 @@ from ragkv.config import PricesConfig
 
 from .profile import Profile
 
-R_STAR = 0.15  # `R_STAR` is the least ratio until the quality gate has run: the paper's value, from its figure 16.
 BYTES_PER_GB = 1e9  # `BYTES_PER_GB` is a gigabyte as storage is sold.
 MARGIN = 1.05  # Fusing pays if it is faster by the factor `MARGIN`,
 UNPROFILED_S = 8e-4  # after `UNPROFILED_S`, what a profile leaves out: finding entries and selecting.

@@ -20,12 +20,10 @@ import torch
 
 from ragkv.engine import Engine
 from ragkv.errors import StoreError
-from ragkv.fusion import LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
-from ragkv.fusion.pipeline import UNMEASURED
+from ragkv.fusion import Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
 from ragkv.fusion.profile import save as save_profile
 from ragkv.model import full_pass
-from ragkv.prompt import subject_of
 from ragkv.runtime import make_private_folder
 from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryTier, Tier, TierKind
 
@@ -89,7 +87,7 @@ class _Measuring:
                 tiers[TierKind.DISK.value] = self._tier(DiskTier(scratch, 2**62, LRU()), Path(scratch))
         self._step(self._total - self._done)
         return Profile(
-            subject=subject_of(adapter, self._identity),
+            subject=self._engine.load_control.subject,
             layers=adapter.layer_count,
             kv_bytes_per_token=adapter.kv_bytes_per_token,
             stored_bytes_per_token=self._stored_bytes_per_token,

@@ -4,7 +4,7 @@ from .backend import AnswerBackend, AnswerEvents, ModelBackend
 from .classify import Planned
 from .generation import ActiveAnswer, AnswerGenerator, cite
 from .intake import MAX_LOGPROBS, Intake
-from .load_control import Controlled, LoadControl, selection_of, shape_of, subject_of
+from .load_control import LoadControl
 from .planner import Planner
 from .prefill import Prefiller, prompt_spans
 from .request import (
@@ -31,7 +31,6 @@ __all__ = [
     "AnswerGenerator",
     "AnswerOptions",
     "ChunkLike",
-    "Controlled",
     "Intake",
     "LoadControl",
     "ModelBackend",
@@ -49,7 +48,4 @@ __all__ = [
     "TurnKV",
     "cite",
     "prompt_spans",
-    "selection_of",
-    "shape_of",
-    "subject_of",
 ]

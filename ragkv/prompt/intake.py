@@ -5,10 +5,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
-from ragkv.config import EngineConfig, ReuseMode
+from ragkv.config import R_STAR, EngineConfig, ReuseMode
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import make_selector
-from ragkv.fusion.estimators import R_STAR
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat

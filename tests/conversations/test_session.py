@@ -67,7 +67,7 @@ class TestRewind:
             session.rewind()
             assert (session.token_ids, session.turns) == (history, 2)
             assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
-            again = engine.answer(question(2), session=session, max_new_tokens=4, do_sample=True, seed=3)
+            again = engine.answer(question(2), session=session, max_new_tokens=4, temperature=1.0, seed=3)
             assert session.token_ids == (*history, *question(2), *again.token_ids)
 
     def test_rewinding_to_a_past_turn_drops_the_later_turns(self, tmp_path: Path) -> None:

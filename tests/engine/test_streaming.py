@@ -45,7 +45,7 @@ def write(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch, end: bool 
     monkeypatch.setattr(adapter, "logits", logits)
 
 
-@pytest.mark.parametrize("sampled", [dict(), dict(do_sample=True, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampled", [dict(), dict(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
 def test_the_events_joined_are_the_answer(engine: Engine, sampled: dict[str, Any]) -> None:
     engine.prefill("Why?", ["ab", "cd"])
     engine.flush()  # the first passage has exact KV now, so each answer sees the same

@@ -1,7 +1,6 @@
 """The controller: the ratio at the crossing, the cheapest hidden tier, and chunks computed instead of loaded."""
 
 import dataclasses
-import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +8,6 @@ from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import (
-    MOST_SUBSETS,
-    R_STAR,
     choose_computed,
     choose_ratio,
     choose_tier,
@@ -66,8 +63,7 @@ class TestRatio:
         assert choose_ratio(free, SHAPE, LOADS, 0.4).ratio == 0.4
 
     def test_the_default_r_star_is_the_papers(self) -> None:
-        assert R_STAR == 0.15
-        assert choose_ratio(on_disk(0.0), SHAPE, LOADS).ratio == R_STAR
+        assert choose_ratio(on_disk(0.0), SHAPE, LOADS).ratio == 0.15
 
     def test_the_raised_ratio_costs_no_time(self) -> None:
         for seconds in (0.5, 1.3, 1.7, 2.05):
@@ -125,10 +121,6 @@ class TestTier:
         assert decision.tier == "disk"
         assert "no tier's loading is hidden" in decision.why[0]
 
-    def test_without_loads_the_tier_is_chosen_for_all_placed_tokens(self) -> None:
-        named = choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig(), [Load("memory", 100)])
-        assert choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig()) == named
-
 
 chunk = st.builds(Load, st.sampled_from(["memory", "disk", "redis"]), st.integers(1, 60), st.booleans())
 
@@ -136,7 +128,7 @@ chunk = st.builds(Load, st.sampled_from(["memory", "disk", "redis"]), st.integer
 class TestComputedInstead:
     @settings(max_examples=200)
     @given(st.lists(chunk, max_size=6), st.floats(0, 0.03), st.floats(0, 0.1), st.floats(0, 0.99), st.integers(0, 30))
-    def test_the_computed_chunks_are_the_best_set_of_those_that_load_slower_than_they_compute(
+    def test_the_computed_chunks_are_the_slowest_of_those_that_load_slower_than_they_compute_as_many_as_pay(
         self, loads: list[Load], of_disk: float, of_remote: float, ratio: float, question: int
     ) -> None:
         speeds = {"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "redis": disk(of_remote, latency_s=0.2)}
@@ -144,13 +136,10 @@ class TestComputedInstead:
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, question, question + sum(load.tokens for load in loads))
         slow = [i for i, load in enumerate(loads) if load_s(made, [load]).layer_s > load.tokens * 0.01]
-        best = min(
-            self.ttft(made, shape, loads, ratio, chosen)
-            for count in range(len(slow) + 1)
-            for chosen in itertools.combinations(slow, count)
-        )
+        slow.sort(key=lambda i: -load_s(made, [loads[i]]).layer_s / loads[i].tokens)
+        best = min(self.ttft(made, shape, loads, ratio, tuple(slow[:count])) for count in range(len(slow) + 1))
         decision = choose_computed(made, shape, loads, ratio)
-        assert set(decision.computed) <= set(slow)
+        assert set(decision.computed) == set(slow[: len(decision.computed)])
         assert decision.ttft_s == pytest.approx(best)
         assert decision.ttft_s == pytest.approx(self.ttft(made, shape, loads, ratio, decision.computed))
 
@@ -193,7 +182,6 @@ class TestComputedInstead:
     def test_the_choice_among_many_different_chunks_is_within_five_percent_of_the_best(self) -> None:
         made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         loads = [Load("disk", 20 + i) for i in range(24)]
-        assert 2 ** len(loads) > MOST_SUBSETS
         tokens = sum(load.tokens for load in loads)
         decision = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0)
         divisible = 0.5 + 2 * tokens * 0.006 + 0.006 * tokens  # .015 x = .01 (1 - x): x = .4

@@ -84,7 +84,7 @@ def test_a_thread_that_made_a_request_leaves_no_pool_behind(
 ) -> None:
     before = tasks()
     for chunks in (CHUNKS, [*CHUNKS, [3, 4] * 100]):  # the last chunk is a miss, which the background thread encodes
-        elsewhere(lambda c=chunks: engine.answer(QUESTION, c, max_new_tokens=4, do_sample=sampled, ratio=0.2))  # type: ignore[misc]
+        elsewhere(lambda c=chunks: engine.answer(QUESTION, c, max_new_tokens=4, temperature=float(sampled), ratio=0.2))  # type: ignore[misc]
         engine.flush()
         assert workers(before) == 0
     engine.prefill(QUESTION, CHUNKS)  # on the main thread

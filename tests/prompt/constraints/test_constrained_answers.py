@@ -58,7 +58,7 @@ def _random_schemas(examples: int) -> tuple[int, int]:
     @hypothesis.given(schemas)
     def answer(schema: Any) -> None:
         form = ResponseFormat.json_schema(schema)
-        got = engine.answer("Say it.", response_format=form, max_new_tokens=300, do_sample=True, seed=counts[1])
+        got = engine.answer("Say it.", response_format=form, max_new_tokens=300, temperature=1.0, seed=counts[1])
         counts[1] += 1
         if got.finish_reason == "stop":
             jsonschema.validate(json.loads(got.text), schema)
@@ -84,7 +84,7 @@ def test_every_finished_answer_to_1000_random_schemas_validates() -> None:
 
 def test_any_json_object_is_an_object_and_nothing_else(engine: Engine) -> None:
     for seed in range(5):
-        got = engine.answer("Say it.", response_format=ResponseFormat.json_object(), do_sample=True, seed=seed)
+        got = engine.answer("Say it.", response_format=ResponseFormat.json_object(), temperature=1.0, seed=seed)
         assert got.text.startswith("{")
         assert got.finish_reason == "length" or isinstance(json.loads(got.text), dict)
 
@@ -118,7 +118,7 @@ def test_an_answer_that_is_cut_says_that_it_lacks_its_form(engine: Engine) -> No
 def test_a_number_ends_with_an_end_token_or_at_the_limit(engine: Engine) -> None:
     form = ResponseFormat.json_schema({"type": "integer"})
     for limit in (1, 3, 200):
-        got = engine.answer("How many?", response_format=form, max_new_tokens=limit, do_sample=True, seed=limit)
+        got = engine.answer("How many?", response_format=form, max_new_tokens=limit, temperature=1.0, seed=limit)
         assert got.text == "-" or isinstance(json.loads(got.text), int)
         assert bool(got.reuse.notes) == (got.text == "-")
 

@@ -1,0 +1,222 @@
+"""Selectors: which of N candidate tokens are recomputed, ceil(ratio N) per layer. One contract; chosen by name.
+
+There are three kinds, which differ in when they know their tokens:
+
+- A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on; keys and values of
+  layer 0 do not depend on context, so nothing is approximate there.
+- A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation, which is
+  `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV, K before RoPE, in float32 (CacheBlend section 4.3). It only
+  decides how many tokens remain in each layer; the fusor keeps those with the highest deviation.
+- An `AskingSelector` gets the question's attention from a first pass of the computed rows over all reused KV. From then
+  on it works like a static one.
+
+Those by the question's attention and by scores are ours (docs/selection.md).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+
+from ragkv.errors import ConfigError
+
+from .plan import Candidates
+
+SLACK = 1e-6  # A limit of deviation may be exceeded by the share `SLACK`: sums in another order are rounded otherwise.
+
+
+def budget(ratio: float, count: int) -> int:
+    """ceil(ratio N), at most N; robust against a ratio such as 0.1 + 0.2."""
+    return min(count, math.ceil(ratio * count - 1e-9))
+
+
+def with_floor(ratio: float, count: int, floor_tokens: int) -> float:
+    """The ratio that recomputes at least `floor_tokens` of N = `count` candidates, or all of fewer; 0 stays 0.
+
+    A ratio is a share, and of a prompt of short chunks a share is a token or two: less than one reference to another
+    chunk needs. So few more rows cost next to nothing, because the weights are read in any case.
+    """
+    if ratio <= 0.0 or budget(ratio, count) >= min(floor_tokens, count):
+        return ratio
+    return min(1.0, floor_tokens / count)
+
+
+def remaining_deviation(candidates: Candidates, chosen: torch.Tensor) -> float | None:
+    """Expected deviation per candidate that recomputing `chosen` (C,), indices, leaves; `None` without scores."""
+    scores = candidates.sensitivity
+    if scores is None:
+        return None
+    return float((scores.sum() - scores[chosen].sum()).clamp_min(0.0) / max(1, len(candidates)))
+
+
+def raised_ratio(candidates: Candidates, ratio: float, limit: float) -> float:
+    """The guard: the lowest ratio >= `ratio` whose highest scores leave a deviation of at most `limit` per candidate.
+
+    A request whose chunks depend on their context more than usual recomputes more. The quality gate measured how much
+    deviation the model tolerates (`Point.remaining_deviation`).
+    """
+    scores, count = candidates.sensitivity, len(candidates)
+    if scores is None or count == 0:
+        return ratio
+    rest = scores.sum() - torch.sort(scores, descending=True).values.cumsum(0)  # (N,): after recomputing 1 ... N
+    rest = torch.cat((scores.sum().unsqueeze(0), rest)) / count
+    first = budget(ratio, count)
+    enough = (rest[first:] <= limit * (1 + SLACK)).nonzero()
+    needed = first + int(enough[0]) if len(enough) else count
+    return ratio if needed == first else needed / count
+
+
+class Selector(ABC):
+    """Chooses which candidates are recomputed."""
+
+    name: ClassVar[str]
+    uses_ratio: ClassVar[bool] = True  # whether the choice depends on the ratio
+    needs_scores: ClassVar[bool] = False  # whether every entry must have its sensitivity
+
+
+class StaticSelector(Selector):
+    """Knows its tokens before loading."""
+
+    @abstractmethod
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        """`budget(ratio, N)` indices into the candidates, ascending."""
+
+
+class CheckingSelector(Selector):
+    """Narrows the candidates down by deviation measured at question time."""
+
+    @abstractmethod
+    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
+        """How many of the N = `count` candidates are recomputed in `layer` >= 1; `None`: as in the layer before."""
+
+
+class AskingSelector(Selector):
+    """Knows its tokens after a first pass that measures the question's attention; that pass counts as compute."""
+
+    @abstractmethod
+    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+        """`budget(ratio, N)` indices into the candidates, ascending.
+
+        `attention` (N,) float32 is the attention of the question's rows to each candidate, averaged over rows, heads
+        and the later half of the layers.
+        """
+
+
+def top(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` largest `scores` (N,), ascending; ties go to the earlier token."""
+    order = torch.sort(scores, descending=True, stable=True).indices[:count]
+    return order.sort().values
+
+
+class Nothing(StaticSelector):
+    """Full KV reuse (PromptCache-style, position-aligned): recomputes nothing, at any ratio."""
+
+    name = "none"
+    uses_ratio = False
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.int64)
+
+
+class Everything(StaticSelector):
+    """Recomputes every candidate, at any ratio."""
+
+    name = "all"
+    uses_ratio = False
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return torch.arange(len(candidates))
+
+
+class Random(StaticSelector):
+    """A random share, the same for equal seeds and candidate counts."""
+
+    name = "random"
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(candidates), generator=generator)
+        return order[: budget(ratio, len(candidates))].sort().values
+
+
+class FirstK(StaticSelector):
+    """The first tokens of every chunk, equally many of each (EPIC's LegoLink)."""
+
+    name = "first-k"
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return top(-candidates.offset, budget(ratio, len(candidates)))
+
+
+class HKVD(CheckingSelector):
+    """Checks once, at layer 1 (CacheBlend section 4.3); its tokens are recomputed in every later layer."""
+
+    name = "hkvd"
+
+    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
+        return budget(ratio, count) if layer == 1 else None
+
+
+class GradualHKVD(CheckingSelector):
+    """The paper's gradual filtering (figure 9): each layer filters the tokens of the layer before.
+
+    The share falls linearly from r1 = min(1, 1.5 r) at layer 1 to 2 r - r1 at the last layer, so its mean is r. The
+    paper says "slightly higher" and "slightly less" without numbers; these numbers are ours.
+    """
+
+    name = "hkvd-gradual"
+
+    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
+        steps = layers - 2
+        if steps <= 0:
+            return budget(ratio, count)
+        first = min(1.0, 1.5 * ratio)
+        last = 2 * ratio - first
+        return budget(first + (last - first) * (layer - 1) / steps, count)
+
+
+class Sensitivity(StaticSelector):
+    """The highest stored scores over all chunks together. Without a check layer, compute equals the ratio."""
+
+    name = "sensitivity"
+    needs_scores = True
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        count = budget(ratio, len(candidates))
+        if count == 0 or candidates.sensitivity is None:
+            return torch.empty(0, dtype=torch.int64)
+        return top(candidates.sensitivity, count)
+
+
+class Attention(AskingSelector):
+    """The tokens that the question attends to most, for one extra pass of the question's rows. Needs no scores."""
+
+    name = "attention"
+
+    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+        return top(attention, budget(ratio, len(candidates)))
+
+
+SELECTORS: dict[str, type[Selector]] = {
+    selector.name: selector
+    for selector in (Attention, HKVD, GradualHKVD, Sensitivity, FirstK, Random, Nothing, Everything)
+}
+
+UNSCORED = Attention.name  # The selector `UNSCORED` replaces one whose scores are missing.
+
+
+def make_selector(name: str | Selector) -> Selector:
+    """The selector of that name, or a given instance; raises `ConfigError` with the known names."""
+    if isinstance(name, Selector):
+        return name
+    if name not in SELECTORS:
+        raise ConfigError(f"Unknown selector {name!r}. Known: {', '.join(sorted(SELECTORS))}.")
+    return SELECTORS[name]()
+
+
+def usable(selector: Selector, candidates: Candidates, ratio: float) -> tuple[Selector, str | None]:
+    """`selector`, or its replacement and the reason while some entries have no scores."""
+    if not selector.needs_scores or candidates.sensitivity is not None or not budget(ratio, len(candidates)):
+        return selector, None
+    return SELECTORS[UNSCORED](), f"{selector.name}: some entries have no sensitivity scores yet; {UNSCORED} was used"
