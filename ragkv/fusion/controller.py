@@ -89,7 +89,7 @@ def choose_tier(profile: Profile, shape: Shape, ratio: float, prices: PricesConf
 
 
 def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
-    """Which of `loads` to compute instead: the slowest of those that load slower than they compute, for the lowest TTFT.
+    """Which of `loads` to compute instead: the slowest of those that load slower than they compute, for the least TTFT.
 
     Not all of them: while some are computed, others load at no cost. And never one that loads faster than it computes,
     even if that would save time: the time that loading leaves free is spent on a higher ratio, which improves quality.

@@ -222,10 +222,9 @@ class _Measuring:
 
     def _reading_s(self, leases: Sequence[Lease]) -> float:
         """Seconds to read every layer as a request does: with the same threads and the same read-ahead."""
-        engine, adapter, ahead = self._engine, self._adapter, self._engine.config.fusion.read_ahead_layers
-        depth = UNMEASURED if ahead is None else ahead
+        adapter = self._adapter
         began = time.perf_counter()
-        with LayerReader(leases, adapter.layer_count, depth, engine.fusor.readers, adapter.device) as reader:
+        with self._engine.fusor.reader(leases) as reader:
             for layer in range(adapter.layer_count):
                 reader.layer(layer)
             _settle(adapter.device)
