@@ -3,8 +3,8 @@
     python -m benchmarks.truncation [--quick] [--model ../shared/data/models/stories260K]
 
 Claim: when a conversation overflows the window, dropping the oldest half of its stored KV and rotating the rest to its
-new positions (CA) costs at most 2 % of perplexity against computing the kept text again (TT), while keeping the old
-rotations (NKVT) ruins it; and a turn after a truncation computes only its new tokens. The text is sampled from the
+new positions (CA) costs at most 2 % of perplexity against computing the kept text again (TT), and a turn after a
+truncation computes only its new tokens. The text is sampled from the
 model itself, in runs of one window, joined at the token that begins a story; sessions of the engine get it as given
 turns. Every token of a turn except its first is scored, with the KV that the engine makes for that turn. OF, the
 paper's overflow baseline, computes the truncated text again like TT: the same numbers. Not shown: other models.
@@ -25,7 +25,7 @@ from ragkv import Engine, EngineConfig, FusionConfig
 from ragkv.config import SessionConfig
 from ragkv.model import full_pass
 
-METHODS = {"CA": "kv", "TT": "tokens", "NKVT": "naive"}
+METHODS = {"CA": "kv", "TT": "tokens"}
 
 
 @dataclass

@@ -40,7 +40,7 @@ SELECTOR_NAMES = (
 )
 STORED_KV = ("expected", "alone")  # They are the kinds of entries that chunks get.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
-TRUNCATIONS = ("kv", "tokens", "naive")
+TRUNCATIONS = ("kv", "tokens")
 INEXACT_HISTORY = ("keep", "select", "recompute")
 
 
@@ -203,7 +203,7 @@ class SessionConfig:
 
     block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
     save_buffer_bytes: int = 256 * MIB  # KV of turns that waits to be stored; if it is full, KV is dropped
-    truncation: str = "kv"  # "kv"; for comparison "tokens" (recompute the rest) and "naive" (old rotations)
+    truncation: str = "kv"  # "kv"; for comparison "tokens": the kept text is computed again
     truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
     sink_tokens: int = 0  # first tokens of a history that truncation never drops
     discard: str = "oldest"  # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)

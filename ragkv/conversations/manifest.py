@@ -83,7 +83,7 @@ def encode(summary: Summary, state: SessionState, base: Identity, secret: str | 
                 rows[key] = len(table)
                 row = [block.context, block.prefix_digest, block.frequencies, block.token_ids, block.index]
                 table.append([*row, True] if block.fused else row)
-            new_blocks.append([rows[key], block.start, block.stop, block.rotated_from])
+            new_blocks.append([rows[key], block.start, block.stop])
         same_parts = _common(before.parts, history.parts)
         new_parts = [[part.kind.value, part.tokens, part.turn, part.source] for part in history.parts[same_parts:]]
         histories.append([same_blocks, new_blocks, history.tail, same_parts, new_parts])
@@ -125,7 +125,8 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
     ]
     histories, before = [], History()
     for same_blocks, new_blocks, tail, same_parts, new_parts in body["histories"]:
-        blocks = (replace(Block(*table[row][0], *place), fused=table[row][1]) for row, *place in new_blocks)
+        # An earlier version wrote a fourth number.
+        blocks = (replace(Block(*table[row][0], *place[:2]), fused=table[row][1]) for row, *place in new_blocks)
         parts = (Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in new_parts)
         before = History((*before.blocks[:same_blocks], *blocks), tuple(tail), (*before.parts[:same_parts], *parts))
         histories.append(before)

@@ -143,7 +143,7 @@ class Session:
             ranges = merged(what, len(history))
             if not ranges:
                 return 0
-            return self._replace(history.without(ranges, settings.truncation, self._prefix_tokens))
+            return self._replace(history.without(ranges, settings.truncation))
 
     def make_room(self, tokens: int) -> int:
         """Drop what a turn of `tokens` in all, answer included, would have to drop; returns how many tokens."""
@@ -152,13 +152,9 @@ class Session:
             if limit is None:
                 return 0
             discard = settings.discard if self.discard_by is None else self.discard_by
-            prefix = self._prefix_tokens
-            cut, _ = fitted(self.state.history, limit - prefix - tokens, settings, discard, prefix)
+            prefix = len(self.owner.runs.before_documents)
+            cut, _ = fitted(self.state.history, limit - prefix - tokens, settings, discard)
             return self._replace(cut)
-
-    @property
-    def _prefix_tokens(self) -> int:
-        return len(self.owner.runs.before_documents)
 
     def _replace(self, history: History) -> int:
         """Make `history` the conversation's; returns how many tokens fewer it has."""

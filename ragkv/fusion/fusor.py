@@ -160,7 +160,7 @@ class _FusionPass:
     ) -> None:
         self._adapter, self._plan, self._ratio, self._record = adapter, plan, ratio, record
         self._device = adapter.device
-        self._tables = adapter.rope.tables(plan.reach)
+        self._tables = adapter.rope.tables(plan.token_ids.numel())
         wanted = budget(ratio, len(plan.candidates)) > 0
         self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
         self.asking = selector if isinstance(selector, AskingSelector) and wanted else None
@@ -203,7 +203,7 @@ class _FusionPass:
         """cos and sin of the spans' positions, each (1, sum T, rotary dims); equal in all layers of a kind."""
         kind = self._adapter.rope_kind(layer)
         if kind not in self._rotations:
-            parts = [self._tables.span(kind, at := span.rotary_start, at + len(span)) for span in spans]
+            parts = [self._tables.span(kind, span.start, span.stop) for span in spans]
             cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
             self._rotations[kind] = cos, sin
         return self._rotations[kind]

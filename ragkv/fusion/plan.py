@@ -49,16 +49,10 @@ class Span:
     lease: Lease | None = None  # its stored KV; None if it is computed
     chunk: int | None = None  # index into the request's chunks
     offset: int = 0  # the first token of the entry that is used
-    rotated_from: int | None = None  # rotary position of its first key where it differs from `start` (NKVT only)
     scores: torch.Tensor | None = None  # (T, 1 + C) of its entry, if they were looked up and are there
 
     def __len__(self) -> int:
         return self.stop - self.start
-
-    @property
-    def rotary_start(self) -> int:
-        """The rotary position of its first key."""
-        return self.start if self.rotated_from is None else self.rotated_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +88,6 @@ class Plan:
             if span.state is SpanState.COMPUTED:
                 computed[span.start : span.stop] = True
         return cls(token_ids, tuple(spans), computed.nonzero().squeeze(1), _candidates(spans, last))
-
-    @property
-    def reach(self) -> int:
-        """How many rotary positions are needed: S, or more if a span is rotated to positions behind the prompt."""
-        return max(self.token_ids.numel(), *(span.rotary_start + len(span) for span in self.spans))
 
     @property
     def asking_rows(self) -> int:

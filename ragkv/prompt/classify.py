@@ -110,7 +110,7 @@ def leaves_choice(block: Block, wish: RunWish, lease: Lease, method: PrefillMeth
     KCache and what saw any of these are used as they are.
     """
     inexact = not (wish.is_exact and lease.info.lossless)
-    return inexact and method.inexact_use == "select" and block.fused and block.rotated_from is None
+    return inexact and method.inexact_use == "select" and block.fused
 
 
 def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt) -> Planned:
@@ -152,10 +152,7 @@ def _history_spans(prompt: Prompt, method: PrefillMethod, wished: Wishes, found:
             yield Span(SpanKind.HISTORY, at, stop, state)
         else:
             scores = run.scores if state is SpanState.FUSED else None
-            offset, rotated_from = block.start, block.rotated_from
-            yield Span(
-                SpanKind.HISTORY, at, stop, state, run.lease, None, offset, rotated_from=rotated_from, scores=scores
-            )
+            yield Span(SpanKind.HISTORY, at, stop, state, run.lease, None, block.start, scores)
         at = stop
     if prompt.history.tail:
         yield Span(SpanKind.HISTORY, at, at + len(prompt.history.tail), SpanState.COMPUTED)

@@ -137,7 +137,7 @@ class Intake:
         length = len(alone.token_ids)
         if length + len(past.history) == 0:
             raise InputError("The prompt is empty: no prefix, chunk or question.")
-        history, note = self._fitted(past, length + headroom, len(prefix))
+        history, note = self._fitted(past, length + headroom)
         self._check_length(length + len(history), headroom)
         sources = [str(chunk.metadata.get("source", "")) for chunk in chunks]
         parts = [Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at]) for ids, at in alone.body]
@@ -208,13 +208,13 @@ class Intake:
         given = options.get("separator")
         return self.separator if given is None else self.encode(given) if given else ()
 
-    def _fitted(self, past: Past, others: int, prefix_tokens: int) -> tuple[History, str | None]:
+    def _fitted(self, past: Past, others: int) -> tuple[History, str | None]:
         """The history cut to fit the context together with `others` tokens, and a note if it was cut."""
         settings = self._config.session
         if self._context_length is None:
             return past.history, None
         discard = settings.discard if past.discard is None else past.discard
-        return fitted(past.history, self._context_length - others, settings, discard, prefix_tokens)
+        return fitted(past.history, self._context_length - others, settings, discard)
 
     def _check_length(self, length: int, headroom: int) -> None:
         if self._context_length is not None and length + headroom > self._context_length:

@@ -144,7 +144,6 @@ SCORED = replace(stored(), scores=SCORES)
         (block(prefix_digest="of another"), stored(), FUSED, SpanState.COMPUTED, "behind another prefix"),
         (block(frequencies="of another length"), stored(), FUSED, SpanState.COMPUTED, "RoPE frequencies changed"),
         (block(start=1), stored(), FUSED, SpanState.APPROXIMATE, None),
-        (block(rotated_from=0), stored(), FUSED, SpanState.APPROXIMATE, None),
         (block(context=TAINTED), stored(), FUSED, SpanState.APPROXIMATE, None),
         (block(context=TAINTED), stored(), EXACT_ONLY, SpanState.COMPUTED, "it was not exact"),
         (block(context=TAINTED), stored(), RECOMPUTED, SpanState.COMPUTED, "it was not exact"),
@@ -153,7 +152,6 @@ SCORED = replace(stored(), scores=SCORES)
         (block(context=TAINTED, fused=True), SCORED, KEPT, SpanState.APPROXIMATE, None),
         (block(context=TAINTED, fused=True), stored(), FUSED, SpanState.APPROXIMATE, "they have no scores"),
         (block(context=TAINTED, fused=True), stored(), WITHOUT_SCORES, SpanState.FUSED, None),
-        (block(context=TAINTED, fused=True, rotated_from=0), SCORED, FUSED, SpanState.APPROXIMATE, None),
     ],
 )
 def test_a_block_of_the_history(

@@ -17,7 +17,8 @@ class TokenText:
 
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
-        self._alphabet = {char: byte for byte, char in bytes_to_unicode().items()}  # GPT-2's characters for bytes
+        characters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+        self._alphabet = {char: byte for byte, char in characters.items()}  # GPT-2's characters for bytes
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._is_byte_level = "ByteLevel" in str(getattr(backend, "decoder", ""))
 

@@ -50,7 +50,6 @@ class Block:
     index: int  # number in its session, the order in which a policy evicts a session's blocks
     start: int
     stop: int
-    rotated_from: int | None = None  # naive truncation only: the position that its first key was rotated to before
     fused: bool = False  # its turn fused chunks and recomputed a share of their tokens: others may need it next
 
     def __len__(self) -> int:
@@ -91,20 +90,18 @@ class History:
         """The number of the next block."""
         return 1 + max((block.index for block in self.blocks), default=-1)
 
-    def without(self, ranges: Ranges, mode: str, prefix_tokens: int) -> "History":
+    def without(self, ranges: Ranges, mode: str) -> "History":
         """This history without these token ranges.
 
         mode "kv": the KV of the remaining tokens is kept, and rotated to their new positions when it is read; "tokens":
-        it is dropped (token truncation, TT); "naive": it is kept with its old rotation, which is wrong (NKVT).
+        it is dropped (token truncation, TT).
         """
         kept = list(_gaps(ranges, len(self)))
         blocks, at = [], 0
         for block in self.blocks:
             for start, stop in _clipped(kept, at, at + len(block)):
-                rotated = prefix_tokens + at if block.rotated_from is None else block.rotated_from
-                rotated_from = rotated + start - at if mode == "naive" else None
                 offset = block.start - at
-                blocks.append(replace(block, start=start + offset, stop=stop + offset, rotated_from=rotated_from))
+                blocks.append(replace(block, start=start + offset, stop=stop + offset))
             at += len(block)
         tail = tuple(chain(*(self.tail[start - at : stop - at] for start, stop in _clipped(kept, at, len(self)))))
         parts, at = [], 0
@@ -160,12 +157,10 @@ def exact_blocks(prefix: Sequence[int], blocks: Sequence[Block], frequencies: st
 
     It is if its context proves that it saw the same tokens, where they stand now.
     """
-    chain, at = Chain(prefix), len(prefix)
+    chain = Chain(prefix)
     for block in blocks:
-        unmoved = block.start == 0 and block.rotated_from in (None, at)
-        yield unmoved and block.context == chain.context(frequencies)
+        yield block.start == 0 and block.context == chain.context(frequencies)
         chain.add(block.kept_ids)
-        at += len(block)
 
 
 def _gaps(ranges: Ranges, length: int) -> Iterator[tuple[int, int]]:

@@ -110,7 +110,7 @@ def discardable(history: History, needed: int, settings: SessionConfig) -> Disca
 
 
 def fitted(
-    history: History, headroom: int, settings: SessionConfig, discard: str | Discard, prefix_tokens: int
+    history: History, headroom: int, settings: SessionConfig, discard: str | Discard
 ) -> tuple[History, str | None]:
     """The history cut to at most `headroom` tokens, or to none, and a note for the report if it was cut."""
     whole, chosen, fallback = len(history), find(discard), False
@@ -119,7 +119,7 @@ def fitted(
         ranges = merged(chosen(view), length)
         if not ranges:  # the list drops nothing, so the prompt would never fit
             ranges, fallback = oldest(view), True
-        history = history.without(ranges, settings.truncation, prefix_tokens)
+        history = history.without(ranges, settings.truncation)
     if len(history) == whole:
         return history, None
     note = f"history truncated: {whole - len(history)} of {whole} tokens dropped"

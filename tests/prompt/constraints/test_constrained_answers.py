@@ -126,9 +126,9 @@ def test_a_number_ends_with_an_end_token_or_at_the_limit(engine: Engine) -> None
 @pytest.mark.parametrize(
     "options",
     [
-        {"do_sample": True, "seed": 3, "top_k": 1},
-        {"do_sample": True, "seed": 3, "top_p": 0.1, "temperature": 2.0},
-        {"do_sample": True, "seed": 3, "min_p": 0.9},
+        {"temperature": 1.0, "seed": 3, "top_k": 1},
+        {"temperature": 2.0, "seed": 3, "top_p": 0.1},
+        {"temperature": 1.0, "seed": 3, "min_p": 0.9},
         {"repetition_penalty": 5.0},
         {"min_new_tokens": 150},
     ],

@@ -13,7 +13,7 @@ from ragkv.errors import ConfigError, InputError, PromptTooLongError
 from ragkv.prompt.history import Block, Discardable, History, Part, PartKind, fitted, keep_dialogue, merged, oldest
 from tests import reference, tiny_models
 from tests.conversations.helpers import ask, engine_at, files, question, with_kv
-from tests.engine.helpers import A, B, active_request, close, full_prefill
+from tests.engine.helpers import A, B, close, full_prefill
 
 CONTEXT = 59
 
@@ -50,20 +50,14 @@ class TestEdit:
     )
 
     @pytest.mark.parametrize("ranges", [[], [(0, 2)], [(1, 3)], [(3, 5)], [(0, 8)], [(2, 3), (4, 7)], [(6, 8)]])
-    @pytest.mark.parametrize("mode", ["kv", "tokens", "naive"])
+    @pytest.mark.parametrize("mode", ["kv", "tokens"])
     def test_without_drops_exactly_the_given_ranges(self, ranges: list[tuple[int, int]], mode: str) -> None:
         gone = {index for start, stop in ranges for index in range(start, stop)}
         kept = tuple(token for index, token in enumerate(self.history.token_ids) if index not in gone)
-        cut = self.history.without(ranges, mode, prefix_tokens=1)
+        cut = self.history.without(ranges, mode)
         assert cut.token_ids == kept
         assert sum(map(len, cut.parts)) == len(kept) == len(cut)
         assert mode != "tokens" or not cut.blocks
-
-    def test_naive_truncation_keeps_the_first_rotation_through_many_edits(self) -> None:
-        once = self.history.without([(0, 1)], "naive", prefix_tokens=1)
-        assert [block.rotated_from for block in once.blocks] == [2, 5]
-        twice = once.without([(0, 4)], "naive", prefix_tokens=1)
-        assert [(block.kept_ids, block.rotated_from) for block in twice.blocks] == [((7,), 6)]
 
     @pytest.mark.parametrize("wrong", [(2, 1), (-1, 2), (0, 9), (0,), "ab", (0.5, 1), None, 3])
     def test_an_invalid_range_is_refused(self, wrong: Any) -> None:
@@ -104,17 +98,17 @@ class TestDroppedTokens:
     def test_all_history_is_dropped_before_a_prompt_is_refused(self, discard: Any) -> None:
         history = History((), tuple(range(20)), self.parts)
         settings = SessionConfig(sink_tokens=3)
-        assert len(fitted(history, 0, settings, discard, 1)[0]) == 0
-        assert len(fitted(history, 9, settings, discard, 1)[0]) <= 9
+        assert len(fitted(history, 0, settings, discard)[0]) == 0
+        assert len(fitted(history, 9, settings, discard)[0]) <= 9
 
     def test_truncation_drops_half_of_the_history_at_a_time(self) -> None:
         history = History((), tuple(range(21)))
-        assert fitted(history, 20, SessionConfig(), "oldest", 1) == (
+        assert fitted(history, 20, SessionConfig(), "oldest") == (
             History((), tuple(range(10, 21))),
             "history truncated: 10 of 21 tokens dropped",
         )
-        assert len(fitted(history, 5, SessionConfig(), "oldest", 1)[0]) == 3  # 21 -> 11 -> 6 -> 3
-        assert fitted(history, 21, SessionConfig(), "oldest", 1) == (history, None)
+        assert len(fitted(history, 5, SessionConfig(), "oldest")[0]) == 3  # 21 -> 11 -> 6 -> 3
+        assert fitted(history, 21, SessionConfig(), "oldest") == (history, None)
 
 
 class TestReuseAfterTruncation:
@@ -223,21 +217,8 @@ class TestBaselines:
             assert answer.reuse.computed == before - before // 2 + 5  # the kept text is computed
             assert ask(engine, session, 7).reuse.computed == 6  # but only once
 
-    def test_naive_truncation_leaves_keys_at_their_old_rotation(self, tmp_path: Path) -> None:
-        logits = {}
-        for mode in ("kv", "naive", "tokens"):
-            with small_engine(truncation=mode) as engine:
-                session = fill(engine, 6)
-                prefill = engine.prefill(question(6), session=session)
-                logits[mode] = prefill.logits
-                if mode == "naive":
-                    spans = active_request(engine, question(6), session=session).prompt.history.blocks
-                    assert spans[0].rotated_from == 1 + len(session.token_ids) // 2
-                    assert prefill.reuse.computed == 6
-        assert not torch.allclose(logits["kv"], logits["naive"], atol=1e-2)
-
     def test_an_unknown_truncation_or_discarding_list_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="naive"):
+        with pytest.raises(ConfigError, match="tokens"):
             SessionConfig(truncation="bogus")
         with pytest.raises(ConfigError, match="keep-dialogue"):
             small_engine(discard="bogus")
