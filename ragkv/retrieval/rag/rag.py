@@ -96,19 +96,18 @@ class Rag(Closing):
         paths: Sequence[str | Path],
         options: FileOptions | None = None,
         *,
-        encode: bool | Literal["changed"] = True,
+        encode: bool = True,
         on_encode: Progress | None = None,
     ) -> RagIngestReport:
         """Add and update the documents of files and folders. A file that cannot be read is logged and reported.
 
         Each file is committed when it is read, so after a kill the next call continues; then the KV is computed, chunk
-        by chunk; with `encode="changed"` only that of added and changed documents.
+        by chunk.
         """
         reader = FileReader(self.index, self._forget, options or FileOptions(), self._splitter.fingerprint)
         reader.run(paths)
         index = _joined(reader.reports, reader.documents)
-        ids = (*index.added, *index.changed) if encode == "changed" else reader.documents if encode else ()
-        kv = self._encode(ids, on_encode)
+        kv = self._encode(reader.documents if encode else (), on_encode)
         return RagIngestReport(index, kv, reader.deleted_entries, tuple(reader.outcomes))
 
     def delete(self, document_ids: str | Iterable[str]) -> IngestReport:
