@@ -12,7 +12,7 @@ JOBS ?= 2
 
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test test-slow test-vllm soak check bench bench-papers gpu docs clean
+.PHONY: demo test test-slow test-vllm soak check bench gpu docs clean
 
 demo: $(DEMO)
 	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo
@@ -39,18 +39,13 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --quick
 
-# MODEL is a hub id or a folder, SETS are files as docs/papers_quality.md lists them.
-bench-papers: $(STAMP)
-	$(BIN)/python -m benchmarks.papers_quality --dense $(if $(MODEL),--model $(MODEL)) $(SETS)
-
-# What needs a GPU: its tests, then times and peak memory. SHAPE is one of ragkv.model.shapes that fits the device.
+# What needs a GPU: its tests, then times. SHAPE is one of benchmarks.random_model that fits the device.
 SHAPE ?= llama-3.2-1b
 gpu: $(STAMP)
 	$(BIN)/python -c "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 'There is no CUDA device here (see docs/gpu.md).')"
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu
 	$(BIN)/ragkv doctor
 	$(BIN)/python -m benchmarks.ttft --device cuda --shapes $(SHAPE) --peak
-	$(BIN)/python -m benchmarks.ttft --device cuda --shapes $(SHAPE) --memory
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

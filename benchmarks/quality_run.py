@@ -54,11 +54,11 @@ class Outcome:
 
 
 class Attention(Watch):
-    """Records every head's attention of the last row per layer (CacheBlend section 4.1, "attention deviation")."""
+    """The attention of the last row per layer, the mean over heads (CacheBlend section 4.1, "attention deviation")."""
 
     def __init__(self, length: int, device: torch.device) -> None:
-        super().__init__(length, device)
-        self.rows: list[torch.Tensor] = []  # (H, S) per layer
+        super().__init__(1, length, device)
+        self.rows: list[torch.Tensor] = []  # (S,) per layer
 
     def add(self, *attended) -> None:  # type: ignore[no-untyped-def]
         before = self._sum.clone()

@@ -4,7 +4,6 @@
     python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with length
     python -m benchmarks.ttft --tiers memory disk redis s3               entries that replicas share
     python -m benchmarks.ttft --codecs raw int8                         int8 entries against bfloat16 entries
-    python -m benchmarks.ttft --memory                                  peak memory, one process per method
     python -m benchmarks.ttft --device cuda                             Llama-3-8B shape, page-locked memory and disk
 
 Real architectures with random weights and random entries (neither changes time), one question of 32 tokens, batch 1.
@@ -16,9 +15,6 @@ computed rows: full / (1/L + r (1 - 1/L) + question share), without the 1/L if n
 
 import argparse
 import itertools
-import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,7 +23,6 @@ import torch
 
 from benchmarks import report
 from benchmarks.random_model import SHAPES
-from benchmarks.ttft_memory import peak_bytes
 from benchmarks.ttft_world import (
     OUR_FULL,
     OUR_PREFIX,
@@ -70,12 +65,6 @@ class Row:
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    if options.one:
-        print(json.dumps(_one_peak(options)))
-        return
-    if options.memory:
-        _memory(options)
-        return
     longest = max(options.lengths) * max(options.tokens) + QUESTION_TOKENS
     for shape in options.shapes:
         model = model_of(shape, options.device, longest)
@@ -145,48 +134,6 @@ def _table(rows: list[Row], peak: bool) -> None:
     )
 
 
-def _memory(options: argparse.Namespace) -> None:
-    """Peak memory beyond model and store; one process per method, so that none reuses memory of another."""
-    chunks, tokens = options.lengths[0], options.tokens[0]
-    methods = [Method(TRANSFORMERS_FULL), Method(OUR_FULL), Method("none", 0.0)]
-    methods += [Method(selector, ratio) for selector in options.selectors for ratio in options.ratios]
-    for shape in options.shapes:
-        found: list[dict[str, Any]] = []
-        for method in methods:
-            command = [sys.executable, "-m", "benchmarks.ttft", "--one", method.name, str(method.ratio)]
-            command += ["--shapes", shape, "--lengths", str(chunks), "--tokens", str(tokens)]
-            command += ["--threads", str(options.threads), "--device", options.device]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found.append({"method": method.name, "ratio": method.ratio, **json.loads(done.stdout.splitlines()[-1])})
-        full = found[0]
-        print(f"\n{shape}, {chunks} x {tokens} + {QUESTION_TOKENS}: peak memory of a prefill, random weights, bf16")
-        report.table(
-            ("method", "ratio", "beyond model and store MiB", "of full", "whole process MiB", "of full"),
-            [
-                (
-                    row["method"],
-                    f"{row['ratio']:.2f}",
-                    f"{row['peak_bytes'] / 2**20:.0f}",
-                    row["peak_bytes"] / full["peak_bytes"],
-                    f"{row['process_bytes'] / 2**20:.0f}",
-                    row["process_bytes"] / full["process_bytes"],
-                )
-                for row in found
-            ],
-        )
-        print("written:", report.save(f"ttft-memory-{shape}-{options.device}", found))
-
-
-def _one_peak(options: argparse.Namespace) -> dict[str, int]:
-    """The peak of one method, in its own process."""
-    name, ratio = options.one
-    chunks, tokens = options.lengths[0], options.tokens[0]
-    model = model_of(options.shapes[0], options.device, chunks * tokens + QUESTION_TOKENS)
-    with tempfile.TemporaryDirectory() as directory, World(model, chunks, tokens, "memory", directory) as world:
-        world.engine.prefill(world.question, [], ratio=0.0)  # allocations of the first pass
-        return peak_bytes(world.action(Method(name, float(ratio))), options.device)
-
-
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape and few runs, for a minute on a laptop", threads=2)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default: qwen2.5-0.5b; CUDA: llama-3-8b")
@@ -199,9 +146,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="per method; fewer for long prompts")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--peak", action="store_true", help="show the reached share of the compute limit")
-    parser.add_argument("--memory", action="store_true", help="peak memory instead of times")
     parser.add_argument("--tag", default="", help="added to the results' name")
-    parser.add_argument("--one", nargs=2, metavar=("METHOD", "RATIO"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     cuda = options.device == "cuda"
     options.shapes = options.shapes or ["llama-3-8b" if cuda else "qwen2.5-0.5b"]

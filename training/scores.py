@@ -5,11 +5,7 @@
 The question types of a world are drawn evenly. The target is the reader's own output under a full prefill. This takes
 an hour of one core.
 
-The shipped file did not start from random weights. A network that read all layers was trained by an earlier version of
-this command; its weights for layers that are not read any more were added to those of the last one that is, and all
-were trained for 500 more steps on 300 worlds, behind fewer neighbours. From there on scores and gains were trained
-together, for 1,200 steps on 300 worlds and then for 1,200 on 500 others (`--start FILE --seed 9 --worlds 500 --steps
-1200`).
+The shipped file was made in several steps by earlier versions of this command; this one trains a file of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.fusion.learned import ScoreModel
 from ragkv.lab.score_training import Continuation, TrainingExample, train
 from training.batches import Encoder
 from training.questions import Question
@@ -65,7 +60,6 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=1500)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=Path, help="a file to go on from; scores and gains are trained together")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -81,8 +75,7 @@ def main() -> None:
     config = EngineConfig(dtype="float32", fusion=FusionConfig(learned_scores=False))
     with Engine.from_pretrained(options.reader, config) as engine:
         made = training_examples(engine, options.worlds, options.seed)
-        start = ScoreModel.from_bytes(options.start.read_bytes()) if options.start else None
-        network = train(engine, made, options.steps, options.seed, show, start)
+        network = train(engine, made, options.steps, options.seed, show)
     options.out.write_bytes(network.to_bytes())
     print(f"{options.out}: {options.out.stat().st_size} bytes, digest {network.digest}")
 

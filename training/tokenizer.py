@@ -5,15 +5,12 @@ word is one token, an invented name two or three. Every text gets a leading spac
 in a prompt. This file knows the words of worlds, but no world.
 
 Invariant, the only prompt layout: `<bos>` system `<user>` chunks question `<assistant>` answer `<end>` `<user>` ...
-Command line: `python -m training.tokenizer OUT_FOLDER`.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -85,12 +82,3 @@ def _phrases() -> Iterator[str]:
     for text in texts:
         bare = re.sub(r"\{\w\}", "", text)
         yield from [bare, bare[:1].upper() + bare[1:]] * 3
-
-
-def main() -> None:
-    """Write the tokenizer's files."""
-    build().save_pretrained(str(Path(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

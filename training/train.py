@@ -253,7 +253,7 @@ def worker(rank: int, options: argparse.Namespace) -> None:
         dist.init_process_group(
             "gloo", init_method=f"file://{options.out.resolve()}/rendezvous", rank=rank, world_size=options.workers
         )
-    run = Run(options.out, _shape(options), options.seed, Rates(options.muon, options.adam), rank, options.workers)
+    run = Run(options.out, _shape(options), options.seed, Rates(), rank, options.workers)
     run.resume()
     if options.compile:
         torch._dynamo.config.cache_size_limit = 64
@@ -273,8 +273,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads per worker")
     parser.add_argument("--workers", type=int, default=2, help="processes that share a step; faster than threads here")
     parser.add_argument("--export-minutes", type=float, default=8)
-    parser.add_argument("--muon", type=float, default=0.006)
-    parser.add_argument("--adam", type=float, default=0.004)
     parser.add_argument("--hidden", type=int, default=160)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--heads", type=int, default=4)

@@ -4,15 +4,11 @@
 nothing of tokens: it counts chunk sizes in sentences, and the tests check them in tokens.
 
 Invariant: a world has one object for a subject and relation, so no two sentences contradict each other.
-Command line: `python -m training.worlds --count 200 --seed 1 --out worlds.jsonl`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from random import Random
 
 from training.discourse import Entity, Fact, Narration, Narrator, Statement
@@ -144,24 +140,3 @@ def _unmentioned(names: NameGenerator) -> list[Entity]:
 def record(made: World) -> dict[str, object]:
     """The world as a JSON object, without its statements."""
     return {"seed": made.seed, "chunks": made.chunks, "questions": [asdict(question) for question in made.questions]}
-
-
-def main() -> None:
-    """Write worlds as JSON lines."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--level", type=int, default=3)
-    parser.add_argument("--names", choices=("train", "heldout", "any"), default="heldout")
-    parser.add_argument("--templates", choices=("train", "variants", "heldout"), default="train")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    spec = level(options.level)
-    spec = replace(spec, names=options.names, narration=replace(spec.narration, templates=options.templates))
-    with options.out.open("w") as out:
-        for number in range(options.count):
-            out.write(json.dumps(record(world(options.seed * 1_000_000 + number, spec))) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -270,10 +270,3 @@ def test_ingest_takes_a_path_paths_a_document_or_documents(rag: Rag, folder: Pat
 def test_a_missing_path_raises(rag: Rag, tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="no such file"):
         rag.ingest(tmp_path / "none")
-
-
-def test_the_kv_of_changed_documents_alone_is_computed_on_request(rag: Rag, folder: Path) -> None:
-    assert rag.ingest(folder).kv.encoded == 2
-    (folder / "c.txt").write_text("The mill of Marl.")
-    kv = rag.ingest_files([folder], encode="changed").kv
-    assert (kv.encoded, kv.present) == (1, 0)
