@@ -33,13 +33,11 @@ from ragkv.types import Answer, Chunk, Text, TokenEvent
 from .answers import check_filter, check_text, checked_max_tokens, session_of, stream_choices
 from .bodies.chat import ChatRequest, Message, notes_of
 from .bodies.chat_answer import (
-    Annotation,
     AssistantMessage,
     ChatResponse,
     Choice,
     Logprobs,
     Piece,
-    UrlCitation,
     UsageBody,
 )
 from .bodies.resources import AnswerReport, SourceBody
@@ -49,7 +47,6 @@ from .keys import Principal
 from .reports import (
     answer_fields,
     citations_of,
-    marker_spans,
     missing_markers,
     sources_of,
     without_markers,
@@ -244,7 +241,10 @@ class ChatCompletion:
         choices = [
             Choice(
                 index=index,
-                message=_message(content, () if self.body.form else sources, calls[index]),
+                message=AssistantMessage(
+                    content=None if calls[index] and not content.strip() else content,
+                    tool_calls=called(calls[index]) or None,
+                ),
                 logprobs=Logprobs(content=tokens.entries(answer.logprobs)) if self.body.logprobs else None,  # type: ignore[arg-type]
                 finish_reason="tool_calls" if calls[index] else answer.finish_reason,  # type: ignore[arg-type]
             )
@@ -258,24 +258,6 @@ class ChatCompletion:
             usage=UsageBody.of(answers[0].reuse, sum(len(answer.token_ids) for answer in answers)),
             ragkv=report,
         )
-
-
-def _message(content: str, sources: Sequence[SourceBody], calls: Sequence[ToolCall]) -> AssistantMessage:
-    """An answer, with its calls and the places where it names its sources."""
-    by_number = {source.number: source for source in sources}
-    annotations = [
-        Annotation(
-            url_citation=UrlCitation(
-                url=by_number[citation.number].source or citation.document_id,
-                title=by_number[citation.number].title or citation.document_id,
-                start_index=start,
-                end_index=end,
-            )
-        )
-        for citation, start, end in marker_spans(content, citations_of(content, sources))
-    ]
-    text = None if calls and not content.strip() else content
-    return AssistantMessage(content=text, annotations=annotations, tool_calls=called(calls) or None)
 
 
 def _plain(message: Message) -> PlainMessage:

@@ -117,8 +117,7 @@ class KeyFileContent:
             if key.name == name and key.is_valid(time.time()):
                 raise InputError(
                     f"There is a key named {name!r} already, {key.id} of tenant {key.tenant}. Use another name for a "
-                    f"new tenant, `--tenant {key.tenant}` for a second key of this one, or "
-                    f"`ragkv keys rotate {key.id}` for a new secret."
+                    f"new tenant, or `--tenant {key.tenant}` for a second key of this one."
                 )
 
     def create(self, name: str, tenant: str | None, rate: RateLimit, lifetime_s: float | None) -> tuple[str, Key]:
@@ -188,15 +187,6 @@ class KeyFile:
             key = content.find(key_id)
             content.keys.remove(key)
         return key
-
-    def rotate(self, key_id: str, grace_s: float = 0.0) -> tuple[str, Key]:
-        """Replace a key by a new one with its name, tenant and rate; the old one stays valid for `grace_s`."""
-        with self._edit() as content:
-            old, now = content.find(key_id), time.time()
-            expires = now + grace_s if old.expires is None else min(old.expires, now + grace_s)
-            content.keys[content.keys.index(old)] = dataclasses.replace(old, expires=expires)
-            content.keys = [key for key in content.keys if key.is_valid(now)]
-            return content.create(old.name, old.tenant, old.rate, None)
 
     @contextmanager
     def _edit(self) -> Iterator[KeyFileContent]:

@@ -8,7 +8,7 @@ to wait until the minute is over.
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -33,22 +33,16 @@ class RateLimiter:
         self._requests = MovingWindowRateLimiter(storage)
         self._tokens = FixedWindowRateLimiter(storage)
 
-    def take_request(self, principal: Principal) -> Mapping[str, str]:
-        """Count one request. Returns the headers that say what is left; raises `ApiError` 429 above the rate."""
-        headers: dict[str, str] = {}
+    def take_request(self, principal: Principal) -> None:
+        """Count one request. Raises `ApiError` 429 above the rate."""
         if (limit := principal.rate.tokens_per_minute) is not None:
             left = self._tokens.get_window_stats(RateLimitItemPerMinute(limit), *_names(principal, "tokens"))
             if left.remaining <= 0:
                 raise _too_many("tokens", limit, left)
-            headers |= _headers("tokens", limit, left)
         if (limit := principal.rate.requests_per_minute) is not None:
             item, names = RateLimitItemPerMinute(limit), _names(principal, "requests")
-            accepted = self._requests.hit(item, *names)
-            left = self._requests.get_window_stats(item, *names)
-            if not accepted:
-                raise _too_many("requests", limit, left)
-            headers |= _headers("requests", limit, left)
-        return headers
+            if not self._requests.hit(item, *names):
+                raise _too_many("requests", limit, self._requests.get_window_stats(item, *names))
 
     def charge_tokens(self, principal: Principal, tokens: int) -> None:
         """Count the tokens of a finished answer, also above the limit."""
@@ -114,19 +108,7 @@ def _names(principal: Principal, what: str) -> tuple[str, str]:
     return principal.key_id or "anyone", what
 
 
-def _reset_s(left: WindowStats) -> float:
-    return max(0.0, left.reset_time - time.time())
-
-
-def _headers(what: str, limit: int, left: WindowStats) -> dict[str, str]:
-    return {
-        f"x-ratelimit-limit-{what}": str(limit),
-        f"x-ratelimit-remaining-{what}": str(max(0, left.remaining)),
-        f"x-ratelimit-reset-{what}": f"{_reset_s(left):.3f}s",
-    }
-
-
 def _too_many(what: str, limit: int, left: WindowStats) -> ApiError:
-    after_s = max(1, math.ceil(_reset_s(left)))
+    after_s = max(1, math.ceil(left.reset_time - time.time()))
     message = f"This key may use {limit} {what} a minute, and has used them. Ask again in {after_s} s."
     return ApiError(429, message, "rate_limit_exceeded", retry_after_s=after_s)

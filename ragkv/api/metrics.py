@@ -170,7 +170,6 @@ _OF_TIERS = (
 )
 _OF_REMOTES = (
     _Read("remote_away_seconds", "Time in which it did not answer", "away_s"),
-    _Read("remote_lost_seconds", "Time that calls without an answer took", "lost_s"),
     _Read("remote_failures", "Calls that failed, timeouts included", "failures"),
     _Read("remote_timeouts", "Calls without an answer in time", "timeouts"),
     _Read("remote_skipped", "Calls that were not made because it did not answer before", "skipped"),
@@ -180,8 +179,6 @@ _OF_REMOTES = (
     ),
 )
 _LABELS = {_OF_TENANTS: ["tenant"], _OF_TIERS: ["tenant", "tier"], _OF_REMOTES: ["tenant", "remote"]}
-
-_Values = dict[tuple[str, ...], float]  # by the metric's name and its label values
 
 
 class _EngineCollector(Collector):
@@ -195,28 +192,27 @@ class _EngineCollector(Collector):
         self._tenants = tenants
 
     def collect(self) -> Iterator[Metric]:
-        """All gauges and counters of the open engines."""
+        """All gauges and counters of the open engines; values that are unknown are left out."""
         tenants = self._tenants()
-        values = _values(tenants)
         yield GaugeMetricFamily("ragkv_tenants_open", "Open tenants", value=len(tenants))
         for metrics, labels in _LABELS.items():
             for metric in metrics:
                 family = metric.family(f"ragkv_{metric.name}", metric.help_, labels=labels)
-                for (name, *label_values), value in sorted(values.items()):
-                    if name == metric.name:
+                for label_values, source in _sources(tenants, labels):
+                    if (value := attrgetter(metric.value)(source)) is not None:
                         family.add_metric(label_values, value)
                 yield family
 
 
-def _values(tenants: Sequence[TenantStats]) -> _Values:
-    """The value of every metric of the open tenants, as it is now; those that are unknown are left out."""
-    found: dict[tuple[str, ...], float | None] = {}
+def _sources(tenants: Sequence[TenantStats], labels: Sequence[str]) -> Iterator[tuple[list[str], object]]:
+    """The tenants, their tiers or their remotes, as the `labels` say, each with the values of the labels."""
     for tenant in tenants:
-        tiers, remotes = tenant.engine.store.tiers, tenant.engine.remotes.items()
-        found |= {(m.name, tenant.name): attrgetter(m.value)(tenant) for m in _OF_TENANTS}
-        found |= {(m.name, tenant.name, t.kind.value): attrgetter(m.value)(t) for t in tiers for m in _OF_TIERS}
-        found |= {(m.name, tenant.name, name): attrgetter(m.value)(r) for name, r in remotes for m in _OF_REMOTES}
-    return {key: value for key, value in found.items() if value is not None}
+        if "tier" in labels:
+            yield from (([tenant.name, tier.kind.value], tier) for tier in tenant.engine.store.tiers)
+        elif "remote" in labels:
+            yield from (([tenant.name, name], remote) for name, remote in tenant.engine.remotes.items())
+        else:
+            yield [tenant.name], tenant
 
 
 class _VllmCollector(Collector):
@@ -226,12 +222,6 @@ class _VllmCollector(Collector):
         self._vllm = vllm
 
     def collect(self) -> Iterator[Metric]:
-        """Whether it answers, and what became of the requests."""
-        self._vllm.failure()  # asks it, so that its stats say how it is now
-        stats = self._vllm.stats()
-        yield GaugeMetricFamily("ragkv_vllm_answers", "1 while the vLLM server answers", value=stats.problem is None)
-        yield GaugeMetricFamily("ragkv_vllm_running", "Answers that vLLM computes now", value=stats.running)
-        ended = CounterMetricFamily("ragkv_vllm_requests", "Requests to vLLM, by their end", labels=["end"])
-        for end in ("answered", "failed", "cancelled"):
-            ended.add_metric([end], getattr(stats, end))
-        yield ended
+        """Whether it answers."""
+        answers = self._vllm.failure() is None
+        yield GaugeMetricFamily("ragkv_vllm_answers", "1 while the vLLM server answers", value=answers)

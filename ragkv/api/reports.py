@@ -104,16 +104,6 @@ def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:
     return " " + "".join(f"[{number}]" for number in missing) if missing else ""
 
 
-def marker_spans(text: str, citations: Sequence[CitationBody]) -> list[tuple[CitationBody, int, int]]:
-    """Each citation with start and end of its first marker in `text`; citations without a marker are left out."""
-    found = []
-    for citation in citations:
-        marker = f"[{citation.number}]"
-        if (start := text.find(marker)) >= 0:
-            found.append((citation, start, start + len(marker)))
-    return found
-
-
 def without_markers(text: str) -> str:
     """An earlier answer without the markers that the server appended."""
     return _FINAL.sub("", text)

@@ -233,29 +233,16 @@ class ServeConfig:
         """
         values = overlay(gather(file, environment), _without_none(flags or {}))
         serve = values.get("serve", {})
-        _check_places(values, serve)
+        if not isinstance(serve, Mapping):
+            raise ConfigError(f"serve is a group of settings, not {serve!r}.")
+        outside = {*SHARED, "engine"}
+        for name in outside & serve.keys():
+            raise ConfigError(f"Unknown setting serve.{name}: it must be outside of the group serve.")
+        for name in {one.name for one in dataclasses.fields(cls)} - outside & values.keys():
+            raise ConfigError(f"Unknown setting {name}: the server's settings are in the group serve, serve.{name}.")
         engine = EngineConfig.from_settings(values)
         shared = {name: values[name] for name in SHARED if name in values}
         return typing.cast(Self, build(cls, {**serve, **shared, "engine": engine}, "serve."))
-
-
-def _check_places(values: Mapping[str, Any], serve: Any) -> None:
-    """Raise `ConfigError` for what stands in the group `serve` and should not, or the other way round."""
-    if not isinstance(serve, Mapping):
-        raise ConfigError(f"serve is a group of settings, not {serve!r}.")
-    for name in SHARED:
-        if not isinstance(values.get(name, ""), str):
-            raise ConfigError(f"{name} must be str, not {values[name]!r}.")
-    for name in (*SHARED, "engine"):
-        if name in serve:
-            said = "The engine's settings" if name == "engine" else name
-            raise ConfigError(f"Unknown setting serve.{name}. {said} must be outside of the group serve.")
-    for name in {one.name for one in dataclasses.fields(ServeConfig)} - {*SHARED, "engine"}:
-        for wrong in (name, f"serve_{name}"):
-            if wrong in values:
-                raise ConfigError(
-                    f"Unknown setting {wrong}. The server's settings are in the group serve: serve.{name}."
-                )
 
 
 def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,11 +75,11 @@ class Tenant(Closing):
         infos = self.engine.conversations.list(map(self.engine_session_id, session_ids))
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
 
-    def session_page(self, limit: int, before: tuple[float, str] | None) -> Sequence[tuple[float, str]]:
-        """The time of the last use and the id of the next `limit` sessions that clients named, the last used first."""
+    def last_sessions(self, limit: int) -> Sequence[str]:
+        """The client's ids of the `limit` sessions that were used last, the last one first."""
         uses = self.engine.conversations.uses().items()
         named = ((used_at, name.removeprefix(_NAMED)) for name, used_at in uses if name.startswith(_NAMED))
-        return heapq.nlargest(limit, (use for use in named if before is None or use < before))
+        return [session_id for _, session_id in heapq.nlargest(limit, named)]
 
     def close(self, encode_missed: bool = True) -> None:
         """Write everything and close. Without `encode_missed`, missed chunks that wait are not encoded."""

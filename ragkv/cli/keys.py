@@ -1,4 +1,4 @@
-"""`ragkv keys`: adds, lists, revokes and rotates the API keys of a server. A running server needs no restart."""
+"""`ragkv keys`: adds, lists and revokes the API keys of a server. A running server needs no restart."""
 
 import datetime
 import time
@@ -16,9 +16,9 @@ from .output import console, print_json
 if TYPE_CHECKING:
     from ragkv.api import Key, KeyFile
 
-DAY_S, HOUR_S = 86_400.0, 3_600.0
+DAY_S = 86_400.0
 
-keys = command_group("API keys of `ragkv serve`: add, list, revoke, rotate.", name="keys")
+keys = command_group("API keys of `ragkv serve`: add, list, revoke.", name="keys")
 
 File = Annotated[Path | None, typer.Option("--file", help="The file of keys.", show_default="keys.json in the home")]
 Id = Annotated[str, typer.Argument(help="The key's id, as `ragkv keys list` shows it.")]
@@ -77,19 +77,6 @@ def revoke(key_id: Id, home: Home = HOME, file: File = None) -> None:
     """Refuse a key from now on. The data of its tenant stays."""
     key = _key_file(home, file).revoke(key_id)
     console.print(f"Revoked {key.id} ({key.name}).")
-
-
-@keys.command()
-def rotate(
-    key_id: Id,
-    home: Home = HOME,
-    file: File = None,
-    hours: Annotated[float, typer.Option(min=0, help="Hours for which the old key is still accepted.")] = 0.0,
-    as_json: AsJson = False,
-) -> None:
-    """Replace a key by a new one with the same tenant and rate, and show the new key once."""
-    secret, key = _key_file(home, file).rotate(key_id, hours * HOUR_S)
-    _show_new(secret, key, as_json)
 
 
 def _key_file(home: Path, file: Path | None) -> "KeyFile":

@@ -14,7 +14,7 @@ from ragkv.errors import ConfigError
 from tests.fusion.test_gate_result import point, result
 
 from .fake_vllm import FakeVllm
-from .helpers import app_on, client_of, engine_of, events, filled, metrics, on_port, plain, service_of, wait_until
+from .helpers import app_on, client_of, engine_of, events, filled, on_port, plain, service_of, wait_until
 
 pytest.importorskip("openai")
 
@@ -151,8 +151,7 @@ def test_a_vllm_that_fails_gives_503_and_readyz_and_metrics_say_so(front: Front)
     assert "answered 500" in answer.text and "boom" not in answer.text
     wait_until(lambda: "is not healthy" in (front.client.get("/readyz").json()["reason"] or ""))
     assert front.client.get("/readyz").status_code == 503
-    metrics = front.client.get("/metrics").text
-    assert "ragkv_vllm_answers 0.0" in metrics and 'ragkv_vllm_requests_total{end="failed"} 1.0' in metrics
+    assert "ragkv_vllm_answers 0.0" in front.client.get("/metrics").text
     front.fake.refuses, front.fake.is_healthy = None, True
     wait_until(lambda: front.client.get("/readyz").status_code == 200)
     assert front.ask().status_code == 200
@@ -203,7 +202,7 @@ def test_a_connector_that_answers_in_another_form_is_vllms_error(
     front.fake.answer_changes = change
     answer = front.ask()
     assert answer.status_code == 503 and said in answer.json()["error"]["message"]
-    assert metrics(front.client)["ragkv_vllm_running"] == 0
+    wait_until(lambda: front.fake.open == 0)
 
 
 @pytest.mark.parametrize(("change", "said"), [("breaks_after", "broke off"), ("ends_with", "abort")])
@@ -220,7 +219,6 @@ def test_a_client_that_leaves_ends_the_request_at_vllm(front: Front) -> None:
     with front.client.stream("POST", "/v1/ask", json={**ASK, "max_tokens": 500, "stream": True}) as answer:
         next(line for line in answer.iter_lines() if "token" in line)
     wait_until(lambda: front.fake.aborted == 1 and front.fake.open == 0)
-    wait_until(lambda: metrics(front.client)['ragkv_vllm_requests_total{end="cancelled"}'] == 1)
 
 
 def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> None:

@@ -116,22 +116,6 @@ def test_an_expired_key_is_refused(file: KeyFile) -> None:
     assert ring.principal(long) is not None
 
 
-def test_a_rotated_key_keeps_tenant_rate_and_quota(file: KeyFile) -> None:
-    old, key = file.add("alice", rate=RateLimit(10, None), quota=Quota(sessions=3))
-    file.add("bob")
-    new, successor = file.rotate(key.id, grace_s=1000.0)
-    assert [one.name for one in file.read().keys] == ["alice", "bob", "alice"]  # the old key stays in its place
-    ring = KeyRing(file.path)
-    before, after = ring.principal(old), ring.principal(new)
-    assert before is not None and after is not None
-    assert successor.id != key.id
-    assert (after.tenant, after.rate, after.quota) == (before.tenant, before.rate, before.quota)
-    newest, _ = file.rotate(successor.id)
-    assert ring.principal(new) is None
-    assert ring.principal(newest) is not None
-    assert successor.id not in {one.id for one in file.read().keys}  # an expired key is removed from the file
-
-
 @pytest.mark.parametrize("tenant", ["", "..", "a/b", "A", "-a", "a" * 65, "a\n", "con.", ".hidden", "a b"])
 def test_a_tenants_name_cannot_be_a_path(file: KeyFile, tenant: str) -> None:
     with pytest.raises(InputError, match="Tenant"):

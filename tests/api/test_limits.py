@@ -29,10 +29,7 @@ def test_a_rate_is_restored_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_key_above_its_rate_gets_429_with_retry_after(small: TestClient, tmp_path: Path) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=RateLimit(requests_per_minute=2))
     headers = {"authorization": f"Bearer {secret}"}
-    first = small.post("/v1/echo", json={}, headers=headers)
-    assert first.headers["x-ratelimit-limit-requests"] == "2"
-    assert first.headers["x-ratelimit-remaining-requests"] == "1"
-    assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert small.post("/v1/echo", json={}, headers=headers).status_code == 200
     small.get("/v1/nowhere", headers=headers)
     refused = small.post("/v1/echo", json={}, headers=headers)
     assert refused.status_code == 429
@@ -45,9 +42,7 @@ def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=RateLimit(tokens_per_minute=80))
     headers = {"authorization": f"Bearer {secret}"}
     assert small.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 prompt tokens, 5 answer tokens
-    response = small.post("/v1/embeds", headers=headers)
-    assert response.headers["x-ratelimit-remaining-tokens"] == str(80 - 47)
-    assert small.post("/v1/embeds", headers=headers).status_code == 200  # 3 are left
+    assert [small.post("/v1/embeds", headers=headers).status_code for _ in range(2)] == [200, 200]  # 3 are left
     assert small.post("/v1/embeds", headers=headers).status_code == 429
 
 

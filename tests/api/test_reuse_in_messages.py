@@ -129,22 +129,18 @@ def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(talke
     assert got["ragkv"]["notes"] == ["3 passages are not looked for in messages: limits.known_chars is 300"]
 
 
-def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once_a_template(
+def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once(
     talk: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def warnings(*messages: Any) -> int:
+    def warnings(text: str) -> int:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "ragkv.api.chat"):
-            chat(talk, list(messages), max_tokens=1)
+            chat(talk, [{"role": "user", "content": text}], max_tokens=1)
         return sum("none of the known texts" in record.getMessage() for record in caplog.records)
 
-    other = {"role": "user", "content": "Nothing of this is in a collection. " * 30}
+    other = "Nothing of this is in a collection. " * 60
     assert warnings(other) == 0, "no corpus is known"
     filled(talk, "facts", passages()[:3])
+    assert warnings("Who?") == 0, "a short prompt holds no documents"
+    assert warnings(passages()[0] + other) == 0
     assert warnings(other) == 1 and warnings(other) == 0
-    in_system = [{"role": "system", "content": "Answer from: " + "nothing " * 300 + end} for end in "ab"]
-    question = {"role": "user", "content": "Who?"}
-    assert warnings({"role": "system", "content": "Be kind."}, question) == 0, "a short prompt holds no documents"
-    assert [warnings(system, question) for system in in_system] == [1, 0]
-    assert warnings({"role": "system", "content": "Be brief."}, other) == 1
-    assert warnings({"role": "system", "content": "Be good."}, {"role": "user", "content": passages()[0] + ASK}) == 0

@@ -27,12 +27,10 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ("serve_port = 1", "settings are in the group serve: serve.port"),
         ("fusion_ratio = 1.0", "Did you mean fusion.ratio?"),
-        ("port = 1", "settings are in the group serve: serve.port"),
-        ("[limits]\ninputs = 1", "settings are in the group serve: serve.limits"),
+        ("[limits]\ninputs = 1", "settings are in the group serve, serve.limits"),
         ("[serve.engine.fusion]\nratio = 1.0", "must be outside of the group serve"),
-        ('[serve]\nmodel = "m"', "model must be outside of the group serve"),
+        ('[serve]\nmodel = "m"', "serve.model: it must be outside of the group serve"),
         ("[serve.limits]\ninput = 1", "Unknown setting serve.limits.input. Did you mean serve.limits.inputs?"),
         ("[fusion]\nratoi = 1.0", "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
         ("serve = 1", "serve is a group of settings, not 1"),

@@ -1,12 +1,20 @@
 """The request of /v1/chat/completions: OpenAI's fields and ragkv's extensions.
 
-Parameters of OpenAI's that this server does not offer are refused by name, unless their value asks for nothing.
+Parameters of OpenAI's that this server does not offer are refused by name, unless they are null.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPETITION
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions
@@ -18,7 +26,6 @@ from .tools import CallBody, NamedTool, ToolDefinition
 from .tools import Choice as ToolChoice
 
 _IGNORED = "Accepted and ignored."
-_NOT_OFFERED: Any = Field(default=None, description="Not offered.")
 _NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
 
 
@@ -45,26 +52,36 @@ IGNORED: Mapping[str, str] = {
 }
 
 
-def ignored(name: str) -> Any:
-    """A field of `IGNORED`."""
-    return Field(default=None, description=f"Accepted and ignored, with a note: {IGNORED[name]}.")
+class ClientPart(RequestPart):
+    """A part of what a client of other servers sends: null asks for nothing, and `IGNORED` is accepted with a note."""
+
+    _left_out: tuple[str, ...] = PrivateAttr(())  # the fields of `IGNORED` that were given
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leaves_out(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(values, dict):
+            return handler(values)
+        made = handler({name: value for name, value in values.items() if value is not None and name not in IGNORED})
+        made._left_out = tuple(name for name in IGNORED if values.get(name))
+        return made
 
 
-def notes_of(values: Iterable[RequestPart]) -> list[str]:
+def notes_of(parts: Iterable[ClientPart]) -> list[str]:
     """Notes on the fields that were given and are ignored, each once."""
-    names = dict.fromkeys(name for part in values for name in IGNORED if getattr(part, name, None))
-    return [f"{name} is ignored: {IGNORED[name]}" for name in names]
+    return [
+        f"{name} is ignored: {IGNORED[name]}" for name in dict.fromkeys(n for part in parts for n in part._left_out)
+    ]
 
 
-class TextPart(RequestPart):
+class TextPart(ClientPart):
     """A piece of a message. Only text is accepted."""
 
     type: Literal["text"]
     text: str = Field(description="The text.")
-    cache_control: Any = ignored("cache_control")
 
 
-class Message(RequestPart):
+class Message(ClientPart):
     """A message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
@@ -77,10 +94,7 @@ class Message(RequestPart):
     refusal: str | None = Field(default=None, description=_IGNORED)
     tool_calls: list[CallBody] | None = Field(default=None, max_length=128, description="Of an assistant.")
     tool_call_id: str | None = Field(default=None, max_length=256, description="Of a tool: the call it answers.")
-    function_call: None = _NOT_OFFERED
-    audio: None = _NOT_OFFERED
     annotations: list[Any] | None = Field(default=None, description=_IGNORED)
-    cache_control: Any = ignored("cache_control")
 
     @field_validator("content", mode="before")
     @classmethod
@@ -147,7 +161,7 @@ class SamplingFields(Strict):
         return cast("AnswerOptions", options)
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(ClientPart, SamplingFields):
     """A conversation to continue."""
 
     model_config = ConfigDict(title="ChatCompletionRequest")
@@ -180,33 +194,11 @@ class ChatRequest(SamplingFields):
         default=None, ge=0, le=MAX_LOGPROBS, description="And of so many most probable tokens; needs `logprobs`."
     )
 
-    user: Any = ignored("user")
-    safety_identifier: Any = ignored("safety_identifier")
-    metadata: Any = ignored("metadata")
-    store: Any = ignored("store")
-    service_tier: Any = ignored("service_tier")
-    prompt_cache_key: Any = ignored("prompt_cache_key")
-    prompt_cache_retention: Any = ignored("prompt_cache_retention")
-    cache_control: Any = ignored("cache_control")
-    cache_prompt: Any = ignored("cache_prompt")
-    num_ctx: Any = ignored("num_ctx")
-    keep_alive: Any = ignored("keep_alive")
-    chat_template_kwargs: Any = ignored("chat_template_kwargs")
-
     tools: list[ToolDefinition] | None = Field(default=None, max_length=128, description="Functions it may call.")
     tool_choice: ToolChoice | NamedTool | None = Field(
         default=None, description="required or a name: the answer is calls whose arguments have their schema."
     )
     parallel_tool_calls: bool | None = Field(default=None, description="false: one call with tool_choice required.")
-    # Not offered. Values that ask for nothing are accepted, because clients send them.
-    functions: Annotated[list[Any], Field(max_length=0)] | None = _NOT_OFFERED
-    function_call: Literal["none", "auto"] | None = _NOT_OFFERED
-    modalities: list[Literal["text"]] | None = _NOT_OFFERED
-    audio: None = _NOT_OFFERED
-    prediction: None = _NOT_OFFERED
-    web_search_options: None = _NOT_OFFERED
-    reasoning_effort: Literal["none"] | None = _NOT_OFFERED
-    verbosity: Literal["medium"] | None = _NOT_OFFERED
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

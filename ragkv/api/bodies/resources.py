@@ -288,10 +288,9 @@ class CollectionBody(BaseModel):
 
 
 class CollectionList(BaseModel):
-    """A page of the caller's collections, by name."""
+    """The caller's collections, by name."""
 
     data: list[CollectionBody] = Field(description="The collections.")
-    next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
 class DocumentInfo(BaseModel):

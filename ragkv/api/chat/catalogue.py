@@ -1,8 +1,7 @@
-"""The texts that one engine knows as chunks: ingested texts, passages of collections, and texts of requests.
+"""The texts that one engine knows as chunks: ingested texts and passages of collections, until they are forgotten.
 
-Ingested texts and passages stay until they are forgotten, and are found in prompts in other writings too, see
-`passage_matcher.py`. Of the texts that came with requests, the latest are remembered: their KV is stored after a cache
-miss, so finding them again saves work.
+They are found in prompts in other writings too, see `passage_matcher.py`. Texts that come with a request are looked
+for, word for word, in its own prompt.
 
 A form is the text of a prompt where a known passage was found in another writing, as a chunk of its own. Which passages
 a form came from is not kept: forms cost little to encode again, so the deletion of any passage deletes them all.
@@ -29,7 +28,6 @@ from .text_matcher import TextMatch, TextMatcher
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_TEXTS = 10_000  # So many texts from requests are remembered.
 FORMS_FILE = "forms.jsonl"
 MAX_FORMS = 10_000  # So many forms are remembered; the KV of the oldest is deleted with them.
 
@@ -53,8 +51,7 @@ class ChunkCatalogue:
         self._by_key: dict[str, str] = {}  # ingested texts by their letters and digits
         self._lock = threading.Lock()
         self._ingested: dict[str, Mapping[str, Any]] = {}  # text -> metadata
-        self._from_requests: OrderedDict[str, Mapping[str, Any]] = OrderedDict()  # text -> metadata, oldest first
-        self._chunks: dict[str, Chunk] = {}  # known texts that are tokenized already
+        self._chunks: dict[str, Chunk] = {}  # ingested texts that are tokenized already
 
     def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> WarmReport:
         """Register `documents` and, with `encode`, compute and store their KV. Returns when it is durable."""
@@ -71,8 +68,6 @@ class ChunkCatalogue:
         metadata = {document.text: document.metadata for document in documents if document.text}
         with self._lock:
             self._ingested |= metadata
-            for text in metadata:
-                self._from_requests.pop(text, None)
         self._matcher.add(metadata)
         self.passages.add(metadata)
         with self._lock:
@@ -82,20 +77,6 @@ class ChunkCatalogue:
     def knows_texts(self) -> bool:
         """Whether any text was ingested or registered, or is a passage of a collection."""
         return bool(self._ingested) or self.passages.chars > 0
-
-    def remember(self, documents: Iterable[ChatDocument]) -> None:
-        """Remember documents that came with a request, and forget the oldest beyond `MAX_REQUEST_TEXTS`."""
-        with self._lock:
-            new = {one.text: one.metadata for one in documents if one.text and one.text not in self._ingested}
-            for text, metadata in new.items():
-                self._from_requests[text] = metadata
-                self._from_requests.move_to_end(text)
-            excess = len(self._from_requests) - MAX_REQUEST_TEXTS
-            dropped = [self._from_requests.popitem(last=False)[0] for _ in range(excess)]
-            for text in dropped:
-                self._chunks.pop(text, None)
-        self._matcher.add(new)
-        self._matcher.discard(dropped)
 
     def forget(self, texts: Iterable[str]) -> int:
         """Forget `texts` and delete their KV from every tier. Returns how many of them had KV stored."""
@@ -108,21 +89,19 @@ class ChunkCatalogue:
             for key in keys:
                 self._by_key.pop(key, None)
             for text in dropped:
-                for known in (self._ingested, self._from_requests, self._chunks):
-                    known.pop(text, None)
+                self._ingested.pop(text, None)
+                self._chunks.pop(text, None)
         return self._engine.delete([self._engine.chunk(text) for text in dropped]) if dropped else 0
 
-    def forget_request_texts(self) -> None:
-        """Forget the texts that came with requests. Ingested texts stay."""
-        with self._lock:
-            dropped, self._from_requests = list(self._from_requests), OrderedDict()
-            for text in dropped:
-                self._chunks.pop(text, None)
-        self._matcher.discard(dropped)
+    def find(self, prompt: str, given: Iterable[str] = ()) -> list[TextMatch]:
+        """The known texts in `prompt`, in order.
 
-    def find(self, prompt: str) -> list[TextMatch]:
-        """The known texts in `prompt`, in order: word for word, then passages in other writings between them."""
-        return joined(self._matcher.find(prompt)[:MAX_FOUND], self.passages.find(prompt))[:MAX_FOUND]
+        First those that are `given` with it, then ingested ones, both word for word, then passages in other writings.
+        """
+        of_request = TextMatcher()
+        of_request.add(given)
+        found = joined(of_request.find(prompt), self._matcher.find(prompt))[:MAX_FOUND]
+        return joined(found, self.passages.find(prompt))[:MAX_FOUND]
 
     def encode_ingested(self) -> None:
         """Compute the KV of all ingested and registered texts that is not stored, between requests."""
@@ -150,11 +129,11 @@ class ChunkCatalogue:
         """The chunk of `text`, with the token ids it was ingested with. `metadata` defaults to the known metadata."""
         with self._lock:
             chunk = self._chunks.get(text)
-            known = self._ingested.get(text, self._from_requests.get(text, {}))
+            known = self._ingested.get(text, {})
         if chunk is None:
             chunk = self._engine.chunk(text)
             with self._lock:
-                if text in self._ingested or text in self._from_requests:
+                if text in self._ingested:
                     self._chunks[text] = chunk
         return Chunk(chunk.token_ids, chunk.text, dict(known if metadata is None else metadata))
 

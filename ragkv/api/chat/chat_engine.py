@@ -8,7 +8,6 @@ that the template writes, except for how words at the seams between pieces are s
 import functools
 import json
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,10 +23,11 @@ from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
-LONG_PROMPT = 500  # A prompt of fewer characters holds no documents.
-LONG_SYSTEM = 2_000  # A system text of fewer characters holds no documents.
-TEMPLATE_CHARS = 100  # A system text begins with so many of the application's own words, before any documents.
-MAX_WARNED = 64  # At most so many system texts are warned of.
+LONG_PROMPT = 2_000  # A prompt of fewer characters may hold no documents.
+NOTHING_KNOWN = (
+    "A prompt of %d characters has none of the known texts, so none is reused; this is said once. Give the model the "
+    "texts that the retriever returns, split in the same way (docs/langchain.md; of messages to a server: docs/api.md)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,6 @@ class ChatPrompt:
     chunks: tuple[Chunk, ...]  # chunks and the text between them, in prompt order
     question: tuple[int, ...]  # token ids after the last chunk
     conversation: FoundConversation | None
-    recognition_s: float  # time to find chunk texts
-    layout_s: float  # time to build the prompt, recognition included
     tools: tuple[Tool, ...] = ()
 
     @property
@@ -68,7 +66,7 @@ class ChatEngine:
         self._template_of = functools.lru_cache(64)(lambda tools: self.template.with_tools(json.loads(tools)))
         self.catalogue = ChunkCatalogue(engine)
         self.conversations = ConversationFinder(engine)
-        self._warned: set[str] = set()  # beginnings of the system texts of prompts without a known text
+        self._has_warned = False  # of a prompt without a known text
 
     def template_for(self, tools: Sequence[Tool]) -> Template:
         """The chat template with `tools` in every prompt."""
@@ -87,20 +85,18 @@ class ChatEngine:
         With a `session_id`, the session's messages replace everything before the last turn. A prompt with chunks in its
         opening has no conversation: the next turn would open differently.
         """
-        began = time.perf_counter()
         template = self.template_for(request.tools)
         messages = template.messages(
             _with_one_user_message(request.messages) if session_id and request.tools else request.messages
         )
         text = template.render(messages)
-        self.catalogue.remember(request.documents)
-        searching = time.perf_counter()
-        matches = self.catalogue.find(text)
-        recognition_s = time.perf_counter() - searching
+        metadata = {document.text: document.metadata for document in request.documents}
+        matches = self.catalogue.find(text, metadata)
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
-        if not matches and self.catalogue.knows_texts:
-            self._warn_once(template, messages, text)
+        if not matches and len(text) >= LONG_PROMPT and self.catalogue.knows_texts and not self._has_warned:
+            self._has_warned = True
+            log.warning(NOTHING_KNOWN, len(text))
 
         opening, start = self._opening(template, messages, text, matches, stop)
         conversation = None
@@ -116,14 +112,10 @@ class ChatEngine:
             for match in matches
             if match.start >= start
         ]
-        metadata = {document.text: document.metadata for document in request.documents}
         pieces, question = self._split(text[start:stop], inside, metadata)
         if opening is not None:
             pieces.insert(0, Text(template.opening_ids(opening), opening, opening=True))
-        layout_s = time.perf_counter() - began
-        return ChatPrompt(
-            tuple(messages), text, tuple(pieces), question, conversation, recognition_s, layout_s, request.tools
-        )
+        return ChatPrompt(tuple(messages), text, tuple(pieces), question, conversation, request.tools)
 
     def save_turn(
         self, prompt: ChatPrompt, answer: Answer, text: str | None = None, calls: Sequence[ToolCall] = ()
@@ -149,24 +141,9 @@ class ChatEngine:
             prompt.conversation.session.delete()
 
     def forget_requests(self) -> None:
-        """Forget what requests brought: their documents' texts, and conversations without a name."""
-        self.catalogue.forget_request_texts()
+        """Forget what requests left behind: forms of passages, and conversations without a name."""
         self.catalogue.delete_forms()
         self.conversations.clear()
-
-    def _warn_once(self, template: Template, messages: Sequence[PlainMessage], text: str) -> None:
-        """Log that a prompt has none of the known texts, once for each beginning of a system text."""
-        system = self._system_opening(template, messages)
-        is_short = len(text) - len(system) < LONG_PROMPT and len(system) < LONG_SYSTEM
-        beginning = system[:TEMPLATE_CHARS]
-        if is_short or beginning in self._warned or len(self._warned) >= MAX_WARNED:
-            return
-        self._warned.add(beginning)
-        log.warning(
-            "A prompt of %d characters has none of the known texts, so none is reused. Give the model the texts that "
-            "the retriever returns, split in the same way (docs/langchain.md; for messages to a server, docs/api.md).",
-            len(text),
-        )
 
     def _opening(
         self, template: Template, messages: Sequence[PlainMessage], text: str, matches: Sequence[TextMatch], stop: int

@@ -4,26 +4,24 @@ Chains join their documents into one string before the model sees it. If a chunk
 chunk's own token ids are put into the prompt and its stored KV is used. The matcher compares text and not ids, because
 a tokenizer merges characters across a seam: inside a longer text a chunk can have other ids than alone.
 
-A rolling hash over the characters (Rabin-Karp, modulo 2**64) gives the hash of every window of 16 characters in one
-pass. For each window that begins a known text, first the hash of the whole text is compared, then the text itself. So a
-hash collision costs time and never gives a false match. The matcher knows no LangChain and no model.
+A table says of each window of 16 characters, by a hash, whether a known text may begin so. Where one may, the texts
+that begin so are compared themselves. So a hash collision costs time and never gives a false match. The matcher knows
+no LangChain and no model.
 """
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 WINDOW = 16  # Texts of fewer characters are not matched, because reusing a few tokens gains nothing.
-_BASE = 0x9E3779B97F4A7C15  # The base is odd, so that it has an inverse modulo 2**64.
-_INVERSE = pow(_BASE, -1, 1 << 64)
-_MERGE_AT = 512  # So many recent hashes are merged into the sorted array at once.
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_SLOT_BITS = 20  # The table has 2**20 slots: with 10,000 known texts one window of 100 is looked up in vain.
 
-Hashes = npt.NDArray[np.uint64]
 IsBorder = Callable[[int, int], bool]
 
 
@@ -43,135 +41,82 @@ class TextMatcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._buckets: dict[int, _Bucket] = {}  # by the hash of the first window of the texts
-        self._sorted: Hashes = np.empty(0, np.uint64)  # the keys of `_buckets` at the last merge
-        self._recent: list[int] = []  # the keys added since
+        self._texts: dict[str, list[str]] = {}  # by their first window, sorted
+        self._begins = np.zeros(1 << _SLOT_BITS, np.bool_)  # by slot: whether a text begins, or once began, so
 
     def add(self, texts: Iterable[str]) -> None:
         """Add `texts`. Texts shorter than `WINDOW` are ignored."""
+        long = [text for text in texts if len(text) >= WINDOW]
+        slots = _slots("".join(text[:WINDOW] for text in long))[::WINDOW]
         with self._lock:
-            for text in texts:
-                if len(text) < WINDOW:
-                    continue
-                first = _hash(text[:WINDOW])
-                if first not in self._buckets:
-                    self._buckets[first] = _Bucket()
-                    self._recent.append(first)
-                self._buckets[first].add(text)
-            if len(self._recent) > _MERGE_AT:
-                self._sorted = np.sort(np.fromiter(self._buckets, np.uint64, len(self._buckets)))
-                self._recent = []
+            self._begins[slots] = True
+            for text in long:
+                alike = self._texts.setdefault(text[:WINDOW], [])
+                at = bisect_left(alike, text)
+                if alike[at : at + 1] != [text]:
+                    alike.insert(at, text)
 
     def discard(self, texts: Iterable[str]) -> None:
         """Remove `texts`. Unknown texts are ignored."""
         with self._lock:
             for text in texts:
-                if len(text) < WINDOW:
-                    continue
-                first = _hash(text[:WINDOW])
-                bucket = self._buckets.get(first)
-                if bucket is not None and bucket.discard(text):
-                    del self._buckets[first]  # the next merge removes its key from `_sorted`
+                alike = self._texts.get(text[:WINDOW], [])
+                at = bisect_left(alike, text)
+                if alike[at : at + 1] == [text]:
+                    del alike[at]
+                    if not alike:
+                        del self._texts[text[:WINDOW]]
 
     def find(self, prompt: str, is_border: IsBorder | None = None) -> list[TextMatch]:
         """The known texts in `prompt`: leftmost first, then longest; no overlaps; never a part of a word.
 
         `is_border(start, stop)` says whether no word crosses either end; left out: as `prompt` says itself.
         """
-        if len(prompt) < WINDOW or not self._buckets:
+        if not self._texts:
             return []
         with self._lock:
-            return list(self._find(prompt, _Sums(prompt), is_border or partial(_at_word_borders, prompt)))
+            return list(self._find(prompt, is_border or partial(_at_word_borders, prompt)))
 
-    def _find(self, prompt: str, sums: "_Sums", is_border: IsBorder) -> Iterator[TextMatch]:
-        windows = sums.hashes(WINDOW)
-        known = _is_in(windows, self._sorted)
-        if self._recent:
-            known |= _is_in(windows, np.sort(np.array(self._recent, np.uint64)))
+    def _find(self, prompt: str, is_border: IsBorder) -> Iterator[TextMatch]:
         end = 0
-        for start in np.flatnonzero(known).tolist():
-            if start < end:
-                continue
-            bucket = self._buckets.get(int(windows[start]))
-            text = None if bucket is None else bucket.longest_at(start, prompt, sums, is_border)
-            if text is not None:
+        for start in np.flatnonzero(self._begins[_slots(prompt)]).tolist():
+            if start >= end and (text := self._longest_at(start, prompt, is_border)) is not None:
                 end = start + len(text)
                 yield TextMatch(start, end, text)
 
-
-class _Bucket:
-    """Texts with the same first window."""
-
-    def __init__(self) -> None:
-        self._hashes: dict[str, int] = {}
-        self._arrays: tuple[list[str], npt.NDArray[np.int64], Hashes] | None = None  # longest first
-
-    def add(self, text: str) -> None:
-        if text not in self._hashes:
-            self._hashes[text] = _hash(text)
-            self._arrays = None
-
-    def discard(self, text: str) -> bool:
-        """Remove `text`, if it is there. Returns whether the bucket is empty."""
-        if self._hashes.pop(text, None) is not None:
-            self._arrays = None
-        return not self._hashes
-
-    def longest_at(self, start: int, prompt: str, sums: "_Sums", is_border: IsBorder) -> str | None:
+    def _longest_at(self, start: int, prompt: str, is_border: IsBorder) -> str | None:
         """The longest of the texts at `start` that is not a part of a word, or `None`."""
-        texts, lengths, hashes = self._arrays = self._arrays or self._sorted_arrays()
-        alike = np.flatnonzero(sums.hashes_at(start, lengths) == hashes)
-        for index in alike.tolist():
-            if prompt.startswith(texts[index], start) and is_border(start, start + len(texts[index])):
-                return texts[index]
+        alike, stop = self._texts.get(prompt[start : start + WINDOW], ()), len(prompt)
+
+        def is_behind(text: str) -> bool:
+            """Whether `text` is sorted behind the prompt from `start` to `stop`."""
+            return text > prompt[start : min(stop, start + len(text))]
+
+        # All texts that begin the prompt here are in front of it, and each of them begins the last one in front.
+        while at := bisect_left(alike, True, key=is_behind):
+            last = alike[at - 1]
+            common = _alike(last, prompt[start : min(stop, start + len(last))])
+            if common == len(last) and is_border(start, start + common):
+                return last
+            stop = start + min(common, len(last) - 1)
         return None
 
-    def _sorted_arrays(self) -> tuple[list[str], npt.NDArray[np.int64], Hashes]:
-        texts = sorted(self._hashes, key=len, reverse=True)
-        return texts, np.array([len(t) for t in texts], np.int64), np.array([self._hashes[t] for t in texts], np.uint64)
+
+def _alike(one: str, other: str) -> int:
+    """How many characters at the beginning of both are the same."""
+    return next(
+        (at for at, both in enumerate(zip(one, other, strict=False)) if both[0] != both[1]), min(len(one), len(other))
+    )
 
 
-class _Sums:
-    """Prefix sums of characters times powers of the base: they give the hash of any substring in one step."""
-
-    def __init__(self, text: str) -> None:
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
-        self._inverses = _powers(_INVERSE, len(codes) + 1)
-        self._sums: Hashes = np.zeros(len(codes) + 1, np.uint64)
-        np.cumsum((codes + np.uint64(1)) * _powers(_BASE, len(codes) + 1)[:-1], out=self._sums[1:])
-
-    def hashes(self, length: int) -> Hashes:
-        """The hash of every substring of `length` characters, by its start."""
-        spans = self._sums[length:] - self._sums[: len(self._sums) - length]
-        hashes: Hashes = spans * self._inverses[: len(spans)]
-        return hashes
-
-    def hashes_at(self, start: int, lengths: npt.NDArray[np.int64]) -> Hashes:
-        """The hashes of the substrings of these lengths at `start`, each cut at the end of the text."""
-        stops = np.minimum(start + lengths, len(self._sums) - 1)
-        hashes: Hashes = (self._sums[stops] - self._sums[start]) * self._inverses[start]
-        return hashes
-
-
-def _hash(text: str) -> int:
-    return int(_Sums(text).hashes(len(text))[0])
-
-
-def _powers(base: int, count: int) -> Hashes:
-    """The first `count` powers of the base modulo 2**64."""
-    factors = np.full(count, base, np.uint64)
-    factors[0] = 1
-    powers: Hashes = np.multiply.accumulate(factors)
-    return powers
-
-
-def _is_in(hashes: Hashes, known: Hashes) -> Any:
-    """A mask of the `hashes` that are in the sorted `known`."""
-    if not len(known):
-        return np.zeros(len(hashes), np.bool_)
-    places = np.searchsorted(known, hashes)
-    places[places == len(known)] = 0
-    return known[places] == hashes
+def _slots(text: str) -> Any:
+    """The slot of every window of `text`, by its start: the upper bits of a polynomial of its characters."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+    count = max(0, len(codes) - WINDOW + 1)
+    sums = np.zeros(count, np.uint64)
+    for shift in range(WINDOW):
+        sums = (sums + codes[shift : shift + count]) * _BASE
+    return sums >> np.uint64(64 - _SLOT_BITS)
 
 
 def _at_word_borders(prompt: str, start: int, stop: int) -> bool:

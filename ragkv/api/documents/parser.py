@@ -27,8 +27,7 @@ from ..errors import ApiError
 from ..keys import Principal
 from ..settings import LimitsConfig, ParsingConfig
 from ..work import TenantLimiter, consume_exception, unless_disconnected
-from .upload_parsing import FORM, Upload, UploadError, parse_upload
-from .upload_worker import parse_alone
+from .upload_parsing import FORM, Upload, UploadError, parse_alone, parse_upload
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,17 @@
 """From the bytes of a request's body to documents: a JSON body, or a form with files.
 
-Large bodies and all files are parsed in a killable process (`parser.py`), so this file loads neither FastAPI nor torch,
-and its errors can be sent from there. A file name is a name, never a path, and no file is written.
+Large bodies and all files are parsed in a killable process (`parser.py`), which limits itself first (`parse_alone`).
+It is forked from multiprocessing's fork server, which has this module loaded, and neither torch nor a web framework.
+It inherits no open file of the server. A file name is a name, never a path, and no file is written.
 """
 
+import contextlib
+import ctypes
 import hashlib
 import math
+import os
+import resource
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -22,10 +28,15 @@ from ragkv.retrieval import LOADERS, Document, ParseLimits, load_bytes
 from ..bodies.documents import DocumentIn, DocumentsIn
 from ..validation import describe_errors
 
+with contextlib.suppress(ImportError):
+    import pypdf  # noqa: F401 - an extra, loaded before the first upload so that it counts against no limit
+
 MAX_NAME = 255
 FORM = "multipart/form-data"
 LIMIT_CODE = "document_limit"
 _NOT_A_FORM = "A form must have files, and nothing else"
+NICENESS = 10  # Answers are computed first.
+PR_SET_PDEATHSIG = 1  # The number of prctl's option that names the signal which the end of a parent sends.
 _IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": math.inf}  # The form's parser writes larger files to a disk: here none is.
 
 
@@ -46,6 +57,20 @@ class UploadError(Exception):
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(status, message, param, code)  # all of them, because it comes out of another process
         self.status, self.message, self.param, self.code = status, message, param, code
+
+
+def parse_alone(upload: Upload, body: bytes, cpu_s: int, memory_bytes: int) -> list[Document] | UploadError | None:
+    """The documents of one upload, or why it is refused; `None` if the memory was not enough."""
+    try:
+        _limit_this_process(cpu_s, memory_bytes)
+        return parse_upload(upload, body)
+    except UploadError as error:
+        return error
+    except BaseException as error:
+        # Libraries in Rust panic when no memory is left, which raises no `Exception`.
+        if isinstance(error, Exception) and not isinstance(error, MemoryError):
+            raise
+        return None  # what was parsed is free then: to raise would keep it
 
 
 def parse_upload(upload: Upload, body: bytes) -> list[Document]:
@@ -156,3 +181,41 @@ def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, byte
     if not files or not ends:
         raise UploadError(400, f"{_NOT_A_FORM}.", "files")
     return files
+
+
+def _virtual_bytes() -> int | None:
+    """The size of this process's address space; `None` where the system is not Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+_IDLE_BYTES = _virtual_bytes()  # The size before a body is there: the fork server imports this module.
+
+
+def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
+    """No written files, no child processes, no environment, no log; so much CPU time and memory.
+
+    It ends at the first signal, and with the fork server, which ends with the server: also if that was killed.
+    """
+    os.environ.clear()
+    os.nice(NICENESS)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for output in (1, 2):  # libraries quote what they read
+        os.dup2(nowhere, output)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(AttributeError, OSError):  # Linux only
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NPROC: 0,
+    }
+    if _IDLE_BYTES is not None:
+        limits[resource.RLIMIT_AS] = _IDLE_BYTES + memory_bytes
+    # It ends by SIGXCPU, which says why, also if the server was killed meanwhile; at the second number by SIGKILL.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    for kind, most in limits.items():
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (most, most))

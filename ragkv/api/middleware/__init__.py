@@ -16,8 +16,6 @@ from .body import BodyMiddleware
 from .observability import ObservabilityMiddleware
 from .origin import OriginMiddleware
 
-RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
-
 
 def install(app: FastAPI, server: ServerState) -> None:
     """Add the middleware to `app`, which has all its routes."""
@@ -29,7 +27,7 @@ def install(app: FastAPI, server: ServerState) -> None:
             allow_origins=list(server.config.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-request-id", "x-session-id"],
-            expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
+            expose_headers=["x-request-id", "retry-after"],
         )
     app.add_middleware(OriginMiddleware, server=server)
     app.add_middleware(ObservabilityMiddleware, server=server)  # added last: the outermost

@@ -1,7 +1,7 @@
 """Authentication, admission and rates: who sends the request, and whether it is accepted now."""
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from ..errors import invalid_key
 from ..keys import ANONYMOUS, Principal
@@ -33,14 +33,8 @@ class AuthMiddleware(HTTPMiddleware):
             return
         principal = scope["state"]["principal"] = self._principal(Headers(scope=scope))
         self._server.check_ready()
-        headers = {"cache-control": "no-store", **self._server.limiter.take_request(principal)}
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(headers)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
+        self._server.limiter.take_request(principal)
+        await self._app(scope, receive, send)
 
     def _principal(self, headers: Headers) -> Principal:
         if not self._server.requires_key:

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import CLIENT_GONE, as_api_error
 from ..logs import RequestStats, logger
-from .auth import STATIC_PREFIX
+from .auth import STATIC_PREFIX, is_public
 from .base import HTTPMiddleware
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
@@ -40,7 +40,8 @@ class ObservabilityMiddleware(HTTPMiddleware):
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(request_id=request_id, stats=RequestStats(), principal=None)
         own = {"x-request-id": request_id, "x-replica": self._server.replica}
-        response = _Response(send, {**SECURITY_HEADERS, **own})
+        caching = {} if is_public(scope["path"]) else {"cache-control": "no-store"}
+        response = _Response(send, {**SECURITY_HEADERS, **caching, **own})
         self._server.metrics.change_running(+1)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:

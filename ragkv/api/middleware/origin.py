@@ -1,7 +1,6 @@
 """The host that a request is addressed to, and the web page that sends it."""
 
 import ipaddress
-import re
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -14,8 +13,6 @@ from ..server_state import ServerState
 from .base import HTTPMiddleware
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-PATH_BYTES = 4096
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class OriginMiddleware(HTTPMiddleware):
@@ -33,8 +30,6 @@ class OriginMiddleware(HTTPMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if len(scope.get("raw_path") or b"") > PATH_BYTES or _CONTROL.search(scope["path"]):
-            raise ApiError(400, f"The path is longer than {PATH_BYTES} bytes, or has control characters.")
         host = headers.get("host", "")
         if not self._is_known_host(_host_name(host)):
             raise ApiError(

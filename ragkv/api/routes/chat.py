@@ -60,12 +60,10 @@ def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage:
     """The chunks that end the answers and, if requested, the chunk with the usage. The last of them has the report."""
     chunks = []
     for choice in response.choices:
-        annotations = [one.model_dump() for one in choice.message.annotations]
-        delta: dict[str, Any] = {"annotations": annotations} if annotations else {}
         for number, call in enumerate(choice.message.tool_calls or ()):
             called = {"tool_calls": [{"index": number, **call.model_dump()}]}
             chunks.append(_chunk(completion, with_usage, called, choice.index))
-        chunks.append(_chunk(completion, with_usage, delta, choice.index, choice.finish_reason))
+        chunks.append(_chunk(completion, with_usage, {}, choice.index, choice.finish_reason))
     if with_usage:
         chunks.append({**_chunk(completion, True, {}, 0), "choices": [], "usage": response.usage.model_dump()})
     chunks[-1]["ragkv"] = response.ragkv.model_dump()

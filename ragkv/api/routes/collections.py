@@ -55,18 +55,12 @@ _DOCUMENTS_BODY: dict[str, Any] = {
 
 
 @router.get("", summary="List collections")
-async def list_collections(
-    executor: TenantExecutorDep,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Collections per page.")] = 1000,
-    after: Annotated[str, Query(description="`next` of the previous page.")] = "",
-) -> schemas.CollectionList:
-    """A page of the caller's collections, by name."""
+async def list_collections(executor: TenantExecutorDep) -> schemas.CollectionList:
+    """The caller's collections, by name."""
 
     def work(tenant: Tenant) -> schemas.CollectionList:
         folders = tenant.collections.folders
-        names = [name for name in folders.names() if name > after]
-        found = [info for info in map(folders.info, names[:limit]) if info is not None]
-        return schemas.CollectionList(data=found, next=names[limit - 1] if len(names) > limit else None)
+        return schemas.CollectionList(data=[info for info in map(folders.info, folders.names()) if info is not None])
 
     return await executor.run(work)
 

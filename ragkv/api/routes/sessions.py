@@ -20,8 +20,6 @@ from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-POSITION = r"^[0-9]{1,20}(\.[0-9]{1,20})?:.{1,128}$"  # Last use and id of a page's last conversation.
-
 SessionPath = Annotated[str, Path(pattern=SESSION_PATTERN, description="The conversation's id.", examples=["s1"])]
 
 
@@ -37,10 +35,9 @@ class SessionBody(BaseModel):
 
 
 class SessionList(BaseModel):
-    """A page of the caller's conversations, the last used first."""
+    """The caller's conversations, the last used first."""
 
     data: list[SessionBody] = Field(description="The conversations.")
-    next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
 class KeepTokens(Strict):
@@ -66,11 +63,10 @@ class ForkRequest(Strict):
 @router.get("", summary="List conversations")
 async def list_sessions(
     executor: TenantExecutorDep,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Conversations per page.")] = 1000,
-    after: Annotated[str | None, Query(pattern=POSITION, description="`next` of the previous page.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="The most conversations.")] = 1000,
 ) -> SessionList:
-    """A page of the caller's conversations, the last used first."""
-    return await executor.run(lambda tenant: _page(tenant, limit, after))
+    """The caller's conversations, the last used first."""
+    return await executor.run(lambda tenant: SessionList(data=_infos(tenant, tenant.last_sessions(limit))))
 
 
 @router.get("/{session_id}", summary="Show a conversation")
@@ -122,19 +118,6 @@ def _stored_session(tenant: Tenant, session_id: str) -> Session:
     if not tenant.has_session(session_id):
         raise not_found("conversation", session_id, "session_id")
     return tenant.session(session_id)
-
-
-def _page(tenant: Tenant, limit: int, after: str | None) -> SessionList:
-    uses = tenant.session_page(limit + 1, None if after is None else _position(after))
-    page = uses[:limit]
-    following = None if len(uses) <= limit else f"{page[-1][0]!r}:{page[-1][1]}"
-    return SessionList(data=_infos(tenant, [session_id for _, session_id in page]), next=following)
-
-
-def _position(after: str) -> tuple[float, str]:
-    """The last use and the id of the last conversation on a page, as `next` of that page says."""
-    used_at, _, session_id = after.partition(":")
-    return float(used_at), session_id
 
 
 def _infos(tenant: Tenant, session_ids: Sequence[str]) -> list[SessionBody]:

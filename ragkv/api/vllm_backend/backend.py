@@ -77,7 +77,8 @@ class VllmBackend:
             if not answer.ended:  # else a stop string ended it, and vLLM had gone on
                 yield from ((step.index, event) for event in self._follow(answer, step))
             if all(one.ended for one in answers):
-                stream.complete(ended_there == len(answers))
+                if ended_there == len(answers):
+                    stream.read_to_end()
                 return
             step = stream.next(active.ticket.check)
         raise self._broken("ended its answer before it was complete")

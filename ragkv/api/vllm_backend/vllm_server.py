@@ -45,10 +45,6 @@ class VllmStats:
     """A vLLM server, as this process sees it."""
 
     problem: str | None  # why it gives no answers; None: it answered the last probe or request
-    running: int  # streams that are open now
-    answered: int  # streams that ended well, since the start
-    failed: int  # streams that the server did not begin or broke off
-    cancelled: int  # streams that were closed here before their end
     ratio: float | None  # the connector's, of requests that name none; None: unknown, or as its controller chooses
     selector: str  # the connector's, of requests that name none; "": unknown
 
@@ -69,7 +65,6 @@ class VllmServer(Closing):
             base_url=f"{self.url}/v1", api_key=api_key or "none", http_client=self._http, max_retries=0, timeout=timeout
         )
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(("running", "answered", "failed", "cancelled"), 0)
         self._problem: str | None = f"vLLM at {self.url} was not asked yet."
         self._connector: Mapping[str, Any] | None = None  # what it said about itself; None: it was not asked yet
         self._probe: Future[None] | None = None  # the last one
@@ -107,7 +102,7 @@ class VllmServer(Closing):
         """What happened so far. Asks nothing."""
         with self._lock:
             connector = self._connector or {"ratio": None, "selector": ""}
-            return VllmStats(self._problem, **self._counts, ratio=connector["ratio"], selector=connector["selector"])
+            return VllmStats(self._problem, connector["ratio"], connector["selector"])
 
     def close(self) -> None:
         """Close every connection. Twice is harmless."""
@@ -139,12 +134,6 @@ class VllmServer(Closing):
                     given: Any = choice
                     logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs, wanted)
                     yield Step(choice.index, tuple(given.token_ids), logprobs, choice.finish_reason)
-
-    def count(self, **changes: int) -> None:
-        """Add to the counts of `VllmStats`."""
-        with self._lock:
-            for name, change in changes.items():
-                self._counts[name] += change
 
     def as_error(self, error: BaseException, began: bool = False) -> Exception:
         """`error` of a request, in ragkv's terms; one that the server is to blame for is remembered.
@@ -226,9 +215,8 @@ class StepStream(Closing):
 
     def __init__(self, server: VllmServer, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> None:
         self._server, self._items = server, queue.SimpleQueue[Step | BaseException | None]()
-        self._began = self._ended = self._read_to_end = False
+        self._began = self._read_to_end = False
         self._future = server.submit(self._read(prompt, fields))
-        server.count(running=1)
 
     def next(self, check: Check) -> Step | None:
         """The next tokens; `None` at the end. Raises `AnswerServerError`, `InputError`, and what `check` raises."""
@@ -239,27 +227,18 @@ class StepStream(Closing):
             except queue.Empty:
                 check()
         if isinstance(item, BaseException):
-            error = self._server.as_error(item, self._began)
-            self._end("failed")
-            raise error from item
+            raise self._server.as_error(item, self._began) from item
         self._began = True
         return item
 
-    def complete(self, at_vllm: bool) -> None:
-        """Note that the answers are complete. `at_vllm`: there too, so the connection ends by itself and is kept."""
-        self._read_to_end = at_vllm
-        self._end("answered")
+    def read_to_end(self) -> None:
+        """Note that the answers are complete at vLLM too: the connection ends by itself and is kept."""
+        self._read_to_end = True
 
     def close(self) -> None:
         """Close the connection if the answer has not ended at vLLM, which then aborts it. Twice is harmless."""
-        self._end("cancelled")
         if not self._read_to_end:
             self._future.cancel()
-
-    def _end(self, how: str) -> None:
-        if not self._ended:
-            self._ended = True
-            self._server.count(running=-1, **{how: 1})
 
     async def _read(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> None:
         try:

@@ -239,11 +239,10 @@ def _reports(answer: Answer, prompt: ChatPrompt, model: str, has_calls: bool) ->
 def _kv_cache(answer: Answer, prompt: ChatPrompt) -> dict[str, Any]:
     """The engine's report as plain JSON."""
     reuse, conversation = answer.reuse, prompt.conversation
-    recognition = {"recognition_s": prompt.recognition_s, "layout_s": prompt.layout_s}
     report = {
         "mode": "fused" if reuse.fused or reuse.recomputed else "exact" if reuse.exact else "full_prefill",
         "reuse": asdict(reuse),
-        "timing": {**asdict(answer.timing), **recognition},
+        "timing": asdict(answer.timing),
         "documents": [dict(chunk.metadata) for chunk in prompt.documents],
         "citations": [asdict(citation) for citation in cite(answer.text, prompt.documents)],
         "conversation": {

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.api.chat import text_matcher
 from ragkv.api.chat.text_matcher import WINDOW, TextMatch, TextMatcher
 
 
@@ -68,27 +67,6 @@ class TestFind:
         assert len(texts.find(SENTENCE)) == 1
         texts.discard([SENTENCE, "a text that was never added"])
         assert texts.find(SENTENCE) == []
-
-    def test_texts_are_found_before_and_after_they_are_merged_into_the_sorted_array(self) -> None:
-        rng = random.Random(1)
-        corpus = list({words(rng, 12) for _ in range(1_500)})
-        texts = TextMatcher()
-        for text in corpus:
-            texts.add([text])
-        assert [one.text for one in texts.find("\n".join(corpus))] == corpus
-
-
-def test_a_hash_collision_never_gives_a_false_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All substrings of one length have the same hash here, so only a comparison of the texts tells them apart."""
-    import numpy as np
-
-    monkeypatch.setattr(
-        text_matcher._Sums, "hashes", lambda self, length: np.zeros(len(self._sums) - length, np.uint64)
-    )
-    monkeypatch.setattr(text_matcher._Sums, "hashes_at", lambda *given: np.zeros(len(given[2]), np.uint64))
-    corpus = ["one text of some length", "another of some length", "a third that is not there"]
-    prompt = "x another of some length, one text of some length. another of some lengt"
-    assert known(*corpus).find(prompt) == naive(prompt, corpus)
 
 
 @settings(max_examples=150, deadline=None)

@@ -159,7 +159,7 @@ def test_a_text_of_the_corpus_in_json_is_reused_from_the_second_call_on(tiny: st
 def test_a_long_prompt_without_a_known_text_is_warned_of_once(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
     llm = chat(tiny, corpus=["The upper ferry to Umbra leaves at dawn."])
     for _ in range(2):
-        llm.invoke([SystemMessage("Warn me."), HumanMessage("no text of the corpus " * 40)])
+        llm.invoke([SystemMessage("Warn me."), HumanMessage("no text of the corpus " * 100)])
     llm.invoke([SystemMessage("Warn me."), HumanMessage("short")])
     assert len([one for one in caplog.records if "none of the known texts" in one.getMessage()]) == 1
 
