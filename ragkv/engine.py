@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
-from .errors import InputError, RagKVError, UnsupportedError
+from .errors import RagKVError, UnsupportedError
 from .fusion import Fusor, Readers, Scorer
 from .model.loading import READER_NOTE, READER_UNKNOWN, load
 from .prompt import (
@@ -243,41 +243,20 @@ class Engine(Closing):
         """
         request = self.intake.answer_request(question, chunks, options)
         with self._prefilled(request, session) as (active, turn, events):
-            for _, event in self._events(active, events):
+            for event in self._events(active, events):
                 turn.follow(event)
                 yield event
 
-    def stream_choices(
-        self,
-        question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
-        session: Session | None = None,
-        choices: int = 1,
-        **options: Unpack[AnswerOptions],
-    ) -> Iterator[tuple[int, TokenEvent | Answer]]:
-        """Several answers to one prompt: it is prefilled once, and they decode together.
-
-        Each event comes with the index of its answer. `session` gives the history; it gains a turn from one answer, and
-        none from several. The answer `i` samples with `seed + i`. Raises what `stream` raises.
-        """
-        if choices < 1:
-            raise InputError(f"choices is {choices}; it must be at least 1.")
-        request = replace(self.intake.answer_request(question, chunks, options), choices=choices)
-        with self._prefilled(request, session, keep=choices == 1) as (active, turn, events):
-            for index, event in self._events(active, events):
-                turn.follow(event)
-                yield index, event
-
-    def _events(self, active: ActiveRequest, events: AnswerEvents) -> Iterator[tuple[int, TokenEvent | Answer]]:
+    def _events(self, active: ActiveRequest, events: AnswerEvents) -> Iterator[TokenEvent | Answer]:
         """The events of a prefilled request, as its caller gets them."""
         if active.request.on_prefill is not None:
             active.request.on_prefill(active.prefill)
-        for index, event in events:
+        for event in events:
             if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
                 active.ticket.check()
             elif self.model.is_reader and event.text.strip() == READER_UNKNOWN:
                 event = event.with_notes(READER_NOTE)
-            yield index, event
+            yield event
 
     def prefill(
         self,

@@ -6,7 +6,6 @@ A cancelled answer is accounted for up to its last token.
 import json
 import unicodedata
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
 from typing import Any, Unpack
 
 from ragkv.conversations import Session
@@ -27,7 +26,6 @@ SAVE_S = 5.0  # The end of an answer waits so long, in seconds, until the turn o
 TITLE_CHARS = 80
 
 AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
-ChoiceEvents = Generator[tuple[int, ServedPrompt | TokenEvent | Answer], None, None]
 
 
 def checked_max_tokens(requested: int | None, limits: LimitsConfig, param: str = "max_tokens") -> int:
@@ -85,42 +83,27 @@ def stream_answer(
 
     The answer comes when its turn is on disk, and the session is free by then.
     """
-    with closing(stream_choices(context, engine, question, chunks, session, 1, **options)) as events:
-        for _, event in events:
-            yield event
-
-
-def stream_choices(
-    context: WorkContext,
-    engine: Engine,
-    question: str | Sequence[int],
-    chunks: Sequence[Chunk],
-    session: Session | None,
-    choices: int,
-    **options: Unpack[AnswerOptions],
-) -> ChoiceEvents:
-    """The same for several answers to one prompt, each event with the index of its answer. The answers come last."""
     prefills: list[ServedPrompt] = []
-    answers: dict[int, Answer] = {}
-    tokens = 0  # of all answers
+    answer: Answer | None = None
+    tokens = 0
     options["deadline_s"], options["cancel"] = context.remaining_s, context.cancelled
     options["on_prefill"] = prefills.append
-    events = engine.stream_choices(question, chunks, session, choices, **options)
+    events = engine.stream(question, chunks, session, **options)
     try:
-        for index, event in events:
-            if prefills and not tokens and not answers:
-                yield index, prefills[0]
+        for event in events:
+            if prefills and not tokens and answer is None:
+                yield prefills[0]
             if isinstance(event, Answer):
-                answers[index] = event
+                answer = event
             else:
                 tokens += 1
-                yield index, event
+                yield event
     finally:
         events.close()  # type: ignore[attr-defined]
         if prefills:
-            timing = next((answer.timing for answer in answers.values()), prefills[0].timing)
-            tokens = sum(len(answer.token_ids) for answer in answers.values()) if len(answers) == choices else tokens
+            tokens = tokens if answer is None else len(answer.token_ids)
+            timing = prefills[0].timing if answer is None else answer.timing
             record_answer(context.request, timing, prefills[0].reuse, tokens)
+    assert answer is not None  # every stream ends with one
     unsaved = None if session is None else session.wait_saved(SAVE_S)
-    for index, answer in sorted(answers.items()):
-        yield index, answer.with_notes(unsaved) if unsaved else answer
+    yield answer.with_notes(unsaved) if unsaved else answer

@@ -30,7 +30,7 @@ from ragkv.prompt.constraints import ResponseFormat
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import check_filter, check_text, checked_max_tokens, session_of, stream_choices
+from .answers import check_filter, check_text, checked_max_tokens, session_of, stream_answer
 from .bodies.chat import ChatRequest, Message, notes_of
 from .bodies.chat_answer import (
     AssistantMessage,
@@ -83,9 +83,6 @@ class ChatCompletion:
         check_filter(body.rag.filter if body.rag else None, limits, "rag.filter")
         for number, document in enumerate(documents):
             check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
-        check_at_most(body.n or 1, limits.answers, "n", "answers", setting="limits.answers")
-        if (body.n or 1) > 1 and self.session_id is not None:
-            raise ApiError(400, "A session continues with one answer: leave n out.", param="n")
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
         self.max_tokens, body.form  # noqa: B018 - they raise
@@ -111,7 +108,7 @@ class ChatCompletion:
         return next(message.text for message in reversed(self.body.messages) if message.role == "user")
 
     def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
-        """Pieces of the answers as soon as they are certain, then the whole response."""
+        """Pieces of the answer as soon as they are certain, then the whole response."""
         with self.service.tenants.lease(self.principal) as tenant:
             _session = session_of(tenant, self.principal, self.session_id, self._question)  # it holds the title
             yield from self._events(context, tenant)
@@ -121,11 +118,11 @@ class ChatCompletion:
         sources = self._sources(tenant, context.check)
         left_out = tenant.known_passages.refresh()
         prompt = self._prompt(tenant, sources)
-        # 2. Stream the answers.
+        # 2. Stream the answer.
         form = self._form(tenant)
         names = [tool.function.name for tool in self._tools]
-        count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
-        answers: list[Answer] = []
+        tokens = TokenText(tenant.engine.tokenizer)
+        answer: Answer | None = None
         options: AnswerOptions = {
             **self.body.engine_options,
             "response_format": form,
@@ -133,43 +130,38 @@ class ChatCompletion:
             "separator": "",  # the messages have their own text between passages
         }
         session = prompt.conversation.session if prompt.conversation else None
-        contents = [""] * count  # what was sent of each answer
-        filters = [CallFilter(form is not None and not form.schema) if names else None for _ in range(count)]
+        content = ""  # what was sent of the answer
+        filtered = CallFilter(form is not None and not form.schema) if names else None
         try:
-            made = stream_choices(context, tenant.engine, prompt.question, prompt.chunks, session, count, **options)
+            made = stream_answer(context, tenant.engine, prompt.question, prompt.chunks, session, **options)
             with closing(made) as events:
-                for index, event in events:
+                for event in events:
                     if isinstance(event, TokenEvent):
                         logprobs = tokens.entries([event.logprob] if event.logprob else [])
-                        filtered = filters[index]
                         text = event.text if filtered is None else filtered.add(event.text)
-                        contents[index] += text
+                        content += text
                         if text or logprobs:
-                            yield Piece(index, text, logprobs)
+                            yield Piece(text, logprobs)
                     elif isinstance(event, Answer):
-                        answers.append(event)  # sent after the loop, when the session is free again
+                        answer = event  # sent after the loop, when the session is free again
         finally:
-            if len(answers) != 1:  # it failed, or there is no one answer to continue from
+            if answer is None:  # it failed
                 tenant.chat.drop_turn(prompt)
+        assert answer is not None
         # 3. Save the turn, so that messages which continue it find its KV.
-        found = [find_calls(answer.text, names) if names else (answer.text, ()) for answer in answers]
-        if count == 1:
-            answers = [tenant.chat.save_turn(prompt, answers[0], *found[0])]
-        # 4. Take calls out of the text. Append the markers of sources that an answer cites and does not name, but not
+        around, calls = find_calls(answer.text, names) if names else (answer.text, ())
+        answer = tenant.chat.save_turn(prompt, answer, around, calls)
+        # 4. Take calls out of the text. Append the markers of sources that the answer cites and does not name, but not
         # to JSON, where [1] is a list.
-        calls = [calls for _, calls in found]
-        for index, filtered in enumerate(filters):
-            if calls[index]:
-                continue
-            left = "" if filtered is None else answers[index].text[len(filtered.sent) :]
-            text = contents[index] + left
-            left += missing_markers(text, citations_of(text, sources)) if form is None else ""
-            contents[index] += left
+        if not calls:
+            left = "" if filtered is None else answer.text[len(filtered.sent) :]
+            left += missing_markers(content + left, citations_of(content + left, sources)) if form is None else ""
+            content += left
             if left:
-                yield Piece(index, left)
+                yield Piece(left)
         if self.body.rag is not None:
             tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
-        response = self._response(tenant, prompt, answers, contents, sources, calls)
+        response = self._response(tenant, prompt, answer, content, sources, calls)
         response.ragkv.notes += left_out
         yield response
 
@@ -224,38 +216,33 @@ class ChatCompletion:
         self,
         tenant: Tenant,
         prompt: ChatPrompt,
-        answers: Sequence[Answer],
-        contents: Sequence[str],
+        answer: Answer,
+        content: str,
         sources: list[SourceBody],
-        calls: Sequence[Sequence[ToolCall]],
+        calls: Sequence[ToolCall],
     ) -> ChatResponse:
-        """The response; its report is that of the first answer."""
         by_text = {source.text: source.number for source in sources}
         numbers = [by_text.get(chunk.text) for chunk in _without_opening(prompt.chunks)]
         parts = [part for one in self.body.messages if isinstance(one.content, list) for part in one.content]
         report = AnswerReport(
-            **answer_fields(answers[0], contents[0], sources, numbers, self.session_id),
+            **answer_fields(answer, content, sources, numbers, self.session_id),
             notes=notes_of([self.body, *self.body.messages, *parts]),
         )
-        tokens = TokenText(tenant.engine.tokenizer)
-        choices = [
-            Choice(
-                index=index,
-                message=AssistantMessage(
-                    content=None if calls[index] and not content.strip() else content,
-                    tool_calls=called(calls[index]) or None,
-                ),
-                logprobs=Logprobs(content=tokens.entries(answer.logprobs)) if self.body.logprobs else None,  # type: ignore[arg-type]
-                finish_reason="tool_calls" if calls[index] else answer.finish_reason,  # type: ignore[arg-type]
-            )
-            for index, (answer, content) in enumerate(zip(answers, contents, strict=True))
-        ]
+        choice = Choice(
+            message=AssistantMessage(
+                content=None if calls and not content.strip() else content, tool_calls=called(calls) or None
+            ),
+            logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
+            if self.body.logprobs
+            else None,
+            finish_reason="tool_calls" if calls else answer.finish_reason,  # type: ignore[arg-type]
+        )
         return ChatResponse(
             id=self.id,
             created=self.created,
             model=self.body.model,
-            choices=choices,
-            usage=UsageBody.of(answers[0].reuse, sum(len(answer.token_ids) for answer in answers)),
+            choices=[choice],
+            usage=UsageBody.of(answer.reuse, len(answer.token_ids)),
             ragkv=report,
         )
 

@@ -11,8 +11,7 @@ from .planner import Planner
 from .prefill import Prefiller
 from .request import ActiveRequest, Request
 
-# The tokens of each answer, then the answer; each event with the index of its answer.
-AnswerEvents = Generator[tuple[int, TokenEvent | Answer], None, None]
+AnswerEvents = Generator[TokenEvent | Answer, None, None]  # the tokens of an answer, then the answer
 
 
 class AnswerBackend(Protocol):
@@ -29,7 +28,7 @@ class AnswerBackend(Protocol):
         ...
 
     def begin(self, active: ActiveRequest) -> AnswerEvents:
-        """Serve the prompt and set `active.prefill`; the answers' events follow.
+        """Serve the prompt and set `active.prefill`; the answer's events follow.
 
         What is held until the request ends goes to `active.held`.
         """

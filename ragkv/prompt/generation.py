@@ -1,8 +1,7 @@
-"""From a prefill to answers, token by token. The answers to one prompt decode together."""
+"""From a prefill to an answer, token by token."""
 
 import re
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -97,42 +96,28 @@ class AnswerGenerator:
         self._adapter, self.tokenizer, self._batch = adapter, tokenizer, batch
         self._end_tokens = end_tokens(adapter.model, tokenizer)
 
-    def stream(self, active: ActiveRequest) -> Generator[tuple[int, TokenEvent | Answer], None, None]:
-        """The events of a prefilled request's answers, each with the index of its answer: tokens, then the `Answer`.
+    def stream(self, active: ActiveRequest) -> Generator[TokenEvent | Answer, None, None]:
+        """The events of a prefilled request's answer: tokens, then the `Answer`.
 
-        A conversation's turn records the KV of every token but the last, which is never run; it has one answer.
+        A conversation's turn records the KV of every token but the last, which is never run.
         """
-        prefill, choices = active.prefill, active.request.choices
+        prefill = active.prefill
         assert isinstance(prefill, Prefill)
-        record = prefill.turn_kv.record if prefill.turn_kv else None
-        assert record is None or choices == 1
-        kvs = [prefill.fused.kv, *(prefill.fused.kv.copy() for _ in range(choices - 1))]
-        answers = [_SampledAnswer(active, prefill.token_ids, index, self) for index in range(choices)]
-        with ExitStack() as slots:
-            taken = [slots.enter_context(self._batch.slot(kv, record)) for kv in kvs]
-            logits = dict.fromkeys(range(choices), prefill.logits)  # of the answers that go on
-            while logits:
-                for index, last in list(logits.items()):
-                    if (event := answers[index].choose(last)) is not None:
-                        yield index, event
-                    if answers[index].reason is not None:
-                        del logits[index]
-                        taken[index].close()
-                        for final in answers[index].finish():
-                            yield index, final
-                steps = [(taken[index], answers[index].tokens[-1]) for index in logits]
-                prepared = [answer.constraint.prepare for answer in answers if answer.constraint is not None]
-                logits = dict(zip(logits, self._batch.step_together(steps, meanwhile=prepared), strict=True))
+        answer, logits = _SampledAnswer(active, prefill.token_ids, self), prefill.logits
+        prepared = () if answer.constraint is None else (answer.constraint.prepare,)
+        with self._batch.slot(prefill.fused.kv, prefill.turn_kv.record if prefill.turn_kv else None) as slot:
+            while True:
+                if (event := answer.choose(logits)) is not None:
+                    yield event
+                if answer.ended:
+                    break
+                logits = slot.step(answer.tokens[-1], meanwhile=prepared)
+        yield from answer.finish()
 
-    def sampler(
-        self, active: ActiveRequest, token_ids: torch.Tensor, index: int, constraint: "TokenConstraint | None"
-    ) -> Sampler:
-        """The sampler of the answer `index` to the prompt `token_ids` (S,): each has a seed of its own."""
-        sampling = active.request.sampling
-        if sampling.seed is not None and index:
-            sampling = replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
+    def sampler(self, active: ActiveRequest, token_ids: torch.Tensor, constraint: "TokenConstraint | None") -> Sampler:
+        """The sampler of the answer to the prompt `token_ids` (S,)."""
         ends = self._end_tokens if constraint is None else constraint.end_tokens
-        return Sampler(sampling, token_ids.to(self._adapter.device), ends, constraint)
+        return Sampler(active.request.sampling, token_ids.to(self._adapter.device), ends, constraint)
 
     def is_end(self, token: int, constraint: "TokenConstraint | None") -> bool:
         """Whether the token ends an answer."""
@@ -140,13 +125,13 @@ class AnswerGenerator:
 
 
 class _SampledAnswer(ActiveAnswer):
-    """One answer whose tokens are chosen here."""
+    """An answer whose tokens are chosen here."""
 
-    def __init__(self, active: ActiveRequest, prompt_ids: torch.Tensor, index: int, generator: AnswerGenerator) -> None:
+    def __init__(self, active: ActiveRequest, prompt_ids: torch.Tensor, generator: AnswerGenerator) -> None:
         super().__init__(active, generator.tokenizer)
         self._generator, grammar = generator, active.request.grammar
         self.constraint = None if grammar is None else grammar.start()
-        self._sampler = generator.sampler(active, prompt_ids, index, self.constraint)
+        self._sampler = generator.sampler(active, prompt_ids, self.constraint)
 
     def choose(self, logits: torch.Tensor) -> TokenEvent | None:
         """Choose the token after `logits` (V,); `None` for an end token, which is not part of the answer."""

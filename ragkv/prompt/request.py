@@ -215,7 +215,6 @@ class Request:
     grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = field(default_factory=Sampling)
     on_prefill: Callable[[ServedPrompt], None] | None = None
-    choices: int = 1  # answers to the one prompt
     began: float = field(default_factory=time.perf_counter)  # all times of the report count from here
 
 

@@ -34,9 +34,12 @@ class DecodeSlot(Closing):
         self._batch, self._kv, self._record = batch, kv, record
         self.taken = True
 
-    def step(self, token: int) -> torch.Tensor:
-        """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits until a step ran."""
-        return self._batch.step_together([(self, token)])[0]
+    def step(self, token: int, meanwhile: Sequence[Callable[[], None]] = ()) -> torch.Tensor:
+        """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits until a step ran.
+
+        `meanwhile` are called once other requests may run the step; they raise nothing.
+        """
+        return self._batch.logits_after(self.request(token), meanwhile)
 
     def request(self, token: int) -> "_TokenRequest":
         """The request for the logits after `token`."""
@@ -107,28 +110,21 @@ class DecodeBatch:
         if self.is_due:
             self._step()
 
-    def step_together(
-        self, tokens: Sequence[tuple[DecodeSlot, int]], meanwhile: Sequence[Callable[[], None]] = ()
-    ) -> list[torch.Tensor]:
-        """For each slot the logits (V,) float32 after its token, whose KV is appended. Waits until all steps ran.
-
-        `meanwhile` are called once other requests may run the steps; they raise nothing.
-        """
-        requests = [slot.request(token) for slot, token in tokens]
+    def logits_after(self, request: _TokenRequest, meanwhile: Sequence[Callable[[], None]]) -> torch.Tensor:
+        """The logits of a request for one token. Waits until a step ran."""
         try:
             with self._changed:
-                self._waiting += requests
-                self._expected -= {request.slot for request in requests}
+                self._waiting.append(request)
+                self._expected.discard(request.slot)
                 self._changed.notify_all()
             for work in meanwhile:
                 work()
-            for request in requests:
-                self._wait_for(request)
-        except BaseException:  # interrupted: these tokens are not wanted any more
+            self._wait_for(request)
+        except BaseException:  # interrupted: this token is not wanted any more
             with self._changed:
-                self._waiting = [other for other in self._waiting if other not in requests]
+                self._waiting = [other for other in self._waiting if other is not request]
             raise
-        return [request.result() for request in requests]
+        return request.result()
 
     def _wait_for(self, request: _TokenRequest) -> None:
         """Return when the request is done: another thread's step serves it, or this thread's own."""

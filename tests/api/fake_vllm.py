@@ -124,19 +124,18 @@ class FakeVllm:
         runs, question = ((), ids) if found is None else (found.runs, found.question(whole=True))
         options = {"logprobs": body["logprobs"]} if "logprobs" in body else {}
         how: Any = {"reuse": "none"} if found is None else found.options
-        for index in range(body["n"]):
-            *tokens, answer = engine.stream(
-                question, runs, raw=True, separator="", max_new_tokens=body["max_tokens"], **how, **options
-            )
-            steps = [(one.token_id, _logprobs(one)) for one in tokens[: len(answer.token_ids)]]
-            if answer.finish_reason == "stop":  # an end token
-                steps.append((body["stop_token_ids"][0], _logprobs(tokens[0])))
-            for number, (token, logprobs) in enumerate(steps, 1):
-                reason = answer.finish_reason if number == len(steps) else None
-                if self.ends_with is not None and number == 3:
-                    yield _part(index, [], None, self.ends_with)
-                    return
-                yield _part(index, [token], logprobs, reason)
+        *tokens, answer = engine.stream(
+            question, runs, raw=True, separator="", max_new_tokens=body["max_tokens"], **how, **options
+        )
+        steps = [(one.token_id, _logprobs(one)) for one in tokens[: len(answer.token_ids)]]
+        if answer.finish_reason == "stop":  # an end token
+            steps.append((body["stop_token_ids"][0], _logprobs(tokens[0])))
+        for number, (token, logprobs) in enumerate(steps, 1):
+            reason = answer.finish_reason if number == len(steps) else None
+            if self.ends_with is not None and number == 3:
+                yield _part([], None, self.ends_with)
+                return
+            yield _part([token], logprobs, reason)
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
         self.open += 1
@@ -163,8 +162,8 @@ def _head() -> dict[str, Any]:
     return {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "fake"}
 
 
-def _part(index: int, ids: list[int], logprobs: Any, reason: str | None) -> str:
-    choice = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": reason, "token_ids": ids}
+def _part(ids: list[int], logprobs: Any, reason: str | None) -> str:
+    choice = {"index": 0, "text": "", "logprobs": logprobs, "finish_reason": reason, "token_ids": ids}
     return f"data: {json.dumps({**_head(), 'choices': [choice]})}\n\n"
 
 

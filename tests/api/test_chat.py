@@ -86,24 +86,6 @@ def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(talk
     assert notes == ["decoding is greedy because temperature is 0: top_p has no effect"]
 
 
-def test_several_answers_are_those_of_their_seeds_and_count_the_prompt_once(talk: TestClient) -> None:
-    how: dict[str, Any] = {"temperature": 1.5, "ragkv": {"ratio": 1}}
-    got = chat(talk, n=3, seed=5, **how)
-    alone = [chat(talk, seed=5 + index, **how) for index in range(3)]
-    assert [one["index"] for one in got["choices"]] == [0, 1, 2]
-    assert [one["message"]["content"] for one in got["choices"]] == [said(one) for one in alone]
-    assert got["usage"]["completion_tokens"] == 36
-    assert got["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
-    streamed = [one for _, one in chat(talk, n=3, seed=5, stream=True, **how)][:-1]
-    texts = ["", "", ""]
-    for chunk in streamed:
-        choice = chunk["choices"][0]
-        texts[choice["index"]] += choice["delta"].get("content", "")
-    assert texts == [one["message"]["content"] for one in got["choices"]]
-    ends = [one["choices"][0]["index"] for one in streamed if one["choices"][0]["finish_reason"]]
-    assert ends == [0, 1, 2] and "ragkv" in streamed[-1]
-
-
 def test_log_probabilities_come_with_every_token_also_streamed(talk: TestClient) -> None:
     how: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "ragkv": {"ratio": 1}}
     whole = chat(talk, **how)
@@ -200,10 +182,7 @@ def forks(client: TestClient, ignored: list[Any]) -> list[tuple[int, list[Any]]]
         ({"model": "gpt-4o"}, 404, "model"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages"),
-        ({"n": 0}, 400, "n"),
-        ({"n": "1"}, 400, "n"),
-        ({"n": 9}, 400, "n"),
-        ({"n": 2, "session_id": "s"}, 400, "n"),
+        ({"n": 2}, 400, "n"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"stop": list("abcde")}, 400, "stop"),

@@ -78,7 +78,7 @@ def test_an_unexpected_error_becomes_a_bare_500(
 
     with client_of(app) as client:
         filled(client)
-        monkeypatch.setattr(engine_of(app), "stream_choices", broken)
+        monkeypatch.setattr(engine_of(app), "stream", broken)
         whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
         assert whole.status_code == 500 and "secret" not in whole.text
         told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})

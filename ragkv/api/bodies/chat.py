@@ -188,7 +188,7 @@ class ChatRequest(ClientPart, SamplingFields):
     )
     ragkv: ReuseOptions | None = Field(default=None, description="How the prompt's KV is made.")
 
-    n: int | None = Field(default=None, ge=1, description="How many answers; the prompt is prefilled once.")
+    n: Literal[1] | None = Field(default=None, description="One answer to a request.")
     logprobs: bool | None = Field(default=None, description="Return the log probability of each token of the answer.")
     top_logprobs: int | None = Field(
         default=None, ge=0, le=MAX_LOGPROBS, description="And of so many most probable tokens; needs `logprobs`."

@@ -14,9 +14,8 @@ from .tools import CallBody
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of one of the answers to a request."""
+    """A piece of an answer."""
 
-    index: int  # of the answer
     text: str
     logprobs: Sequence[Mapping[str, Any]] = ()  # of its tokens, if they were asked for
 
@@ -30,14 +29,14 @@ class PromptTokensDetails(BaseModel):
 class UsageBody(BaseModel):
     """Token counts."""
 
-    prompt_tokens: int = Field(description="Tokens of the prompt, counted once for all its answers.")
-    completion_tokens: int = Field(description="Tokens of the answers.")
+    prompt_tokens: int = Field(description="Tokens of the prompt.")
+    completion_tokens: int = Field(description="Tokens of the answer.")
     total_tokens: int = Field(description="Both together.")
     prompt_tokens_details: PromptTokensDetails
 
     @classmethod
     def of(cls, prompt: Reuse, answer_tokens: int) -> Self:
-        """The counts of a prompt, which is prefilled once, and of the tokens of all answers to it."""
+        """The counts of a prompt and of its answer."""
         return cls(
             prompt_tokens=prompt.tokens,
             completion_tokens=answer_tokens,
@@ -79,7 +78,7 @@ class AssistantMessage(BaseModel):
 class Choice(BaseModel):
     """One answer."""
 
-    index: int = Field(description="Its number, from 0.")
+    index: int = Field(default=0, description="Always 0.")
     message: AssistantMessage
     logprobs: Logprobs | None = Field(default=None, description="Its tokens, if they were asked for.")
     finish_reason: Literal["stop", "length", "tool_calls"] = Field(description="length: `max_tokens` ended it.")
@@ -94,6 +93,6 @@ class ChatResponse(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int = Field(description="Seconds since the epoch.")
     model: str = Field(description="The model, as the request named it.")
-    choices: list[Choice] = Field(description="The answers.")
+    choices: list[Choice] = Field(description="The one answer.")
     usage: UsageBody
-    ragkv: AnswerReport = Field(description="The report of the first answer.")
+    ragkv: AnswerReport = Field(description="The report of the answer.")

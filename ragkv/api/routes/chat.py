@@ -46,34 +46,32 @@ def _chunks(completion: ChatCompletion, items: AsyncGenerator[Piece | ChatRespon
     def chunks(item: Piece | ChatResponse) -> list[dict[str, Any]]:
         if not isinstance(item, Piece):
             return _last_chunks(completion, item, with_usage)
-        chunk = _chunk(completion, with_usage, {"content": item.text}, item.index)
+        chunk = _chunk(completion, with_usage, {"content": item.text})
         if item.logprobs:
             chunk["choices"][0]["logprobs"] = {"content": item.logprobs, "refusal": None}
         return [chunk]
 
-    opening = {"role": "assistant", "content": ""}
-    first = [_chunk(completion, with_usage, opening, index) for index in range(completion.body.n or 1)]
-    return openai_events(items, chunks, first)
+    return openai_events(items, chunks, [_chunk(completion, with_usage, {"role": "assistant", "content": ""})])
 
 
 def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage: bool) -> list[dict[str, Any]]:
-    """The chunks that end the answers and, if requested, the chunk with the usage. The last of them has the report."""
-    chunks = []
-    for choice in response.choices:
-        for number, call in enumerate(choice.message.tool_calls or ()):
-            called = {"tool_calls": [{"index": number, **call.model_dump()}]}
-            chunks.append(_chunk(completion, with_usage, called, choice.index))
-        chunks.append(_chunk(completion, with_usage, {}, choice.index, choice.finish_reason))
+    """The chunks that end the answer and, if requested, the chunk with the usage. The last of them has the report."""
+    choice = response.choices[0]
+    chunks = [
+        _chunk(completion, with_usage, {"tool_calls": [{"index": number, **call.model_dump()}]})
+        for number, call in enumerate(choice.message.tool_calls or ())
+    ]
+    chunks.append(_chunk(completion, with_usage, {}, choice.finish_reason))
     if with_usage:
-        chunks.append({**_chunk(completion, True, {}, 0), "choices": [], "usage": response.usage.model_dump()})
+        chunks.append({**_chunk(completion, True, {}), "choices": [], "usage": response.usage.model_dump()})
     chunks[-1]["ragkv"] = response.ragkv.model_dump()
     return chunks
 
 
 def _chunk(
-    completion: ChatCompletion, with_usage: bool, delta: dict[str, Any], index: int, finish_reason: str | None = None
+    completion: ChatCompletion, with_usage: bool, delta: dict[str, Any], finish_reason: str | None = None
 ) -> dict[str, Any]:
-    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     return {
         "id": completion.id,
         "object": "chat.completion.chunk",

@@ -68,23 +68,19 @@ class VllmBackend:
         return self._events(active, stream, first)
 
     def _events(self, active: ActiveRequest, stream: StepStream, step: Step | None) -> AnswerEvents:
-        """The events of the answers whose first tokens are in `step`."""
-        answers = [ActiveAnswer(active, self._tokenizer) for _ in range(active.request.choices)]
-        ended_there = 0
+        """The events of the answer whose first tokens are in `step`."""
+        answer = ActiveAnswer(active, self._tokenizer)
         while step is not None:
-            answer = answers[step.index]
-            ended_there += step.finish_reason is not None
-            if not answer.ended:  # else a stop string ended it, and vLLM had gone on
-                yield from ((step.index, event) for event in self._follow(answer, step))
-            if all(one.ended for one in answers):
-                if ended_there == len(answers):
+            yield from self._follow(answer, step)
+            if answer.ended:
+                if step.finish_reason is not None:  # else a stop string ended it, and vLLM had gone on
                     stream.read_to_end()
                 return
             step = stream.next(active.ticket.check)
         raise self._broken("ended its answer before it was complete")
 
     def _follow(self, answer: ActiveAnswer, step: Step) -> Iterator[TokenEvent | Answer]:
-        """The events of one answer's new tokens."""
+        """The events of the answer's new tokens."""
         for number, token in enumerate(step.token_ids):
             if token in self._ends:
                 answer.end()
@@ -161,7 +157,6 @@ def _fields(request: Request, ends: Sequence[int]) -> dict[str, Any]:
     sampling = request.sampling
     fields: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,
-        "n": request.choices,
         "temperature": (1.0 if sampling.temperature is None else sampling.temperature) if sampling.samples else 0.0,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "top_k": sampling.top_k or 0,

@@ -32,9 +32,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """New tokens of one answer."""
+    """New tokens of the answer."""
 
-    index: int  # of the answer
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]  # one for each token, if they were asked for
     finish_reason: str | None  # "stop" or "length", or that it was broken off; None: it goes on
@@ -123,7 +122,7 @@ class VllmServer(Closing):
             raise AnswerServerError("The server shuts down: its connections to vLLM are closed.") from error
 
     async def steps(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> AsyncIterator[Step]:
-        """The tokens of the answers to a prompt. Raises what an OpenAI client raises."""
+        """The tokens of the answer to a prompt. Raises what an OpenAI client raises."""
         wanted = fields.get("logprobs")
         stream = await self._client.completions.create(
             model="", prompt=list(prompt), stream=True, extra_body=dict(fields)
@@ -133,7 +132,7 @@ class VllmServer(Closing):
                 for choice in part.choices:
                     given: Any = choice
                     logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs, wanted)
-                    yield Step(choice.index, tuple(given.token_ids), logprobs, choice.finish_reason)
+                    yield Step(tuple(given.token_ids), logprobs, choice.finish_reason)
 
     def as_error(self, error: BaseException, began: bool = False) -> Exception:
         """`error` of a request, in ragkv's terms; one that the server is to blame for is remembered.

