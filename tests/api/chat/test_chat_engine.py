@@ -90,16 +90,14 @@ def test_one_stored_chunk_serves_a_passage_in_every_template(reading: ChatEngine
     assert reuse.exact + reuse.fused + reuse.recomputed >= sum(map(len, prompt.documents))
 
 
-def test_forgotten_texts_and_conversations_are_not_found_again(chat: ChatEngine) -> None:
+def test_forgotten_conversations_are_not_found_again(chat: ChatEngine) -> None:
     prompt, answer = ask(chat, *TURNS)
     chat.save_turn(prompt, answer)
     longer = (*TURNS, PlainMessage("assistant", answer.text), PlainMessage("user", "And now?"))
     assert earlier_turns(chat, *longer) == 1
-    chat.catalogue.remember([ChatDocument("A text that came with a request.", {})])
     chat.forget_requests()
     chat.engine.flush()
     assert chat.engine.conversations.ids() == ()
-    assert chat.catalogue.find("A text that came with a request.") == []
     assert earlier_turns(chat, *longer) == 0
 
 
