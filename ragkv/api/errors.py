@@ -81,8 +81,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-class ApiError(Exception):
-    """A request that is refused or failed, with its HTTP status."""
+class ApiError(HTTPException):
+    """A request that is refused or failed, with its HTTP status. FastAPI lets it pass while it reads a body."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """`retry_after_s` becomes the Retry-After header; `headers` are added to the response."""
-        super().__init__(message)
+        super().__init__(status, message, headers)
         self.status, self.message, self.code, self.param = status, message, code, param
-        self.retry_after_s, self.headers = retry_after_s, headers
+        self.retry_after_s = retry_after_s
 
     @property
     def type(self) -> str:

@@ -12,7 +12,6 @@ empty: revoking the last key does not open the server.
 
 import dataclasses
 import hashlib
-import hmac
 import json
 import logging
 import os
@@ -35,8 +34,6 @@ from ragkv.runtime.setting_values import build
 SECRET_BYTES = 32
 ID_BYTES = 6
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # A tenant's name can name a directory on any file system.
-_KEY = re.compile(r"rk-(?P<id>[0-9a-f]{12})-[A-Za-z0-9_-]{43}")
-_NO_DIGEST = "0" * 64  # It is compared with when no key has the id, so that the check takes as long.
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +100,6 @@ class KeyFileContent:
 
     keys: list[Key] = field(default_factory=list)
     quotas: dict[str, Quota] = field(default_factory=dict)
-
-    def find(self, key_id: str) -> Key:
-        """The key of that id; raises `InputError` if there is none."""
-        for key in self.keys:
-            if key.id == key_id:
-                return key
-        raise InputError(f"There is no key {key_id[:40]!r}; `ragkv keys list` shows those there are.")
 
     def check_new(self, name: str) -> None:
         """Raise `InputError` if a valid key has this name."""
@@ -184,9 +174,11 @@ class KeyFile:
     def revoke(self, key_id: str) -> Key:
         """Remove a key; raises `InputError` if there is none of that id."""
         with self._edit() as content:
-            key = content.find(key_id)
-            content.keys.remove(key)
-        return key
+            for key in content.keys:
+                if key.id == key_id:
+                    content.keys.remove(key)
+                    return key
+        raise InputError(f"There is no key {key_id[:40]!r}; `ragkv keys list` shows those there are.")
 
     @contextmanager
     def _edit(self) -> Iterator[KeyFileContent]:
@@ -217,11 +209,9 @@ class KeyRing:
     def principal(self, text: str) -> Principal | None:
         """The owner of the key `text`; `None` if the key is unknown, revoked or expired."""
         self._refresh()
-        match = _KEY.fullmatch(text)
-        key = self._by_id.get(match["id"]) if match else None
-        # In constant time, so that the duration tells nothing about the digest.
-        matches = hmac.compare_digest(key.digest if key else _NO_DIGEST, digest_of(text))
-        if key is None or not matches or not key.is_valid(time.time()):
+        # The time of this look-up tells at most something of a digest, from which no key follows.
+        key = self._by_digest.get(digest_of(text))
+        if key is None or not key.is_valid(time.time()):
             return None
         return Principal(key.id, key.name, key.tenant, self._quotas.get(key.tenant, Quota()), key.rate)
 
@@ -240,7 +230,7 @@ class KeyRing:
 
     def _set(self, content: KeyFileContent, stamp: tuple[int, int, int] | None) -> None:
         with self._lock:
-            self._by_id, self._quotas = {key.id: key for key in content.keys}, content.quotas
+            self._by_digest, self._quotas = {key.digest: key for key in content.keys}, content.quotas
             self._seen = stamp
 
 

@@ -43,7 +43,6 @@ class TenantStats(NamedTuple):
     name: str
     engine: EngineStats
     sessions: int | None  # stored ones; None: the server that has them does not answer
-    collections_open: int
 
 
 class Metrics:
@@ -155,7 +154,6 @@ _OF_TENANTS = (
     _Read("queue_admitted", "Requests in planning or prefill", "engine.queue.admitted", _GAUGE),
     _Read("store_pending_bytes", "Bytes that wait to be written", "engine.store.pending_bytes", _GAUGE),
     _Read("sessions", "Stored conversations", "sessions", _GAUGE),
-    _Read("collections_open", "Open collections", "collections_open", _GAUGE),
 )
 _OF_TIERS = (
     _Read("tier_hits", "Lookups that found an entry", "hits"),

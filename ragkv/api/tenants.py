@@ -123,8 +123,7 @@ class Tenants(Closing):
     def stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
         return [
-            TenantStats(name, tenant.engine.stats(), _session_count(tenant), tenant.collections.open_count)
-            for name, tenant in self.opened().items()
+            TenantStats(name, tenant.engine.stats(), _session_count(tenant)) for name, tenant in self.opened().items()
         ]
 
     def close(self) -> None:

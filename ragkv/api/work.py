@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
@@ -105,8 +104,7 @@ class TenantLimiter:
             yield
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
+class PoolLimits(NamedTuple):
     """How much work a pool accepts and runs, of all tenants and of one tenant with a key."""
 
     threads: int  # pieces of work that run at once

@@ -24,7 +24,7 @@ def _tenant(name: str, hits: int = 0, served: int = 0, sessions: int = 0) -> Ten
     tier = TierStats(TierKind.MEMORY, 3, 1000, 5000, hits, 2, 1, 0, 64, 32)
     queue = QueueStats(waiting=4, admitted=1, served=served, refused=0, expired=0, cancelled=0)
     engine = EngineStats("llama", 2, 8, "float32", "", StoreStats((tier,), 7, 1, 2), queue)
-    return TenantStats(name, engine, sessions, collections_open=6)
+    return TenantStats(name, engine, sessions)
 
 
 def _samples(text: str | bytes) -> dict[tuple[str, ...], float]:

@@ -9,6 +9,7 @@ from ragkv.fusion import SELECTORS
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat, parse
 from ragkv.retrieval import RETRIEVERS
+from ragkv.scheduling.encoding import WarmReport
 
 from ..errors import ApiError
 from .documents import RequestPart, Strict
@@ -250,18 +251,6 @@ class CompareResponse(BaseModel):
     full: Measured = Field(description="Computed in full.")
 
 
-class Warmed(EngineValue):
-    """What became of the KV of an ingestion's chunks."""
-
-    encoded: int = Field(description="Chunks whose KV was computed and stored now.")
-    present: int = Field(description="Chunks whose KV was stored already.")
-    failed: int = Field(description="Chunks whose KV could not be stored; the server's log says why.")
-    left: int = Field(
-        description="Chunks not reached before a deadline: the first question that needs one computes it."
-    )
-    scored: int = Field(description="Of the chunks whose KV was stored already, those that got scores now.")
-
-
 class IngestResponse(BaseModel):
     """The document ids that an ingestion changed."""
 
@@ -269,7 +258,7 @@ class IngestResponse(BaseModel):
     changed: list[str] = Field(description="Documents that were replaced.")
     unchanged: list[str] = Field(description="Documents that were stored already, word for word.")
     deleted: list[str] = Field(description="Documents that were removed.")
-    chunks: Warmed
+    chunks: WarmReport = Field(description="What became of the KV of the chunks.")
 
 
 class CollectionIn(Strict):

@@ -67,11 +67,6 @@ class Collections(Closing):
             if (key := self.folders.key(name)) is not None:
                 yield from self.folders.texts(key.path)
 
-    @property
-    def open_count(self) -> int:
-        """How many of them are open."""
-        return len(self._opened())
-
     @contextmanager
     def lease(self, name: str, param: str = "name") -> Iterator[Rag]:
         """The collection `name`, which is neither closed nor erased during the lease.

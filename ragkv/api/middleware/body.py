@@ -33,36 +33,19 @@ class BodyMiddleware(HTTPMiddleware):
             _check_size(int(announced[:20]), limits, holds_documents)
         if announced not in ("", "0") or "transfer-encoding" in headers:
             _check_type(headers.get("content-type", ""), holds_documents)
-        size, values, started = 0, 0, False
-        refused: ApiError | None = None
+        size, values = 0, 0
 
         async def receive_counted() -> Message:
-            nonlocal size, values, refused
+            nonlocal size, values
             message = await receive()
             piece = message.get("body", b"")
             size += len(piece)
             values += 0 if holds_documents else count_values(piece)
-            try:
-                _check_size(size, limits, holds_documents)
-                _check_values(values, limits)
-            except ApiError as error:
-                refused = error
-                raise
+            _check_size(size, limits, holds_documents)
+            _check_values(values, limits)
             return message
 
-        async def send_unless_refused(message: Message) -> None:
-            nonlocal started
-            if refused is None or started:  # else drop the route's answer to a broken body: `refused` is the answer
-                started = True
-                await send(message)
-
-        try:
-            await self._app(scope, receive_counted, send_unless_refused)
-        except Exception:
-            if refused is None or started:
-                raise
-        if refused is not None and not started:
-            raise refused
+        await self._app(scope, receive_counted, send)
 
 
 def _check_size(size: int, limits: LimitsConfig, holds_documents: bool) -> None:

@@ -210,7 +210,7 @@ def _ingest(
         changed=list(report.changed),
         unchanged=list(report.unchanged),
         deleted=list(report.deleted),
-        chunks=schemas.Warmed.model_validate(warmed),
+        chunks=warmed,
     )
 
 
