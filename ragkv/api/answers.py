@@ -15,7 +15,7 @@ from ragkv.types import Answer, Chunk, TokenEvent
 
 from .errors import check_at_most
 from .keys import Principal
-from .server_state import record_answer
+from .service import record_answer
 from .settings import LimitsConfig
 from .tenants import Tenant
 from .work import WorkContext

@@ -20,7 +20,6 @@ from ragkv.runtime import freeze_objects
 
 from . import errors, health, middleware
 from .routes import ROUTERS
-from .server_state import ServerState
 from .service import Service
 from .settings import ServeConfig
 
@@ -51,11 +50,10 @@ def create_app(
     config = config or ServeConfig()
     config.check_servable()
     service = Service(config, replica)
-    server = ServerState(service.config, service.tenant_stats, service.replica, service.away, service.vllm)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.ensure_future(_load(server, service, engine, embedder))
+        loading = asyncio.ensure_future(_load(service, engine, embedder))
         # Consume the exception: /readyz and the log report it.
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         if engine is not None:
@@ -77,12 +75,11 @@ def create_app(
         telemetry=OWN_TELEMETRY,
         generate_unique_id_function=lambda route: route.name,  # client generators make method names of them
     )
-    app.state.service, app.state.server = service, server
-    server.cut_work = service.cut
+    app.state.service = service
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router, responses=errors.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)])
-    app.include_router(health.router(server))
+    app.include_router(health.router(service))
     if (PAGE / "index.html").is_file():
 
         @app.get("/", include_in_schema=False)
@@ -91,18 +88,18 @@ def create_app(
             return FileResponse(PAGE / "index.html", media_type="text/html")
 
         app.mount("/static", StaticFiles(directory=PAGE), name="static")
-    middleware.install(app, server)
+    middleware.install(app, service)
     return app
 
 
-async def _load(server: ServerState, service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
+async def _load(service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
     try:
         await asyncio.to_thread(service.load, engine, embedder)
     except Exception as error:
         log.error("model_not_loaded", exc_info=error)
         reason = f": {error}" if isinstance(error, RagKVError) else "; the server's log says why."
-        server.unavailable_reason = f"The model could not be loaded{reason}"
+        service.unavailable_reason = f"The model could not be loaded{reason}"
         raise
     if engine is None:  # this process is a server: what it has loaded stays
         await asyncio.to_thread(freeze_objects)
-    server.unavailable_reason = None
+    service.unavailable_reason = None

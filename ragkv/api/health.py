@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from .errors import ApiError, invalid_key
 from .middleware.auth import came_through_proxy
-from .server_state import ServerState
+from .service import Service
 
 # What a replica does without while shared storage does not answer.
 CONVERSATIONS = (
@@ -32,7 +32,7 @@ class HealthBody(BaseModel):
     degraded: list[str] = Field(default=[], description="What does not answer, and what that means; requests go on.")
 
 
-def router(server: ServerState) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """The monitoring routes of one server."""
     routes = APIRouter(tags=["health"])
 
@@ -44,27 +44,27 @@ def router(server: ServerState) -> APIRouter:
     @routes.get("/readyz", responses={503: {"model": HealthBody, "description": "Not accepting requests"}})
     async def readyz(response: Response) -> HealthBody:
         """Requests are accepted."""
-        reason = server.unavailable_reason
-        if reason is None and server.vllm is not None:
-            reason = await asyncio.to_thread(server.vllm.failure)
+        reason = service.unavailable_reason
+        if reason is None and service.vllm is not None:
+            reason = await asyncio.to_thread(service.vllm.failure)
         response.headers["cache-control"] = "no-store"
         if reason is None:
-            return HealthBody(status="ok", degraded=described(server.away()))
+            return HealthBody(status="ok", degraded=described(service.away()))
         response.status_code = 503
         return HealthBody(status="unavailable", reason=reason)
 
     @routes.get("/metrics", include_in_schema=False)
     async def metrics(request: Request) -> Response:
         """Prometheus metrics: with the token if one is set, otherwise for this machine only."""
-        token = server.config.auth.metrics_token
+        token = service.config.auth.metrics_token
         if token is not None:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 raise invalid_key("The metrics require the token of the setting auth.metrics_token.")
-        elif not server.config.is_private or came_through_proxy(request.headers):
+        elif not service.config.is_private or came_through_proxy(request.headers):
             raise ApiError(403, "The metrics are for this machine only. Set auth.metrics_token to read them remotely.")
-        is_ready = server.unavailable_reason is None
-        return Response(await asyncio.to_thread(server.metrics.render, is_ready), media_type=CONTENT_TYPE_LATEST)
+        is_ready = service.unavailable_reason is None
+        return Response(await asyncio.to_thread(service.metrics.render, is_ready), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

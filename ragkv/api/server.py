@@ -27,7 +27,7 @@ from ragkv.runtime import server_file
 
 from .keys import KeyRing
 from .logs import configure_logging, logger
-from .server_state import ServerState
+from .service import Service
 from .settings import ServeConfig
 
 CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end before its socket is closed.
@@ -108,11 +108,11 @@ def raise_file_limit() -> None:
 
 def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
-    server: ServerState = app.state.server
-    configure_logging(config.log, server.replica)
+    service: Service = app.state.service
+    configure_logging(config.log, service.replica)
     raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
-    check_network_exposure(config, server.keys)
+    check_network_exposure(config, service.keys)
     settings = uvicorn.Config(
         app,
         http="h11",  # httptools does not bound a head
@@ -135,8 +135,8 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.ExitStack() as stack:
         if config.on_loopback:
-            _announce(stack, config, listener, server.replica)
-        GracefulServer(settings, server.cut_work, config.graceful_s, config.close_s).run(sockets=[listener])
+            _announce(stack, config, listener, service.replica)
+        GracefulServer(settings, service.cut, config.graceful_s, config.close_s).run(sockets=[listener])
     logger().info("closed")
 
 

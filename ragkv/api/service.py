@@ -1,4 +1,7 @@
-"""What the routes use: the tenants on the loaded model, and the worker pools; FastAPI dependencies for both."""
+"""What all requests of one app share: keys, rates, metrics, the tenants on the loaded model, and the worker pools.
+
+The routes get it by FastAPI's dependencies; it is `app.state.service`.
+"""
 
 import logging
 import os
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
 
 from ragkv.api.vllm_backend import VllmServer, differences
 from ragkv.config import EngineConfig, StoreConfig
@@ -19,11 +23,14 @@ from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Closing, make_private_folder, never_urgent
+from ragkv.types import Reuse, Timing
 
 from .documents.parser import DocumentParser
 from .errors import ApiError
-from .keys import ANONYMOUS, Principal
-from .metrics import TenantStats
+from .keys import ANONYMOUS, KeyRing, Principal
+from .limits import RateLimiter
+from .logs import RequestStats
+from .metrics import Metrics, TenantStats
 from .settings import ServeConfig
 from .tenants import Tenant, Tenants
 from .work import PoolLimits, WorkContext, WorkerPool, giving_way
@@ -49,10 +56,24 @@ class Service(Closing):
         self.task_pool = WorkerPool(tasks, queue.task_deadline_s)  # ingesting, searching, embedding, listing
         self.parser = DocumentParser(config.parsing)
         self._tenants: Tenants | None = None
-        self.vllm = None
+        self.vllm: VllmServer | None = None  # computes the answers; None: this process does
         if config.in_front_of_vllm:
             key = os.environ.get(VLLM_KEY_VARIABLE, "")
             self.vllm = VllmServer(config.vllm.url, key, timeout_s=config.vllm.timeout_s)
+        # Why requests are refused; None: they are accepted.
+        self.unavailable_reason: str | None = "The model is being loaded."
+        self.keys, self.limiter = KeyRing(config.keys_path), RateLimiter()
+        self.metrics = Metrics(self.tenant_stats, self.replica, self.vllm)
+
+    def check_ready(self) -> None:
+        """Raise `ApiError` 503 while requests are refused."""
+        if self.unavailable_reason is not None:
+            raise ApiError(503, f"{self.unavailable_reason} Ask again.", "not_ready", retry_after_s=2)
+
+    @property
+    def requires_key(self) -> bool:
+        """Whether a request needs an API key."""
+        return self.config.auth.required and (self.keys.exists or not self.config.is_private)
 
     @property
     def model_id(self) -> str:
@@ -62,8 +83,8 @@ class Service(Closing):
     @property
     def tenants(self) -> Tenants:
         """The tenants on the loaded model; raises `ApiError` 503 while it is being loaded."""
-        if self._tenants is None:
-            raise ApiError(503, "The model is being loaded. Ask again.", "not_ready", retry_after_s=2)
+        self.check_ready()
+        assert self._tenants is not None  # a server is ready when it has loaded the model
         return self._tenants
 
     def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
@@ -146,7 +167,7 @@ def _same_model(model: Engine) -> Callable[[Mapping[str, Any]], None]:
     return check
 
 
-def _service(request: Request) -> Service:
+def _service(request: HTTPConnection) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -159,6 +180,32 @@ def _principal(request: Request) -> Principal:
 
 ServiceDep = Annotated[Service, Depends(_service)]
 PrincipalDep = Annotated[Principal, Depends(_principal)]
+
+
+def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int) -> None:
+    """Add a finished answer to the access log, the metrics and the key's tokens per minute. Call it once per answer."""
+    stats = _add_prompt_tokens(request, reuse.tokens)
+    stats.reused_tokens = (stats.reused_tokens or 0) + reuse.exact + reuse.fused
+    stats.answer_tokens = (stats.answer_tokens or 0) + answer_tokens
+    if stats.ttft_s is None:
+        stats.ttft_s = timing.first_token_s
+    service = _service(request)
+    service.metrics.record_answer(timing, reuse, answer_tokens)
+    service.limiter.charge_tokens(request.state.principal, reuse.tokens + answer_tokens)
+
+
+def record_embedding(request: HTTPConnection, tokens: int) -> None:
+    """Add embedded texts to the access log, the metrics and the key's tokens per minute."""
+    _add_prompt_tokens(request, tokens)
+    service = _service(request)
+    service.metrics.record_embedding(tokens)
+    service.limiter.charge_tokens(request.state.principal, tokens)
+
+
+def _add_prompt_tokens(request: HTTPConnection, tokens: int) -> RequestStats:
+    stats: RequestStats = request.state.stats
+    stats.prompt_tokens = (stats.prompt_tokens or 0) + tokens
+    return stats
 
 
 class TenantExecutor:

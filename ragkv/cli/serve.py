@@ -112,7 +112,7 @@ def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
         from ragkv.integrations.mcp import mount
 
         mount(app)
-    check_network_exposure(settings, app.state.server.keys)
+    check_network_exposure(settings, app.state.service.keys)
     if settings.port:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from ragkv.api import errors, health, middleware
 from ragkv.api.metrics import TenantStats
-from ragkv.api.server_state import ServerState, record_answer, record_embedding
+from ragkv.api.service import Service, record_answer, record_embedding
 from ragkv.api.settings import ServeConfig
 from ragkv.types import Reuse, Timing
 
@@ -20,12 +20,23 @@ TIMING = Timing(queue_s=0.01, lookup_s=0.02, prefill_s=0.05, first_token_s=0.1, 
 REUSE = Reuse(exact=10, fused=20, recomputed=5, computed=7, ratio=0.2, missed_chunks=1)
 
 
+class SmallService(Service):
+    """A service without a model, whose metrics see `tenants`."""
+
+    def __init__(self, config: ServeConfig, tenants: Sequence[TenantStats]) -> None:
+        self._stats = tenants
+        super().__init__(config)
+
+    def tenant_stats(self) -> Sequence[TenantStats]:
+        return self._stats
+
+
 def small_app(config: ServeConfig, tenants: Sequence[TenantStats] = (), ready: bool = True) -> FastAPI:
     """An app whose routes echo, fail, answer and stream. Its metrics see `tenants`."""
     app = FastAPI(docs_url=None, redoc_url=None)
     errors.install(app)
-    server = app.state.server = ServerState(config, lambda: tenants)
-    app.include_router(health.router(server))
+    service = app.state.service = SmallService(config, tenants)
+    app.include_router(health.router(service))
 
     @app.post("/v1/echo")
     async def echo(request: Request) -> dict[str, Any]:
@@ -65,9 +76,9 @@ def small_app(config: ServeConfig, tenants: Sequence[TenantStats] = (), ready: b
 
         return StreamingResponse(parts(), media_type="text/event-stream")
 
-    middleware.install(app, server)
+    middleware.install(app, service)
     if ready:
-        server.unavailable_reason = None
+        service.unavailable_reason = None
     return app
 
 
@@ -79,8 +90,8 @@ def small_client(config: ServeConfig, **more: Any) -> Iterator[TestClient]:
         yield client
 
 
-def state_of(client: TestClient) -> ServerState:
-    """The server state of the client's app."""
+def state_of(client: TestClient) -> Service:
+    """The service of the client's app."""
     app: Any = client.app
-    state: ServerState = app.state.server
-    return state
+    service: Service = app.state.service
+    return service

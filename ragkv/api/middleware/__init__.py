@@ -10,27 +10,27 @@ From the outside in:
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from ..server_state import ServerState
+from ..service import Service
 from .auth import AuthMiddleware
 from .body import BodyMiddleware
 from .observability import ObservabilityMiddleware
 from .origin import OriginMiddleware
 
 
-def install(app: FastAPI, server: ServerState) -> None:
+def install(app: FastAPI, service: Service) -> None:
     """Add the middleware to `app`, which has all its routes."""
-    app.add_middleware(BodyMiddleware, server=server)
-    app.add_middleware(AuthMiddleware, server=server)
-    if server.config.cors_origins:
+    app.add_middleware(BodyMiddleware, service=service)
+    app.add_middleware(AuthMiddleware, service=service)
+    if service.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(server.config.cors_origins),
+            allow_origins=list(service.config.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-request-id", "x-session-id"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(OriginMiddleware, server=server)
-    app.add_middleware(ObservabilityMiddleware, server=server)  # added last: the outermost
+    app.add_middleware(OriginMiddleware, service=service)
+    app.add_middleware(ObservabilityMiddleware, service=service)  # added last: the outermost
 
 
 __all__ = ["install"]

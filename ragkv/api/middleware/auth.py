@@ -32,13 +32,13 @@ class AuthMiddleware(HTTPMiddleware):
             await self._app(scope, receive, send)
             return
         principal = scope["state"]["principal"] = self._principal(Headers(scope=scope))
-        self._server.check_ready()
-        self._server.limiter.take_request(principal)
+        self._service.check_ready()
+        self._service.limiter.take_request(principal)
         await self._app(scope, receive, send)
 
     def _principal(self, headers: Headers) -> Principal:
-        if not self._server.requires_key:
-            if self._server.config.auth.required and came_through_proxy(headers):
+        if not self._service.requires_key:
+            if self._service.config.auth.required and came_through_proxy(headers):
                 raise invalid_key(
                     "This server has no keys and serves this machine alone, and the request came through a proxy. Make "
                     "a key with `ragkv keys add NAME`."
@@ -47,7 +47,7 @@ class AuthMiddleware(HTTPMiddleware):
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise invalid_key("This server requires a key: send `Authorization: Bearer rk-...`.")
-        principal = self._server.keys.principal(key.strip())
+        principal = self._service.keys.principal(key.strip())
         if principal is None:
             raise invalid_key("This key is unknown, revoked or expired.")
         return principal

@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..server_state import ServerState
+from ..service import Service
 
 
 class HTTPMiddleware(ABC):
-    """An ASGI middleware for HTTP requests. `server` is the state that all requests share."""
+    """An ASGI middleware for HTTP requests. `service` is what all requests share."""
 
-    def __init__(self, app: ASGIApp, server: ServerState) -> None:
-        self._app, self._server = app, server
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self.handle if scope["type"] == "http" else self._app)(scope, receive, send)

@@ -26,7 +26,7 @@ class BodyMiddleware(HTTPMiddleware):
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits, headers = self._server.config.limits, Headers(scope=scope)
+        limits, headers = self._service.config.limits, Headers(scope=scope)
         holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
         announced = headers.get("content-length", "")
         if announced.isdigit():

@@ -39,15 +39,15 @@ class ObservabilityMiddleware(HTTPMiddleware):
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(request_id=request_id, stats=RequestStats(), principal=None)
-        own = {"x-request-id": request_id, "x-replica": self._server.replica}
+        own = {"x-request-id": request_id, "x-replica": self._service.replica}
         caching = {} if is_public(scope["path"]) else {"cache-control": "no-store"}
         response = _Response(send, {**SECURITY_HEADERS, **caching, **own})
-        self._server.metrics.change_running(+1)
+        self._service.metrics.change_running(+1)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._answer(scope, receive, response)
             finally:
-                self._server.metrics.change_running(-1)
+                self._service.metrics.change_running(-1)
                 self._record(scope, response, time.perf_counter() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, response: "_Response") -> None:
@@ -63,7 +63,7 @@ class ObservabilityMiddleware(HTTPMiddleware):
         state = scope["state"]
         method = scope["method"] if scope["method"] in METHODS else "other"
         route, status = _route_template(scope), response.status or CLIENT_GONE
-        self._server.metrics.record_request(route, method, status, seconds)
+        self._service.metrics.record_request(route, method, status, seconds)
         fields: dict[str, Any] = {"method": method, "route": route, "status": status, "duration_s": round(seconds, 4)}
         if state["principal"] is not None and state["principal"].key_id:
             fields["key"] = state["principal"].key_id

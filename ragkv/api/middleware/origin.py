@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ragkv.runtime import is_loopback
 
 from ..errors import ApiError
-from ..server_state import ServerState
+from ..service import Service
 from .base import HTTPMiddleware
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -23,10 +23,10 @@ class OriginMiddleware(HTTPMiddleware):
     the host. A page of another origin sends its origin.
     """
 
-    def __init__(self, app: ASGIApp, server: ServerState) -> None:
-        super().__init__(app, server)
-        self._hosts = {host.lower() for host in server.config.hosts}
-        self._origins = {_origin(origin) for origin in server.config.cors_origins}
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        super().__init__(app, service)
+        self._hosts = {host.lower() for host in service.config.hosts}
+        self._origins = {_origin(origin) for origin in service.config.cors_origins}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -46,10 +46,10 @@ class OriginMiddleware(HTTPMiddleware):
     def _is_known_host(self, name: str) -> bool:
         if name in self._hosts or is_loopback(name):
             return True
-        if self._server.requires_key:
+        if self._service.requires_key:
             return not self._hosts
         # A name can be made to resolve to this server; an address cannot.
-        return not self._server.config.is_private and _is_address(name)
+        return not self._service.config.is_private and _is_address(name)
 
     def _check_origin(self, text: str, host: str) -> None:
         """Raise `ApiError` 403 unless the origin is this server's own, whatever its scheme, or is in `cors_origins`."""

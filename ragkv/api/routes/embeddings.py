@@ -13,8 +13,7 @@ from ragkv.runtime import Check
 from ..answers import check_text
 from ..bodies.documents import Strict
 from ..errors import ApiError, check_at_most, unknown_model
-from ..server_state import record_embedding
-from ..service import PrincipalDep, Service, ServiceDep
+from ..service import PrincipalDep, Service, ServiceDep, record_embedding
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 

@@ -119,7 +119,7 @@ class Replica:
         log.info("replica_started: process %d, KV in %s", os.getpid(), self._directory.path)
         self._lifespan = contextlib.AsyncExitStack()
         await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
-        server = self._app.state.server
+        server = self._app.state.service
         while (reason := server.unavailable_reason) is not None:
             if "could not be loaded" in reason:
                 raise ConfigError(reason)
@@ -133,7 +133,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise `ConfigError` if the replica takes no requests."""
-        if (reason := self._app.state.server.unavailable_reason) is not None:
+        if (reason := self._app.state.service.unavailable_reason) is not None:
             raise ConfigError(reason)
 
     async def process(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The page's files: no outside address, no data parsed as markup, readable colours."""
+"""The page's files: no outside address, no data parsed as markup."""
 
 import gzip
 import json
@@ -14,9 +14,6 @@ PAGE = Path(ragkv.__file__).parent / "api" / "page"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
-STYLE = (PAGE / "style.css").read_text("utf-8")
-TEXT = 4.5  # WCAG 2.2, 1.4.3
-GRAPHICS = 3.0  # 1.4.11
 ON_WIRE_BYTES = 43_000  # compressed
 BYTES = 118_000  # 3 KB of them the example documents; with comments and types, because there is no build step
 
@@ -91,39 +88,3 @@ def test_the_example_documents_of_the_page_are_those_of_the_examples() -> None:
     assert {name: " ".join(sentences) for name, *sentences in documents} == corpus
     known = [json.loads(line)["question"] for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()]
     assert len(questions) >= 3 and set(questions) <= set(known)
-
-
-def colours(dark: bool) -> dict[str, str]:
-    """The CSS variables of one theme."""
-    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", STYLE)
-    return {name: both[dark] for name, *both in found}
-
-
-def contrast(a: str, b: str) -> float:
-    """The contrast ratio of two colours after WCAG."""
-
-    def luminance(colour: str) -> float:
-        channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    high, low = sorted((luminance(a), luminance(b)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-PAIRS = [
-    *((ink, ground, TEXT) for ink in ("ink", "muted", "accent") for ground in ("paper", "surface", "sunken", "soft")),
-    *((ink, ground, TEXT) for ink, ground in (("on-accent", "accent"), ("ink", "mark"), ("bad", "bad-soft"))),
-    *(("bad", ground, TEXT) for ground in ("paper", "surface", "sunken")),
-    *(("edge", ground, GRAPHICS) for ground in ("paper", "surface")),  # of fields, buttons, the strip
-    *((state, "surface", GRAPHICS) for state in ("exact", "recomputed", "computed")),
-    ("recomputed", "fused", GRAPHICS),  # ticks inside fused spans
-    ("exact", "fused", GRAPHICS),
-]
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize(("ink", "ground", "least"), PAIRS, ids=lambda value: str(value))
-def test_the_state_colours_are_distinguishable(ink: str, ground: str, least: float, dark: bool) -> None:
-    theme = colours(dark)
-    assert contrast(theme[ink], theme[ground]) >= least
