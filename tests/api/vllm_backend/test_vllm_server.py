@@ -26,7 +26,6 @@ def silent() -> Iterator[str]:
 def test_a_thread_that_waits_for_a_token_goes_on_when_the_client_is_closed(silent: str) -> None:
     with VllmServer(silent) as server:
         stream = server.stream((1, 2), {})
-        assert server.stats().running == 1
         server.close()
         with pytest.raises(AnswerServerError, match="closed"):
             stream.next(no_check)
