@@ -1,21 +1,19 @@
 """A server process with two keys, a bystander, a prober of /livez, and readings of the process.
 
 with target(tmp_path) as up:
-    quiet = up.watch(5.0)
     with Watch(up) as watch:
         attack(up.attacker())
-    watch.assert_unharmed(quiet, up.prefill_s)
+    watch.assert_unharmed()
 """
 
 import contextlib
 import http.client
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,11 +25,10 @@ from tests.api.whole import ask, documents, ingest, key, server
 
 QUESTION = "What is the job of Kiralus?"
 TIMEOUT_S = 300.0  # of a client: longer than any attack, so that a frozen server shows as a long answer, not an error
-LIVEZ_S = 0.25  # the longest /livez may take on a machine that runs nothing else
-NOISY_LIVEZ_S = 3.0  # the same on a machine that runs other tests too, whose parsing takes seconds of processor time
+ANSWER_S = 10.0  # the longest a bystander may wait for an answer, on a machine that runs other tests too
+LIVEZ_S = 3.0  # the same for /livez: parsing takes seconds of processor time
 MORE_BYTES = 200 * MIB  # by which an attack may leave the server's memory larger ...
 SETTLE_S = 30.0  # ... once what its last requests held is given back, which takes so long at most
-NOISY_S = 2.0  # how much longer a bystander may wait there
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,6 @@ class Target:
     process: serving.Process
     attacker_headers: Mapping[str, str]
     bystander_headers: Mapping[str, str]
-    prefill_s: float  # one prefill of the bystander's prompt without reuse
     home: Path
 
     @property
@@ -60,18 +56,9 @@ class Target:
         """A client with the bystander's key."""
         return self.process.client(timeout_s, headers=dict(self.bystander_headers))
 
-    def watch(self, seconds: float, every_s: float = 0.5) -> "Watch":
-        """The readings of some seconds without an attack."""
-        with Watch(self, every_s) as watch:
-            time.sleep(seconds)
-        return watch
-
     def rss_bytes(self) -> int:
         """Resident memory of the server's own process; its children are not counted."""
         return _status(self.pid, "VmRSS") * 1024
-
-    def threads(self) -> int:
-        return _status(self.pid, "Threads")
 
     def descriptors(self) -> int:
         """Open file descriptors of the server's own process."""
@@ -105,7 +92,7 @@ def bare_target(
     with server(home, environment, *flags, descriptors=descriptors) as process:
         with process.client(headers=attacker) as client:
             assert client.post("/v1/collections", json={"name": "c"}).status_code == 201
-        yield Target(process, attacker, bystander, 0.0, home)
+        yield Target(process, attacker, bystander, home)
 
 
 @contextmanager
@@ -117,12 +104,8 @@ def target(
         with up.bystander() as client:
             stored = ingest(client, documents())
             assert stored.status_code == 201, stored.text
-            answer = ask(client, QUESTION, reuse="none")
-            assert answer.status_code == 200, answer.text
-            prefill_s = answer.json()["timing"]["prefill_s"]
-            for _ in range(3):
-                ask(client, QUESTION)
-        yield replace(up, prefill_s=prefill_s)
+            assert ask(client, QUESTION).status_code == 200
+        yield up
 
 
 @dataclass(slots=True)
@@ -136,24 +119,12 @@ class Responses:
         self.seconds.append(seconds)
         self.statuses[status] += 1
 
-    def percentile(self, share: float) -> float:
-        """The nearest-rank percentile; 0 without responses."""
-        ordered = sorted(self.seconds)
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
-
-    @property
-    def p99(self) -> float:
-        return self.percentile(0.99)
-
     @property
     def longest(self) -> float:
         return max(self.seconds, default=0.0)
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.seconds)} responses {dict(self.statuses)}, P50 {self.percentile(0.5):.3f} s, "
-            f"P99 {self.p99:.3f} s, longest {self.longest:.3f} s"
-        )
+        return f"{len(self.seconds)} responses {dict(self.statuses)}, longest {self.longest:.3f} s"
 
 
 class Watch:
@@ -187,13 +158,11 @@ class Watch:
             time.sleep(0.5)
         return found
 
-    def assert_unharmed(self, quiet: "Watch", prefill_s: float, *, livez_s: float = LIVEZ_S) -> None:
-        """Assert what an attack must leave as it was. `quiet` was taken without an attack."""
-        allowed_s = 2 * quiet.answers.p99 + prefill_s
-        assert set(self.answers.statuses) == {200}, f"the bystander's answers: {self}"
+    def assert_unharmed(self) -> None:
+        """Assert what an attack must leave as it was."""
+        assert set(self.answers.statuses) == {200} and self.answers.longest < ANSWER_S, f"the bystander: {self}"
         assert self.wrong == [], f"answers unlike the first one: {self.wrong[:3]}"
-        assert self.answers.p99 <= allowed_s, f"the bystander's P99 is above {allowed_s:.3f} s: {self}; quiet: {quiet}"
-        assert set(self.livez.statuses) == {200} and self.livez.longest <= livez_s, f"/livez: {self}"
+        assert set(self.livez.statuses) == {200} and self.livez.longest <= LIVEZ_S, f"/livez: {self}"
         grown = self.rss_after - self.rss_before
         assert grown <= MORE_BYTES, f"the server's memory grew by {grown / MIB:.0f} MiB"
 

@@ -18,7 +18,7 @@ from tests.api.helpers import BARE, on_port, plain, service_of, wait_until
 from tests.api.whole import key, needs_reader
 from tests.retrieval.fakes import HashEmbedder
 
-from .helpers import NOISY_LIVEZ_S, Target, Watch, target
+from .helpers import Target, Watch, target
 
 pytestmark = pytest.mark.enable_socket
 BATCH_S = 0.05
@@ -219,19 +219,4 @@ def test_a_flood_of_one_tenant_refuses_no_one_else_and_leaves_no_memory_behind(u
     with Watch(up) as watch:
         statuses = flood(up, kind, 4.0)
     assert set(statuses) <= {0, 200, 201, 429, 503, 504}
-    assert set(watch.answers.statuses) == {200} and watch.wrong == [], str(watch)
-    assert watch.answers.longest < 10 and watch.livez.longest < NOISY_LIVEZ_S, str(watch)
-    wait_until(lambda: up.rss_bytes() - watch.rss_before < 200 * 2**20)  # after its last answers have ended
-
-
-@needs_reader
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", FLOODS)
-def test_during_a_flood_a_bystanders_p99_stays_under_twice_its_quiet_value(tmp_path: Path, kind: str) -> None:
-    with target(tmp_path) as up:
-        flood(up, kind, 10.0)  # what the process allocates once
-        quiet = up.watch(30.0)
-        with Watch(up) as watch:
-            flood(up, kind, 60.0)
-        print(kind, "quiet:", quiet, "flood:", watch)
-        watch.assert_unharmed(quiet, up.prefill_s)
+    watch.assert_unharmed()

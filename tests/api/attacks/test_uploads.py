@@ -14,7 +14,7 @@ from ragkv.config import MIB
 from tests.api.whole import needs_reader
 
 from . import uploads
-from .helpers import NOISY_LIVEZ_S, NOISY_S, Target, Watch, bare_target, runs, target, wait_until
+from .helpers import Target, Watch, bare_target, runs, target, wait_until
 
 pytestmark = [needs_reader, pytest.mark.enable_socket]
 
@@ -36,12 +36,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     pytest_socket.enable_socket()
     with target(tmp_path_factory.mktemp("home"), SMALL) as up:
         yield up
-
-
-@pytest.fixture(scope="module")
-def quiet(up: Target) -> Watch:
-    """Readings without an attack."""
-    return up.watch(3.0)
 
 
 def send_file(up: Target, name: str, data: bytes) -> httpx.Response:
@@ -126,12 +120,11 @@ def test_a_json_body_of_very_many_values_gets_413_that_names_the_limit(up: Targe
         assert response.status_code == 413 and "limits.json_bytes" in response.text
 
 
-def test_hostile_uploads_harm_no_bystander(up: Target, quiet: Watch) -> None:
+def test_hostile_uploads_harm_no_bystander(up: Target) -> None:
     with Watch(up) as watch:
         for name in ("pages-share-a-stream", "angle-brackets", "many-values"):
             ATTACKS[name][0](up)
-    print(watch)
-    watch.assert_unharmed(quiet, NOISY_S + up.prefill_s, livez_s=NOISY_LIVEZ_S)
+    watch.assert_unharmed()
 
 
 def test_a_second_tenant_is_parsed_while_the_first_uses_all_it_may(up: Target) -> None:

@@ -122,7 +122,7 @@ class World:
 
     def end(self, replica: Replica, by: signal.Signals, lag_s: float = 0.5) -> None:
         """End a replica: as the signal says, with all its children. Clients send to it for `lag_s` longer."""
-        children = Target(replica.process, {}, {}, 0.0, self.home).children()
+        children = Target(replica.process, {}, {}, self.home).children()
         replica.ended_by, replica.ended_at = by, time.monotonic()
         replica.process.signal(by)
         time.sleep(lag_s)
