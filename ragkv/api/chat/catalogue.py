@@ -8,6 +8,7 @@ a form came from is not kept: forms cost little to encode again, so the deletion
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from .text_matcher import TextMatch, TextMatcher
 log = logging.getLogger(__name__)
 
 FORMS_FILE = "forms.jsonl"
+MAX_CHUNKS = 1_000  # So many texts that were found lately are not tokenized again.
 MAX_FORMS = 10_000  # So many forms are remembered; the KV of the oldest is deleted with them.
 
 
@@ -45,97 +47,74 @@ class ChunkCatalogue:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._matcher = TextMatcher()
         self.passages = PassageMatcher()
         self._forms = Forms(engine)
-        self._by_key: dict[str, str] = {}  # ingested texts by their letters and digits
+        self._chunk_of = functools.lru_cache(MAX_CHUNKS)(engine.chunk)
         self._lock = threading.Lock()
-        self._ingested: dict[str, Mapping[str, Any]] = {}  # text -> metadata
-        self._chunks: dict[str, Chunk] = {}  # ingested texts that are tokenized already
+        self._ingested: dict[str, ChatDocument] = {}  # by the letters and digits of their texts
 
     def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> WarmReport:
         """Register `documents` and, with `encode`, compute and store their KV. Returns when it is durable."""
         by_text = {document.text: document for document in documents if document.text}
-        chunks = {text: self._engine.chunk(text) for text in by_text}  # raises before an invalid text is registered
-        report = self._engine.warm(list(chunks.values())) if encode else WarmReport(0, 0, 0)
-        with self._lock:
-            self._chunks |= chunks
+        chunks = [self._engine.chunk(text) for text in by_text]  # raises before an invalid text is registered
+        report = self._engine.warm(chunks) if encode else WarmReport(0, 0, 0)
         self.register(by_text.values())
         return report
 
     def register(self, documents: Iterable[ChatDocument]) -> None:
         """Know `documents` until they are forgotten. Their KV is stored already, or after the first cache miss."""
-        metadata = {document.text: document.metadata for document in documents if document.text}
+        added = {key_of(document.text): document for document in documents if document.text}
+        self.passages.add(document.text for document in added.values())
         with self._lock:
-            self._ingested |= metadata
-        self._matcher.add(metadata)
-        self.passages.add(metadata)
-        with self._lock:
-            self._by_key |= {key_of(text): text for text in metadata}
+            self._ingested |= added
 
     @property
     def knows_texts(self) -> bool:
         """Whether any text was ingested or registered, or is a passage of a collection."""
-        return bool(self._ingested) or self.passages.chars > 0
+        return self.passages.chars > 0
 
     def forget(self, texts: Iterable[str]) -> int:
         """Forget `texts` and delete their KV from every tier. Returns how many of them had KV stored."""
         dropped = [text for text in dict.fromkeys(texts) if text]
         keys = [key_of(text) for text in dropped]
-        self._matcher.discard(dropped)
         self.passages.discard(keys)
         self._forms.delete()
+        self._chunk_of.cache_clear()
         with self._lock:
             for key in keys:
-                self._by_key.pop(key, None)
-            for text in dropped:
-                self._ingested.pop(text, None)
-                self._chunks.pop(text, None)
+                self._ingested.pop(key, None)
         return self._engine.delete([self._engine.chunk(text) for text in dropped]) if dropped else 0
 
     def find(self, prompt: str, given: Iterable[str] = ()) -> list[TextMatch]:
-        """The known texts in `prompt`, in order.
-
-        First those that are `given` with it, then ingested ones, both word for word, then passages in other writings.
-        """
+        """The texts that are `given` with `prompt`, word for word, and the known ones between them, in order."""
         of_request = TextMatcher()
         of_request.add(given)
-        found = joined(of_request.find(prompt), self._matcher.find(prompt))[:MAX_FOUND]
-        return joined(found, self.passages.find(prompt))[:MAX_FOUND]
+        return joined(of_request.find(prompt)[:MAX_FOUND], self.passages.find(prompt))[:MAX_FOUND]
 
     def encode_ingested(self) -> None:
         """Compute the KV of all ingested and registered texts that is not stored, between requests."""
         with self._lock:
-            texts = list(self._ingested)
-        self._engine.entries.warm_soon([self.chunk(text) for text in texts])
+            documents = list(self._ingested.values())
+        self._engine.entries.warm_soon([self._engine.chunk(document.text) for document in documents])
 
-    def form(self, text: str, token_ids: tuple[int, ...], key: str, *, is_passage: bool) -> Chunk:
-        """The chunk of a prompt's own text, in which the passage `key` was found.
+    def chunk(self, match: TextMatch, metadata: Mapping[str, Any] | None = None) -> Chunk:
+        """The chunk of a text that was found in a prompt; `metadata` defaults to those of the ingested text.
 
-        `is_passage`: it is exactly the chunk that the collection has, so its KV is not deleted with other forms.
+        If it is not the known text word for word, it is a form, whose KV is deleted with other forms.
         """
-        if not is_passage:
-            self._forms.add(token_ids)
-        with self._lock:
-            known = self._by_key.get(key, "")
-            metadata = self._ingested.get(known, {})
-        return Chunk(token_ids, text, dict(metadata))
+        chunk = self._chunk_of(match.text)
+        if not match.word_for_word:
+            self._forms.add(chunk.token_ids)
+        if metadata is None:
+            with self._lock:
+                known = self._ingested.get(match.key or key_of(match.text))
+            metadata = known.metadata if known else {}
+        return Chunk(chunk.token_ids, match.text, dict(metadata))
 
     def delete_forms(self) -> None:
         """Delete the KV of the forms in which passages stood in prompts."""
         self._forms.delete()
-
-    def chunk(self, text: str, metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """The chunk of `text`, with the token ids it was ingested with. `metadata` defaults to the known metadata."""
-        with self._lock:
-            chunk = self._chunks.get(text)
-            known = self._ingested.get(text, {})
-        if chunk is None:
-            chunk = self._engine.chunk(text)
-            with self._lock:
-                if text in self._ingested:
-                    self._chunks[text] = chunk
-        return Chunk(chunk.token_ids, chunk.text, dict(known if metadata is None else metadata))
+        self._chunk_of.cache_clear()
 
 
 class Forms:

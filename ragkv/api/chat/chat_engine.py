@@ -187,10 +187,7 @@ class ChatEngine:
         for match in matches:
             pieces += self._text_piece(text[at : match.start])
             at = match.stop
-            if match.key is None:
-                pieces.append(self.catalogue.chunk(match.text, metadata.get(match.text)))
-            elif ids := self.template.encode(match.text):
-                pieces.append(self.catalogue.form(match.text, ids, match.key, is_passage=match.word_for_word))
+            pieces.append(self.catalogue.chunk(match, metadata.get(match.text)))
         return pieces, self.template.encode(text[at:])
 
     def _text_piece(self, text: str) -> list[Text]:
