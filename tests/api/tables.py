@@ -12,7 +12,6 @@ from typing import Any
 
 from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import SHARED, ServeConfig
-from ragkv.api.vllm_backend import VllmStats
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
 from ragkv.scheduling import QueueStats
@@ -39,7 +38,7 @@ def metrics_table() -> str:
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0.0, 0)
     stats = EngineStats("llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
-    vllm: Any = SimpleNamespace(failure=lambda: None, stats=lambda: VllmStats(None, 0, 0, 0, 0, None, ""))
+    vllm: Any = SimpleNamespace(failure=lambda: None)
     metrics = Metrics(lambda: [TenantStats("", stats, 0)], vllm=vllm)
     metrics.record_request("/", "GET", 200, 0.0)
     for family in metrics.registry.collect():
