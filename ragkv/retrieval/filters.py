@@ -42,15 +42,15 @@ def condition_of(where: Where) -> Condition:
     for name, wanted in where.items():
         _check_name(name)
         for operator, value in _operators(name, wanted):
-            test, values = _test(name, operator, value)
             if name in COLUMNS:
                 items = f"json_each(json_array(passages.{name}))"
             else:
                 items = "json_each(passages.metadata, ?)"
                 parameters.append(f"$.{json.dumps(name, ensure_ascii=False)}")
             negation = "NOT " if operator == "ne" else ""
+            test, parameter = _test(operator, _values(name, operator, value))
             conditions.append(f"{negation}EXISTS (SELECT 1 FROM {items} AS item WHERE {test})")
-            parameters += values
+            parameters.append(parameter)
     if len(conditions) - 1 > MAX_CONDITIONS:
         raise InputError(f"The filter has {len(conditions) - 1} conditions; at most {MAX_CONDITIONS} are possible.")
     return Condition(" AND ".join(conditions), parameters)
@@ -65,57 +65,43 @@ def _check_name(name: str) -> None:
 
 
 def _operators(name: str, wanted: Any) -> list[tuple[str, Any]]:
-    if isinstance(wanted, Mapping):
-        for operator in wanted:
-            if operator not in OPERATORS:
-                near = difflib.get_close_matches(str(operator), OPERATORS, n=1, cutoff=0)[0]
-                raise InputError(
-                    f"Unknown operator {reprlib.repr(operator)} in the filter on {name!r}. Did you mean {near!r}?"
-                )
-        if not wanted:
-            raise InputError(f"The filter on {name!r} is empty. Known operators: {', '.join(OPERATORS)}.")
-        return list(wanted.items())
-    return [("in" if isinstance(wanted, list | tuple | set | frozenset) else "eq", wanted)]
+    if not isinstance(wanted, Mapping):
+        return [("in" if isinstance(wanted, list | tuple | set | frozenset) else "eq", wanted)]
+    for operator in wanted:
+        if operator not in OPERATORS:
+            near = difflib.get_close_matches(str(operator), OPERATORS, n=1, cutoff=0)[0]
+            raise InputError(
+                f"Unknown operator {reprlib.repr(operator)} in the filter on {name!r}. Did you mean {near!r}?"
+            )
+    if not wanted:
+        raise InputError(f"The filter on {name!r} is empty. Known operators: {', '.join(OPERATORS)}.")
+    return list(wanted.items())
 
 
-def _test(name: str, operator: str, value: Any) -> tuple[str, list[Any]]:
-    """The SQL of one comparison with `item`. Values of different types never match: 2000 is not below "a"."""
-    if operator == "in":
-        if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
-            raise InputError(f"The filter on {name!r} needs a list for 'in', not {reprlib.repr(value)}.")
-        return _test_in(name, value)
-    sign = COMPARISONS.get(operator, "=")
-    if value is None and sign == "=":
-        return "item.type = 'null'", []
-    if isinstance(value, bool) and sign == "=":
-        return "item.type = ?", ["true" if value else "false"]
-    if _is_number(value):
-        return f"item.type IN ('integer', 'real') AND item.atom {sign} ?", [value]
-    if isinstance(value, str) and "\0" not in value:
-        return f"item.type = 'text' AND item.atom {sign} ?", [value]
-    raise InputError(
-        f"The filter on {name!r} compares with {reprlib.repr(value)}; use numbers or strings without NUL; for equality "
-        "also true, false, null."
-    )
+def _test(operator: str, values: list[Any]) -> tuple[str, Any]:
+    """The SQL that compares `item`, and its parameter. Values of different types never match: 2000 is not below "a"."""
+    if sign := COMPARISONS.get(operator):
+        types = "('text')" if isinstance(values[0], str) else "('integer', 'real')"
+        return f"item.type IN {types} AND item.atom {sign} ?", values[0]
+    rows = {one: f"replace({one}.type, 'real', 'integer'), ifnull({one}.atom, 0)" for one in ("item", "one")}
+    return f"({rows['item']}) IN (SELECT {rows['one']} FROM json_each(?) AS one)", json.dumps(values)
 
 
-def _test_in(name: str, values: Iterable[Any]) -> tuple[str, list[Any]]:
-    """The SQL that compares `item` with all values: numbers and texts are one parameter each, however many they are."""
-    numbers: list[float] = []
-    texts: list[str] = []
-    types: list[str] = []
-    for value in values:
-        _test(name, "eq", value)  # raises for a value that cannot be compared with
-        if value is None or isinstance(value, bool):
-            types.append(json.dumps(value))  # null, true and false are types to SQLite
-        else:
-            (texts if isinstance(value, str) else numbers).append(value)
-    test = (
-        "item.type IN (SELECT value FROM json_each(?)) OR item.type = 'text' AND item.atom IN (SELECT value FROM "
-        "json_each(?)) OR item.type IN ('integer', 'real') AND item.atom IN (SELECT value FROM json_each(?))"
-    )
-    return test, [json.dumps(types), json.dumps(texts), json.dumps(numbers)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
+def _values(name: str, operator: str, value: Any) -> list[Any]:
+    """What a condition compares with. Raises `InputError` for what cannot be compared with."""
+    if operator != "in":
+        values = [value]
+    elif isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise InputError(f"The filter on {name!r} needs a list for 'in', not {reprlib.repr(value)}.")
+    else:
+        values = list(value)
+    for one in values:
+        is_constant = one is None or isinstance(one, bool)
+        is_number = isinstance(one, int | float) and abs(one) < 2**63
+        is_text = isinstance(one, str) and "\0" not in one
+        if not (is_number or is_text or is_constant) or (is_constant and operator in COMPARISONS):
+            raise InputError(
+                f"The filter on {name!r} compares with {reprlib.repr(one)}; use numbers or strings without NUL; for "
+                "equality also true, false, null."
+            )
+    return values

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
 
-from .replica_routing import RoutingRequest
+from .replica_routing import Parts
 
 QUEUED_MESSAGES = 64  # `QUEUED_MESSAGES` is how many parts of a response the application may be ahead.
 
@@ -26,7 +26,7 @@ class ForwardedRequest:
     body: bytes
     client: tuple[str, int] | None = None
     scheme: str = "http"
-    routing: RoutingRequest = field(default_factory=RoutingRequest)
+    parts: Parts = ()  # for the router: what it will read
 
     @property
     def scope(self) -> Scope:

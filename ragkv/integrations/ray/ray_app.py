@@ -30,7 +30,7 @@ from ragkv.errors import ConfigError, MissingExtraError
 
 from .forwarding import ForwardedRequest, ResponseStart, call_app
 from .replica_directory import ReplicaDirectory
-from .replica_routing import ReplicaLoad, RoutingRequest, make_router
+from .replica_routing import make_router
 from .request_inspector import RequestInspector
 
 if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
@@ -60,46 +60,23 @@ class ContentRouter(RequestRouter):
     """Ranks replicas for Ray with a router of `ragkv.integrations.ray.replica_routing`. Runs in the front process."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        self._router = make_router(kwargs["router"])
+        self._rank = make_router(kwargs["router"])
         self._running: Counter[str] = Counter()  # requests in progress at each replica; all of them come through here
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        routing = _routing(pending_request) or RoutingRequest()
+        request = pending_request.args[0] if pending_request is not None and pending_request.args else None
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        ranked = self._router.rank(routing, [ReplicaLoad(name, self._running[name]) for name in sorted(by_name)])
+        parts = request.parts if isinstance(request, ForwardedRequest) else ()
+        ranked = self._rank(parts, {name: self._running[name] for name in by_name})
         return [[by_name[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         self._running[replica_id.unique_id] += 1
-        routing = _routing(pending_request)
-        if routing is not None:
-            self._router.sent(routing, replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        name = replica_id.unique_id
-        if name in self._running:
-            self._running[name] = max(0, self._running[name] - 1)
-
-    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        super().on_replica_actor_died(replica_id)
-        self._forget(replica_id.unique_id)
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        removed = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
-        super().update_replicas(replicas)
-        for name in removed:
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        self._router.removed(name)
-        self._running.pop(name, None)
-
-
-def _routing(pending: PendingRequest | None) -> RoutingRequest | None:
-    request = pending.args[0] if pending is not None and pending.args else None
-    return request.routing if isinstance(request, ForwardedRequest) else None
+        self._running[replica_id.unique_id] = max(0, self._running[replica_id.unique_id] - 1)
 
 
 class Replica:
@@ -194,8 +171,7 @@ class Front:
             self._inspector_thread, self._inspector.inspect, forwarded.path, request.headers, forwarded.body
         )
         with contextlib.suppress(TimeoutError):
-            routing = await asyncio.wait_for(asyncio.shield(inspecting), INSPECTION_S)
-            return replace(forwarded, routing=routing)
+            return replace(forwarded, parts=await asyncio.wait_for(asyncio.shield(inspecting), INSPECTION_S))
         return forwarded
 
     async def _answer(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
@@ -263,7 +239,6 @@ def build(config: ServeConfig) -> Any:
             "RAGKV_STORE__REDIS__URL) to one that all of them reach, such as redis://127.0.0.1:6379 on one machine."
         )
     config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))
-    router = {"router": cluster.router}
     make_router(cluster.router)  # raises for an unknown name
     most = cluster.replicas if cluster.most_replicas is None else cluster.most_replicas
     replicas = serve.deployment(
@@ -278,7 +253,7 @@ def build(config: ServeConfig) -> Any:
         ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
         request_router_config=RequestRouterConfig(
             request_router_class="ragkv.integrations.ray.ray_app.ContentRouter",  # type: ignore[arg-type]  # an import path is accepted too
-            request_router_kwargs=router,
+            request_router_kwargs={"router": cluster.router},
         ),
         graceful_shutdown_timeout_s=config.graceful_s + 30.0,  # and time to write the stored KV
         graceful_shutdown_wait_loop_s=0.2,

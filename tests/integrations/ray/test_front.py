@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from ragkv.api import ServeConfig
+from ragkv.api.documents.collection_folders import CollectionFolders
 from ragkv.integrations.ray.forwarding import ForwardedRequest, ResponseStart, call_app
 from ragkv.integrations.ray.replica_directory import ReplicaDirectory
-from ragkv.integrations.ray.replica_routing import RoutingRequest
+from ragkv.integrations.ray.replica_routing import Parts
 from ragkv.integrations.ray.request_inspector import RequestInspector
 from ragkv.retrieval import Document, Index, Splitter
 
@@ -20,95 +20,53 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def inspector(tmp_path: Path) -> Iterator[RequestInspector]:
-    made = RequestInspector(ServeConfig(home=str(tmp_path)))
-    yield made
-    made.close()
+def inspector(tmp_path: Path) -> RequestInspector:
+    return RequestInspector(ServeConfig(home=str(tmp_path)))
 
 
-def inspect(inspector: RequestInspector, path: str, body: Any = None, **headers: str) -> RoutingRequest:
+def inspect(inspector: RequestInspector, path: str, body: Any = None, **headers: str) -> Parts:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return inspector.inspect(path, {**JSON, **named}, b"" if body is None else json.dumps(body).encode())
 
 
 def collection(home: Path, name: str, *texts: str) -> None:
+    CollectionFolders(home).create(name, lambda _: None)
     with Index(home / "collections" / name, splitter=Splitter(lambda text: len(text.split()), 50)) as index:
         index.ingest([Document(f"d{number}", text) for number, text in enumerate(texts)])
 
 
 def test_a_session_id_counts_the_same_in_path_header_and_body(inspector: RequestInspector) -> None:
     named = inspect(inspector, "/v1/ask", {"question": "q", "session_id": "s"})
-    assert named.session and named == inspect(inspector, "/v1/ask", {"question": "other"}, x_session_id="s")
-    assert (
-        named.session
-        == inspect(inspector, "/v1/sessions/s").session
-        == inspect(inspector, "/v1/sessions/s/fork", {}).session
-    )
-    assert named.session != inspect(inspector, "/v1/ask", {"question": "q", "session_id": "t"}).session
-    assert named.session != inspect(inspector, "/v1/ask", {"session_id": "s"}, authorization="Bearer other").session
+    assert named and named == inspect(inspector, "/v1/ask", {"question": "other"}, x_session_id="s")
+    assert named == inspect(inspector, "/v1/sessions/s") == inspect(inspector, "/v1/sessions/s/fork", {})
+    assert named != inspect(inspector, "/v1/ask", {"question": "q", "session_id": "t"})
+    assert named != inspect(inspector, "/v1/ask", {"session_id": "s"}, authorization="Bearer other")
 
 
 def test_a_conversation_without_a_name_is_identified_by_its_first_messages(inspector: RequestInspector) -> None:
     first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     later = [*first, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "And?"}]
-    begun, continued = (inspect(inspector, "/v1/chat/completions", {"messages": m}).session for m in (first, later))
-    assert begun == continued != inspect(inspector, "/v1/chat/completions", {"messages": later[2:]}).session
+    begun, continued = (inspect(inspector, "/v1/chat/completions", {"messages": m}) for m in (first, later))
+    assert begun == continued != inspect(inspector, "/v1/chat/completions", {"messages": later[2:]})
 
 
 def test_documents_in_a_request_are_identified_by_their_text(inspector: RequestInspector) -> None:
     body = {"messages": [], "documents": [{"text": "a" * 400}, {"text": "b"}]}
-    parts = inspect(inspector, "/v1/chat/completions", body).parts
+    parts = inspect(inspector, "/v1/chat/completions", body)
     assert [part.tokens for part in parts] == [101, 1]
-    reordered = inspect(inspector, "/v1/chat/completions", {"messages": [], "documents": body["documents"][::-1]}).parts
+    reordered = inspect(inspector, "/v1/chat/completions", {"messages": [], "documents": body["documents"][::-1]})
     assert reordered == parts[::-1]
 
 
 def test_passages_are_searched_in_the_shared_index(inspector: RequestInspector, tmp_path: Path) -> None:
     collection(tmp_path, "docs", "Marl was founded by Enswyn.", "Wool is shorn in June.", "Enswyn plays the harp.")
     found = inspect(inspector, "/v1/ask", {"question": "Who is Enswyn?", "collection": "docs", "k": 2})
-    assert len(found.parts) == 2
+    assert len(found) == 2
     chat = {"messages": [{"role": "user", "content": "Who is Enswyn?"}], "rag": {"collection": "docs", "k": 2}}
-    assert inspect(inspector, "/v1/chat/completions", chat).parts[1:] == found.parts
-    assert inspect(inspector, "/v1/ask", {"question": "Who is Enswyn?", "collection": "none"}).parts == ()
-
-
-def test_a_collection_that_was_deleted_and_created_again_is_opened_again(
-    inspector: RequestInspector, tmp_path: Path
-) -> None:
-    def ask() -> tuple[Any, ...]:
-        return inspect(inspector, "/v1/ask", {"question": "harp", "collection": "docs", "k": 1}).parts
-
-    collection(tmp_path, "docs", "The harp is old.")
-    before = ask()
+    assert inspect(inspector, "/v1/chat/completions", chat)[1:] == found
+    assert inspect(inspector, "/v1/ask", {"question": "Who is Enswyn?", "collection": "none"}) == ()
     (tmp_path / "collections" / "docs").rename(tmp_path / "deleted")
-    assert ask() == ()
-    collection(tmp_path, "docs", "The harp is new.")
-    assert ask() and ask() != before
-
-
-def test_beyond_the_limit_the_least_recently_used_index_is_closed(
-    inspector: RequestInspector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = []
-
-    class Watched(Index):
-        def __init__(self, directory: Path, **how: Any) -> None:
-            super().__init__(directory, **how)
-            self.name = directory.name
-
-        def close(self) -> None:
-            closed.append(self.name)
-            super().close()
-
-    monkeypatch.setattr("ragkv.integrations.ray.request_inspector.OPEN_INDEXES", 2)
-    monkeypatch.setattr("ragkv.integrations.ray.request_inspector.Index", Watched)
-    for name in "abc":
-        collection(tmp_path, name, "The harp is old.")
-    for name in "abcb":
-        assert inspect(inspector, "/v1/ask", {"question": "harp", "collection": name}).parts
-    assert closed == ["a"]
-    inspector.close()
-    assert sorted(closed) == ["a", "b", "c"]
+    assert inspect(inspector, "/v1/ask", {"question": "Who is Enswyn?", "collection": "docs"}) == ()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +77,7 @@ def test_inspecting_an_invalid_request_raises_no_error(
     inspector: RequestInspector, tmp_path: Path, path: str, body: bytes
 ) -> None:
     collection(tmp_path, "default", "The harp is old.")
-    assert inspector.inspect(path, JSON, body).session == ""
+    assert inspector.inspect(path, JSON, body) == ()
 
 
 class App:
