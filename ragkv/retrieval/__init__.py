@@ -9,9 +9,9 @@ retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
 """
 
 from .database import Database, look_into, state_of
-from .documents.files import FoundFile, find_files
-from .documents.loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, read_bytes
-from .documents.reading import LOST, UNLIMITED, ParseLimits
+from .documents.files import LOADERS
+from .documents.loaders import load_bytes
+from .documents.reading import ParseLimits
 from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
@@ -20,18 +20,13 @@ from .splitter import Splitter
 from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, IngestReport, Metadata, Passage
 
 __all__ = [
-    "KNOWN",
     "LOADERS",
-    "LOST",
     "RETRIEVERS",
-    "TEXT_NAMES",
-    "UNLIMITED",
     "Database",
     "Document",
     "DocumentSummary",
     "Embedder",
     "FileRecord",
-    "FoundFile",
     "Hit",
     "Index",
     "IndexStats",
@@ -42,12 +37,9 @@ __all__ = [
     "SentenceTransformerEmbedder",
     "Splitter",
     "Where",
-    "check_not_blank",
-    "find_files",
     "load_bytes",
     "look_into",
     "one_vector",
-    "read_bytes",
     "resolve_embedder",
     "state_of",
 ]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.errors import DocumentError
-from ragkv.retrieval import Document, ParseLimits, check_not_blank, load_bytes, read_bytes
+from ragkv.retrieval import Document, ParseLimits, load_bytes
+from ragkv.retrieval.documents.loaders import check_not_blank, read_bytes
 
 
 def load(file: Path, encoding: str | None = None, limits: ParseLimits = ParseLimits()) -> list[Document]:  # noqa: B008

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import DocumentError
-from ragkv.retrieval import LOST, Document, load_bytes
+from ragkv.retrieval import Document, load_bytes
+from ragkv.retrieval.documents.reading import LOST
 from tests.timing import processor_seconds
 
 from . import sample_files

@@ -9,7 +9,7 @@ from pathlib import Path
 from ragkv.errors import DocumentError
 
 from ..values import Document
-from .files import has_loader
+from .files import KNOWN, has_loader
 from .reading import UNLIMITED, FileContent, Loaded, Loader, ParseLimits
 
 
@@ -29,9 +29,7 @@ def read_bytes(file: Path) -> bytes:
     """The bytes of a file. Raises `DocumentError` for what is no readable file or has no loader."""
     if not file.exists():
         raise DocumentError(f"Cannot read {file}: there is no such file or folder. Check the path.")
-    if file.is_dir():
-        raise DocumentError(f"Cannot read {file}: it is a folder. Give it as a path of its own.")
-    if not has_loader(file, LOADERS, TEXT_NAMES):
+    if not has_loader(file):
         raise DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {KNOWN}. Convert it to one.")
     if not file.is_file():
         raise DocumentError(f"Cannot read {file}: neither a file nor a directory. Write it to a file first.")
@@ -76,17 +74,3 @@ def _loader(suffix: str) -> Loader:
 
 def _load_text(content: FileContent) -> Loaded:
     yield content.document(content.text(), {})
-
-
-# `_TEXT_SUFFIXES` are the usual endings of source code, configuration and markup, which are read as plain text.
-_TEXT_SUFFIXES = """.txt .text .md .markdown .rst .adoc .org .tex .log .json .xml .yaml .yml .toml .ini .cfg .conf
-    .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
-    .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
-    .tf .cmake .gradle .vue .svelte"""
-# `_TEXT_NAMES` are the names of files without an ending that are text by custom.
-_TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
-TEXT_NAMES = frozenset(_TEXT_NAMES.split())
-# `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a folder may have.
-_FORMATS = (".html", ".htm", ".xhtml", ".csv", ".tsv", ".jsonl", ".pdf", ".docx", ".pptx", ".xlsx", ".epub", ".eml")
-LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
-KNOWN = "text, source code, " + " ".join(_FORMATS)

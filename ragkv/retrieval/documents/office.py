@@ -56,8 +56,7 @@ def load_pptx(content: FileContent) -> Loaded:
                     found.append(slide.notes_slide.notes_text_frame.text)
                 texts.append("\n\n".join(filter(None, map(str.strip, found))).replace("\v", "\n"))
         title = _title(archive, CORE)
-    text, starts = paged(texts)
-    yield content.document(text, {"title": title}, lost, starts)
+    yield content.document(texts, {"title": title}, lost)
 
 
 def _shape_texts(shape: Any) -> Iterator[str]:
@@ -110,17 +109,6 @@ def load_epub(content: FileContent) -> Loaded:
                 chapters.append(text_of(decode(name, data, content.encoding, declared_encoding(data)))[0])
         title = _title(archive, package_path)
     yield content.document("\n\n".join(filter(None, chapters)), {"format": "markdown", "title": title}, lost)
-
-
-def paged(texts: list[str]) -> tuple[str, tuple[int, ...]]:
-    """The texts of pages as one, and where each begins. Pages without text at the end are left out."""
-    while texts and not texts[-1].strip():
-        texts.pop()
-    pages = [f"{text.strip()}\n\n" for text in texts]
-    starts = [0]
-    for page in pages:
-        starts.append(starts[-1] + len(page))
-    return "".join(pages).rstrip(), tuple(starts[:-1])
 
 
 def _archive(content: FileContent, by_expat: bool = False) -> zipfile.ZipFile:

@@ -4,8 +4,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from .office import paged
-from .reading import FileContent, Loaded, clean, part
+from .reading import FileContent, Loaded, part
 
 
 def load_pdf(content: FileContent) -> Loaded:
@@ -18,11 +17,7 @@ def load_pdf(content: FileContent) -> Loaded:
         with part(lost, "the form"):
             if fields := "\n".join(_field_values(reader)):
                 pages[-1] = f"{pages[-1].strip()}\n\n{fields}"
-    text, starts = paged(list(map(clean, pages)))
-    replaced = sum(page.count("\ufffd") for page in map(clean, pages)) - sum(page.count("\ufffd") for page in pages)
-    if replaced:
-        lost.append(f"{replaced} characters are no text and stand as \ufffd")
-    yield content.document(text, {}, lost, starts)
+    yield content.document(pages, {}, lost)
 
 
 def _page_texts(content: FileContent, reader: Any, lost: list[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +89,28 @@ class FileContent:
         """The file as text, in its own encoding, in `encoding`, or in the one that it `declared`."""
         return decode(str(self.path), self.data, self.encoding, declared)
 
-    def document(
-        self, text: str, metadata: Mapping[str, Any], lost: Sequence[str] = (), page_starts: tuple[int, ...] = ()
-    ) -> Document:
-        """The only document of the file; its id is the absolute path. Raises `DocumentError` for a blank text."""
-        cleaned = clean(text)
+    def document(self, text: str | Sequence[str], metadata: Mapping[str, Any], lost: Sequence[str] = ()) -> Document:
+        """The only document of the file, of a text or of the texts of its pages; its id is the absolute path.
+
+        Raises `DocumentError` if there is no text.
+        """
+        if isinstance(text, str):
+            pages, cleaned, starts = [text], clean(text), ()
+        else:
+            pages, (cleaned, starts) = text, _joined(list(map(clean, text)))
         if not cleaned.strip():
             why = f": {lost[0]}" if lost else ""
             raise DocumentError(
                 f"{self.path} holds no text that can be read{why}. Are these pictures? Remove or skip it."
             )
         path, losses = str(self.path.absolute()), [*lost]
-        if halves := cleaned.count("\ufffd") - text.count("\ufffd"):
+        if halves := cleaned.count("\ufffd") - sum(page.count("\ufffd") for page in pages):
             losses.append(f"{halves} characters are no text and stand as \ufffd")
         if len(losses) > NAMED_LOSSES:
             losses[NAMED_LOSSES:] = [f"and {len(losses) - NAMED_LOSSES} more parts"]
         told = {LOST: [clean(loss) for loss in losses]} if losses else {}
         named = {name: clean(value) if isinstance(value, str) else value for name, value in metadata.items() if value}
-        return Document(path, cleaned, path, {**named, **told}, page_starts)
+        return Document(path, cleaned, path, {**named, **told}, starts)
 
     @contextmanager
     def parsing(self, kind: str) -> Iterator[None]:
@@ -139,6 +144,15 @@ def part(lost: list[str], name: str) -> Iterator[None]:
         raise
     except Exception as error:
         lost.append(f"{name}: {_why(error)}")
+
+
+def _joined(pages: list[str]) -> tuple[str, tuple[int, ...]]:
+    """The texts of pages as one, and where each begins. Pages without text at the end are left out."""
+    while pages and not pages[-1].strip():
+        pages.pop()
+    texts = [f"{page.strip()}\n\n" for page in pages]
+    starts = tuple(accumulate(map(len, texts[:-1]), initial=0))
+    return "".join(texts).rstrip(), starts if texts else ()
 
 
 def clean(text: str) -> str:

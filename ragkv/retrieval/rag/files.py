@@ -15,24 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from ragkv.errors import DocumentError, InputError, MissingExtraError
-from ragkv.retrieval import (
-    KNOWN,
-    LOADERS,
-    LOST,
-    TEXT_NAMES,
-    UNLIMITED,
-    Document,
-    FileRecord,
-    FoundFile,
-    Index,
-    IngestReport,
-    ParseLimits,
-    Passage,
-    check_not_blank,
-    find_files,
-    load_bytes,
-    read_bytes,
-)
+
+from ..documents.files import KNOWN, FoundFile, find_files
+from ..documents.loaders import check_not_blank, load_bytes, read_bytes
+from ..documents.reading import LOST, UNLIMITED, ParseLimits
+from ..index import Index
+from ..values import Document, FileRecord, IngestReport, Passage
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +87,7 @@ class FileReader:
 
     def run(self, paths: Sequence[str | Path]) -> None:
         """Read the files that changed."""
-        found = find_files(paths, LOADERS, TEXT_NAMES)
+        found = find_files(paths)
         named = {Path(path).absolute() for path in paths}
         for done, file in enumerate(found):
             self._tell(FileProgress(done, len(found), path=printable(file.path)))
@@ -120,27 +108,13 @@ class FileReader:
         self.reports.append(report)
         self.deleted_entries += self._forget(report.forgotten_passages)
 
-    def _looks_unchanged(self, path: Path, now: os.stat_result) -> bool:
-        record = self._record(path)
-        same = record is not None and (record.size, record.mtime_ns) == (now.st_size, now.st_mtime_ns)
-        return same and os.access(path, os.R_OK)
-
     def _known(self, path: Path) -> FileRecord | None:
         """What is known of a file whose documents are still there."""
         with suppress(UnicodeEncodeError):
             record = self._index.file_record(str(path.absolute()))
-            if (
-                record is not None
-                and record.documents
-                and self._index.document_hashes(record.documents) == record.documents
-            ):
-                return record
+            documents = {} if record is None else record.documents
+            return record if documents and self._index.document_hashes(documents) == documents else None
         return None
-
-    def _record(self, path: Path) -> FileRecord | None:
-        """The same, if the file was read as it would be now."""
-        record = self._known(path)
-        return record if record is not None and record.method == self._method else None
 
     def _outcome(self, file: FoundFile, is_named: bool) -> FileOutcome:
         """The outcome of a file. Where its text is still here although it cannot be read any more, this is told."""
@@ -168,11 +142,15 @@ class FileReader:
 
     def _read(self, path: Path, shown: str, is_named: bool) -> FileOutcome:
         """Read one file and put its documents, unless it is unchanged."""
-        known = self._record(path)
-        if known is not None and path.is_file() and self._looks_unchanged(path, path.stat()):
-            return self._unchanged(known, shown)
+        known = self._known(path)
+        if known is not None and known.method != self._method:  # it would be split otherwise now
+            known = None
         if path.is_file():
-            self._options.limits.check("inflated_bytes", path.stat().st_size, f"{shown}: its size in bytes")
+            now = path.stat()
+            is_same = known is not None and (known.size, known.mtime_ns) == (now.st_size, now.st_mtime_ns)
+            if known is not None and is_same and os.access(path, os.R_OK):
+                return self._unchanged(known, shown)
+            self._options.limits.check("inflated_bytes", now.st_size, f"{shown}: its size in bytes")
         read_ns, data = time.time_ns(), read_bytes(path)
         if not is_named and not data.strip():
             return FileOutcome(shown, "ignored", "empty")
