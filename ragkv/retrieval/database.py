@@ -278,12 +278,8 @@ class Database(Closing):
         sql = f"SELECT hash FROM texts WHERE hash IN (SELECT value FROM json_each(?)) AND {IN_USE}"
         return {by_hash[row[0]] for row in self._rows(sql, (_json(list(by_hash)),))}
 
-    def counts(self) -> tuple[int, int]:
-        """How many documents and how many passages there are."""
-        documents, passages = self._rows("SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM passages)")[0]
-        return documents, passages
-
     def stats(self) -> IndexStats:
+        """What the index holds."""
         sql = f"""SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM passages),
             (SELECT count(*) FROM texts WHERE {IN_USE}),
             (SELECT count(*) FROM texts WHERE vectors IS NOT NULL AND {IN_USE}),

@@ -42,10 +42,6 @@ Progress = Callable[[int, int], None]  # number of texts embedded so far, number
 OnForget = Callable[[Sequence[Passage]], None]
 
 
-def _no_note(passages: Sequence[Passage]) -> None:
-    """The caller notes nothing."""
-
-
 @dataclass(slots=True)
 class _Plan:
     """What an ingestion is going to do."""
@@ -151,14 +147,14 @@ class Index(Database):
         progress: Progress | None = None,
         check: Check = no_check,
         file: FileRecord | None = None,
-        on_forget: OnForget = _no_note,
+        on_forget: OnForget | None = None,
     ) -> IngestReport:
         """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
 
         `file` says that they are all that this file holds: it is recorded with them, and documents that the file held
-        before are deleted. The changed documents of one call are
-        held in memory until it ends: feed very large corpora in several calls. What `check` raises between two batches
-        ends the call: no document is changed, and the vectors computed so far are kept for the next call.
+        before are deleted. The changed documents of one call are held in memory until it ends: feed very large corpora
+        in several calls. What `check` raises between two batches ends the call: no document is changed, and the vectors
+        computed so far are kept for the next call.
 
         `on_forget` is called with `forgotten_passages` before the change is committed, and undoes it if it raises.
         """
@@ -180,7 +176,7 @@ class Index(Database):
         added, changed, unchanged = tuple(plan.added), tuple(plan.changed), tuple(plan.unchanged)
         return IngestReport(added, changed, unchanged, tuple(gone), removed, forgotten, embedded)
 
-    def delete(self, document_ids: str | Iterable[str], on_forget: OnForget = _no_note) -> IngestReport:
+    def delete(self, document_ids: str | Iterable[str], on_forget: OnForget | None = None) -> IngestReport:
         """Deletes documents, their passages and vectors. Unknown ids are ignored. `on_forget` as for `ingest`."""
         wanted = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
         with self._writer(), self.transaction():
@@ -280,14 +276,17 @@ class Index(Database):
             progress(len(todo), len(todo))
         return len(todo)
 
-    def _forget(self, gone: Iterable[str], removed: Sequence[Passage], on_forget: OnForget) -> tuple[Passage, ...]:
+    def _forget(
+        self, gone: Iterable[str], removed: Sequence[Passage], on_forget: OnForget | None
+    ) -> tuple[Passage, ...]:
         """Deletes the documents `gone`, then all unused texts; returns those of `removed` whose text was deleted."""
         for name in gone:
             self._delete_document(name)
         held = self.held(passage.text for passage in removed)
         forgotten = tuple(passage for passage in removed if passage.text not in held)
         self._delete_unused_texts()
-        on_forget(forgotten)
+        if on_forget is not None:
+            on_forget(forgotten)
         return forgotten
 
     def _check_embedder(self) -> None:

@@ -52,14 +52,16 @@ class Splitter:
     def split(self, document: Document, check: Check = no_check) -> list[Passage]:
         """The passages of `document`, in order; none if it is blank. What `check` raises ends the splitting."""
         markdown = _is_markdown(document)
-        sections = _Sections(document.text if markdown else "")
+        headings, sections = _sections(document.text) if markdown else ([], [])
         occurrences: Counter[str] = Counter()
         passages = []
         for start, end in self._spans(document.text, markdown, check):
             text = document.text[start:end]
             passage_id = digest(document.id, text, str(occurrences[text]))
             occurrences[text] += 1
-            metadata = {**document.metadata, **sections.at(start)}
+            metadata = dict(document.metadata)
+            if above := bisect.bisect_right(headings, start):
+                metadata["section"] = sections[above - 1]
             if document.page_starts:
                 metadata["page"] = bisect.bisect_right(document.page_starts, start)  # from 1
             passages.append(Passage(passage_id, document.id, text, (start, end), document.source, metadata))
@@ -111,23 +113,6 @@ class Splitter:
         return spans
 
 
-class _Sections:
-    """The sections of a text, asked for from its start to its end."""
-
-    def __init__(self, text: str) -> None:
-        self._headings = _headings(text)
-        self._next = next(self._headings, None)
-        self._path: list[tuple[int, str]] = []  # level and title of the headings that a place is under
-
-    def at(self, place: int) -> dict[str, str]:
-        """The `section` ("Guide > Install") at a place, for citations; nothing before the first heading."""
-        while self._next is not None and self._next[0] <= place:
-            _, level, title = self._next
-            self._path = [(above, name) for above, name in self._path if above < level] + [(level, title)]
-            self._next = next(self._headings, None)
-        return {"section": " > ".join(name for _, name in self._path)} if self._path else {}
-
-
 def _halve_until_it_fits(
     text: str, start: int, end: int, count: Callable[[str], int], tokens: int
 ) -> Iterator[tuple[int, int]]:
@@ -172,6 +157,16 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
             fence = ""
         yield offset, line, bool(fence)
         offset += len(line) + 1
+
+
+def _sections(text: str) -> tuple[list[int], list[str]]:
+    """Where each heading stands, and the section that begins there ("Guide > Install"), for citations."""
+    places, sections, path = list[int](), list[str](), list[tuple[int, str]]()
+    for place, level, title in _headings(text):
+        path = [(above, name) for above, name in path if above < level] + [(level, title)]
+        places.append(place)
+        sections.append(" > ".join(name for _, name in path))
+    return places, sections
 
 
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:

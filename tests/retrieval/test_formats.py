@@ -1,7 +1,9 @@
-"""Office files, tables, e-mail, source code and encodings become text; broken and hostile ones become errors."""
+"""Files of every format become documents; broken and hostile ones become errors that say what to do."""
 
 import contextlib
 import io
+import json
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -73,29 +75,25 @@ def test_a_byte_order_mark_names_the_encoding(tmp_path: Path, encoding: str) -> 
     )
 
 
-def test_latin_1_is_read_if_it_is_named_or_guessed(tmp_path: Path) -> None:
-    text = (
-        "Das M\u00fchlrad in der Stra\u00dfe ist gro\u00df und h\u00f6lzern; der M\u00fcller hei\u00dft J\u00fcrgen. "
-        * 5
-    )
+def test_text_that_is_not_utf_8_is_read_if_its_encoding_is_named(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"is not utf-8.*latin-1, or auto"):
-        load(tmp_path, "a.txt", text.encode("latin-1"))
-    assert load(tmp_path, "a.txt", text.encode("latin-1"), encoding="latin-1").text == text
-    assert load(tmp_path, "a.txt", text.encode("latin-1"), encoding="auto").text == text
-    assert load(tmp_path, "a.txt", text, encoding="auto").text == text
+        load(tmp_path, "a.txt", "Stra\u00dfe".encode("latin-1"))
+    assert load(tmp_path, "a.txt", "Stra\u00dfe".encode("latin-1"), encoding="latin-1").text == "Stra\u00dfe"
+    assert load(tmp_path, "a.txt", "Stra\u00dfe", encoding="auto").text == "Stra\u00dfe"
 
 
 @pytest.mark.parametrize(
     ("text", "encoding"),
     [
         ("caf\u00e9 au lait", "latin-1"),
+        ("Das M\u00fchlrad in der Stra\u00dfe ist gro\u00df und h\u00f6lzern. " * 5, "latin-1"),
         ("El ni\u00f1o comi\u00f3 pi\u00f1a", "latin-1"),
         ("sch\u00f6n", "cp1252"),
         ("\u3053\u3093\u306b\u3061\u306f\u4e16\u754c", "shift_jis"),
         ("\u041c\u0435\u043b\u044c\u043d\u0438\u0446\u0430 \u0441\u0442\u0430\u0440\u0430", "cp1251"),
     ],
 )
-def test_the_encoding_of_a_short_text_is_guessed(tmp_path: Path, text: str, encoding: str) -> None:
+def test_an_encoding_is_guessed_also_of_a_short_text(tmp_path: Path, text: str, encoding: str) -> None:
     assert load(tmp_path, "a.txt", text.encode(encoding), encoding="auto").text == text
 
 
@@ -148,12 +146,20 @@ def test_no_entity_of_an_office_file_is_resolved(
         assert "aaaaaaaaaa" not in f"{document.text} {document.metadata}"
 
 
-@pytest.mark.parametrize(("name", "library"), [("a.docx", "mammoth"), ("a.pptx", "pptx"), ("a.xlsx", "openpyxl")])
-def test_an_office_file_without_the_extra_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
+@pytest.mark.parametrize(
+    ("name", "library", "extra"),
+    [
+        ("a.docx", "mammoth", "office"),
+        ("a.pptx", "pptx", "office"),
+        ("a.xlsx", "openpyxl", "office"),
+        ("a.pdf", "pypdf", "pdf"),
+    ],
+)
+def test_a_file_without_its_extra_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[office\]"'):
+    with pytest.raises(MissingExtraError, match=rf'pip install "ragkv\[{extra}\]"'):
         load(tmp_path, name, b"PK")
 
 
@@ -169,3 +175,61 @@ def test_every_loader_turns_noise_into_one_error_and_never_into_another_exceptio
     for suffix in LOADERS:
         with pytest.raises(DocumentError):
             load(tmp_path, f"noise{suffix}", noise)
+
+
+def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path) -> None:
+    lines = [
+        {"id": "a", "text": "one", "metadata": {"year": 1}, "title": "T"},
+        {"id": 7, "text": "two", "source": "here"},
+        {"text": "three"},
+    ]
+    file = tmp_path / "x.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert sample_files.load(file) == [
+        Document("a", "one", str(file), {"title": "T", "year": 1}),
+        Document("7", "two", "here"),
+        Document(f"{file}#3", "three", str(file)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("empty.txt", "", "is empty"),
+        ("blank.md", " \n ", "is empty"),
+        ("binary.txt", b"MZ\x00\x01", "looks binary: zero byte at offset 2"),
+        ("latin.txt", b"caf\xe9", "is not utf-8: byte 0xe9 at offset 3"),
+        ("only.html", "<script>x</script>", "holds no text"),
+        ("photo.png", "x", "no loader for '.png'"),
+        ("broken.pdf", "%PDF-1.4 nothing", "Cannot read .* as PDF"),
+        ("bad.jsonl", "{", r"line 1: not JSON \(Expecting property name .* at column 2\)"),
+        ("bad.jsonl", "[1]", "line 1: a JSON list"),
+        ("bad.jsonl", '{"id": "a"}', "line 1: `text` is None"),
+        ("bad.jsonl", '{"id": 1.5, "text": "x"}', "line 1: `id` is 1.5"),
+        ("bad.jsonl", '{"id": "a", "text": "x", "metadata": 3}', "line 1: `metadata` is 3"),
+    ],
+)
+def test_a_bad_document_is_an_error_that_names_the_file(
+    tmp_path: Path, name: str, content: str | bytes, reason: str
+) -> None:
+    with pytest.raises(DocumentError, match=reason) as caught:
+        load(tmp_path, name, content)
+    assert name in str(caught.value)
+
+
+def test_a_path_that_is_no_regular_file_is_an_error_and_never_blocks(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DocumentError, match="neither a file nor a directory"):
+        sample_files.load(tmp_path / "pipe.txt")
+
+
+@pytest.mark.parametrize("encoding", ["klingon", "hex"])
+def test_an_unknown_encoding_is_an_error(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(DocumentError, match=f"unknown encoding '{encoding}'"):
+        load(tmp_path, "a.txt", "x", encoding=encoding)
+
+
+def test_page_starts_point_to_the_first_character_of_each_pdf_page(tmp_path: Path) -> None:
+    document = load(tmp_path, "two.pdf", sample_files.pdf("First page.", "Second page."))
+    assert document.text == "First page.\n\nSecond page."
+    assert [document.text[start:].split("\n")[0] for start in document.page_starts] == ["First page.", "Second page."]

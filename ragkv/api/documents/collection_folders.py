@@ -164,7 +164,8 @@ class CollectionFolders:
         if state is None or state == known:
             return size if state is not None else (0, 0)
         with look_into(key.path) as database:
-            size = (0, 0) if database is None else database.counts()
+            held = None if database is None else database.stats()
+        size = (0, 0) if held is None else (held.documents, held.passages)
         self._sizes[key] = state, size
         return size
 

@@ -105,7 +105,9 @@ def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
         given = DocumentsIn.model_validate_json(body or b"null").documents
         _check_total("documents", len(given), upload.documents, "documents")
         for one in given:
-            yield _checked(document_of(one), upload.limits)
+            document = document_of(one)
+            upload.limits.check_document(f"document {document.id[:80]!r}", document)
+            yield document
 
 
 def document_of(given: DocumentIn) -> Document:
@@ -113,12 +115,6 @@ def document_of(given: DocumentIn) -> Document:
     digest = hashlib.blake2b(f"{given.title or ''}\0{given.text}".encode(), digest_size=12).hexdigest()
     title = {} if given.title is None else {"title": given.title}
     return Document(given.id or f"doc-{digest}", given.text, given.title or "", {**(given.metadata or {}), **title})
-
-
-def _checked(document: Document, limits: ParseLimits) -> Document:
-    limits.check_text(f"document {document.id[:80]!r}", document.text)
-    limits.check_metadata(f"document {document.id[:80]!r}", document.metadata)
-    return document
 
 
 def _file_documents(name: str, data: bytes, limits: ParseLimits) -> Iterator[Document]:

@@ -48,8 +48,8 @@ class ChatRagKV(BaseChatModel):
     """A chat model over a `ragkv` engine. `config` defaults to `EngineConfig.gather(None)`.
 
     `corpus` holds the texts that the chain's retriever may return, split in the same way. They are recognised wherever
-    a prompt holds them. Their KV is computed in the background from the first use on, without `warm_corpus` when it is
-    missed. `ingest` computes it at once (docs/langchain.md).
+    a prompt holds them. Their KV is computed in the background from the first use on; `ingest` computes it at once
+    (docs/langchain.md).
     """
 
     model_config = ConfigDict(
@@ -77,9 +77,7 @@ class ChatRagKV(BaseChatModel):
     selector: str | None = None
     reuse: ReuseMode | None = None
     corpus: SkipValidation[Sequence[Document | str]] = Field(default=(), exclude=True, repr=False)
-    warm_corpus: bool = True  # encode the corpus in the background, from the first use on
     conversations: bool = True  # find a conversation's session by its messages
-    document_separator: str | None = None  # after an inserted document; None: `prompt.separator`
     timeout: float | None = None  # seconds until an answer fails with `DeadlineError`
     # Chains pass the next two to every chat model. A local model needs neither retries nor a key.
     max_retries: int = 0
@@ -123,8 +121,7 @@ class ChatRagKV(BaseChatModel):
             else:
                 self._shared = shared_engine(self.model, self.config or EngineConfig.gather(None))
             self._shared.catalogue.register(map(to_document, self.corpus))
-            if self.warm_corpus:
-                self._shared.encode_known()
+            self._shared.encode_known()
         return self._shared
 
     def ingest(self, documents: Iterable[Document | str], encode: bool = True) -> WarmReport:
@@ -245,8 +242,7 @@ class ChatRagKV(BaseChatModel):
             raise InputError("tools and response_format are not offered together; leave one out.")
         session_id, shared = settings["session_id"], self.shared
         model = shared.name if self.engine is not None else self.model
-        separator = shared.separator if self.document_separator is None else self.document_separator
-        request = chat_input(messages, settings["documents"] or (), separator, tools)
+        request = chat_input(messages, settings["documents"] or (), shared.separator, tools)
         prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
         options = answer_options(settings)
         options["separator"] = ""  # the messages have their own text between passages

@@ -18,7 +18,6 @@ from ragkv.errors import MissingExtraError
 from ragkv.retrieval import Embedder, Hit, Index, Where, one_vector, resolve_embedder
 from ragkv.retrieval.rag import Rag
 
-from .chat import ChatRagKV
 from .engines import shared_engine_of
 
 
@@ -29,7 +28,6 @@ class RagKVRetriever(BaseRetriever):
 
     index: SkipValidation[Index] | None = Field(default=None, exclude=True)
     rag: SkipValidation[Rag] | None = Field(default=None, exclude=True)
-    llm: ChatRagKV | None = Field(default=None, exclude=True)  # another model that shall know the documents
     k: int = Field(default=6, ge=1)
     search: str | None = None  # "bm25", "dense" or "fused"; None: the best one that the index has
     where: Where | None = None  # a metadata filter, see `ragkv.retrieval.filters`
@@ -50,11 +48,9 @@ class RagKVRetriever(BaseRetriever):
             where=self.where if where is None else where,
         )
         documents = [_document(hit) for hit in hits]
-        found = [ChatDocument(document.page_content, document.metadata) for document in documents]
         if self.rag is not None:
+            found = [ChatDocument(document.page_content, document.metadata) for document in documents]
             shared_engine_of(self.rag.engine).catalogue.register(found)
-        if self.llm is not None:
-            self.llm.shared.catalogue.register(found)
         return documents
 
     def _index(self) -> Index:

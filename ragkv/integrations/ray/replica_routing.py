@@ -31,19 +31,15 @@ Router = Callable[[Parts, Mapping[str, int]], Sequence[str]]  # ranks replicas, 
 
 
 def chunk_aware() -> Router:
-    """The home of most of the request's tokens, within the load limit."""
+    """The homes of the request's tokens within the load limit, most tokens first, then whoever has the least to do."""
 
     def rank(parts: Parts, loads: Mapping[str, int]) -> Sequence[str]:
         names, homed = tuple(sorted(loads)), Counter[str]()
-        for key, tokens in parts if names else ():
+        for key, tokens in sorted(parts) if names else ():  # sorted: of equal homes, that of the lowest key comes first
             homed[home(key, names)] += tokens
         most = limit(sum(loads.values()), len(names))
-
-        def order(name: str) -> tuple[bool, int, int]:
-            is_full = loads[name] + 1 > most
-            return is_full, 0 if is_full else -homed[name], loads[name]
-
-        return sorted(names, key=order)
+        homes = [name for name, _ in homed.most_common() if loads[name] + 1 <= most]
+        return homes + sorted(set(names).difference(homes), key=lambda name: (loads[name], name))
 
     return rank
 

@@ -55,12 +55,9 @@ class ConnectorSettings:
 def check_config(vllm_config: Any) -> None:
     """Raise `ConfigError` or `UnsupportedModelError` if vLLM is configured in a way that is not supported."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if (size := getattr(parallel, name, 1)) > 1:
-            raise ConfigError(f"{name} is {size}; RagKVConnector fuses on one device: set it to 1.")
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if (size := getattr(parallel, name, 1)) > 1:
-            raise ConfigError(f"{name} is {size}; RagKVConnector needs the whole context on one device: set it to 1.")
+    for kind in ("tensor", "pipeline", "data", "decode_context", "prefill_context"):
+        if (size := getattr(parallel, f"{kind}_parallel_size", 1)) > 1:
+            raise ConfigError(f"{kind}_parallel_size is {size}; RagKVConnector fuses on one device: set it to 1.")
     if cache.enable_prefix_caching:
         raise ConfigError(
             "vLLM's prefix caching is on, and would serve fused KV as exact to other prompts: start vLLM with "

@@ -13,18 +13,7 @@ _TEXT_SUFFIXES = """.txt .text .md .markdown .rst .adoc .org .tex .log .json .xm
     .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
     .tf .cmake .gradle .vue .svelte"""
 # `_TEXT_NAMES` are the names of files without an ending that are text by custom.
-_TEXT_NAMES = [
-    "readme",
-    "license",
-    "licence",
-    "notice",
-    "copying",
-    "authors",
-    "changelog",
-    "changes",
-    "makefile",
-    "dockerfile",
-]
+_TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
 # `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a folder may have.
 _FORMATS = (".html", ".htm", ".xhtml", ".csv", ".tsv", ".jsonl", ".pdf", ".docx", ".pptx", ".xlsx", ".epub", ".eml")
 LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
@@ -59,7 +48,7 @@ def find_files(paths: Iterable[str | Path]) -> list[FoundFile]:
 
 def has_loader(file: Path) -> bool:
     """Whether a file is read, by its name alone."""
-    return file.suffix.lower() in LOADERS or (not file.suffix and file.name.lower() in _TEXT_NAMES)
+    return file.suffix.lower() in LOADERS or (not file.suffix and file.name.lower() in _TEXT_NAMES.split())
 
 
 def _walk(root: Path) -> Iterator[FoundFile]:

@@ -17,42 +17,42 @@ def load_jsonl(content: FileContent) -> Loaded:
         content.limits.check("lines", number, f"{content.path}: the number of lines")
         if not line.strip():
             continue
-        where = f"{content.path}, line {number}"
         try:
-            document = _from_json(content, line.rstrip("\n"), where)
+            document = _from_json(content, line.rstrip("\n"), number)
             found = (document.content_hash(), number)
             first, before = seen.setdefault(document.id, found)
             if first != found[0]:
-                raise DocumentError(f"{where}: line {before} has the id {document.id!r}, too. Give each its own.")
+                raise DocumentError(f"line {before} has the id {document.id!r}, too. Give each its own.")
         except DocumentError as error:
-            yield error if where in str(error) else DocumentError(f"{where}: {error}")
+            yield DocumentError(f"{content.path}, line {number}: {error}")
         else:
             yield document
 
 
-def _from_json(content: FileContent, line: str, where: str) -> Document:
-    def bad(why: str) -> DocumentError:
-        return DocumentError(f'{where}: {why}. Each line is {{"id": ..., "text": ..., "metadata": ...}}.')
-
+def _from_json(content: FileContent, line: str, number: int) -> Document:
     try:
         record = json.loads(line, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        raise bad(f"not JSON ({error.msg} at column {error.colno})") from error
+        raise _bad(f"not JSON ({error.msg} at column {error.colno})") from error
     except (ValueError, RecursionError) as error:
-        raise bad(f"not JSON ({error})") from error
+        raise _bad(f"not JSON ({error})") from error
     if not isinstance(record, dict):
-        raise bad(f"a JSON {type(record).__name__}, not an object")
+        raise _bad(f"a JSON {type(record).__name__}, not an object")
     text = record.pop("text", None)
     if not isinstance(text, str) or not text.strip():
-        raise bad(f"`text` is {text!r:.80}, not a text")
+        raise _bad(f"`text` is {text!r:.80}, not a text")
     given, source, metadata = record.pop("id", None), record.pop("source", None), record.pop("metadata", None) or {}
     if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):
-        raise bad(f"`id` is {given!r}, neither a string nor an integer")
+        raise _bad(f"`id` is {given!r}, neither a string nor an integer")
     if not isinstance(metadata, dict):
-        raise bad(f"`metadata` is {metadata!r:.80}, not an object")
+        raise _bad(f"`metadata` is {metadata!r:.80}, not an object")
     path = str(content.path.absolute())
-    document_id = f"{path}#{where.rpartition(' ')[2]}" if given is None else str(given)
+    document_id = f"{path}#{number}" if given is None else str(given)
     return Document(document_id, text, path if source is None else str(source), {**record, **metadata})
+
+
+def _bad(why: str) -> DocumentError:
+    return DocumentError(f'{why}. Each line is {{"id": ..., "text": ..., "metadata": ...}}.')
 
 
 def _refuse(constant: str) -> Any:

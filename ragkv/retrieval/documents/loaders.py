@@ -20,8 +20,7 @@ def load_bytes(file: Path, data: bytes, encoding: str | None = None, limits: Par
     """
     for loaded in _loader(file.suffix.lower())(FileContent(file, data, encoding, limits)):
         if isinstance(loaded, Document):
-            limits.check_text(str(file), loaded.text)
-            limits.check_metadata(str(file), loaded.metadata)
+            limits.check_document(str(file), loaded)
         yield loaded
 
 

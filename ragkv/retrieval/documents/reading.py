@@ -60,16 +60,13 @@ class ParseLimits:
         if most is not None and amount > most:
             raise DocumentLimitError(f"{what} is above the limit of {most} ({limit})", limit)
 
-    def check_text(self, name: str, text: str) -> None:
-        """Raise `DocumentLimitError` if the text of the document `name` is too long."""
-        self.check("document_chars", len(text), f"{name}: the number of characters")
-
-    def check_metadata(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Raise `DocumentLimitError` if the metadata of the document `name` is too deep or too long."""
+    def check_document(self, name: str, document: Document) -> None:
+        """Raise `DocumentLimitError` if the document that is called `name` has too much text or metadata."""
+        self.check("document_chars", len(document.text), f"{name}: the number of characters")
         if self.nesting is not None:
-            self.check("nesting", _depth(metadata, self.nesting + 1), f"{name}: the nesting of its metadata")
+            self.check("nesting", _depth(document.metadata, self.nesting + 1), f"{name}: the nesting of its metadata")
         if self.metadata_chars is not None:
-            chars = len(json.dumps(metadata, ensure_ascii=False))
+            chars = len(json.dumps(document.metadata, ensure_ascii=False))
             self.check("metadata_chars", chars, f"{name}: the size of its metadata in characters")
 
 
@@ -230,13 +227,7 @@ def _why(error: Exception) -> str:
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
-def _depth(value: Any, enough: int) -> int:
-    """How many objects and lists lie inside each other; counts no further than `enough`. Does not recurse."""
-    level, depth = [value], 0
-    while depth < enough:
-        containers = [one for one in level if isinstance(one, dict | list | tuple)]
-        level = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
-        if not level:
-            break
-        depth += 1
-    return depth
+def _depth(value: Any, most: int) -> int:
+    """How many objects and lists lie inside each other; counts no further than `most`."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return 0 if inner is None or not most else 1 + max((_depth(one, most - 1) for one in inner), default=0)

@@ -209,15 +209,15 @@ def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:
     """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a mixture."""
     is_one = isinstance(source, str | Path | Document) or not isinstance(source, Iterable)
     items = [source] if is_one else list(source)
-    if all(isinstance(item, Document) for item in items):
-        return [], items
-    for item in items:
-        if not isinstance(item, str | Path):
-            raise TypeError(
-                f"Rag.ingest takes a path, paths or documents, all of one kind, not {type(item).__name__}. "
-                "Make a Document(id, text) of each text, or give the path of a file or folder."
-            )
-    return items, []
+    paths = [item for item in items if isinstance(item, str | Path)]
+    documents = [item for item in items if isinstance(item, Document)]
+    if len(items) not in (len(paths), len(documents)):
+        kinds = ", ".join(sorted({type(item).__name__ for item in items}))
+        raise TypeError(
+            f"Rag.ingest takes a path, paths or documents, all of one kind, not {kinds}. "
+            "Make a Document(id, text) of each text, or give the path of a file or folder."
+        )
+    return paths, documents
 
 
 def _joined(reports: Sequence[IngestReport], documents: Sequence[str]) -> IngestReport:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tracers.base import BaseTracer
 
@@ -36,25 +35,12 @@ class TestSettings:
         assert answer.usage_metadata["output_tokens"] == 3
         assert answer.response_metadata["finish_reason"] == "length"
 
-    def test_with_a_temperature_the_model_samples_and_a_seed_repeats_the_answer(self, llm: ChatRagKV) -> None:
-        def said(seed: int) -> Any:
-            return llm.invoke("Who?", temperature=1.5, seed=seed, top_p=0.95).content
-
-        assert said(1) == said(1)
-        assert len({str(said(seed)) for seed in range(6)}) > 1
+    def test_a_sampling_parameter_alone_samples_and_a_seed_repeats_the_answer(self, llm: ChatRagKV) -> None:
+        said = [str(llm.invoke("Who?", top_p=0.95, seed=seed).content) for seed in (1, 1, 2, 3, 4, 5, 6)]
+        assert said[0] == said[1] and len(set(said)) > 1
         greedy = llm.invoke("Who?", temperature=0, top_p=0.5)
         assert greedy.content == llm.invoke("Who?").content
         assert kv(greedy)["reuse"]["notes"][-1].endswith("top_p has no effect")
-
-    @pytest.mark.parametrize("asks", [dict(top_k=20), dict(top_p=0.95), dict(min_p=0.01)], ids=str)
-    def test_a_sampling_parameter_alone_samples_at_temperature_1(self, llm: ChatRagKV, asks: dict[str, Any]) -> None:
-        how = {**asks, "seed": 3}
-        assert llm.invoke("Who?", **how).content == llm.invoke("Who?", **how, temperature=1.0).content
-        assert len({str(llm.invoke("Who?", **asks, seed=seed).content) for seed in range(6)}) > 1
-
-    def test_a_sampling_value_out_of_range_is_refused(self, llm: ChatRagKV) -> None:
-        with pytest.raises(InputError, match=r"top_p is 1\.5; it must be a number, in \[0\.0, 1\.0\]"):
-            llm.invoke("Who?", top_p=1.5)
 
     def test_ratio_selector_and_reuse_reach_the_engine(self, llm: ChatRagKV) -> None:
         llm.ingest([A])
@@ -84,21 +70,6 @@ class TestStreaming:
         whole = llm.invoke("Who founded it?")
         assert "".join(str(piece.content) for piece in pieces) == whole.content
         assert last.usage_metadata == whole.usage_metadata
-        assert len(pieces) > 2
-
-    def test_callbacks_get_every_piece_of_a_stream(self, llm: ChatRagKV) -> None:
-        class Listener(BaseCallbackHandler):
-            heard: list[str] = []
-
-            def on_llm_new_token(self, token: str, **_: Any) -> None:
-                self.heard.append(token)
-
-        pieces = [str(piece.content) for piece in llm.stream("Who?", config={"callbacks": [Listener()]})]
-        assert "".join(Listener.heard) == "".join(pieces)
-
-    async def test_an_async_stream_gives_the_text_of_ainvoke_in_pieces(self, llm: ChatRagKV) -> None:
-        pieces = [str(piece.content) async for piece in llm.astream("Who founded it?")]
-        assert "".join(pieces) == (await llm.ainvoke("Who founded it?")).content
         assert len(pieces) > 2
 
     async def test_an_engine_error_is_raised_in_the_awaiting_task(self, llm: ChatRagKV) -> None:

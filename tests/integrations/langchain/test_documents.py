@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from ragkv import EngineConfig, PromptConfig, RagKVError
@@ -116,17 +115,6 @@ def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> 
     second = llm.invoke(f"{A.page_content}\n\n{B.page_content}\n\n{QUESTION}", documents=[A, B])
     assert kv(second)["reuse"]["missed_chunks"] == 0
     assert len(kv(second)["documents"]) == 2
-
-
-def test_texts_of_the_corpus_are_recognised_at_once_and_stored_at_the_first_use(tiny: str) -> None:
-    new = ["A harbour town of three thousand souls.", Document(page_content="Its ropes are sold as far as Irvburg.")]
-    llm = chat(tiny, corpus=new, warm_corpus=False)
-    prompt = f"Read: {new[0]}\n{A.page_content} Why?"
-    first = llm.invoke(prompt)
-    llm.shared.engine.flush()
-    second = llm.invoke(prompt)
-    assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
-    llm.forget(new)
 
 
 def test_a_corpus_is_warm_from_the_second_call_on(tiny: str) -> None:
