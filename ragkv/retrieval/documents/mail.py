@@ -18,6 +18,8 @@ from .html import declared_encoding, text_of
 from .reading import AUTO, WESTERN, FileContent, Loaded, clean, codec_of, marked_encoding
 
 HEADERS = ("Subject", "From", "To", "Date")
+# Encoded words are decoded in headers of at most `HEADER_CHARS`: Python's decoder takes quadratic time.
+HEADER_CHARS = 50_000
 
 
 def load_mail(content: FileContent) -> Loaded:
@@ -55,7 +57,7 @@ class _Mail:
     def _words(self, raw: str) -> str:
         """Text with encoded words ("=?utf-8?q?...?="), or with bytes that are not ASCII (as halves of surrogates)."""
         text = self._decode(raw.encode("utf-8", "surrogateescape"), None)
-        if "=?" in text:
+        if "=?" in text and len(text) <= HEADER_CHARS:
             try:
                 pieces = email.header.decode_header(text)
             except email.errors.HeaderParseError:  # it stays as it is

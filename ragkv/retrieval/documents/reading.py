@@ -91,10 +91,10 @@ class FileContent:
 
         Raises `DocumentError` if there is no text.
         """
-        if isinstance(text, str):
-            pages, cleaned, starts = [text], clean(text), ()
-        else:
-            pages, (cleaned, starts) = text, _joined(list(map(clean, text)))
+        pages = [text] if isinstance(text, str) else list(text)
+        cleaned, starts = _joined(list(map(clean, pages)))
+        if isinstance(text, str):  # it stays as it is, with the white space around it
+            cleaned, starts = clean(text), ()
         if not cleaned.strip():
             why = f": {lost[0]}" if lost else ""
             raise DocumentError(
