@@ -1,7 +1,7 @@
 """The texts that one engine knows as chunks: ingested texts and passages of collections, until they are forgotten.
 
 They are found in prompts in other writings too, see `passage_matcher.py`. Texts that come with a request are looked
-for, word for word, in its own prompt.
+for in its own prompt.
 
 A form is the text of a prompt where a known passage was found in another writing, as a chunk of its own. Which passages
 a form came from is not kept: forms cost little to encode again, so the deletion of any passage deletes them all.
@@ -24,8 +24,7 @@ from ragkv.runtime import replace_file
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Chunk
 
-from .passage_matcher import MAX_FOUND, PassageMatcher, joined, key_of
-from .text_matcher import TextMatch, TextMatcher
+from .passage_matcher import MAX_FOUND, PassageMatcher, TextMatch, joined, key_of
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +85,10 @@ class ChunkCatalogue:
         return self._engine.delete([self._engine.chunk(text) for text in dropped]) if dropped else 0
 
     def find(self, prompt: str, given: Iterable[str] = ()) -> list[TextMatch]:
-        """The texts that are `given` with `prompt`, word for word, and the known ones between them, in order."""
-        of_request = TextMatcher()
+        """The texts that are `given` with `prompt`, and the known ones between them, in order."""
+        of_request = PassageMatcher()
         of_request.add(given)
-        return joined(of_request.find(prompt)[:MAX_FOUND], self.passages.find(prompt))[:MAX_FOUND]
+        return joined(of_request.find(prompt), self.passages.find(prompt))[:MAX_FOUND]
 
     def encode_ingested(self) -> None:
         """Compute the KV of all ingested and registered texts that is not stored, between requests."""
@@ -107,7 +106,7 @@ class ChunkCatalogue:
             self._forms.add(chunk.token_ids)
         if metadata is None:
             with self._lock:
-                known = self._ingested.get(match.key or key_of(match.text))
+                known = self._ingested.get(match.key)
             metadata = known.metadata if known else {}
         return Chunk(chunk.token_ids, match.text, dict(metadata))
 

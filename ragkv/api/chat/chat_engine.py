@@ -17,8 +17,8 @@ from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChatDocument, ChunkCatalogue
 from .conversations import ConversationFinder, FoundConversation
+from .passage_matcher import TextMatch, key_of
 from .template import PlainMessage, Template
-from .text_matcher import TextMatch
 from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
@@ -90,8 +90,8 @@ class ChatEngine:
             _with_one_user_message(request.messages) if session_id and request.tools else request.messages
         )
         text = template.render(messages)
-        metadata = {document.text: document.metadata for document in request.documents}
-        matches = self.catalogue.find(text, metadata)
+        metadata = {key_of(document.text): document.metadata for document in request.documents}
+        matches = self.catalogue.find(text, [document.text for document in request.documents])
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
         if not matches and len(text) >= LONG_PROMPT and self.catalogue.knows_texts and not self._has_warned:
@@ -187,7 +187,7 @@ class ChatEngine:
         for match in matches:
             pieces += self._text_piece(text[at : match.start])
             at = match.stop
-            pieces.append(self.catalogue.chunk(match, metadata.get(match.text)))
+            pieces.append(self.catalogue.chunk(match, metadata.get(match.key)))
         return pieces, self.template.encode(text[at:])
 
     def _text_piece(self, text: str) -> list[Text]:

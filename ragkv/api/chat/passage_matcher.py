@@ -15,13 +15,12 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .text_matcher import TextMatch, TextMatcher
+from .text_matcher import TextMatcher, alike_chars
 
 MAX_CHARS = 2_000_000  # So much of a prompt is searched.
 MAX_FOUND = 256  # At most so many passages are found in one prompt.
@@ -32,6 +31,17 @@ _ESCAPE = re.compile(
 _NO_LETTER = "\n"  # Escapes of control characters, quotes and line breaks stand for this: none is a letter.
 
 Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TextMatch:
+    """A known text in a prompt."""
+
+    start: int  # character offsets
+    stop: int
+    text: str  # as it stands there
+    key: str  # its letters and digits
+    word_for_word: bool  # whether the prompt has exactly the known text
 
 
 class _Passage(NamedTuple):
@@ -103,15 +113,15 @@ class PassageMatcher:
             return not (before or after)
 
         found = list[TextMatch]()
-        for match in self._matcher.find(letters.text, is_border):
-            start, stop = int(letters.starts[match.start]), int(letters.stops[match.stop - 1])
-            if (known := self._known.get(match.text)) is None:
+        for at, key in self._matcher.find(letters.text, is_border):
+            start, stop = int(letters.starts[at]), int(letters.stops[at + len(key) - 1])
+            if (known := self._known.get(key)) is None:
                 continue  # forgotten meanwhile
             free = prompt[max(found[-1].stop if found else 0, start - len(known.before)) : start]
-            start -= _alike(reversed(free), reversed(known.before))
-            stop += _alike(prompt[stop : stop + len(known.after)], known.after)
+            start -= alike_chars(reversed(free), reversed(known.before))
+            stop += alike_chars(prompt[stop : stop + len(known.after)], known.after)
             text = prompt[start:stop]
-            found.append(TextMatch(start, stop, text, match.text, _digest(text) == known.digest))
+            found.append(TextMatch(start, stop, text, key, _digest(text) == known.digest))
             if len(found) == MAX_FOUND:
                 break
         return found
@@ -126,11 +136,6 @@ def joined(first: Sequence[TextMatch], others: Iterable[TextMatch]) -> list[Text
         return (at == 0 or first[at - 1].stop <= one.start) and (at == len(first) or one.stop <= starts[at])
 
     return sorted([*first, *filter(is_free, others)], key=lambda one: one.start)
-
-
-def _alike(one: Iterable[str], other: Iterable[str]) -> int:
-    """How many characters at the beginning of both are the same."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _digest(text: str) -> bytes:

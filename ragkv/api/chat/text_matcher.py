@@ -1,20 +1,14 @@
-"""Finds the texts of known chunks, word for word, in a rendered prompt.
-
-Chains join their documents into one string before the model sees it. If a chunk's text is found in that string, the
-chunk's own token ids are put into the prompt and its stored KV is used. The matcher compares text and not ids, because
-a tokenizer merges characters across a seam: inside a longer text a chunk can have other ids than alone.
+"""Finds known texts in a longer one, character by character: `passage_matcher.py` gives it letters and digits alone.
 
 A table says of each window of 16 characters, by a hash, whether a known text may begin so. Where one may, the texts
-that begin so are compared themselves. So a hash collision costs time and never gives a false match. The matcher knows
-no LangChain and no model.
+that begin so are compared themselves. So a hash collision costs time and never gives a false match.
 """
 
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,15 +19,11 @@ _SLOT_BITS = 20  # The table has 2**20 slots: with 10,000 known texts one window
 IsBorder = Callable[[int, int], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class TextMatch:
-    """A known text in a prompt."""
+class Place(NamedTuple):
+    """Where a known text stands."""
 
-    start: int  # character offsets
-    stop: int
+    start: int
     text: str
-    key: str | None = None  # the letters and digits of a passage that was found by them alone
-    word_for_word: bool = True  # whether the prompt has exactly the known text
 
 
 class TextMatcher:
@@ -67,22 +57,22 @@ class TextMatcher:
                     if not alike:
                         del self._texts[text[:WINDOW]]
 
-    def find(self, prompt: str, is_border: IsBorder | None = None) -> list[TextMatch]:
+    def find(self, prompt: str, is_border: IsBorder) -> list[Place]:
         """The known texts in `prompt`: leftmost first, then longest; no overlaps; never a part of a word.
 
-        `is_border(start, stop)` says whether no word crosses either end; left out: as `prompt` says itself.
+        `is_border(start, stop)` says whether no word crosses either end.
         """
         if not self._texts:
             return []
         with self._lock:
-            return list(self._find(prompt, is_border or partial(_at_word_borders, prompt)))
+            return list(self._find(prompt, is_border))
 
-    def _find(self, prompt: str, is_border: IsBorder) -> Iterator[TextMatch]:
+    def _find(self, prompt: str, is_border: IsBorder) -> Iterator[Place]:
         end = 0
         for start in np.flatnonzero(self._begins[_slots(prompt)]).tolist():
             if start >= end and (text := self._longest_at(start, prompt, is_border)) is not None:
                 end = start + len(text)
-                yield TextMatch(start, end, text)
+                yield Place(start, text)
 
     def _longest_at(self, start: int, prompt: str, is_border: IsBorder) -> str | None:
         """The longest of the texts at `start` that is not a part of a word, or `None`."""
@@ -95,18 +85,16 @@ class TextMatcher:
         # All texts that begin the prompt here are in front of it, and each of them begins the last one in front.
         while at := bisect_left(alike, True, key=is_behind):
             last = alike[at - 1]
-            common = _alike(last, prompt[start : min(stop, start + len(last))])
+            common = alike_chars(last, prompt[start : min(stop, start + len(last))])
             if common == len(last) and is_border(start, start + common):
                 return last
             stop = start + min(common, len(last) - 1)
         return None
 
 
-def _alike(one: str, other: str) -> int:
+def alike_chars(one: Iterable[str], other: Iterable[str]) -> int:
     """How many characters at the beginning of both are the same."""
-    return next(
-        (at for at, both in enumerate(zip(one, other, strict=False)) if both[0] != both[1]), min(len(one), len(other))
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _slots(text: str) -> Any:
@@ -117,10 +105,3 @@ def _slots(text: str) -> Any:
     for shift in range(WINDOW):
         sums = (sums + codes[shift : shift + count]) * _BASE
     return sums >> np.uint64(64 - _SLOT_BITS)
-
-
-def _at_word_borders(prompt: str, start: int, stop: int) -> bool:
-    """Whether no word crosses either end of `prompt[start:stop]`."""
-    before = start > 0 and prompt[start - 1].isalnum() and prompt[start].isalnum()
-    after = stop < len(prompt) and prompt[stop - 1].isalnum() and prompt[stop].isalnum()
-    return not (before or after)

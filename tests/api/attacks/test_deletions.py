@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.chat.text_matcher import TextMatch
+from ragkv.api.chat.passage_matcher import TextMatch
 from ragkv.api.documents import deletions
 from ragkv.api.documents.collections import Collections
 from ragkv.errors import StoreError
@@ -145,7 +145,7 @@ def test_a_form_of_a_deleted_passage_is_gone_from_the_other_replica(world: World
     one, other, _ = world.stored_by_both()
     tenant = service_of(other.app).tenants.opened()[""]
     form = tenant.engine.chunk(FACTS[0].upper())
-    tenant.chat.catalogue.chunk(TextMatch(0, len(form.text), form.text, word_for_word=False))  # as found in a prompt
+    tenant.chat.catalogue.chunk(TextMatch(0, len(form.text), form.text, "", False))  # as found in a prompt
     tenant.engine.warm([form])
     (key,) = tenant.engine.entries.keys([form])
     assert world.has("other", key)
