@@ -12,7 +12,7 @@ JOBS ?= 2
 
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test test-slow test-vllm soak check bench gpu docs clean
+.PHONY: demo test test-slow test-vllm soak check bench bench-papers gpu docs clean
 
 demo: $(DEMO)
 	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo
@@ -38,6 +38,10 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --quick
+
+# MODEL is a hub id, a folder or `smollm2`; SETS are files as docs/papers_quality.md lists them.
+bench-papers: $(STAMP)
+	$(BIN)/python -m benchmarks.papers_quality --dense $(if $(MODEL),--model $(MODEL)) $(SETS)
 
 # What needs a GPU: its tests, then times. SHAPE is one of benchmarks.random_model that fits the device.
 SHAPE ?= llama-3.2-1b

@@ -99,7 +99,7 @@ def _json(text: str, path: Path, line: int) -> Any:
 
 def _context(record: Any) -> Context:
     if not isinstance(record, dict):
-        raise InputError("a record must be an object with fields.")
+        raise InputError(f"a record must be an object with fields, not {_kind(record)}.")
     if "questions" in record:
         return _world(record)
     if "ctxs" in record:
@@ -111,6 +111,29 @@ def _context(record: Any) -> Context:
     if isinstance(record.get("context"), str):
         return _longbench(record)
     return _hotpotqa(record) if "context" in record else _plain(record)
+
+
+def _field(record: dict[str, Any], name: str, kind: type) -> Any:
+    """A field that must be there. Raises `InputError`."""
+    if name not in record:
+        raise InputError(f"the field {name!r} is missing.")
+    if not isinstance(record[name], kind):
+        raise InputError(f"the field {name!r} must be {_KINDS[kind]}, not {_kind(record[name])}.")
+    return record[name]
+
+
+_KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), "null" if value is None else f"{value!r:.40}")
+
+
+def _strings(values: list[Any], name: str) -> tuple[str, ...]:
+    for value in values:
+        if not isinstance(value, str):
+            raise InputError(f"the field {name!r} must hold strings only, not {_kind(value)}.")
+    return tuple(values)
 
 
 def limited(contexts: list[Context], questions: int | None) -> list[Context]:
@@ -152,7 +175,7 @@ def worlds(count: int, seed: int, level: int) -> list[Context]:
 def _plain(record: dict[str, Any]) -> Context:
     """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also with mtRAG's field names."""
     turns = record["input"] if isinstance(record.get("input"), list) else []  # {"speaker", "text"}, the question last
-    asked = turns[-1]["text"] if turns and "question" not in record else record["question"]
+    asked = turns[-1]["text"] if turns and "question" not in record else _field(record, "question", str)
     history = tuple((one["text"], other["text"]) for one, other in zip(turns[:-1:2], turns[1:-1:2], strict=False))
     golds = _first(record, "answers", "targets", "answer")
     listed = golds if isinstance(golds, list) else [golds]
@@ -191,20 +214,33 @@ def _musique_of_cacheblend(record: dict[str, Any]) -> Context:
 
 def _musique(record: dict[str, Any]) -> Context:
     """As published. Questions that the paragraphs do not answer (MuSiQue-Full has them) are left out."""
-    paragraphs = tuple(_titled(one["title"], one["paragraph_text"]) for one in record["paragraphs"])
-    golds = (record["answer"], *(record.get("answer_aliases") or ()))
-    question = Question("musique", record["question"], golds)
-    return Context(paragraphs, (question,) if record.get("answerable", True) else ())
+    paragraphs = []
+    for number, paragraph in enumerate(_field(record, "paragraphs", list)):
+        if not isinstance(paragraph, dict):
+            raise InputError(f"'paragraphs' must hold objects, not {_kind(paragraph)}.")
+        try:
+            paragraphs.append(_titled(_field(paragraph, "title", str), _field(paragraph, "paragraph_text", str)))
+        except InputError as error:
+            raise InputError(f"in paragraph {number}, {error}") from error
+    asked, answer = _field(record, "question", str), _field(record, "answer", str)
+    golds = (answer, *_strings(record.get("answer_aliases") or [], "answer_aliases"))
+    return Context(tuple(paragraphs), (Question("musique", asked, golds),) if record.get("answerable", True) else ())
 
 
 def _hotpotqa(record: dict[str, Any]) -> Context:
     """HotpotQA and 2WikiMultihopQA as published, or with the columns of the Hugging Face hub."""
     listed = record["context"]
     if isinstance(listed, dict):
-        listed = list(zip(listed["title"], listed["sentences"], strict=True))
+        listed = list(zip(_field(listed, "title", list), _field(listed, "sentences", list), strict=True))
+    paragraphs = []
+    for number, pair in enumerate(_field({"context": listed}, "context", list)):
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not (is_pair and isinstance(pair[0], str) and isinstance(pair[1], list)):
+            raise InputError(f"'context' must hold pairs of a title and its sentences; entry {number} is none.")
+        paragraphs.append(_titled(pair[0], "".join(_strings(pair[1], "context"))))
     name = "2wikimqa" if "evidences" in record else "hotpotqa"
-    question = Question(name, record["question"], (record["answer"],))
-    return Context(tuple(_titled(title, "".join(sentences)) for title, sentences in listed), (question,))
+    question = Question(name, _field(record, "question", str), (_field(record, "answer", str),))
+    return Context(tuple(paragraphs), (question,))
 
 
 def _titled(title: str, text: str) -> str:
@@ -213,11 +249,10 @@ def _titled(title: str, text: str) -> str:
 
 def _longbench(record: dict[str, Any]) -> Context:
     """A record as published: the context is cut at its passages or examples."""
-    name, golds = record["dataset"].removesuffix("_e"), record["answers"]
-    if not isinstance(golds, list):
-        raise InputError("the field 'answers' must be a list.")
-    pieces = re.split(LONGBENCH_SPLITS.get(name, LONGBENCH_PASSAGES), record["context"], flags=re.M)
-    question = Question(name, record["input"].strip(), tuple(golds))
+    name = _field(record, "dataset", str).removesuffix("_e")
+    pieces = re.split(LONGBENCH_SPLITS.get(name, LONGBENCH_PASSAGES), _field(record, "context", str), flags=re.M)
+    golds = _strings(_field(record, "answers", list), "answers")
+    question = Question(name, _field(record, "input", str).strip(), golds)
     return Context(tuple(piece.strip() for piece in pieces if piece.strip()), (question,) if golds else ())
 
 

@@ -77,7 +77,8 @@ def test_dev_and_test_questions_are_apart_and_always_the_same(data: Path, name: 
         assert all(any(one.golds[0] in text for text in one.passages) for half in halves for one in half)
 
 
-def test_what_is_missing_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_what_is_missing_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)  # as where the package is not installed
     with pytest.raises(InputError, match=r"has no mtragun_reference.jsonl, which this set is read from"):
         questions("mtrag", tmp_path, "dev", 1)
     assert set(SETS) > {"mtrag", "needles"}

@@ -1,0 +1,333 @@
+"""The benchmark on published question sets: formats, bad input, prompts, scores, resumption, and the report's form."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+papers_quality = pytest.importorskip("benchmarks.papers_quality")
+
+from benchmarks import papers_methods, papers_report, papers_tasks, quality_data  # noqa: E402
+from ragkv import Engine  # noqa: E402
+from ragkv.errors import InputError  # noqa: E402
+from tests.cli.conftest import model_folder  # noqa: E402, F401 - a fixture
+
+PAIRS = (("Marl", "Ada founded the mill of Marl. "), ("Rope", "The mill makes rope."), ("Quill", "Quill was a town."))
+
+
+def longbench(name: str = "2wikimqa", **changes: Any) -> dict[str, Any]:
+    context = "\n\n".join(f"Passage {number}:\n{title}\n{text}" for number, (title, text) in enumerate(PAIRS, 1))
+    made = {"input": "Who founded the mill?", "context": context, "answers": ["Ada", "Ada Quill"], "length": 20}
+    return made | {"dataset": name, "language": "en", "all_classes": None, "_id": "1"} | changes
+
+
+def hotpotqa(**changes: Any) -> dict[str, Any]:
+    made = {"_id": "1", "question": "Who founded the mill?", "answer": "Ada", "supporting_facts": [["Marl", 0]]}
+    return made | {"context": [[title, [text, " More."]] for title, text in PAIRS]} | changes
+
+
+def musique(**changes: Any) -> dict[str, Any]:
+    paragraphs = [
+        {"idx": number, "title": title, "paragraph_text": text, "is_supporting": not number}
+        for number, (title, text) in enumerate(PAIRS)
+    ]
+    made = {"id": "2hop", "paragraphs": paragraphs, "question": "Who founded the mill?", "answer": "Ada"}
+    return made | {"answer_aliases": ["Ada Quill"], "answerable": True} | changes
+
+
+def lines(path: Path, *records: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def read(path: Path, text: str) -> list[Any]:
+    path.write_text(text)
+    found: list[Any] = quality_data.read(path)
+    return found
+
+
+def refused(path: Path, text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read(path, text)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+# Formats
+
+
+def test_longbench_is_cut_at_its_passages(tmp_path: Path) -> None:
+    (context,) = quality_data.read(lines(tmp_path / "2wikimqa_e.jsonl", longbench("2wikimqa_e")))
+    assert context.chunks == tuple(f"{title}\n{text.strip()}" for title, text in PAIRS)
+    (question,) = context.questions
+    assert (question.type, question.text, question.golds) == ("2wikimqa", "Who founded the mill?", ("Ada", "Ada Quill"))
+
+
+def test_longbench_dialogues_are_cut_at_their_examples(tmp_path: Path) -> None:
+    examples = "Dialogue: Ada: hello\nBen: Dialogue: again\nSummary: Ada greets.\nDialogue: Ben: rope\nSummary: Rope."
+    record = longbench("samsum", context=examples, input="Dialogue: Ada: bye\nSummary: ")
+    (context,) = quality_data.read(lines(tmp_path / "samsum.jsonl", record))
+    assert [chunk.split("\n")[0] for chunk in context.chunks] == ["Dialogue: Ada: hello", "Dialogue: Ben: rope"]
+    assert context.questions[0].text == "Dialogue: Ada: bye\nSummary:"
+
+
+def test_a_context_without_passages_stays_whole(tmp_path: Path) -> None:
+    (context,) = quality_data.read(lines(tmp_path / "qasper.jsonl", longbench("qasper", context="One long text.")))
+    assert context.chunks == ("One long text.",)
+
+
+@pytest.mark.parametrize("as_columns", [False, True])
+def test_hotpotqa_is_read_as_published_and_as_columns(tmp_path: Path, as_columns: bool) -> None:
+    titles, sentences = [title for title, _ in PAIRS], [[text, " More."] for _, text in PAIRS]
+    changes = {"context": {"title": titles, "sentences": sentences}} if as_columns else {}
+    (context,) = read(tmp_path / "dev.json", json.dumps([hotpotqa(**changes)]))
+    assert context.chunks[1] == "Rope\nThe mill makes rope. More."
+    assert (context.questions[0].type, context.questions[0].golds) == ("hotpotqa", ("Ada",))
+    (context,) = read(tmp_path / "dev.json", json.dumps([hotpotqa(evidences=[])]))
+    assert context.questions[0].type == "2wikimqa"
+
+
+def test_musique_has_aliases_and_leaves_unanswerable_questions_out(tmp_path: Path) -> None:
+    (context,) = quality_data.read(lines(tmp_path / "m.jsonl", musique(answerable=False), musique()))
+    assert context.chunks[0] == "Marl\nAda founded the mill of Marl."
+    assert context.questions[0].golds == ("Ada", "Ada Quill")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_an_empty_file_is_named(tmp_path: Path, name: str) -> None:
+    assert refused(tmp_path / name, " \n").endswith("is empty.")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"gone\.json cannot be read"):
+        quality_data.read(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("field", ["input", "answers", "dataset"])
+def test_a_missing_field_is_named_with_its_line(tmp_path: Path, field: str) -> None:
+    record = longbench()
+    del record[field]
+    text = json.dumps(longbench()) + "\n\n" + json.dumps(record)
+    assert f"line 3: the field '{field}' is missing" in refused(tmp_path / "a.jsonl", text)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (longbench(answers="Ada"), "the field 'answers' must be a list, not a string"),
+        (longbench(answers=["Ada", 7]), "the field 'answers' must hold strings only, not 7"),
+        (longbench(input=None), "the field 'input' must be a string, not null"),
+        (musique(paragraphs=[{"title": "T"}]), "in paragraph 0, the field 'paragraph_text' is missing"),
+        (musique(paragraphs=["T"]), "'paragraphs' must hold objects, not a string"),
+        (
+            hotpotqa(context=[["T", ["a"]], ["T"]]),
+            "'context' must hold pairs of a title and its sentences; entry 1 is none",
+        ),
+        (hotpotqa(answer=["Ada"]), "the field 'answer' must be a string, not a list"),
+        ({"question": "Who?", "answers": ["Ada"]}, "it has none of the fields 'contexts', 'documents', 'chunks'"),
+        ([1], "a record must be an object with fields, not a list"),
+    ],
+)
+def test_a_wrong_record_is_named_with_its_field(tmp_path: Path, record: Any, said: str) -> None:
+    assert f"record 2: {said}" in refused(tmp_path / "a.json", json.dumps([longbench(), record]))
+    assert f"line 1: {said}" in refused(tmp_path / "a.jsonl", json.dumps(record))
+
+
+def test_wrong_json_is_named_with_its_line(tmp_path: Path) -> None:
+    assert "line 2, column 2: this is not JSON" in refused(tmp_path / "a.jsonl", json.dumps(longbench()) + "\n{'a'}")
+    assert "line 2, column 1" in refused(tmp_path / "a.json", "[\n")
+    assert "named *.jsonl" in refused(tmp_path / "a.json", json.dumps(musique()) + "\n" + json.dumps(musique()))
+
+
+def test_a_file_without_an_answerable_question_is_named(tmp_path: Path) -> None:
+    text = json.dumps(musique(answerable=False))
+    assert "has no question with an answer" in refused(tmp_path / "a.jsonl", text)
+
+
+# Scores, by hand
+
+
+def test_f1_is_longbenchs() -> None:
+    score = papers_tasks.QUESTIONS.score
+    assert score("The Ada Quill!", ("ada quill",)) == 1.0  # articles, case and punctuation do not count
+    assert score(" Ada of Marl\n", ("Ada Quill",)) == pytest.approx(2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2))
+    assert score("Ben", ("Ada", "Ben Quill")) == pytest.approx(2 / 3)  # the best of the answers
+    assert score("", ("Ada",)) == 0.0
+
+
+def test_rouge_l_is_that_of_the_longest_common_subsequence() -> None:
+    score = papers_tasks.SUMMARIES.score
+    # "the mill rope" is common: precision 3 / 4, recall 3 / 5
+    assert score("the mill makes rope", ("the old mill of rope",)) == pytest.approx(2 * 0.75 * 0.6 / (0.75 + 0.6))
+
+
+def test_only_the_first_line_of_a_dialogues_summary_counts() -> None:
+    assert papers_tasks.DIALOGUES.score("\nAda greets.\nDialogue: more", ("Ada greets.",)) == 1.0
+
+
+def test_a_summary_has_means_intervals_and_paired_differences() -> None:
+    def row(number: int, full: float, reuse: float) -> dict[str, Any]:
+        methods = {
+            name: {"score": score, "first_token_s": seconds * (1 + number), "compute": 1.0, "missed": 0}
+            for name, score, seconds in ((papers_report.BASE, full, 0.4), ("full reuse", reuse, 0.1))
+        }
+        return {"set": "a", "number": number, "cut": number == 0, "chunks": 2, "prompt_tokens": 9, "methods": methods}
+
+    rows = [row(0, 1.0, 0.5), row(1, 0.0, 0.0), row(2, 0.5, 0.0), {"set": "a", "number": 3}]
+    found = papers_report.summarized(rows)
+    assert (found["questions"], found["skipped"], found["cut"], found["prompt_tokens"]) == (3, 1, 1, 9)
+    full, reuse = found["methods"].values()
+    assert (full["score"], reuse["score"]) == (0.5, pytest.approx(1 / 6))
+    assert full["minus_full_95"] == [0.0, 0.0]
+    assert reuse["minus_full"] == pytest.approx(-1 / 3)
+    assert reuse["minus_full_95"] == [-0.5, 0.0]  # of three paired differences -0.5, 0, -0.5
+    assert full["score_95"] == [0.0, 1.0]
+    assert (full["first_token_ms"], reuse["speedup"]) == (pytest.approx(800), pytest.approx(4.0))
+
+
+# Prompts
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: Path) -> Iterator[Engine]:  # noqa: F811
+    with Engine.from_pretrained(model_folder) as engine:
+        yield engine
+
+
+def preparer(engine: Engine, count: int = 6, tokens: int = 512, name: str = "2wikimqa") -> Any:
+    return papers_tasks.Preparer(engine, papers_tasks.TASKS[name], count, tokens)
+
+
+def context_of(*texts: str, question: str = "rope") -> Any:
+    return quality_data.Context(texts, (quality_data.Question("2wikimqa", question, ("Ada",)),))
+
+
+def test_long_passages_are_cut_and_stored_with_the_chunk_before(engine: Engine) -> None:
+    texts = ("the mill of marl. ada makes rope. the town makes paper.", "quill")
+    found = preparer(engine, count=2, tokens=5).prepared(context_of(*texts, question="ada quill ?"))
+    assert [chunk.text for chunk in found.chunks] == ["ada makes rope.", "quill"]
+    groups = [[chunk.text for chunk in group] for group in found.stored]
+    # What stands before "quill" in the prompt is of another passage, so it must not be known when it is scored.
+    assert groups == [["the mill of marl.", "ada makes rope."], ["quill"]]
+
+
+def test_a_question_gets_the_retrieved_chunks_in_the_order_of_the_context(engine: Engine) -> None:
+    texts = ("the mill of ada", "paper", "the town of marl", "quill makes rope", "1820")
+    found = preparer(engine, count=2).prepared(context_of(*texts, question="who makes rope in town ?"))
+    assert [chunk.text.strip() for chunk in found.chunks] == [texts[2], texts[3]]
+
+
+def test_a_summary_gets_chunks_from_both_ends(engine: Engine) -> None:
+    texts = ("the mill", "paper", "rope", "quill", "1820")
+    found = preparer(engine, count=3, name="samsum").prepared(context_of(*texts, question=""))
+    assert [chunk.text.strip() for chunk in found.chunks] == [texts[0], texts[1], texts[4]]
+
+
+def test_chunks_that_do_not_fit_the_models_context_are_left_out_or_the_question_is(engine: Engine) -> None:
+    limit = engine.model.context_tokens
+    assert limit is not None
+    half = "mill " * (limit // 2 - 60)
+    found = preparer(engine).prepared(context_of(half, half, "rope"))
+    assert found.cut and len(found.chunks) < 3
+    assert not preparer(engine).prepared(context_of("mill", "rope")).cut
+    assert preparer(engine, tokens=10**6).prepared(context_of("mill " * limit)) is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"), [(("all",), "of the kind 'all'"), (("musique", "samsum"), "mixes musique, samsum")]
+)
+def test_questions_that_no_task_is_for_are_refused(engine: Engine, kinds: tuple[str, ...], said: str) -> None:
+    contexts = [quality_data.Context(("a",), (quality_data.Question(kind, "q", ("a",)),)) for kind in kinds]
+    with pytest.raises(InputError, match=said):
+        papers_tasks.task_of(engine, contexts, "a.jsonl")
+
+
+# Whole runs
+
+
+def options(folder: Path, out: Path, *arguments: str) -> Any:
+    sets = [
+        lines(out.parent / "2wikimqa.jsonl", longbench(), longbench(input="Who makes rope?"), longbench()),
+        lines(out.parent / "musique.jsonl", musique()),
+    ]
+    given = ["--model", str(folder), "--dtype", "float32", "--device", "cpu", "--ratios", ".15", "--out", str(out)]
+    return papers_quality._options([*map(str, sets), *given, *arguments])
+
+
+def test_a_run_writes_the_table_of_every_method(model_folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "report.md"
+    papers_quality.run(options(model_folder, out, "--map"))
+    text = out.read_text()
+    for said in ("## 2wikimqa", "## musique", "3 questions.", "| method | F1 | 95 % |", "- model: ", "- torch "):
+        assert said in text
+    names = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
+    expected = ["full recompute", "prefix caching", "full reuse", "CacheBlend (hkvd) 0.15"]
+    expected += ["sensitivity, variance, 0.15", "MapReduce", "MapRerank"]
+    assert names == ["method", *expected] * 2
+    saved = json.loads(out.with_suffix(".json").read_text())
+    assert saved["sets"]["2wikimqa"]["questions"] == 3
+    methods = saved["sets"]["2wikimqa"]["methods"]
+    assert methods["full recompute"]["compute"] == 1.0
+    assert methods["full reuse"]["compute"] < methods["CacheBlend (hkvd) 0.15"]["compute"] < 1.0
+    assert all(method["missed_chunks"] == 0 and method["first_token_ms"] > 0 for method in methods.values())
+
+
+def test_a_killed_run_goes_on_where_it_stopped(
+    model_folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, asked, real = tmp_path / "report.md", list[tuple[int, int]](), papers_methods.Asker._asked
+
+    def dies(self: Any, question: Any, number: int) -> Any:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append((number, len(question.chunks)))
+        return real(self, question, number)
+
+    monkeypatch.setattr(papers_methods.Asker, "_asked", dies)
+    given = options(model_folder, out)
+    with pytest.raises(KeyboardInterrupt):
+        papers_quality.run(given)
+    rows = out.with_suffix(".jsonl")
+    assert "**Unfinished**: 1 of 3" in out.read_text()
+    with rows.open("ab") as file:
+        file.write(b'{"set": "2wikimqa", "num')  # what a kill in the middle of a line leaves
+    monkeypatch.setattr(papers_methods.Asker, "_asked", lambda *given: asked.append(given[2:]) or real(*given))
+    papers_quality.run(given)
+    assert len(asked) == 4
+    found = [json.loads(line) for line in rows.read_text().splitlines()[1:]]
+    assert [(row["set"], row["number"]) for row in found] == [*(("2wikimqa", n) for n in range(3)), ("musique", 0)]
+    assert "Unfinished" not in out.read_text()
+    papers_quality.run(given)
+    assert len(asked) == 4  # all was there
+    with pytest.raises(InputError, match=r"chunks was 6, is 2"):
+        papers_quality.run(options(model_folder, out, "--chunks", "2"))
+    papers_quality.run(options(model_folder, out, "--chunks", "2", "--fresh"))
+    assert len(asked) == 8
+
+
+def test_a_learned_network_is_used_as_well_as_the_variance() -> None:
+    given = papers_quality._options(["a.jsonl", "--ratios", ".15"])
+    names = [method.name for method in papers_methods.methods(given, papers_tasks.QUESTIONS, is_learned=True)]
+    assert names[-2:] == ["sensitivity, variance, 0.15", "sensitivity, learned, 0.15"]
+
+
+def test_without_sets_one_sentence_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["papers_quality", "--quick"])
+    papers_quality.main()
+    assert capsys.readouterr().out == papers_quality.NO_SETS + "\n"
+
+
+def test_a_wrong_file_ends_the_command_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["papers_quality", str(tmp_path / "gone.jsonl")])
+    with pytest.raises(SystemExit, match=r"gone\.jsonl cannot be read"):
+        papers_quality.main()
