@@ -29,7 +29,7 @@ from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
-SELECTORS = ("none", "sensitivity", "hkvd-gradual")  # These are tried besides the config's.
+SELECTORS = ("none", "attention", "sensitivity", "hkvd", "hkvd-gradual")  # These are tried besides the config's.
 NEXT_TOKENS = 16  # A prompt's question has so many tokens, and so many are compared behind it.
 LEAST_PROMPTS = 6  # At least so many prompts choose, however long they take.
 CONFIRMED = 3  # At most so many settings are measured again, until one keeps the tolerance.

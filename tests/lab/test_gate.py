@@ -124,7 +124,7 @@ def test_ratio_1_equals_a_full_prefill_and_progress_is_reported() -> None:
 def test_selectors_whose_scores_nothing_stored_has_are_not_tried_unless_they_are_named() -> None:
     with helpers.engine(selector="first-k") as engine:
         tried = {point.selector for point in gate(engine, windows(helpers.CHUNKS), ratios=[0.2]).points}
-        assert tried == {"first-k", "none", "hkvd-gradual"}
+        assert tried == {"first-k", "none", "attention", "hkvd", "hkvd-gradual"}
         (named,) = gate(engine, windows(helpers.CHUNKS), ratios=[0.2], selectors=["sensitivity"]).points
         assert named.selector == "sensitivity"
 
