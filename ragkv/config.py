@@ -114,7 +114,6 @@ class StoreConfig:
     directory: str | None = None  # the disk tier's directory; None: memory tier only
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
-    memory_reserve_bytes: int | None = None  # kept free if there is a disk tier; None: a sixteenth of memory_bytes
     policy: str = "lookahead"  # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
     prefetch: bool = True  # copy what queued requests will read from disk to memory before they start
     xi_tokens: int = 0  # tokens a turn may compute within its TTFT target, for tail-optimized policies
@@ -128,11 +127,6 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0)
-        if not 0 <= (self.memory_reserve_bytes or 0) <= self.memory_bytes:
-            raise ConfigError(
-                f"store.memory_reserve_bytes is {self.memory_reserve_bytes}; it must lie in 0 ... memory_bytes, "
-                f"{self.memory_bytes}."
-            )
         one_of("store.codec", self.codec, CODEC_NAMES)
         one_of("store.policy", self.policy, POLICY_NAMES)
 

@@ -173,10 +173,8 @@ def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quot
     store = replace(config.store, directory=str(directory), tenant=name)
     if quota.disk_bytes is not None:
         store = replace(store, disk_bytes=quota.disk_bytes)
-    if (memory_bytes := quota.memory_bytes) is not None:
-        reserve = store.memory_reserve_bytes
-        reserve = None if reserve is None else min(reserve, memory_bytes)
-        store = replace(store, memory_bytes=memory_bytes, memory_reserve_bytes=reserve)
+    if quota.memory_bytes is not None:
+        store = replace(store, memory_bytes=quota.memory_bytes)
     return replace(config, store=store)
 
 

@@ -1,6 +1,6 @@
 """The disk tier's directory: file names, modes, the writer's lock, and how a file becomes visible.
 
-    writer.lock, writer.json    the lock of the one writing process, and which process holds it
+    writer.lock, writer.txt     the lock of the one writing process, and which process holds it
     index/                      see `index.py`
     tmp/                        files being written; files found here at open were left by a killed writer
     entries/ab/ab12...safetensors   complete, durable files, named by their key; scores: ab12....a.safetensors
@@ -12,8 +12,6 @@ This module loads no torch, so a command can see quickly that it must not write 
 """
 
 import contextlib
-import json
-import logging
 import os
 import socket
 import sys
@@ -32,9 +30,8 @@ from .key import EntryKey
 if TYPE_CHECKING:
     from .record import Bytes
 
-log = logging.getLogger(__name__)
-
 PROBE_S = 0.3  # A writer waits so long for the lock, which `check_unlocked` holds for a moment.
+_HOLDER = "writer.txt"
 _SUFFIX = ".safetensors"
 # A directory with this file has scores next to entries. Earlier ones had them inside, and are refused.
 _FORMAT = "scores-apart"
@@ -63,7 +60,7 @@ class EntryDirectory:
                 folder.chmod(0o700)  # it may have existed with another mode; the root may hold other people's files
             self._lock = acquire(self.root)
             self._refuse_earlier_format()
-            for orphan in (*self._temporary.iterdir(), *self._chained()):
+            for orphan in self._temporary.iterdir():
                 orphan.unlink(missing_ok=True)
             if not (self.root / _FORMAT).exists():
                 replace_file(self.root / _FORMAT, b"")
@@ -132,16 +129,6 @@ class EntryDirectory:
                 "computed again when it is asked for."
             )
 
-    def _chained(self) -> Iterator[Path]:
-        """Files of chunks behind other chunks, which a later version than that of the format made; none reads them.
-
-        They go, because they saw texts whose deletion would not find them any more.
-        """
-        found = list(self._entries.glob("*/*~*.safetensors"))
-        if found:
-            log.warning("%d entries of chunks behind other chunks are removed from %s.", len(found), self.root)
-        return iter(found)
-
 
 def check_unlocked(root: str | Path) -> None:
     """Raise `StoreLockedError` if a process writes to the directory now; costs no more than a look."""
@@ -175,11 +162,10 @@ def acquire(root: Path) -> filelock.BaseFileLock:
     except filelock.Timeout:
         raise _locked_error(root) from None
     # A file of its own: a process that tries to acquire the lock may truncate the lock file.
-    holder = root / "writer.json"
+    holder = root / _HOLDER
     with contextlib.suppress(OSError):  # needed for the message only: a store on a full disk must still open
         holder.touch(mode=0o600)
-        known = {"pid": os.getpid(), "host": socket.gethostname(), "command": _command(), "since": time.time()}
-        holder.write_text(json.dumps(known), encoding="utf-8")
+        holder.write_text(_this_process(), encoding="utf-8")
     return lock
 
 
@@ -199,18 +185,17 @@ def _locked_error(root: Path) -> StoreLockedError:
 def _lock_holder(root: Path) -> str:
     """The process that has the lock, as it described itself."""
     try:
-        known = json.loads((root / "writer.json").read_text(encoding="utf-8"))
-        pid, host, command, since = int(known["pid"]), known["host"], known.get("command"), known.get("since")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = (root / _HOLDER).read_text(encoding="utf-8")
+    except (OSError, ValueError):
         return "another process"
-    if pid == os.getpid():
+    if known.startswith(f"pid {os.getpid()} "):
         return "this very process"
-    parts = [f"pid {pid} on {host}"]
-    if isinstance(command, str):
-        parts.append(command)
-    if isinstance(since, float):
-        parts.append(f"since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}")
-    return f"another process ({', '.join(parts)})"
+    return f"another process ({known[:200]})" if known else "another process"
+
+
+def _this_process() -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"pid {os.getpid()} on {socket.gethostname()}, {_command()}, since {since}"
 
 
 def _command() -> str:

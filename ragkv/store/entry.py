@@ -23,6 +23,8 @@ from typing import Any, Union
 
 import torch
 
+from ragkv.errors import EntryDamagedError
+
 from .codecs import CODECS, RAW, Codec
 from .key import EntryKey
 
@@ -106,14 +108,14 @@ class EntryInfo:
         """Whether the whole identity and every token are equal to these, not just the key."""
         return self.identity == identity and self.token_ids == tuple(token_ids)
 
-    def is_of_other_network(self, identity: Identity, token_ids: Sequence[int]) -> bool:
-        """Whether these are scores that another network made for the same entry: a miss, and no damage."""
-        return (
-            bool(self.identity.scorer and identity.scorer)
-            and self.identity.scorer != identity.scorer
-            and self.identity.of_kv == identity.of_kv
-            and self.token_ids == tuple(token_ids)
-        )
+    def check(self, identity: Identity, token_ids: Sequence[int]) -> bool:
+        """Whether this is the entry asked for. `False`: scores that another network made, so a miss and no damage.
+
+        Raises `EntryDamagedError` for anything else under the same key.
+        """
+        if self.identity.of_kv != identity.of_kv or self.token_ids != tuple(token_ids):
+            raise EntryDamagedError(self.key, "its identity or tokens are not those asked for")
+        return self.identity == identity
 
     @property
     def tokens(self) -> int:

@@ -3,7 +3,7 @@
 The scheduler gives the store a `PrefetchHint` for every waiting request. A thread copies the entries of the first
 requests from slower tiers into the fastest, in queue order, before the requests start. The paper prefetches for
 `C_mem / S_kv` sessions, where S_kv is their mean size. The hints name the exact sizes, so our window is exact: as many
-requests as fit into the fastest tier, without its reserve and the entries of started requests.
+requests as fit into the fastest tier, without the entries of started requests.
 
 A fetch evicts nothing that is in use; what requests in front need is kept by the policy `lookahead`. When a request
 starts or gives up, nothing more is fetched for it. An entry that cannot be fetched is not tried again for the same
@@ -14,9 +14,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from ragkv.runtime import openmp
-
+from .background import Background, Job
 from .entry import Identity
 from .key import EntryKey
 from .tiers import Tier
@@ -65,28 +65,24 @@ class _Queued:
 
 
 class Prefetcher:
-    """The queue of hints, and the thread that fetches. All methods are thread-safe."""
+    """Copies what waiting requests will read into the fastest tier. All methods are thread-safe."""
 
-    def __init__(self, tiers: Sequence[Tier], fetch: Fetch | None, reserve_bytes: int) -> None:
+    def __init__(self, tiers: Sequence[Tier], fetch: Fetch | None) -> None:
         """`fetch(entry)` copies an entry into `tiers[0]`; `False` if no tier has it.
 
-        `None`: nothing is fetched, but the tiers' policies still learn the queue. `reserve_bytes` of the fastest tier
-        stay unused.
+        `None`: nothing is fetched, but the tiers' policies still learn the queue.
         """
-        self._tiers, self._fetch, self._reserve_bytes = tuple(tiers), fetch, reserve_bytes
+        self._tiers, self._fetch = tuple(tiers), fetch
         self._queue: list[_Queued] = []  # in order of arrival; started requests stay until they leave
-        self._version = self._seen = 0  # of the queue now, and when the thread last read it
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="ragkv-prefetch", daemon=True)
+        self._version = 0  # of the queue
+        self._lock = threading.Lock()
+        self._worker: Background[None] = Background(0, "ragkv-prefetch")
         self.fetched = 0  # entries
-        if fetch is not None:
-            self._thread.start()
 
     def queued(self, hint: PrefetchHint) -> None:
         """A request joined the end of the queue. Policies that know the queue protect its entries."""
         request = _Queued(hint)
-        with self._changed:
+        with self._lock:
             self._queue.append(request)
             for tier in self._tiers:
                 tier.queued(request.groups)
@@ -94,7 +90,7 @@ class Prefetcher:
 
     def started(self, hint: PrefetchHint) -> None:
         """The request waits no longer; its entries stay protected until it has left. Ignored if unknown."""
-        with self._changed:
+        with self._lock:
             request = self._find(hint)
             if request is not None:
                 request.started = True
@@ -102,7 +98,7 @@ class Prefetcher:
 
     def left(self, hint: PrefetchHint) -> None:
         """The request was served or gave up. Twice is harmless."""
-        with self._changed:
+        with self._lock:
             request = self._find(hint)
             if request is None:
                 return
@@ -115,37 +111,31 @@ class Prefetcher:
 
     def close(self) -> None:
         """Wait for a running fetch, then end the thread. Twice is harmless."""
-        with self._changed:
-            self._closing = True
-            self._change()
-        if self._fetch is not None:
-            self._thread.join()
+        with self._lock:
+            self._version += 1
+        self._worker.close()
 
     def _change(self) -> None:
+        """Look at the queue anew. Needs `_lock`."""
         self._version += 1
-        self._changed.notify_all()
+        if self._fetch is not None:
+            self._worker.submit(Job(partial(self._fetch_window, self._fetch, self._version)))
 
     def _find(self, hint: PrefetchHint) -> _Queued | None:
         return next((request for request in self._queue if request.hint is hint), None)
 
-    def _work(self) -> None:
-        openmp.use_one_thread()
-        while not self._closing:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._version != self._seen)
-                self._seen, queue = self._version, list(self._queue)
-            try:
-                for request, entry in self._window(queue):
-                    self._try(request, entry)
-                    if self._version != self._seen:  # another request may be first now
-                        break
-            except Exception:  # a store failure never fails a request
-                log.exception("The entries of waiting requests could not be looked up ahead; they stay where they are.")
+    def _fetch_window(self, fetch: Fetch, version: int) -> None:
+        """Fetch until the queue changes: another request may be first then, and another job looks for it."""
+        with self._lock:
+            queue = list(self._queue)
+        window = self._window(queue)
+        while self._version == version and (wanted := next(window, None)) is not None:
+            self._try(fetch, *wanted)
 
     def _window(self, queue: Sequence[_Queued]) -> Iterator[tuple[_Queued, HintedEntry]]:
         """The entries to fetch, in order."""
         fastest = self._tiers[0]
-        free_bytes = (fastest.stats().capacity_bytes or 0) - self._reserve_bytes
+        free_bytes = fastest.stats().capacity_bytes or 0
         counted: set[EntryKey] = set()
         for request in queue:
             for entry in request.hint.entries:
@@ -159,11 +149,10 @@ class Prefetcher:
                 if not here:
                     yield request, entry
 
-    def _try(self, request: _Queued, entry: HintedEntry) -> None:
-        assert self._fetch is not None
+    def _try(self, fetch: Fetch, request: _Queued, entry: HintedEntry) -> None:
         found = False
         try:
-            found = self._fetch(entry)
+            found = fetch(entry)
             self.fetched += found
         except Exception as error:  # damage included: the tier has dropped the entry
             log.warning("Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key, error)

@@ -94,11 +94,8 @@ class Promotion:
 class Promoter:
     """Copies entries into `tiers[0]` itself, and through `writers` into the tiers between."""
 
-    def __init__(
-        self, tiers: Sequence[Tier], writers: Writers, page_locked: bool, on_stored: Callable[[], None]
-    ) -> None:
-        """`on_stored` is called after each put into `tiers[0]`."""
-        self._tiers, self._writers, self._page_locked, self._on_stored = tuple(tiers), writers, page_locked, on_stored
+    def __init__(self, tiers: Sequence[Tier], writers: Writers, page_locked: bool) -> None:
+        self._tiers, self._writers, self._page_locked = tuple(tiers), writers, page_locked
         self._running: weakref.WeakSet[Promotion] = weakref.WeakSet()
         self._running_lock = threading.Lock()
         self._lock = threading.Lock()  # held by the last step of a promotion, and by deletions
@@ -167,7 +164,6 @@ class Promoter:
             for tier in self._tiers[1 : promotion.depth]:
                 if not tier.read_only:
                     self._writers.write(tier, entry)
-        self._on_stored()
 
 
 class PromotingLease(WrappedLease):

@@ -21,7 +21,6 @@ from ragkv.config import StoreConfig
 from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import Closing
 
-from .background import Background, Job
 from .entry import EncodedEntry, Entry, EntryInfo, Identity
 from .key import EntryKey
 from .policies import PolicySettings, TurnSize, make_policy
@@ -55,22 +54,17 @@ class Store(Closing):
         write_buffer_bytes: int,
         page_locked: bool = False,
         prefetch: bool = True,
-        memory_reserve_bytes: int = 0,
     ) -> None:
         """A store that owns `tiers`, opened. `page_locked`: entries in memory are page-locked where CUDA is there.
 
-        If the first of several tiers is memory, `prefetch` copies the entries of waiting requests up, and
-        `memory_reserve_bytes` of memory are kept free.
+        If the first of several tiers is memory, `prefetch` copies the entries of waiting requests up.
         """
         self._tiers = tuple(tiers)
         self._page_locked = page_locked
         has_memory_above = len(self._tiers) > 1 and self._tiers[0].kind is TierKind.MEMORY
-        self._reserve_bytes = memory_reserve_bytes if has_memory_above else 0
-        self._evictor: Background[None] = Background(0, "ragkv-evict")
         self._writers = Writers(self._tiers, write_buffer_bytes)
-        self._promoter = Promoter(self._tiers, self._writers, page_locked, self._free_reserve)
-        fetch = self._promoter.fetch if has_memory_above and prefetch else None
-        self._prefetcher = Prefetcher(self._tiers, fetch, self._reserve_bytes)
+        self._promoter = Promoter(self._tiers, self._writers, page_locked)
+        self._prefetcher = Prefetcher(self._tiers, self._promoter.fetch if has_memory_above and prefetch else None)
         atexit.register(self.close)
 
     @classmethod
@@ -81,11 +75,7 @@ class Store(Closing):
         `StoreLockedError`, `StoreError`, `ConfigError` or `MissingExtraError`. Connects to no remote server yet.
         """
         tiers: list[Tier] = []
-        settings = PolicySettings(
-            xi_blocks=config.xi_tokens // block_tokens,
-            block_tokens=block_tokens,
-            window_bytes=config.memory_bytes + (0 if config.directory is None else config.disk_bytes),
-        )
+        settings = PolicySettings(xi_blocks=config.xi_tokens // block_tokens, block_tokens=block_tokens)
         if config.memory_bytes:
             tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), page_locked))
         if config.directory is not None and config.read_only:
@@ -97,14 +87,8 @@ class Store(Closing):
             from .remote import open_remote
 
             tiers.extend(open_remote(config))
-        reserve = config.memory_bytes // 16 if config.memory_reserve_bytes is None else config.memory_reserve_bytes
-        return cls(
-            tiers,
-            write_buffer_bytes=config.write_buffer_bytes,
-            page_locked=page_locked,
-            prefetch=config.prefetch,
-            memory_reserve_bytes=reserve,
-        )
+        buffer_bytes = config.write_buffer_bytes
+        return cls(tiers, write_buffer_bytes=buffer_bytes, page_locked=page_locked, prefetch=config.prefetch)
 
     @property
     def read_only(self) -> bool:
@@ -166,7 +150,6 @@ class Store(Closing):
         for tier in self._tiers:
             if tier.kind is TierKind.MEMORY:
                 _or_none("store an entry", tier.put, encoded)
-                self._free_reserve()
             elif not tier.read_only:
                 self._writers.write(tier, encoded)
 
@@ -177,7 +160,6 @@ class Store(Closing):
         """
         encoded = EncodedEntry.of(entry).compact(self._page_locked)
         stored = {tier: _or_none("store an entry", tier.put, encoded) for tier in self._tiers}
-        self._free_reserve()
         return any(stored[tier] for tier in self._durable)
 
     def ensure_durable(self, identity: Identity, token_ids: Sequence[int]) -> bool:
@@ -288,7 +270,6 @@ class Store(Closing):
         atexit.unregister(self.close)
         self._prefetcher.close()
         self._writers.close()
-        self._evictor.close()
         for tier in self._tiers:
             _or_none("close a tier", tier.close)
 
@@ -326,11 +307,6 @@ class Store(Closing):
         keys = [entry.key for entry in hint.entries]
         keys += [replace(entry.key, slot=entry.scores_slot) for entry in hint.entries if entry.scores_slot]
         look([key for key in keys if self._writers.entry(key) is None and not any(t.contains(key) for t in local)])
-
-    def _free_reserve(self) -> None:
-        """Evict from memory in the background until the reserve is free: the next put need not evict."""
-        if self._reserve_bytes:
-            self._evictor.submit(Job(lambda: self._tiers[0].free(self._reserve_bytes)))
 
 
 def _ignore(keys: Sequence[EntryKey]) -> None:

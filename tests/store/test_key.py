@@ -1,7 +1,6 @@
 """A key is a value; its text is what earlier versions wrote, so that old directories keep working."""
 
 import hashlib
-import logging
 from pathlib import Path
 
 import pytest
@@ -61,17 +60,6 @@ class TestOldDirectories:
                     assert all(map(torch.equal, kv, entry.kv)) and lease.info == entry.info
             assert tier.stats().entries == 1
             tier.close()
-
-    def test_chunks_behind_other_chunks_go_and_that_is_logged(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """They saw texts whose deletion would not find them any more."""
-        chained = self.directory(tmp_path) / "entries" / "ab" / f"{'ab' * 32}~{'cd' * 16}.safetensors"
-        chained.parent.mkdir()
-        chained.write_bytes(b"x")
-        with caplog.at_level(logging.WARNING):
-            DiskTier(tmp_path, 10**6, LRU()).close()
-        assert not chained.exists() and "1 entries of chunks behind other chunks are removed" in caplog.text
 
     def test_an_earlier_format_is_refused_and_left_alone(self, tmp_path: Path) -> None:
         (self.directory(tmp_path) / "scores-apart").unlink()

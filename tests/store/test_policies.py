@@ -110,7 +110,7 @@ def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(monkeypa
 
     monkeypatch.setattr("ragkv.store.store.make_policy", make)
     Store.open(StoreConfig(policy="t-lru-auto", xi_tokens=1000, memory_bytes=10**6), block_tokens=64).close()
-    assert given == [PolicySettings(xi_blocks=15, block_tokens=64, window_bytes=10**6)]
+    assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]
 
 
 class TestLearning:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ragkv.config import StoreConfig
-from ragkv.errors import ConfigError
 from ragkv.store import (
     LRU,
     DiskTier,
@@ -64,13 +63,13 @@ class _GatedLease(WrappedLease):
 class GatedStore:
     """A store with memory for `fits` entries, above a gated disk that holds `on_disk` entries."""
 
-    def __init__(self, directory: Path, fits: float, on_disk: int, reserve: float = 0) -> None:
+    def __init__(self, directory: Path, fits: float, on_disk: int) -> None:
         self.memory = MemoryTier(int(fits * SIZE), make_policy("lookahead"))
         self.files = DiskTier(directory, 10**7, LRU())
         for number in range(on_disk):
             assert self.files.put(make_entry(number))
         self.disk = GatedTier(self.files)
-        self.store = Store([self.memory, self.disk], write_buffer_bytes=10**6, memory_reserve_bytes=int(reserve * SIZE))
+        self.store = Store([self.memory, self.disk], write_buffer_bytes=10**6)
 
     def in_memory(self) -> set[int]:
         """Numbers of the entries in memory."""
@@ -116,12 +115,7 @@ def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 def wait_until_idle(gated: GatedStore) -> None:
     """Return when the prefetcher has read the present queue and runs no fetch."""
-    prefetcher = gated.store._prefetcher
-    hint = hint_of()
-    gated.store.queued(hint)
-    gated.store.left(hint)
-    until(lambda: prefetcher._seen == prefetcher._version)
-    time.sleep(0.05)
+    gated.store._prefetcher._worker.flush()
 
 
 def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space_is_free(
@@ -221,13 +215,13 @@ def test_nothing_more_is_fetched_for_a_request_that_does_not_wait(open_store: Op
 
 def test_closing_the_store_ends_the_prefetcher(open_store: OpenStore) -> None:
     before = set(threading.enumerate())
-    gated = open_store(fits=4, on_disk=2, reserve=1)
+    gated = open_store(fits=4, on_disk=2)
     gated.disk.go.clear()
     gated.store.queued(hint_of(0, 1))
     until(lambda: gated.disk.reads == [(key(0), 0)])
     closing = threading.Thread(target=gated.store.close)
     closing.start()
-    until(lambda: gated.store._prefetcher._closing)
+    closing.join(0.1)
     gated.disk.go.set()
     closing.join(20)
     assert gated.disk.keys == [key(0)]
@@ -343,38 +337,6 @@ def test_a_cancelled_request_protects_its_entries_no_longer_but_others_still_do(
     assert 0 not in gated.in_memory()
 
 
-def test_the_reserve_is_kept_free(open_store: OpenStore) -> None:
-    gated = open_store(fits=8, on_disk=0, reserve=2)
-    for number in range(30):
-        gated.store.put(make_entry(number))
-    until(lambda: gated.memory.stats().used_bytes <= 6 * SIZE)
-    assert gated.in_memory() == set(range(24, 30))
-
-
-def test_fetches_leave_the_reserve_free(open_store: OpenStore) -> None:
-    gated = open_store(fits=4, on_disk=6, reserve=2)
-    gated.store.queued(hint_of(0, 1, 2, 3))
-    until(lambda: gated.in_memory() == {0, 1})
-    wait_until_idle(gated)
-    assert gated.in_memory() == {0, 1}
-
-
-def test_the_reserve_evicts_no_leased_entry(open_store: OpenStore) -> None:
-    gated = open_store(fits=2, on_disk=0, reserve=2)
-    memory = gated.memory
-    memory.put(make_entry(0))
-    with gated.store.lease(IDENTITY, ids_of(0)):  # type: ignore[union-attr]
-        memory.free(2 * SIZE)
-        assert gated.in_memory() == {0}
-    memory.free(2 * SIZE)
-    assert gated.in_memory() == set()
-
-
-def test_a_reserve_larger_than_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="memory_reserve_bytes is 11"):
-        StoreConfig(memory_bytes=10, memory_reserve_bytes=11)
-
-
 def test_lookahead_forgets_the_request_that_left_and_not_another_of_its_group() -> None:
     policy = make_policy("lookahead")
     for group in "ab":
@@ -409,21 +371,6 @@ def test_lookahead_evicts_groups_behind_its_window() -> None:
     policy.left("a")  # c moves into the window
     assert policy.victim((), 1.0) == Cut("b", whole=True)
     assert policy.victim({"a", "b"}, 1.0) == Cut("c", whole=True)
-
-
-def test_lookahead_measures_its_window_by_the_mean_size_of_held_groups() -> None:
-    policy = make_policy("lookahead", PolicySettings(window_bytes=20))
-    for group in "abc":
-        policy.held(group, 1, 10, 0.0)  # mean size 10: two sessions
-        policy.queued(group)
-    assert policy.victim((), 1.0) == Cut("c", whole=True)
-    policy.left("a")
-    policy.left("b")
-    for group in "ab":
-        policy.held(group, 0, 0, 1.0)
-    policy.held("d", 1, 30, 1.0)  # mean size 20: one
-    policy.queued("d")
-    assert policy.victim((), 2.0) == Cut("d", whole=True)
 
 
 def test_lookahead_counts_a_group_that_waits_twice_only_once() -> None:
@@ -469,7 +416,7 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
         except BaseException as error:
             errors.append(error)
 
-    with Store([memory, files], write_buffer_bytes=10**6, memory_reserve_bytes=SIZE) as store:
+    with Store([memory, files], write_buffer_bytes=10**6) as store:
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(32)]
         for thread in threads:
             thread.start()

@@ -4,12 +4,9 @@ The unit is a session: it is evicted whole. The first sessions of the queue, as 
 others are evicted least recently used first. If all are exempt, the one that waits nearest the queue's tail is evicted.
 With a short queue this is LRU.
 
-The window is `(C_mem + C_disk) / S_kv` sessions. The simulator states it (`window_groups`); a live tier states the
-bytes (`window_bytes`), and S_kv is the mean size of the sessions it holds. The paper's memory and disk are exclusive,
-so that this many sessions fit into both together. In our store everything in memory is on disk as well: only
-`C_disk / S_kv` sessions fit, and the window exceeds the disk by what memory could hold. That is harmless: the excess
-sessions stand at the window's tail, and the tail is evicted first. A window that shrinks, because sessions grow, expels
-no session; it admits none until it is short enough.
+The paper's window is `(C_mem + C_disk) / S_kv` sessions, as many as fit into both; the simulator states it
+(`window_groups`). In a live store the window is the whole queue, which is short. A window that exceeds the tiers is
+harmless: the sessions in excess stand at its tail, and the tail is evicted first.
 """
 
 from collections import OrderedDict, deque
@@ -32,8 +29,6 @@ class LookAhead(LRU):
         self._positions: dict[str, deque[int]] = {}  # exempt group -> numbers of its requests inside the window
         self._beyond: deque[tuple[str, int]] = deque()  # requests that wait behind the window, and their numbers
         self._joined = 0  # requests that ever joined the queue
-        self._sizes: dict[str, int] = {}  # of the groups held
-        self._size = 0  # their sum
 
     def queued(self, group: str) -> None:
         self._beyond.append((group, self._joined))
@@ -61,9 +56,6 @@ class LookAhead(LRU):
     def held(self, group: str, blocks: int, size: int, now: float) -> None:
         grown = blocks > self._held.get(group, 0)
         super().held(group, blocks, size, now)
-        self._size += (size if blocks else 0) - self._sizes.pop(group, 0)
-        if blocks:
-            self._sizes[group] = size
         if grown or not blocks:
             self._place(group)
 
@@ -74,14 +66,8 @@ class LookAhead(LRU):
             group = None if last is None else last[1]
         return None if group is None else Cut(group, whole=True)
 
-    def _window(self) -> float:
-        """How many sessions are exempt."""
-        if self.settings.window_bytes is not None and self._size:
-            return self.settings.window_bytes * len(self._sizes) / self._size
-        return float("inf") if self.settings.window_groups is None else self.settings.window_groups
-
     def _fill_window(self) -> None:
-        window = self._window()
+        window = float("inf") if self.settings.window_groups is None else self.settings.window_groups
         while self._beyond and (self._beyond[0][0] in self._positions or len(self._positions) < window):
             group, number = self._beyond.popleft()
             self._positions.setdefault(group, deque()).append(number)

@@ -200,9 +200,6 @@ class Tier(ABC):
         the write failed (logged). An entry that is here already is left unchanged and counts as stored.
         """
 
-    def free(self, size_bytes: int) -> None:  # noqa: B027
-        """Evict until this much is free, or all that is left is pinned: later puts then find free space."""
-
     def queued(self, groups: Sequence[str]) -> None:  # noqa: B027
         """Tell the policy that a request for these groups joined the queue (CachedAttention section 3.3)."""
 

@@ -298,11 +298,8 @@ def open_lease(
     try:
         file = _EntryFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         head = read_head(file.fd, key)
-        if head.info.is_of_other_network(identity, token_ids):
-            return None
-        if not head.info.matches(identity, token_ids):
-            raise EntryDamagedError(key, "its identity or tokens are not those asked for")
-        return DiskLease(head, file, on_read, on_damage, on_close)
+        if head.info.check(identity, token_ids):
+            return DiskLease(head, file, on_read, on_damage, on_close)
     except FileNotFoundError:
         raise
     except EntryDamagedError as error:

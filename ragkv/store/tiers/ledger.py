@@ -101,11 +101,6 @@ class Ledger(Generic[P]):
             self.cancel(item, now)
         return wanted
 
-    def free(self, size: int, now: float) -> None:
-        """Evict until `size` bytes are free, or everything left is pinned."""
-        while not self._fits(size) and self.used_bytes > self._pinned_bytes:
-            self._take(self._victim(now), size, None, now)
-
     def add(self, item: Item, payload: P, now: float) -> None:
         """Add an item after `make_space` made space for it."""
         assert item.key not in self._slots
@@ -232,10 +227,6 @@ class LocalTier(Tier, Generic[P]):
     def served(self, turn: TurnSize) -> None:
         with self._lock:
             self._ledger.served(turn, self._clock())
-
-    def free(self, size_bytes: int) -> None:
-        with self._lock:
-            self._ledger.free(size_bytes, self._clock())
 
     def contains(self, key: EntryKey) -> bool:
         with self._lock:

@@ -74,10 +74,11 @@ class MemoryTier(LocalTier[EncodedEntry]):
         key = identity.key(token_ids)
         with self._lock:
             slot = self._ledger.get(key)
-            if slot is not None and slot.payload.info.is_of_other_network(identity, token_ids):
-                return None
-            if slot is not None and not slot.payload.info.matches(identity, token_ids):
-                log.warning("%s", EntryDamagedError(key, "its identity or tokens are not those asked for"))
+            try:
+                if slot is not None and not slot.payload.info.check(identity, token_ids):
+                    slot = None
+            except EntryDamagedError as error:
+                log.warning("%s", error)
                 self._ledger.remove(key)
                 self._counts.damaged += 1
                 slot = None
