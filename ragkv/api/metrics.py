@@ -169,7 +169,6 @@ _OF_TIERS = (
 _OF_REMOTES = (
     _Read("remote_away_seconds", "Time in which it did not answer", "away_s"),
     _Read("remote_failures", "Calls that failed, timeouts included", "failures"),
-    _Read("remote_timeouts", "Calls without an answer in time", "timeouts"),
     _Read("remote_skipped", "Calls that were not made because it did not answer before", "skipped"),
     _Read("remote_answers", "1 if shared storage answered its last call", "answers", _GAUGE),
     _Read(

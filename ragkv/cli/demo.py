@@ -76,7 +76,7 @@ def _ingest(rag: "Rag", corpus: Path) -> str:
     disk = stats.store.tiers[-1]
     return (
         f"Ingested {len(rag.index.document_ids())} documents: {report.kv.encoded} chunks encoded, "
-        f"{disk.entries} entries of {output.size(disk.used_bytes)} on disk "
+        f"{disk.entries} entries of {output.size(disk.used_bytes or 0)} on disk "
         f"({output.size(stats.kv_bytes_per_token)} per token, {stats.architecture}, {stats.layers} layers).\n"
     )
 

@@ -185,7 +185,8 @@ def _home_health(home: Path) -> HomeHealth:
             dtypes = Counter(info.identity.dtype for info in store.infos())
             unreadable = len(store.refused(lambda _: True))  # scores next to entries count, too
             disk = store.stats().tiers[-1]
-        health = replace(health, entries=disk.entries, unreadable=unreadable, used_bytes=disk.used_bytes, dtypes=dtypes)
+        entries, used_bytes = disk.entries or 0, disk.used_bytes or 0
+        health = replace(health, entries=entries, unreadable=unreadable, used_bytes=used_bytes, dtypes=dtypes)
     return replace(health, problems=tuple(problems))
 
 

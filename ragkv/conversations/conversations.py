@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0  # `SWEEP_S` is how often idle conversations are looked for at most.
+CLOCK_SKEW_S = 5.0  # `CLOCK_SKEW_S` is by how much the clocks of replicas may differ.
 
 
 class Conversations:
@@ -69,7 +70,7 @@ class Conversations:
         if not storage.shared:
             for summary in storage.summaries():
                 self._references.set(summary.session_id, summary)
-            self._sweep()
+            self.sweep()
             block_writer.flush()
             block_writer.then(self.drop_orphans)
 
@@ -91,7 +92,7 @@ class Conversations:
         secret = secret_from_environment(settings.redis)
         storage = RedisStorage(settings.redis, base, adapter.vocabulary, secret)
         opened = cls(adapter, runs, block_writer, config.session, storage)
-        opened._deletions = SharedDeletions(opened, storage, folder)
+        opened._deletions = SharedDeletions(storage, folder, opened.drop_unused, opened.tidy)
         return opened
 
     # One conversation.
@@ -163,12 +164,17 @@ class Conversations:
 
     def refresh(self, session: Session) -> None:
         """Bring the session up to date before it is used: another replica may have changed it, or it was idle."""
-        if session.saved and self.storage.shared:
+        if not session.saved:
+            return
+        if self.storage.shared:
             self._load(session)
-        elif session.saved:
-            if self._expired(session.session_id):
+            if self._idle_too_long(session.state):
+                self.storage.delete(session.session_id, session.version)
+                self._load(session)
+        else:
+            if self._idle_too_long(session.state):
                 self.clear(session)
-            self._sweep()
+            self.sweep()
 
     def commit(self, session: Session, state: SessionState) -> None:
         """Replace the session's state, save it, and delete the blocks that no history has any more.
@@ -176,11 +182,10 @@ class Conversations:
         If it raises, the session's state is unchanged.
         """
         state = replace(state, used_at=self.clock())
-        ttl_s = self.settings.ttl_s if state.ttl_s is None else state.ttl_s
         # In one step with what `_set_ttl` saves; but nothing waits for a server under the lock.
         with nullcontext() if self.storage.shared else self._lock:
             if session.saved:
-                self.storage.save(session, state, ttl_s)
+                self.storage.save(session, state)
             session.state = state
         if unused := self._count(session):
             self.block_writer.then(partial(self.drop_unused, unused))
@@ -213,7 +218,8 @@ class Conversations:
     def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
         """Every conversation that has turns, the last used first; with `session_ids`, of these only."""
         found = self._summaries() if session_ids is None else self._summaries_of(session_ids)
-        return tuple(self._info(summary) for summary in _last_used_first(found) if summary.turns)
+        shown = (one for one in _last_used_first(found) if one.turns and not self._idle_too_long(one))
+        return tuple(map(self._info, shown))
 
     def has(self, session_id: str) -> bool:
         """Whether there is a conversation of that id that has turns: quick."""
@@ -291,6 +297,22 @@ class Conversations:
                 self.drop(blocks)  # the engine is being closed: no turn begins
         return len(blocks)
 
+    def sweep(self) -> None:
+        """Have the conversations cleared that were idle for too long, except those of which a turn runs."""
+        now = self.clock()
+        with self._lock:
+            if abs(now - self._swept_at) < SWEEP_S:  # a clock may be set back
+                return
+            self._swept_at = now
+        for summary in filter(self._idle_too_long, self._summaries()):
+            # Opening an expired session clears it.
+            self.block_writer.then(partial(self.session, summary.session_id))
+
+    def tidy(self) -> None:
+        """Delete what no replica needs any more: idle conversations, and blocks that are in none."""
+        self.sweep()
+        self.drop_orphans()
+
     def flush(self) -> None:
         """Return when blocks and states are saved."""
         self.block_writer.flush()
@@ -310,7 +332,10 @@ class Conversations:
             return
         state = self._empty(session.state.ttl_s) if found.state is None else found.state
         with self._lock:
+            known = self._references.saved.get(session.session_id)
             session.state, session.version, session.notes = state, found.version, found.notes
+            if known is not None and state.turns and state.used_at < known.used_at - CLOCK_SKEW_S:
+                session.notes += ("the conversation is older than it was here: its server was restored",)
             if found.state is not None or self.storage.shared:
                 self._references.set(session.session_id, self._summary(session))
 
@@ -343,7 +368,7 @@ class Conversations:
             return
         session.state = replace(session.state, ttl_s=ttl_s)
         if not self.storage.shared:  # the server learns it with the next turn
-            self.storage.save(session, session.state, ttl_s)
+            self.storage.save(session, session.state)
 
     def _empty(self, ttl_s: float | None = None) -> SessionState:
         now = self.clock()
@@ -355,22 +380,9 @@ class Conversations:
         size = stored * self.adapter.kv_bytes_per_token
         return SessionInfo(summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title)
 
-    def _expired(self, session_id: str) -> bool:
-        with self._lock:
-            summary, live = self._references.saved.get(session_id), self._live.get(session_id)
-        own = live.state.ttl_s if live else summary.ttl_s if summary else None
-        ttl_s = self.settings.ttl_s if own is None else own
-        return summary is not None and ttl_s is not None and self.clock() - summary.used_at > ttl_s
-
-    def _sweep(self) -> None:
-        """Have the conversations cleared that were idle for too long, except those of which a turn runs."""
-        now = self.clock()
-        with self._lock:
-            if abs(now - self._swept_at) < SWEEP_S:  # a clock may be set back
-                return
-            self._swept_at, known = now, list(self._references.saved)
-        for session_id in filter(self._expired, known):
-            self.block_writer.then(partial(self.session, session_id))  # opening an expired session clears it
+    def _idle_too_long(self, known: SessionState | Summary) -> bool:
+        ttl_s = self.settings.ttl_s if known.ttl_s is None else known.ttl_s
+        return bool(known.turns) and ttl_s is not None and self.clock() - known.used_at > ttl_s
 
 
 def _last_used_first(found: Iterable[Summary]) -> list[Summary]:

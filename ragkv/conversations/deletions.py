@@ -3,10 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ragkv.errors import SessionUnavailableError
 from ragkv.runtime import Closing
@@ -18,27 +18,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ORPHANS_S = 600.0  # `ORPHANS_S` is how often stored blocks are compared with the conversations, after an outage too.
+TIDY_S = 600.0  # `TIDY_S` is how often stored blocks are compared with the conversations, after an outage too.
 UNTOLD = "deletions-untold.json"  # `UNTOLD` has the keys of deleted entries that others were not told of yet.
-POLL_S = 2.0  # `POLL_S` is how often a replica looks for what others deleted, and for idle conversations.
-
-
-class BlockOwner(Protocol):
-    """Knows which blocks are in use: `Conversations`."""
-
-    def drop_unused(self, keys: Iterable[EntryKey]) -> None: ...
-
-    def drop_orphans(self) -> int: ...
+POLL_S = 2.0  # `POLL_S` is how often a replica looks for what others deleted.
 
 
 class SharedDeletions(Closing):
     """Tells other replicas of deletions here, and follows theirs on a thread of its own."""
 
-    def __init__(self, owner: BlockOwner, storage: "RedisStorage", folder: Path | None) -> None:
-        """In `folder` what was not told yet outlives the process; with `None` it does not."""
-        self._owner, self._storage = owner, storage
+    def __init__(
+        self,
+        storage: "RedisStorage",
+        folder: Path | None,
+        drop_unused: Callable[[Iterable[EntryKey]], None],
+        tidy: Callable[[], None],
+    ) -> None:
+        """In `folder` what was not told yet outlives the process; with `None` it does not.
+
+        `drop_unused` deletes what is in no conversation; `tidy` looks for more of it, which takes longer.
+        """
+        self._storage, self._drop_unused, self._tidy = storage, drop_unused, tidy
         self._untold = Tombstones(None if folder is None else folder / UNTOLD)
-        self._orphans_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic
+        self._tidy_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic
         self._position = "0"  # of the last deletion that was followed
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="ragkv-sessions", daemon=True)
@@ -72,20 +73,19 @@ class SharedDeletions(Closing):
             if position == self._position:
                 return
             self._position = position
-            self._owner.drop_unused(keys)
+            self._drop_unused(keys)
 
     def _follow(self) -> None:
         while not self._closing.wait(POLL_S):
             try:
                 self._storage.probe()
-                self._storage.sweep()
                 self._tell(sorted(self._untold.keys))
                 self._drop_deleted()
-                if time.monotonic() >= self._orphans_at:
-                    self._owner.drop_orphans()
-                    self._orphans_at = time.monotonic() + ORPHANS_S
+                if time.monotonic() >= self._tidy_at:
+                    self._tidy()
+                    self._tidy_at = time.monotonic() + TIDY_S
             except SessionUnavailableError as error:
-                self._orphans_at = 0.0  # the log may be lost with the server, or deletions may have left it
+                self._tidy_at = 0.0  # the log may be lost with the server, or deletions may have left it
                 log.debug("%s", error)
             except Exception:  # an unexpected error must not end the thread
                 log.exception("Deletions by other replicas were not followed; trying again.")

@@ -50,7 +50,7 @@ class Summary:
         values = json.loads(line)
         keys = tuple(EntryKey.from_text(text) for text in values["keys"])
         found = cls(**{**values, "keys": keys, "key_tokens": tuple(values["key_tokens"])})
-        numbers = (found.turns, found.tokens, found.used_at, *found.key_tokens)
+        numbers = (found.turns, found.tokens, found.used_at, found.ttl_s or 0, *found.key_tokens)
         found.session_id.encode()  # half of a surrogate pair could not be sent to anyone
         is_one = isinstance(found.session_id, str) and None not in keys
         if not is_one or not all(isinstance(number, int | float) for number in numbers):

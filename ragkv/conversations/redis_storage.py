@@ -16,8 +16,6 @@ live on the server, because `volatile-lru` might evict it: the next replica that
 import hashlib
 import json
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -34,7 +32,6 @@ from .session import Session
 from .storage import SessionStorage, StoredState
 
 DELETIONS = 1_000  # `DELETIONS` is how many are kept in the log, for replicas that were offline.
-SWEPT = 100  # `SWEPT` is how many idle conversations are deleted at a time.
 LOGGED = 100  # `LOGGED` is how many rows of the log of deletions come in one answer.
 MANIFEST_BYTES = 64 * 1024**2  # A manifest of more than `MANIFEST_BYTES` is damage, not a reason to allocate.
 # `PATIENCE` times `timeout_s` is waited: without its state a conversation is refused, and late KV is only computed.
@@ -42,77 +39,37 @@ PATIENCE = 4
 # `PROBE_PAUSE_S` is the longest time between two probes of a server that is away: conversations wait for it.
 PROBE_PAUSE_S = 2.0
 
-CLOCK_SKEW_S = 5.0  # `CLOCK_SKEW_S` is by how much the clocks of replicas may differ.
-REMEMBERED = 10_000  # `REMEMBERED` is the number of conversations whose last use is known here.
-
 T = TypeVar("T")
 
-# The scripts have as KEYS: summaries (id -> JSON), expiries (id by ms), the log of deletions; as ARGV[1] the start of
-# every manifest's key.
+# A script is one step on the server. KEYS: the manifest, a hash; the summaries (id -> JSON); the log of deletions.
 # The hash field of the version is called `edition`, as in all data written so far.
-_COMMON = f"""
-local summaries, expiries, log, root = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function forget(id, keys)
-  local existed = redis.call('DEL', root .. id)
-  redis.call('HDEL', summaries, id)
-  redis.call('ZREM', expiries, id)
-  if keys ~= '' then redis.call('XADD', log, 'MAXLEN', '~', {DELETIONS}, '*', 'keys', keys) end
-  return existed
-end
-local function keys_of(id)
-  local summary = redis.call('HGET', summaries, id)
-  return summary and cjson.encode(cjson.decode(summary)['keys']) or ''
-end
-local function expired(id)
-  local at = redis.call('ZSCORE', expiries, id)
-  return at and tonumber(at) <= now
-end
-"""
 
-# `LOAD` takes: id, the known version, the most bytes of a manifest
+# `LOAD` takes: the known version, the most bytes of a manifest
 # -> false if there is no manifest, {version} if it is the known one, else {version, manifest}
-LOAD = (
-    _COMMON
-    + """
-local id = ARGV[2]
-if expired(id) then forget(id, keys_of(id)) end
-local version = redis.call('HGET', root .. id, 'edition')
+LOAD = """
+local version = redis.call('HGET', KEYS[1], 'edition')
 if not version then return false end
-if version == ARGV[3] then return {version} end
-if redis.call('HSTRLEN', root .. id, 'data') > tonumber(ARGV[4]) then return {version, ''} end
-return {version, redis.call('HGET', root .. id, 'data')}
+if version == ARGV[1] then return {version} end
+if redis.call('HSTRLEN', KEYS[1], 'data') > tonumber(ARGV[2]) then return {version, ''} end
+return {version, redis.call('HGET', KEYS[1], 'data')}
 """
-)
-
-# `SAVE` takes: id, the version read or '', the new version, manifest, summary, ms to live or 0
-# -> 1, or 0 if the version differs
-SAVE = (
-    _COMMON
-    + """
-local id, ttl = ARGV[2], tonumber(ARGV[7])
-if expired(id) then forget(id, keys_of(id)) end
-if (redis.call('HGET', root .. id, 'edition') or '') ~= ARGV[3] then return 0 end
-redis.call('HSET', root .. id, 'edition', ARGV[4], 'data', ARGV[5])
-redis.call('HSET', summaries, id, ARGV[6])
-if ttl > 0 then redis.call('ZADD', expiries, now + ttl, id) else redis.call('ZREM', expiries, id) end
+# `SAVE` takes: the version read or '', the new version, manifest, id, summary -> 1, or 0 if the version differs
+SAVE = """
+if (redis.call('HGET', KEYS[1], 'edition') or '') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'edition', ARGV[2], 'data', ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[4], ARGV[5])
 return 1
 """
-)
-
-# `DELETE` takes: id -> 1 if it existed; its blocks are added to the log
-DELETE = _COMMON + "\nreturn forget(ARGV[2], keys_of(ARGV[2]))"
-
-# `SWEEP` takes: how many at most -> how many were deleted because they were idle for too long
-SWEEP = (
-    _COMMON
-    + """
-local idle = redis.call('ZRANGEBYSCORE', expiries, '-inf', now, 'LIMIT', 0, tonumber(ARGV[2]))
-for _, id in ipairs(idle) do forget(id, keys_of(id)) end
-return #idle
+# `DELETE` takes: the version read or '', id -> nothing; the blocks are added to the log, if the version does not differ
+DELETE = f"""
+if ARGV[1] ~= '' and redis.call('HGET', KEYS[1], 'edition') ~= ARGV[1] then return end
+local summary = redis.call('HGET', KEYS[2], ARGV[2])
+redis.call('DEL', KEYS[1])
+redis.call('HDEL', KEYS[2], ARGV[2])
+if summary then
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', {DELETIONS}, '*', 'keys', cjson.encode(cjson.decode(summary)['keys']))
+end
 """
-)
 
 
 class RedisStorage(SessionStorage):
@@ -132,24 +89,22 @@ class RedisStorage(SessionStorage):
         model = replace(base, context="").to_json()
         digest = hashlib.blake2b(f"{model}{secret or ''}".encode(), digest_size=16).hexdigest()
         root = f"{config.prefix}:sessions:{digest}:"
-        self._root, self._keys = f"{root}m:", (f"{root}summaries", f"{root}expiries", f"{root}deletions")
+        self._root, self._keys = f"{root}m:", (f"{root}summaries", f"{root}deletions")
         self._base, self._vocabulary, self._secret = base, vocabulary, secret
-        self._lock = threading.Lock()
-        self._latest: OrderedDict[str, float] = OrderedDict()  # last uses of the latest states seen here, by id
         self._replica = secrets.token_hex(8)  # skips its own deletions: the entries may have been stored again since
         config = replace(config, timeout_s=PATIENCE * config.timeout_s)
         self._server = RedisServer(config)
-        self.health = Health("redis (conversations)", config.timeout_s, longest_pause_s=PROBE_PAUSE_S)
+        self.health = Health("redis (conversations)", longest_pause_s=PROBE_PAUSE_S)
 
     def load(self, session_id: str, known: str | None) -> StoredState | None:
-        found = self._call(lambda: self._versioned(self._run(LOAD, session_id, known or "", MANIFEST_BYTES)))
+        found = self._call(lambda: self._run(LOAD, session_id, known or "", MANIFEST_BYTES))
         if found is None:
             return StoredState(None, None) if known is not None else None
-        version, data = found
-        if data is None:
+        if len(found) == 1:
             return None
+        version = found[0].decode()
         try:
-            state = decode(session_id, data, self._base, self._secret)
+            state = decode(session_id, found[1], self._base, self._secret)
             if not self._in_vocabulary(state):
                 raise ValueError("unknown token ids")
         except ManifestVersionError as error:
@@ -159,9 +114,9 @@ class RedisStorage(SessionStorage):
             ) from error
         except NOT_A_MANIFEST as error:
             return StoredState(version, None, (f"the conversation's manifest is damaged ({error}): it starts empty",))
-        return StoredState(version, state, self._age_notes(session_id, state))
+        return StoredState(version, state)
 
-    def save(self, session: Session, state: SessionState, ttl_s: float | None) -> None:
+    def save(self, session: Session, state: SessionState) -> None:
         """See `SessionStorage`. Raises `SessionConflictError` if the version on the server is not the session's.
 
         If the server did not answer it may have this state.
@@ -169,43 +124,22 @@ class RedisStorage(SessionStorage):
         session_id, known = session.session_id, session.version
         summary = Summary.of(session_id, state, self._base)
         version, data = secrets.token_hex(8), encode(summary, state, self._base, self._secret)
-        ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
-        arguments = (session_id, known or "", version, data, summary.to_json(), ttl_ms)
-        if not self._call(lambda: self._run(SAVE, *arguments)):
+        arguments = known or "", version, data, session_id, summary.to_json()
+        if not self._call(lambda: self._run(SAVE, session_id, *arguments)):
             raise SessionConflictError(
                 f"Another replica changed conversation {session_id!r} meanwhile, or deleted it; this turn is not "
                 "part of it. Ask again: it is answered on the newest state."
             )
         session.version = version
-        self._remember(session_id, state.used_at)
-
-    def _age_notes(self, session_id: str, state: SessionState) -> tuple[str, ...]:
-        """A note if a newer state than this one was seen here."""
-        latest = self._latest.get(session_id, 0.0)
-        self._remember(session_id, max(latest, state.used_at))
-        if not state.turns or state.used_at >= latest - CLOCK_SKEW_S:
-            return ()
-        return ("the conversation is older than it was here: its server was restored, or an old state replayed",)
-
-    def _remember(self, session_id: str, used_at: float) -> None:
-        with self._lock:
-            self._latest[session_id] = used_at
-            self._latest.move_to_end(session_id)
-            if len(self._latest) > REMEMBERED:
-                self._latest.popitem(last=False)
 
     def _in_vocabulary(self, state: SessionState) -> bool:
         """Whether the model has all token ids; without a secret anyone who can write to the server can forge them."""
         ids = state.history.token_ids
         return not ids or (min(ids) >= 0 and max(ids) < self._vocabulary)
 
-    def delete(self, session_id: str) -> None:
-        """Delete a conversation and add its blocks to the log of deletions."""
-        self._call(lambda: self._run(DELETE, session_id))
-
-    def sweep(self) -> int:
-        """Delete some of the conversations that were idle for too long; returns how many."""
-        return self._call(lambda: int(self._run(SWEEP, SWEPT)))
+    def delete(self, session_id: str, known: str | None = None) -> None:
+        """See `SessionStorage`; the conversation's blocks are added to the log of deletions."""
+        self._call(lambda: self._run(DELETE, session_id, known or "", session_id))
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all conversations."""
@@ -230,12 +164,12 @@ class RedisStorage(SessionStorage):
     def announce(self, keys: Sequence[EntryKey]) -> None:
         """Tell all replicas that the entries of these keys were deleted."""
         fields = {"keys": json.dumps([key.to_text() for key in keys]), "by": self._replica}
-        self._call(lambda: self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True))
+        self._call(lambda: self._server.client.xadd(self._keys[1], fields, maxlen=DELETIONS, approximate=True))
 
     def deleted(self, since: str) -> tuple[str, list[EntryKey]]:
         """The position to ask from next time, and the keys of entries that others deleted after `since` ("0": all)."""
         begin = f"({since}" if since != "0" else "-"
-        rows = self._call(lambda: self._server.client.xrange(self._keys[2], begin, "+", LOGGED))
+        rows = self._call(lambda: self._server.client.xrange(self._keys[1], begin, "+", LOGGED))
         keys: list[EntryKey] = []
         for _, fields in rows:
             if fields.get(b"by") != self._replica.encode():
@@ -243,7 +177,7 @@ class RedisStorage(SessionStorage):
         return (rows[-1][0].decode() if rows else since), keys
 
     def stats(self) -> RemoteStats:
-        return self.health.stats(0)
+        return self.health.stats()
 
     def probe(self) -> None:
         """Ask a server that did not answer whether it does again, if it is time to."""
@@ -253,17 +187,13 @@ class RedisStorage(SessionStorage):
         """Close the connections. Twice is harmless."""
         self._server.close()
 
-    def _run(self, script: str, *arguments: Any) -> Any:
-        return self._server.client.eval(script, len(self._keys), *self._keys, self._root, *arguments)
-
-    def _versioned(self, answer: Any) -> tuple[str, bytes | None] | None:
-        """What `LOAD` returned; `None` if there is no manifest."""
-        return None if answer is None else (answer[0].decode(), answer[1] if len(answer) > 1 else None)
+    def _run(self, script: str, session_id: str, *arguments: Any) -> Any:
+        return self._server.client.eval(script, 3, self._root + session_id, *self._keys, *arguments)
 
     def _call(self, action: Callable[[], T]) -> T:
         """What `action` returns, one request to the server. Raises `SessionUnavailableError` if it fails."""
         try:
-            return self.health.call(lambda: self._exchange(action), brief=False)  # late is better than refused
+            return self.health.call(lambda: self._exchange(action))
         except RemoteError as error:
             raise SessionUnavailableError(
                 f"The state of conversations cannot be read or written ({error}). A state that may be old is never "

@@ -48,15 +48,15 @@ class SessionStorage(Closing, ABC):
         """The state that is kept, or `None` if its version is `known`."""
 
     @abstractmethod
-    def save(self, session: Session, state: SessionState, ttl_s: float | None) -> None:
-        """Keep `state`, and set the session's version. If it raises, the state before is kept.
-
-        It is deleted once it was idle for longer than `ttl_s`, here or by the caller.
-        """
+    def save(self, session: Session, state: SessionState) -> None:
+        """Keep `state`, and set the session's version. If it raises, the state before is kept."""
 
     @abstractmethod
-    def delete(self, session_id: str) -> None:
-        """Keep the conversation no longer. The version of its session, if it has one, was set to `None` before."""
+    def delete(self, session_id: str, known: str | None = None) -> None:
+        """Keep the conversation no longer; if other processes may have changed it, only in the version `known`.
+
+        The version of its session, if it has one, was set to `None` before.
+        """
 
     @abstractmethod
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
@@ -124,7 +124,7 @@ class FolderStorage(SessionStorage):
             path.replace(path.with_suffix(f".{suffix}"))
         return StoredState(None, None, (f"the conversation's manifest {why}: it starts empty",))
 
-    def save(self, session: Session, state: SessionState, ttl_s: float | None) -> None:
+    def save(self, session: Session, state: SessionState) -> None:
         version = session.version = str(next(self._versions))
         if self._folder is None:
             self._unwritten[session.session_id] = session
@@ -144,7 +144,7 @@ class FolderStorage(SessionStorage):
                 f"the conversation was not written to disk within {timeout_s:g} s: it is lost if the process is killed"
             )
 
-    def delete(self, session_id: str) -> None:
+    def delete(self, session_id: str, known: str | None = None) -> None:
         self._unwritten.pop(session_id, None)
         if self._folder is None:
             return

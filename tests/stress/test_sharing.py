@@ -50,4 +50,4 @@ def test_three_processes_killed_at_random_leave_right_entries(redis_server: Redi
         for number in range(NUMBERS):  # an entry that was half written can be written again
             assert store.put_durably(entry_of(number))
             assert serve(store, number)
-        assert tier.count().entries == len(list(tier.infos())) == NUMBERS
+        assert counted(tier).entries == len(list(tier.infos())) == NUMBERS

@@ -20,16 +20,18 @@ let timer;
 let asking = false;
 
 /**
- * @typedef {{tier: string, entries: number, used_bytes: number, capacity_bytes: number|null, hits: number, misses:
- * number, evictions: number, damaged: number}} Tier
+ * @typedef {{tier: string, entries: number|null, used_bytes: number|null, capacity_bytes: number|null, hits: number,
+ * misses: number, evictions: number, damaged: number}} Tier
  */
 
 /** @param {Tier} tier */
 function tierView(tier) {
-  const share = tier.capacity_bytes ? Math.min(1, tier.used_bytes / tier.capacity_bytes) : 0;
-  const words = `${bytes(tier.used_bytes)} of ${tier.capacity_bytes === null ? "any" : bytes(tier.capacity_bytes)}`;
+  const used = tier.used_bytes ?? 0; // shared storage counts and bounds itself
+  const share = tier.capacity_bytes ? Math.min(1, used / tier.capacity_bytes) : 0;
+  const words = tier.capacity_bytes === null ? "shared" : `${bytes(used)} of ${bytes(tier.capacity_bytes)}`;
+  const entries = tier.entries === null ? "" : count(tier.entries, "entry", "entries");
   const fill = el("span", { class: "fill" });
-  fill.style.inlineSize = `${Math.max(share * 100, tier.used_bytes ? 1 : 0)}%`;
+  fill.style.inlineSize = `${Math.max(share * 100, used ? 1 : 0)}%`;
   const more = [
     count(tier.hits, "hit"),
     tier.evictions ? count(tier.evictions, "eviction") : "",
@@ -39,8 +41,8 @@ function tierView(tier) {
     .join(" · ");
   return el(
     "div",
-    { class: "tier", "data-tier": tier.tier, "data-used": tier.used_bytes },
-    el("p", { class: "tier-name" }, el("b", {}, tier.tier), el("span", {}, count(tier.entries, "entry", "entries"))),
+    { class: "tier", "data-tier": tier.tier, "data-used": used },
+    el("p", { class: "tier-name" }, el("b", {}, tier.tier), el("span", {}, entries)),
     el(
       "div",
       {

@@ -16,9 +16,9 @@ class TierInfo(BaseModel):
     """A tier of the caller's store."""
 
     tier: str = Field(description="memory, disk, redis or s3.")
-    entries: int = Field(description="Stored entries; of redis and s3, as counted every ten minutes.")
-    used_bytes: int = Field(description="Bytes that they take.")
-    capacity_bytes: int | None = Field(description="Bytes that they may take; null: redis and s3 bound themselves.")
+    entries: int | None = Field(description="Stored entries; null of redis and s3, which count and bound themselves.")
+    used_bytes: int | None = Field(description="Bytes that they take.")
+    capacity_bytes: int | None = Field(description="Bytes that they may take.")
     hits: int = Field(description="Lookups that found an entry.")
     misses: int = Field(description="Lookups that found none.")
     evictions: int = Field(description="Entries that made space for others.")

@@ -3,7 +3,7 @@
 Nothing here is imported unless a remote tier is configured; redis-py and obstore load in their connector's file alone.
 """
 
-from .connector import Connector, Usage
+from .connector import Connector
 from .open import open_remote, secret_from_environment
 from .tier import RemoteTier
 from .tombstones import Tombstones
@@ -12,7 +12,6 @@ __all__ = [
     "Connector",
     "RemoteTier",
     "Tombstones",
-    "Usage",
     "open_remote",
     "secret_from_environment",
 ]

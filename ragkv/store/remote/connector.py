@@ -8,21 +8,12 @@ holds (Redis' `maxmemory`, a lifecycle rule of the bucket). All methods are thre
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ..key import EntryKey
 from ..record import Bytes
 from ..tiers.base import TierKind
 
 HEAD_BYTES = 32768  # A lookup reads so much of a value: one read gets the whole head of most entries.
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What is held under this tenant's prefix, whichever process wrote it."""
-
-    entries: int  # without scores, whose bytes count
-    used_bytes: int
 
 
 class Connector(ABC):
@@ -59,10 +50,6 @@ class Connector(ABC):
     @abstractmethod
     def all_keys(self) -> Iterator[EntryKey]:
         """The keys that are held, in no particular order. Not a use."""
-
-    @abstractmethod
-    def usage(self) -> Usage:
-        """Entries and bytes, counted by listing them all: for the background."""
 
     def ping(self) -> None:
         """Raise `RemoteError` if the storage does not answer."""

@@ -1,18 +1,15 @@
-"""How a remote is doing: its calls are timed and counted here, and refused while its circuit breaker is open.
+"""How a remote is doing: its calls are counted here, and refused while its circuit breaker is open.
 
-The breaker opens after some failures or slow answers in a row, and at once after a timeout, because the next call would
-cost as much. While it is open no request calls the remote: a fault costs one timeout, not one per request. After a
-pause, which doubles each time, one probe is sent in the background (half-open). Requests call again once a probe was
-answered, and never pay for a probe. After a first failure, too, a probe finds out whether the remote is away, so that
-the reports do not depend on the next request.
+The breaker opens after some failures in a row, and at once after a timeout, because the next call would cost as much.
+While it is open no request calls the remote: a fault costs one timeout, not one per request. From the first failure on,
+probes are sent in the background, after pauses that double, until one is answered. Requests call again then, and never
+pay for a probe; and the reports do not depend on the next request.
 """
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import TypeVar
 
 from ragkv.errors import RemoteError
@@ -24,21 +21,12 @@ log = logging.getLogger(__name__)
 FAILURES_TO_OPEN = 3  # So many failures in a row open the breaker.
 FIRST_PAUSE_S = 1.0  # The first probe comes after this pause.
 LONGEST_PAUSE_S = 60.0
-FAILED_PAUSE_S = 5.0  # A failure that did not open the breaker is followed by a probe after this pause.
-SAMPLE_WEIGHT = 0.3  # The latest sample has this weight in a running mean.
+SAMPLE_WEIGHT = 0.3  # The latest sample has this weight in the running mean of the bandwidth.
 SAMPLE_BYTES = 4 * 1024**2  # A bandwidth sample ends after so many bytes, or when no read is under way.
 FORGET_SPEED_S = 60.0
 
 T = TypeVar("T")
 Clock = Callable[[], float]
-
-
-class BreakerState(Enum):
-    """Whether requests may call."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half-open"  # a probe is under way
 
 
 class SpeedMeter:
@@ -69,7 +57,9 @@ class SpeedMeter:
             self._bytes += size_bytes
             now = self._clock()
             if self._bytes and (not self._reads or self._bytes >= SAMPLE_BYTES):
-                self._s_per_byte = _mean(self._s_per_byte, (now - self._since) / self._bytes)
+                sample = (now - self._since) / self._bytes
+                before = sample if self._s_per_byte is None else self._s_per_byte
+                self._s_per_byte = (1 - SAMPLE_WEIGHT) * before + SAMPLE_WEIGHT * sample
                 self._since, self._bytes, self._measured_at = now, 0, now
 
     def speed(self) -> float | None:
@@ -86,126 +76,88 @@ class Health:
     def __init__(
         self,
         name: str,
-        timeout_s: float,
-        on_probe: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
         clock: Clock = time.monotonic,
         longest_pause_s: float = LONGEST_PAUSE_S,
     ) -> None:
-        """`name` is for messages; an answer that takes half of `timeout_s` is slow; `on_probe` announces a probe."""
+        """`name` is for messages; `on_failure` is told that a probe will be due."""
         self.meter = SpeedMeter(clock)
-        self._name, self._slow_s, self._on_probe, self._clock = name, timeout_s / 2, on_probe, clock
+        self._name, self._on_failure, self._clock = name, on_failure, clock
         self._longest_pause_s = longest_pause_s
-        self._state, self._failures_in_a_row = BreakerState.CLOSED, 0
+        self._open, self._failures_in_a_row = False, 0
         self._pause_s, self._probe_at = FIRST_PAUSE_S, 0.0
-        self._failures = self._timeouts = self._skipped = 0
-        self._lost_s = self._away_s = 0.0
+        self._failures = self._skipped = 0
+        self._away_s = 0.0
         self._away_since: float | None = None  # the first of the failures in a row
-        self._stopped = False
         self._lock = threading.Lock()
 
     @property
     def available(self) -> bool:
         """Whether a request may call."""
-        return self._state is BreakerState.CLOSED and not self._stopped
+        return not self._open
 
     @property
     def answers(self) -> bool:
         """Whether the last call was answered in time."""
         return self._away_since is None
 
-    def call(self, action: Callable[[], T], brief: bool = True) -> T:
-        """The result of `action`. Only a `brief` action can be slow. Raises `RemoteError`."""
-        if not self.available:
+    def call(self, action: Callable[[], T]) -> T:
+        """The result of `action`. Raises `RemoteError`."""
+        if self._open:
             with self._lock:
                 self._skipped += 1
             raise RemoteError(f"{self._name} is not called until it answers again")
-        began = self._clock()
         try:
             answer = action()
         except RemoteError as error:
-            self.record_failure(error, self._clock() - began)
+            self.failed(error)
             raise
-        if brief and self._clock() - began > self._slow_s:
-            self._count_towards_opening("its answers are slow")
-        else:
-            with self._lock:
-                if self._state is BreakerState.CLOSED:  # a late answer to an earlier call does not close the breaker
-                    self._answered()
+        with self._lock:
+            if not self._open:  # a late answer to an earlier call does not close the breaker
+                self._answered()
         return answer
 
-    def record_failure(self, error: RemoteError, seconds: float) -> None:
-        """A call ended in `error` after `seconds`."""
+    def failed(self, error: RemoteError) -> None:
+        """A call ended in `error`."""
         with self._lock:
             self._failures += 1
-            self._timeouts += error.timed_out
-            self._lost_s += seconds
-        self._count_towards_opening(str(error), error.timed_out)
-
-    def probe_due_s(self) -> float | None:
-        """Seconds until a probe is due; `None` if none is: the last call was answered, or a probe is under way."""
-        with self._lock:
-            needed = self._away_since is not None and self._state is not BreakerState.HALF_OPEN
-            return max(0.0, self._probe_at - self._clock()) if needed else None
-
-    def probe(self, ping: Callable[[], object]) -> bool:
-        """Call `ping` if a probe is due. Returns whether that closed the breaker; any exception is a failure."""
-        with self._lock:
-            if self._away_since is None or self._clock() < self._probe_at:
-                return False
-            before, self._probe_at = self._state, self._clock() + FAILED_PAUSE_S
-            if before is BreakerState.OPEN:
-                self._state = BreakerState.HALF_OPEN
-        if before is BreakerState.CLOSED:
-            with contextlib.suppress(RemoteError):
-                self.call(ping)
-            return False
-        try:
-            ping()
-        except Exception as error:
-            log.debug("%s does not answer yet: %s", self._name, error)
-            with self._lock:
-                self._pause_s = min(self._longest_pause_s, 2 * self._pause_s)
-                self._state, self._probe_at = BreakerState.OPEN, self._clock() + self._pause_s
-            return False
-        with self._lock:
-            self._state, self._pause_s = BreakerState.CLOSED, FIRST_PAUSE_S
-            self._answered()
-        log.info("%s answers again.", self._name)
-        return True
-
-    def stats(self, pending_deletions: int) -> RemoteStats:
-        """The counts, with the tier's number of unconfirmed deletions."""
-        with self._lock:
-            away_s = 0.0 if self._away_since is None else self._clock() - self._away_since
-            return RemoteStats(
-                state=self._state.value,
-                answers=self._away_since is None,
-                away_s=self._away_s + away_s,
-                failures=self._failures,
-                timeouts=self._timeouts,
-                skipped=self._skipped,
-                lost_s=self._lost_s,
-                pending_deletions=pending_deletions,
-            )
-
-    def stop(self) -> None:
-        """Refuse all calls from now on."""
-        self._stopped = True
-
-    def _count_towards_opening(self, why: str, timed_out: bool = False) -> None:
-        with self._lock:
-            if self._state is not BreakerState.CLOSED:
-                return
             self._failures_in_a_row += 1
             now = self._clock()
             self._away_since = now if self._away_since is None else self._away_since
-            opens = timed_out or self._failures_in_a_row >= FAILURES_TO_OPEN
-            self._probe_at = now + (self._pause_s if opens else FAILED_PAUSE_S)
-            if opens:
-                self._state = BreakerState.OPEN
+            opens = not self._open and (error.timed_out or self._failures_in_a_row >= FAILURES_TO_OPEN)
+            self._open |= opens
+            self._probe_at = now + self._pause_s
         if opens:
-            log.warning("%s is not called until it answers again (%s).", self._name, why)
-        self._on_probe()
+            log.warning("%s is not called until it answers again (%s).", self._name, error)
+        self._on_failure()
+
+    def probe_due_s(self) -> float | None:
+        """Seconds until a probe is due; `None` if none is, because the last call was answered."""
+        with self._lock:
+            return None if self._away_since is None else max(0.0, self._probe_at - self._clock())
+
+    def probe(self, ping: Callable[[], object]) -> None:
+        """Call `ping` if a probe is due. An answer closes the breaker; any exception is a failure."""
+        if self.probe_due_s() != 0.0:
+            return
+        try:
+            ping()
+        except Exception as error:
+            self._pause_s = min(self._longest_pause_s, 2 * self._pause_s)
+            self.failed(error if isinstance(error, RemoteError) else RemoteError(str(error)))
+            return
+        with self._lock:
+            was_open, self._open, self._pause_s = self._open, False, FIRST_PAUSE_S
+            self._answered()
+        if was_open:
+            log.info("%s answers again.", self._name)
+
+    def stats(self, pending_deletions: int = 0) -> RemoteStats:
+        """The counts, with the tier's number of unconfirmed deletions."""
+        with self._lock:
+            away_s = 0.0 if self._away_since is None else self._clock() - self._away_since
+            answers, away_s = self._away_since is None, self._away_s + away_s
+            return RemoteStats(answers, away_s, self._failures, self._skipped, pending_deletions)
 
     def _answered(self) -> None:
         """The remote answered. Needs `_lock`."""
@@ -213,7 +165,3 @@ class Health:
         if self._away_since is not None:
             self._away_s += self._clock() - self._away_since
             self._away_since = None
-
-
-def _mean(before: float | None, latest: float) -> float:
-    return latest if before is None else (1 - SAMPLE_WEIGHT) * before + SAMPLE_WEIGHT * latest

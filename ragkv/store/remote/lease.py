@@ -34,7 +34,7 @@ class RemoteLease(StoredLease):
         self._closed = False
 
     def prefetch(self) -> None:
-        self._fetch(range(AHEAD))
+        self._fetch(range(1))  # of all chunks before the second of any
 
     def close(self) -> None:
         with self._lock:

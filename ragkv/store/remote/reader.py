@@ -1,4 +1,4 @@
-"""Reads from one connector: in a thread pool, the layers that are needed first before others, verified on arrival.
+"""Reads from one connector: in threads, in the order in which readers ask, verified on arrival.
 
 Bytes that do not verify are read once more on a new connection, because a connection that lost its place would show
 every value as damaged. An entry that is bad twice, or lacks a part, is deleted, unless it was written anew meanwhile.
@@ -7,12 +7,12 @@ every value as damaged. An entry that is bad twice, or lacks a part, is deleted,
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
-from ragkv.runtime import PriorityThreadPool
+from ragkv.runtime import openmp
 
 from ..key import EntryKey
 from ..record import Bytes, Digest
@@ -29,7 +29,7 @@ T = TypeVar("T")
 Lookup = Future[dict[EntryKey, Bytes | None]]  # by key, the beginning of its head
 
 GRACE_S = 0.25  # A thread is waited for so much longer than the connector's own timeout.
-_LOOKUP_PRIORITY = -1  # Lookups come before all layers.
+LOOKUP_THREADS = 2  # Lookups have these threads of their own, so that they do not wait for layers.
 
 
 class RemoteReader:
@@ -51,7 +51,10 @@ class RemoteReader:
         self.connector, self.health, self._digest = connector, health, digest
         self._name, self._timeout_s = connector.kind.value, config.timeout_s
         self._counts, self._cache_free_bytes = counts, read_cache_bytes
-        self._pool = PriorityThreadPool(config.connections, f"ragkv-{self._name}")
+        self._lookups, self._fetches = (
+            ThreadPoolExecutor(threads, f"ragkv-{self._name}", initializer=openmp.use_one_thread)
+            for threads in (LOOKUP_THREADS, config.connections)
+        )
         self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease under it
 
     def look_up(
@@ -69,11 +72,11 @@ class RemoteReader:
             on_missing([key for key, start in found.items() if start is None])
             return found
 
-        return self._pool.submit(_LOOKUP_PRIORITY, look)
+        return _submit(self._lookups, look)
 
     def fetch(self, head: RemoteHead, layer_group: int) -> Future[Bytes]:
         """The payload of a layer group, verified; see `wait`."""
-        return self._pool.submit(head.layers_of(layer_group).start, lambda: self._payload(head, layer_group))
+        return _submit(self._fetches, lambda: self._payload(head, layer_group))
 
     def wait(self, future: Future[T]) -> T:
         """The result of `look_up` or `fetch`. Raises `RemoteError`, `EntryDamagedError`.
@@ -89,7 +92,7 @@ class RemoteReader:
             except TimeoutError:
                 if ran:
                     late = RemoteError(f"{self._name} did not answer", timed_out=True)
-                    self.health.record_failure(late, self._timeout_s + GRACE_S)
+                    self.health.failed(late)
                     raise late from None
                 ran = future.running()  # else it is queued behind others, each of which takes a timeout at most
 
@@ -128,7 +131,7 @@ class RemoteReader:
         log.warning("%s", why)
         known = None if head is None else head.content_digest
         try:
-            self.health.call(lambda: self.connector.delete(key, known), brief=False)
+            self.health.call(lambda: self.connector.delete(key, known))
         except RemoteError as error:
             log.debug("Damaged entry %s could not be deleted: %s", key, error)
 
@@ -152,7 +155,8 @@ class RemoteReader:
 
     def close(self) -> None:
         """Cancel queued reads and wait for the running ones."""
-        self._pool.close()
+        for pool in (self._lookups, self._fetches):
+            pool.shutdown(cancel_futures=True)
 
     def _payload(self, head: RemoteHead, layer_group: int) -> Bytes:
         if not head.layers_of(layer_group):
@@ -183,3 +187,13 @@ class RemoteReader:
         finally:
             self.health.meter.end_read(len(data or b""))
         return data
+
+
+def _submit(pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+    """Run `work` in `pool`; once that is closed the future is cancelled at once."""
+    try:
+        return pool.submit(work)
+    except RuntimeError:
+        closed = Future[T]()
+        closed.cancel()
+        return closed

@@ -13,7 +13,7 @@ from ragkv.errors import RemoteError
 from ..key import EntryKey
 from ..record import CHECKSUM_START, Bytes
 from ..tiers.base import TierKind
-from .connector import HEAD_BYTES, Connector, Usage
+from .connector import HEAD_BYTES, Connector
 from .redis_server import ANSWER_BYTES, FullError, RedisServer
 
 _PAGE = 500  # An answer lists about so many keys.
@@ -97,18 +97,15 @@ class RedisConnector(Connector):
             return bool(self._client.eval(_DROP, len(names), *names, content_digest or b"", CHECKSUM_START))
 
     def all_keys(self) -> Iterator[EntryKey]:
-        for keys in self._pages():
-            yield from keys
-
-    def usage(self) -> Usage:
-        entries = used_bytes = 0
-        for keys in self._pages():
-            with self._call(), self._client.pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    pipeline.memory_usage(self._name(key), samples=0)
-                used_bytes += sum(size or 0 for size in pipeline.execute())
-            entries += sum(not key.is_scores for key in keys)
-        return Usage(entries, used_bytes)
+        """See `Connector.all_keys`; this looks at every name on the server."""
+        pattern, cursor = self._root.replace("[", "\\[") + "*", 0
+        while True:
+            with self._call():
+                cursor, names = self._client.scan(cursor, match=pattern, count=_PAGE)
+            texts = [name[len(self._root) :].decode(errors="replace") for name in names]
+            yield from (key for text in texts if (key := EntryKey.from_text(text)) is not None)
+            if not cursor:
+                return
 
     def reset(self) -> None:
         self._server.reset()
@@ -118,14 +115,3 @@ class RedisConnector(Connector):
 
     def _name(self, key: EntryKey) -> str:
         return f"{self._root}{key.to_text()}"
-
-    def _pages(self) -> Iterator[list[EntryKey]]:
-        """The keys of all entries, in pages; this looks at every name on the server."""
-        pattern, cursor = self._root.replace("[", "\\[") + "*", 0
-        while True:
-            with self._call():
-                cursor, names = self._client.scan(cursor, match=pattern, count=_PAGE)
-            texts = [name[len(self._root) :].decode(errors="replace") for name in names]
-            yield [key for text in texts if (key := EntryKey.from_text(text)) is not None]
-            if not cursor:
-                return

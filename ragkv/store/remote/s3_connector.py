@@ -15,7 +15,7 @@ from ragkv.errors import MissingExtraError, RemoteError
 from ..key import EntryKey
 from ..record import CHECKSUM_CHARS, CHECKSUM_START, Bytes
 from ..tiers.base import TierKind
-from .connector import HEAD_BYTES, Connector, Usage
+from .connector import HEAD_BYTES, Connector
 
 try:
     import obstore
@@ -84,12 +84,13 @@ class S3Connector(Connector):
         return there
 
     def all_keys(self) -> Iterator[EntryKey]:
-        yield from (key for key, sizes in self._listed().items() if 0 in sizes)
-
-    def usage(self) -> Usage:
-        held = {key: sizes for key, sizes in self._listed().items() if 0 in sizes}
-        used_bytes = sum(sum(sizes.values()) for sizes in held.values())
-        return Usage(sum(not key.is_scores for key in held), used_bytes)
+        with self._call():
+            for page in obstore.list(self._store, self._root, chunk_size=_PAGE):
+                for item in page:
+                    *_, text, layer_group = item["path"].split("/")
+                    key = EntryKey.from_text(text)
+                    if key is not None and layer_group == f"{0:04d}":  # else a part, or another program's object
+                        yield key
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -114,15 +115,3 @@ class S3Connector(Connector):
 
     def _path(self, key: EntryKey, layer_group: int) -> str:
         return f"{self._folder(key)}{layer_group:04d}"
-
-    def _listed(self) -> dict[EntryKey, dict[int, int]]:
-        """The sizes of all values, by entry and layer group; an entry without its head is incomplete."""
-        sizes: dict[EntryKey, dict[int, int]] = {}
-        with self._call():
-            for page in obstore.list(self._store, self._root, chunk_size=_PAGE):
-                for item in page:
-                    *_, text, layer_group = item["path"].split("/")
-                    key = EntryKey.from_text(text)
-                    if key is not None and layer_group.isdecimal():  # else it is another program's object
-                        sizes.setdefault(key, {})[int(layer_group)] = item["size"]
-        return sizes

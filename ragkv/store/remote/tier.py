@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import EntryDamagedError, RemoteError
@@ -21,7 +20,7 @@ from ..key import EntryKey
 from ..record import Digest
 from ..tiers.base import Counts, Lease, Tier, TierStats
 from . import values
-from .connector import Connector, Usage
+from .connector import Connector
 from .health import Health
 from .lease import RemoteLease
 from .reader import Lookup, RemoteReader
@@ -30,12 +29,8 @@ from .values import RemoteHead
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-D = TypeVar("D")
-
 FRESH_S = 5.0  # A lookup ahead is trusted for so long.
 RETRY_S = 5.0  # So much time lies between two attempts at pending deletions.
-COUNT_S = 600.0  # So much time lies between two counts of what the remote holds.
 
 
 class RemoteTier(Tier):
@@ -56,10 +51,10 @@ class RemoteTier(Tier):
         self._connector, self._digest, self._tombstones = connector, digest, tombstones
         self._layer_group_bytes = config.group_bytes
         self._wake = threading.Event()
-        self._health = Health(self.kind.value, config.timeout_s, self._wake.set)
+        self._wake.set()  # deletions may be pending
+        self._health = Health(self.kind.value, self._wake.set)
         self._counts = Counts()
         self._reader = RemoteReader(connector, config, self._health, digest, self._counts, read_cache_bytes)
-        self._usage = Usage(0, 0)  # as last counted
         self._deleting: set[EntryKey] = set()
         self._lookups: dict[EntryKey, tuple[Lookup, float]] = {}  # ahead of their leases, and when they began
         self._lock = threading.Lock()
@@ -87,10 +82,8 @@ class RemoteTier(Tier):
         head = None
         try:
             head = self._find(key)
-            if head is not None and head.info.is_of_other_network(identity, token_ids):
-                return None
-            if head is not None and not head.info.matches(identity, token_ids):
-                raise EntryDamagedError(key, "its identity or tokens are not those asked for")
+            if head is not None and not head.info.check(identity, token_ids):
+                head = None
         except EntryDamagedError as error:
             self._reader.drop(key, error, head)
             head = None
@@ -127,7 +120,7 @@ class RemoteTier(Tier):
             if self._health.call(lambda: self._connector.exists(key)):
                 return True
             packed = values.pack(EncodedEntry.of(entry), self._layer_group_bytes, self._digest)
-            stored = self._health.call(lambda: self._connector.put(key, packed), brief=False)
+            stored = self._health.call(lambda: self._connector.put(key, packed))
         except RemoteError as error:
             log.debug("Entry %s was not stored: %s", key, error)
             return False
@@ -141,7 +134,7 @@ class RemoteTier(Tier):
             self._deleting.add(key)
             self._lookups.pop(key, None)
         try:
-            return self._health.call(lambda: self._connector.delete(key), brief=False)
+            return self._health.call(lambda: self._connector.delete(key))
         except RemoteError as error:
             self._tombstones.add(key)
             log.warning(
@@ -163,7 +156,11 @@ class RemoteTier(Tier):
         with self._lock:
             if self._is_deleted(key):
                 return False
-        return self._call(lambda: self._connector.exists(key), False)
+        try:
+            return self._health.call(lambda: self._connector.exists(key))
+        except RemoteError as error:
+            log.debug("%s: %s", self.kind.value, error)
+            return False
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         """Every key with its entry's info, `None` if this code cannot read it; ends early if the remote fails."""
@@ -183,37 +180,16 @@ class RemoteTier(Tier):
         return self._health.meter.speed()
 
     def stats(self) -> TierStats:
-        """See `Tier.stats`; entries and bytes are those of the last count."""
         with self._lock:
-            counted = self._counts.stats(self.kind, self._usage.entries, self._usage.used_bytes, None)
+            counted = self._counts.stats(self.kind, None, None, None)
         return replace(counted, remote=self._health.stats(len(self._tombstones.keys)))
-
-    def gc(self, keep: Callable[[Identity], bool]) -> int:
-        before = self.count().used_bytes
-        for key in self.refused(keep):
-            self.delete(key)
-        return before - self.count().used_bytes
-
-    def count(self) -> TierStats:
-        """Count what the remote holds, by listing it; the stats behind that."""
-        self._usage = self._call(self._connector.usage, self._usage, brief=False)
-        return self.stats()
 
     def close(self) -> None:
         self._closing.set()
-        self._health.stop()
         self._wake.set()
         self._reader.close()
         self._maintainer.join()
         self._connector.close()
-
-    def _call(self, action: Callable[[], T], otherwise: D, brief: bool = True) -> T | D:
-        """The result of `action`; `otherwise` where the remote does not answer."""
-        try:
-            return self._health.call(action, brief)
-        except RemoteError as error:
-            log.debug("%s: %s", self.kind.value, error)
-            return otherwise
 
     def _is_deleted(self, key: EntryKey) -> bool:
         return bool({key, key.kv} & (self._deleting | self._tombstones.keys))
@@ -221,23 +197,16 @@ class RemoteTier(Tier):
     # The maintenance thread
 
     def _maintain(self) -> None:
-        """Send probes, repeat pending deletions and count: in the background, never in a request's time."""
-        count_at = 0.0
+        """Send probes and repeat pending deletions: in the background, never in a request's time."""
         while not self._closing.is_set():
-            self._wake.clear()
             due_s = self._health.probe_due_s()
-            if due_s is None:
-                due_s = max(0.0, count_at - time.monotonic())
-                due_s = min(due_s, RETRY_S) if self._tombstones.keys and count_at else due_s
-            self._wake.wait(due_s)
+            self._wake.wait(RETRY_S if due_s is None and self._tombstones.keys else due_s)
+            self._wake.clear()
             try:
                 self._health.probe(self._connector.ping)
-                if self._health.available:
+                if self._health.available and not self._closing.is_set():
                     for key in self._tombstones.keys:
                         self._delete_pending(key)
-                    if time.monotonic() >= count_at:
-                        count_at = time.monotonic() + COUNT_S
-                        self.count()
             except RemoteError as error:
                 log.debug("%s: %s", self.kind.value, error)
             except Exception:  # the thread must live on
@@ -245,5 +214,5 @@ class RemoteTier(Tier):
 
     def _delete_pending(self, key: EntryKey) -> None:
         """Delete what a tombstone names. Raises `RemoteError`."""
-        self._health.call(lambda: self._connector.delete(key), brief=False)
+        self._health.call(lambda: self._connector.delete(key))
         self._tombstones.discard(key)

@@ -35,13 +35,10 @@ class TierKind(Enum):
 class RemoteStats:
     """Health of a remote tier."""
 
-    state: str  # of its circuit breaker: "closed" is healthy; "open" and "half-open" skip requests
     answers: bool  # whether the last call was answered in time
     away_s: float  # seconds since the start in which it did not answer
     failures: int  # calls that ended in an error, timeouts included
-    timeouts: int
     skipped: int  # calls not made because the breaker was open
-    lost_s: float  # time spent in calls that failed
     pending_deletions: int  # deletions that it has not confirmed yet
 
 
@@ -50,9 +47,9 @@ class TierStats:
     """What a tier holds, and what happened since it was opened."""
 
     kind: TierKind
-    entries: int  # without scores, whose bytes count
-    used_bytes: int  # these two of shared storage: as last counted
-    capacity_bytes: int | None  # None: shared storage bounds itself
+    entries: int | None  # without scores, whose bytes count
+    used_bytes: int | None
+    capacity_bytes: int | None  # these three are None of shared storage, which counts and bounds itself
     hits: int
     misses: int
     evictions: int
@@ -73,9 +70,9 @@ class Counts:
     read_bytes: int = 0
     written_bytes: int = 0
 
-    def stats(self, kind: TierKind, entries: int, used_bytes: int, capacity_bytes: int | None) -> TierStats:
+    def stats(self, kind: TierKind, entries: int | None, used_bytes: int | None, capacity: int | None) -> TierStats:
         """These counters, with what the tier holds."""
-        return TierStats(kind, entries, used_bytes, capacity_bytes, **asdict(self))
+        return TierStats(kind, entries, used_bytes, capacity, **asdict(self))
 
 
 class Lease(Closing):
@@ -239,11 +236,11 @@ class Tier(ABC):
         return (info for _, info in self.scan() if info is not None and not info.identity.scorer)
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
-        """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes freed."""
-        before = self.stats().used_bytes
+        """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes freed, if known."""
+        before = self.stats().used_bytes or 0
         for key in self.refused(keep):
             self.delete(key)
-        return before - self.stats().used_bytes
+        return before - (self.stats().used_bytes or 0)
 
     def refused(self, keep: Callable[[Identity], bool]) -> list[EntryKey]:
         """The keys that `gc` would drop."""

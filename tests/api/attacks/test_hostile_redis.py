@@ -25,7 +25,7 @@ from tests.conversations.helpers import ask, engine_at, is_full_prefill, questio
 from tests.engine.helpers import A, B
 from tests.store.entries import make_entry
 from tests.store.remote.faulty_proxy import Proxy
-from tests.store.remote.helpers import hit, redis_store, redis_tier_of, unique_prefix
+from tests.store.remote.helpers import hit, redis_store, unique_prefix
 from tests.store.remote.servers import LOOPBACK, RedisServer
 
 pytestmark = pytest.mark.enable_socket
@@ -183,7 +183,6 @@ def test_names_and_types_that_are_no_entries_do_no_harm(config: RedisConfig, van
         vandal.client.delete(name)
         vandal.client.set(name, wrong)  # of another type
         assert hit(store, 1) is None
-        redis_tier_of(store).count()
         store.put(make_entry(1))
         store.flush()
         assert list(store.infos()) == []
@@ -241,7 +240,7 @@ def test_a_replayed_older_state_is_named_in_the_report(
     tmp_path: Path, config: RedisConfig, vandal: Vandal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It verifies, and it may be a restored backup: it is used, and the report says that it is older."""
-    monkeypatch.setattr("ragkv.conversations.redis_storage.CLOCK_SKEW_S", 0.0)
+    monkeypatch.setattr("ragkv.conversations.conversations.CLOCK_SKEW_S", 0.0)
     with engine_at(tmp_path, session=SHARED, redis=config) as engine:
         ask(engine, engine.session("s"), 0)
         old = vandal.manifest("s")

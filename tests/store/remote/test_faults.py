@@ -13,7 +13,7 @@ from ragkv.store.remote import RemoteTier, open_remote
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 from tests.store.remote.faulty_proxy import Proxy
 
-from .helpers import unique_prefix, wait_until
+from .helpers import counted, unique_prefix, wait_until
 from .servers import LOOPBACK, RedisServer, S3Server, free_port
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -106,8 +106,7 @@ def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedSer
     assert not tier.put(entry(2))
     assert not tier.contains(entry(1).info.key)
     stats = tier.stats().remote
-    assert stats is not None and stats.state != "closed"
-    assert stats.skipped > 0
+    assert stats is not None and stats.skipped > 0 and not stats.answers
 
 
 def test_a_remote_that_answers_again_is_called_again(proxied: ProxiedServer) -> None:
@@ -211,7 +210,7 @@ class TestRedis:
         proxied.server.start()
         wait_until(lambda: is_available(tier))
         assert outcome(tier) is None  # it is empty
-        assert tier.count().used_bytes == 0
+        assert counted(tier).used_bytes == 0
         assert tier.put(entry(1))
         assert outcome(tier) is not None
 
@@ -288,7 +287,7 @@ class TestRedis:
                 served += outcome(tier, number) is not None
                 served += outcome(tier, number // 2) is not None
             assert 20 < served < 80
-            assert tier.count().entries < 40
+            assert counted(tier).entries < 40
         finally:
             proxied.close()
             server.remove()

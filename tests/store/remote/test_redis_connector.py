@@ -10,7 +10,7 @@ from ragkv.store import TierKind
 from ragkv.store.remote import RemoteTier
 from tests.store.entries import make_entry, other_identities
 
-from .helpers import hit, redis_config, redis_store, redis_tier_of
+from .helpers import counted, hit, redis_config, redis_store, redis_tier_of
 from .servers import LOOPBACK, RedisServer
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -57,5 +57,5 @@ def test_tenants_see_neither_the_entries_nor_the_bytes_of_each_other(redis_serve
         ours, theirs = redis_tier_of(store), redis_tier_of(other)
         assert [info.key for info in ours.infos()] == [make_entry(1).info.key]
         assert [info.key for info in theirs.infos()] == [make_entry(2, identity=tenant).info.key]
-        assert ours.count().entries == theirs.count().entries == 1
+        assert counted(ours).entries == counted(theirs).entries == 1
         assert not theirs.contains(make_entry(1).info.key)
