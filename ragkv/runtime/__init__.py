@@ -8,7 +8,6 @@ from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_fo
 from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
-from .priority_pool import PriorityThreadPool
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, duration
 from .sqlite_files import FileState, create_private, state_of
@@ -20,7 +19,6 @@ __all__ = [
     "FairLock",
     "FileState",
     "LeasePool",
-    "PriorityThreadPool",
     "Rate",
     "TimeShareQueue",
     "Wait",
