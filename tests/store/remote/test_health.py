@@ -1,6 +1,5 @@
 """The health of a remote: when its circuit breaker opens and closes, and how fast it is found to be."""
 
-
 import pytest
 
 from ragkv.errors import RemoteError
