@@ -8,7 +8,6 @@ request: it is logged and counts as a miss (CacheBlend section 5.1, "KV cache st
 """
 
 import atexit
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -299,18 +298,12 @@ class Store(Closing):
         return any(deleted)
 
     def _look_ahead(self, hint: PrefetchHint) -> None:
-        """Let the remote tiers look up what no local tier has; the second looks up what the first misses."""
-        look: Callable[[Sequence[EntryKey]], None] = _ignore
-        for tier in reversed(self._remote):
-            look = functools.partial(tier.look_up_ahead, on_missing=look)
-        local = self._local
+        """Let the remote tiers look up what no local tier has, all at once."""
         keys = [entry.key for entry in hint.entries]
         keys += [replace(entry.key, slot=entry.scores_slot) for entry in hint.entries if entry.scores_slot]
-        look([key for key in keys if self._writers.entry(key) is None and not any(t.contains(key) for t in local)])
-
-
-def _ignore(keys: Sequence[EntryKey]) -> None:
-    """No tier is below the last one to look up what it misses."""
+        near = {key for key in keys if self._writers.entry(key) or any(tier.contains(key) for tier in self._local)}
+        for tier in self._remote:
+            tier.look_up_ahead([key for key in keys if key not in near])
 
 
 def _or_none(what: str, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

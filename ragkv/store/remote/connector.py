@@ -56,7 +56,7 @@ class Connector(ABC):
         self.exists(EntryKey("0" * 64))
 
     def reset(self) -> None:  # noqa: B027
-        """Drop the connections; the next call opens new ones. For libraries that reuse a broken connection."""
+        """Open new connections for the next calls. For libraries that reuse a broken connection."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Reads from one connector: in threads, in the order in which readers ask, verified on arrival.
 
-Bytes that do not verify are read once more on a new connection, because a connection that lost its place would show
-every value as damaged. An entry that is bad twice, or lacks a part, is deleted, unless it was written anew meanwhile.
+An entry whose bytes do not verify, or that lacks a part, is deleted, unless it was written anew meanwhile. The
+connections are opened anew then, because one that lost its place would show every value as damaged.
 """
 
 import logging
@@ -57,20 +57,12 @@ class RemoteReader:
         )
         self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease under it
 
-    def look_up(
-        self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None] = lambda _: None
-    ) -> Lookup:
-        """Look for the heads of `keys` in one exchange; `on_missing` gets the keys that were not found."""
+    def look_up(self, keys: Sequence[EntryKey]) -> Lookup:
+        """Look for the heads of `keys` in one exchange."""
 
         def look() -> dict[EntryKey, Bytes | None]:
-            try:
-                starts = self.health.call(lambda: self.connector.find(keys))
-            except RemoteError:
-                on_missing(keys)
-                raise
-            found = dict(zip(keys, starts, strict=True))
-            on_missing([key for key, start in found.items() if start is None])
-            return found
+            starts = self.health.call(lambda: self.connector.find(keys))
+            return dict(zip(keys, starts, strict=True))
 
         return _submit(self._lookups, look)
 
@@ -96,21 +88,12 @@ class RemoteReader:
                     raise late from None
                 ran = future.running()  # else it is queued behind others, each of which takes a timeout at most
 
-    def head(self, key: EntryKey, start: Bytes) -> RemoteHead | None:
-        """The head that begins with `start`, verified. Raises `RemoteError`, `EntryDamagedError` if it is bad twice."""
-        try:
-            return self.parse_head(key, start)
-        except EntryDamagedError:
-            self.connector.reset()
-            again = self.head_start(key)
-            return None if again is None else self.parse_head(key, again)
-
     def head_start(self, key: EntryKey) -> Bytes | None:
         """The beginning of the head of `key`. Not a use. Raises `RemoteError`."""
         return self.health.call(lambda: self.connector.get(key, 0, 0, HEAD_BYTES))
 
-    def parse_head(self, key: EntryKey, start: Bytes) -> RemoteHead:
-        """As `head`, without a second attempt."""
+    def head(self, key: EntryKey, start: Bytes) -> RemoteHead:
+        """The head that begins with `start`, verified. Raises `RemoteError`, `EntryDamagedError`."""
 
         def first(size: int) -> bytes:
             return bytes(self.health.call(lambda: self.connector.get(key, 0, 0, size)) or b"")
@@ -130,6 +113,7 @@ class RemoteReader:
             self._counts.damaged += not isinstance(why, EntryUnreachableError)
         log.warning("%s", why)
         known = None if head is None else head.content_digest
+        self.connector.reset()
         try:
             self.health.call(lambda: self.connector.delete(key, known))
         except RemoteError as error:
@@ -161,22 +145,16 @@ class RemoteReader:
     def _payload(self, head: RemoteHead, layer_group: int) -> Bytes:
         if not head.layers_of(layer_group):
             return b""
-        try:
-            try:
-                return self._verified(head, layer_group)
-            except EntryDamagedError:
-                self.connector.reset()
-                return self._verified(head, layer_group)
-        except EntryDamagedError as error:
-            self.drop(head.info.key, error, head)
-            raise
-
-    def _verified(self, head: RemoteHead, layer_group: int) -> Bytes:
         key, (start, size) = head.info.key, head.place_of(layer_group)
         data = self._get(key, layer_group, start, start + size + 1)  # one more: a longer value is not what was written
-        if data is None:
-            raise EntryUnreachableError(key, f"layer group {layer_group} is gone from {self._name}, evicted or deleted")
-        head.check(layer_group, data)
+        try:
+            if data is None:
+                gone = f"layer group {layer_group} is gone from {self._name}, evicted or deleted"
+                raise EntryUnreachableError(key, gone)
+            head.check(layer_group, data)
+        except EntryDamagedError as error:
+            self.drop(key, error, head)
+            raise
         return data
 
     def _get(self, key: EntryKey, layer_group: int, start: int, stop: int) -> Bytes | None:

@@ -9,7 +9,7 @@ knows no leases: what it evicts, or any process deletes, is a miss, even during 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ragkv.config import RedisConfig, S3Config
@@ -68,13 +68,13 @@ class RemoteTier(Tier):
 
     # Reading
 
-    def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:
+    def look_up_ahead(self, keys: Sequence[EntryKey]) -> None:
         now = time.monotonic()
         with self._lock:
             self._lookups = {key: lookup for key, lookup in self._lookups.items() if now - lookup[1] < FRESH_S}
             new = [key for key in dict.fromkeys(keys) if key not in self._lookups and not self._is_deleted(key)]
             if new:
-                lookup = self._reader.look_up(new, on_missing)
+                lookup = self._reader.look_up(new)
                 self._lookups.update(dict.fromkeys(new, (lookup, now)))
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
@@ -169,7 +169,7 @@ class RemoteTier(Tier):
                 start = self._reader.head_start(key)
                 if start is not None and not self._is_deleted(key):
                     try:
-                        yield key, self._reader.parse_head(key, start).info
+                        yield key, self._reader.head(key, start).info
                     except EntryDamagedError as error:
                         log.warning("%s", error)
                         yield key, None

@@ -206,8 +206,8 @@ class Tier(ABC):
     def served(self, turn: TurnSize) -> None:  # noqa: B027
         """Tell the policy that a conversation's turn was served, before the turn's blocks are put. It may trim."""
 
-    def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:  # noqa: B027
-        """These keys will be leased soon: a remote tier begins to look them up, and reports missing keys."""
+    def look_up_ahead(self, keys: Sequence[EntryKey]) -> None:  # noqa: B027
+        """These keys will be leased soon: a remote tier begins to look them up."""
 
     @abstractmethod
     def contains(self, key: EntryKey) -> bool:
