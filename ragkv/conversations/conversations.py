@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from ragkv.config import EngineConfig, SessionConfig
 from ragkv.errors import InputError, SessionUnavailableError
@@ -27,7 +27,6 @@ from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey, RemoteStats
 
 from .manifest import Summary
-from .references import References
 from .session import Session, SessionInfo
 from .storage import FolderStorage, SessionStorage
 from .turn import Turn
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0  # `SWEEP_S` is how often idle conversations are looked for at most.
+REMEMBERED = 10_000  # `REMEMBERED` is the number of conversations whose last use is known here at most.
 CLOCK_SKEW_S = 5.0  # `CLOCK_SKEW_S` is by how much the clocks of replicas may differ.
 
 
@@ -62,14 +62,13 @@ class Conversations:
         # Guards the fields below. No thread waits for a session or a server while it holds this lock.
         self._lock = threading.RLock()
         self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        self._references = References()
+        self._unsaved: WeakSet[Session] = WeakSet()
+        self._seen_at: dict[str, float] = {}  # when the states seen here were used, by id, to notice older ones
         self._turns: set[Turn] = set()  # under way
         self.request_numbers: Iterator[int] = count(1)
         self._swept_at = 0.0
         self._deletions: SharedDeletions | None = None
         if not storage.shared:
-            for summary in storage.summaries():
-                self._references.set(summary.session_id, summary)
             self.sweep()
             block_writer.flush()
             block_writer.then(self.drop_orphans)
@@ -92,7 +91,7 @@ class Conversations:
         secret = secret_from_environment(settings.redis)
         storage = RedisStorage(settings.redis, base, adapter.vocabulary, secret)
         opened = cls(adapter, runs, block_writer, config.session, storage)
-        opened._deletions = SharedDeletions(storage, folder, opened.drop_unused, opened.tidy)
+        opened._deletions = SharedDeletions(storage, folder, opened.drop, opened.tidy)
         return opened
 
     # One conversation.
@@ -131,7 +130,8 @@ class Conversations:
         session = Session(self, session_id, self._empty() if past is None else past.state, tuple(notes), saved=False)
         if past is not None:
             session.discard_by = past.discard_by
-            self._count(session)
+        with self._lock:
+            self._unsaved.add(session)
         return session
 
     @contextmanager
@@ -181,14 +181,15 @@ class Conversations:
 
         If it raises, the session's state is unchanged.
         """
-        state = replace(state, used_at=self.clock())
+        state, before = replace(state, used_at=self.clock()), session.state
         # In one step with what `_set_ttl` saves; but nothing waits for a server under the lock.
         with nullcontext() if self.storage.shared else self._lock:
             if session.saved:
                 self.storage.save(session, state)
             session.state = state
-        if unused := self._count(session):
-            self.block_writer.then(partial(self.drop_unused, unused))
+        self._saw(session)
+        if unused := self._keys(before) - self._keys(state):
+            self.block_writer.then(partial(self.drop, unused))
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:
         """Return when the session's last state survives a crash; a note if that is not so within `timeout_s`."""
@@ -196,14 +197,15 @@ class Conversations:
 
     def clear(self, session: Session) -> None:
         """Delete the session's turns, and the blocks that no other history has."""
+        before = session.state
         if session.saved and self.storage.shared:
             self.storage.delete(session.session_id)
         with self._lock:
-            session.state, session.version, session.notes = self._empty(session.state.ttl_s), None, ()
-            unused = self._references.set(session.session_id, None, saved=session.saved)
+            session.state, session.version, session.notes = self._empty(before.ttl_s), None, ()
+            self._seen_at.pop(session.session_id, None)
         if session.saved and not self.storage.shared:  # now, because a write that waits is not done any more
             self.storage.delete(session.session_id)
-        self.drop_unused(unused)
+        self.drop(self._keys(before))
 
     def delete(self, session: Session) -> None:
         """Clear a session for good."""
@@ -217,38 +219,37 @@ class Conversations:
 
     def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
         """Every conversation that has turns, the last used first; with `session_ids`, of these only."""
-        found = self._summaries() if session_ids is None else self._summaries_of(session_ids)
+        found = self.storage.summaries(None if session_ids is None else tuple(session_ids))
         shown = (one for one in _last_used_first(found) if one.turns and not self._idle_too_long(one))
         return tuple(map(self._info, shown))
 
     def has(self, session_id: str) -> bool:
         """Whether there is a conversation of that id that has turns: quick."""
-        return any(summary.turns for summary in self._summaries_of([session_id]))
+        return any(summary.turns for summary in self.storage.summaries([session_id]))
 
     def ids(self) -> tuple[str, ...]:
         """The ids of the conversations that have turns, in no order, without looking anything up: quick."""
-        if self.storage.shared:
-            return self.storage.ids()
-        return tuple(summary.session_id for summary in self._summaries() if summary.turns)
+        return self.storage.ids()
 
     def uses(self) -> dict[str, float]:
         """When each conversation was used last (seconds since the epoch), by its id, the last used first: quick."""
-        return {summary.session_id: summary.used_at for summary in _last_used_first(self._summaries())}
+        return {summary.session_id: summary.used_at for summary in _last_used_first(self.storage.summaries())}
 
     def delete_all(self, session_ids: Iterable[str]) -> None:
         """Delete conversations: those that replicas share also while a turn of theirs runs."""
-        unused = set[EntryKey]()
-        for session_id in session_ids:
-            if not self.storage.shared:
+        if not self.storage.shared:
+            for session_id in session_ids:
                 self.session(session_id).delete()
-                continue
+            return
+        session_ids = tuple(session_ids)
+        found = tuple(self.storage.summaries(session_ids))
+        for session_id in session_ids:
             self.storage.delete(session_id)
             with self._lock:
                 session = self._live.pop(session_id, None)
-                unused |= self._references.set(session_id, None)
             if session is not None:
                 session.deleted = True
-        self.drop_unused(unused)
+        self.drop({key for summary in found for key in summary.keys})
 
     def server_stats(self) -> RemoteStats | None:
         """The health of the server that replicas share, as conversations see it; `None` if they share none."""
@@ -258,23 +259,16 @@ class Conversations:
         """The block deletes the entries of `keys`; the replicas that share the conversations are told of it."""
         return nullcontext() if self._deletions is None else self._deletions.telling(keys)
 
-    def drop_unused(self, keys: Iterable[EntryKey]) -> None:
-        """Delete the blocks of these keys that are in no history, of any replica."""
-        if not (unused := tuple(keys)):
+    def drop(self, keys: Iterable[EntryKey]) -> None:
+        """Delete the blocks of these keys that are in no history, of any replica, and of no turn under way."""
+        if not (dropped := set(keys)):
             return
         try:
-            self._summaries()
+            dropped -= self._used_keys()
         except SessionUnavailableError as error:
             log.warning("Blocks of a conversation were not deleted: %s", error)
-        else:
-            self.drop(unused)
-
-    def drop(self, keys: Iterable[EntryKey]) -> None:
-        """Delete the blocks of these keys that are in no history known here."""
-        for key in keys:
-            with self._lock:
-                if any(key in turn.saved_keys for turn in self._turns) or not self._references.release(key):
-                    continue
+            return
+        for key in dropped:
             self.block_writer.delete(key)
 
     def drop_orphans(self) -> int:
@@ -283,13 +277,9 @@ class Conversations:
         The block writer deletes them after what was saved before. A process that was killed in a turn leaves such
         blocks, and so does a deletion that this one was not told of.
         """
-        # In this order: a block belongs to a turn until its conversation is committed.
         blocks = self.block_writer.on_this_machine()
-        with self._lock:
-            unsaved = (summary.keys for summary in self._references.unsaved.values())
-            blocks.difference_update(*(turn.saved_keys for turn in self._turns), *unsaved)
         if blocks:
-            blocks.difference_update(*(summary.keys for summary in self._summaries()))
+            blocks -= self._used_keys()
         if blocks:  # some may be of another model's conversations
             blocks &= self.block_writer.own()
             # Not at once: a turn that begins now may save the same blocks, and the block writer stores them afterwards.
@@ -304,7 +294,7 @@ class Conversations:
             if abs(now - self._swept_at) < SWEEP_S:  # a clock may be set back
                 return
             self._swept_at = now
-        for summary in filter(self._idle_too_long, self._summaries()):
+        for summary in filter(self._idle_too_long, self.storage.summaries()):
             # Opening an expired session clears it.
             self.block_writer.then(partial(self.session, summary.session_id))
 
@@ -332,35 +322,30 @@ class Conversations:
             return
         state = self._empty(session.state.ttl_s) if found.state is None else found.state
         with self._lock:
-            known = self._references.saved.get(session.session_id)
             session.state, session.version, session.notes = state, found.version, found.notes
-            if known is not None and state.turns and state.used_at < known.used_at - CLOCK_SKEW_S:
+            if state.turns and state.used_at < self._seen_at.get(session.session_id, 0.0) - CLOCK_SKEW_S:
                 session.notes += ("the conversation is older than it was here: its server was restored",)
-            if found.state is not None or self.storage.shared:
-                self._references.set(session.session_id, self._summary(session))
+        self._saw(session)
 
-    def _summaries(self) -> tuple[Summary, ...]:
-        """The summaries of all conversations, whichever replica answered them."""
-        found = tuple(self.storage.summaries()) if self.storage.shared else None
+    def _used_keys(self) -> set[EntryKey]:
+        """The keys of the blocks that turns under way or histories have, of any replica."""
+        # In this order: a block belongs to a turn until its conversation is committed.
         with self._lock:
-            if found is not None:
-                self._references.set_saved(found)
-            return tuple(self._references.saved.values())
+            used = {key for turn in self._turns for key in turn.saved_keys}
+            unsaved = tuple(self._unsaved)
+        used.update(*(self._keys(session.state) for session in unsaved))
+        return used.union(*(summary.keys for summary in self.storage.summaries()))
 
-    def _summaries_of(self, session_ids: Iterable[str]) -> Iterable[Summary]:
-        """The summaries of the conversations of these ids, without those that do not exist."""
-        if self.storage.shared:
-            return tuple(self.storage.summaries(tuple(session_ids)))
-        with self._lock:
-            return tuple(filter(None, map(self._references.saved.get, session_ids)))
+    def _keys(self, state: SessionState) -> set[EntryKey]:
+        return set(map(self.block_writer.key, state.history.blocks))
 
-    def _summary(self, session: Session) -> Summary:
-        return Summary.of(session.session_id, session.state, self.block_writer.base)
-
-    def _count(self, session: Session) -> set[EntryKey]:
-        """Record which blocks the session's history has; returns the keys that it has no more."""
-        with self._lock:
-            return self._references.set(session.session_id, self._summary(session), saved=session.saved)
+    def _saw(self, session: Session) -> None:
+        """Remember when the session's state was used; of a server alone, which may be restored."""
+        if self.storage.shared and session.saved:
+            with self._lock:
+                if len(self._seen_at) >= REMEMBERED:
+                    self._seen_at.clear()
+                self._seen_at[session.session_id] = session.state.used_at
 
     def _set_ttl(self, session: Session, ttl_s: float | None) -> None:
         """Set a session's time to live, unless `ttl_s` is `None`. Needs `_lock`."""

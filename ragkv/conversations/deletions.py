@@ -30,14 +30,14 @@ class SharedDeletions(Closing):
         self,
         storage: "RedisStorage",
         folder: Path | None,
-        drop_unused: Callable[[Iterable[EntryKey]], None],
+        drop: Callable[[Iterable[EntryKey]], None],
         tidy: Callable[[], None],
     ) -> None:
         """In `folder` what was not told yet outlives the process; with `None` it does not.
 
-        `drop_unused` deletes what is in no conversation; `tidy` looks for more of it, which takes longer.
+        `drop` deletes what is in no conversation; `tidy` looks for more of it, which takes longer.
         """
-        self._storage, self._drop_unused, self._tidy = storage, drop_unused, tidy
+        self._storage, self._drop, self._tidy = storage, drop, tidy
         self._untold = Tombstones(None if folder is None else folder / UNTOLD)
         self._tidy_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic
         self._position = "0"  # of the last deletion that was followed
@@ -73,7 +73,7 @@ class SharedDeletions(Closing):
             if position == self._position:
                 return
             self._position = position
-            self._drop_unused(keys)
+            self._drop(keys)
 
     def _follow(self) -> None:
         while not self._closing.wait(POLL_S):

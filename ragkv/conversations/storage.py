@@ -68,7 +68,7 @@ class SessionStorage(Closing, ABC):
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all conversations."""
-        return tuple(summary.session_id for summary in self.summaries())
+        return tuple(summary.session_id for summary in self.summaries() if summary.turns)
 
     def stats(self) -> RemoteStats | None:
         """The health of a server that replicas share."""
@@ -94,11 +94,12 @@ class FolderStorage(SessionStorage):
         self._base = base
         model = replace(base, context="").to_json()
         self._model_digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
-        self._other_models: set[str] = set()  # hashed ids of other models' conversations, as `summaries` found them
+        self._other_models: set[str] = set()  # hashed ids of other models' conversations
         self._unwritten: dict[str, Session] = {}  # whose state is not on disk; this keeps them alive
         self._versions = count(1)
         self._writing = threading.Lock()  # one write at a time
         self._writer: Background[None] = Background(0, "ragkv-manifests")
+        self._summaries = {} if self._folder is None else self._found_in(self._folder)  # by id, of the newest states
 
     def load(self, session_id: str, known: str | None) -> StoredState | None:
         if self._folder is None or known is not None:
@@ -126,6 +127,7 @@ class FolderStorage(SessionStorage):
 
     def save(self, session: Session, state: SessionState) -> None:
         version = session.version = str(next(self._versions))
+        self._summaries[session.session_id] = Summary.of(session.session_id, state, self._base)
         if self._folder is None:
             self._unwritten[session.session_id] = session
             return
@@ -146,6 +148,7 @@ class FolderStorage(SessionStorage):
 
     def delete(self, session_id: str, known: str | None = None) -> None:
         self._unwritten.pop(session_id, None)
+        self._summaries.pop(session_id, None)
         if self._folder is None:
             return
         try:
@@ -155,32 +158,35 @@ class FolderStorage(SessionStorage):
             log.warning("The manifest of session %r cannot be deleted: %s.", session_id, error)
 
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
-        """See `SessionStorage`. Temporary files of a killed process are deleted."""
-        if self._folder is None:
-            return
-        with contextlib.suppress(OSError):
-            for orphan in self._folder.glob("*.tmp"):
-                orphan.unlink()
-        self._other_models.clear()
-        wanted = None if session_ids is None else {_hashed(session_id) for session_id in session_ids}
-        for path in sorted(self._folder.glob("*-*.json")):
-            hashed, _, digest = path.stem.partition("-")
-            if digest != self._model_digest:
-                self._other_models.add(hashed)
-                continue
-            try:
-                with path.open(encoding="utf-8") as file:
-                    header, summary = json.loads(file.readline()), file.readline()
-                if header["version"] == VERSION and (wanted is None or hashed in wanted):
-                    yield Summary.from_json(summary)
-            except (OSError, *NOT_A_MANIFEST):
-                continue  # `load` reports it to the caller that asks for this session
+        known = self._summaries
+        return tuple(known.values()) if session_ids is None else tuple(filter(None, map(known.get, session_ids)))
 
     def flush(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
+
+    def _found_in(self, folder: Path) -> dict[str, Summary]:
+        """The summaries of this model's manifests. Temporary files of a killed process are deleted."""
+        with contextlib.suppress(OSError):
+            for orphan in folder.glob("*.tmp"):
+                orphan.unlink()
+        found = {}
+        for path in sorted(folder.glob("*-*.json")):
+            hashed, _, digest = path.stem.partition("-")
+            if digest != self._model_digest:
+                self._other_models.add(hashed)
+                continue
+            try:
+                with path.open(encoding="utf-8") as file:
+                    header, line = json.loads(file.readline()), file.readline()
+                if header["version"] == VERSION:
+                    summary = Summary.from_json(line)
+                    found[summary.session_id] = summary
+            except (OSError, *NOT_A_MANIFEST):
+                continue  # `load` reports it to the caller that asks for this session
+        return found
 
     def _write(self, session: Session, version: str, state: SessionState) -> str | None:
         """Write a state that was saved. If that fails, returns a note, which the next turn reports too."""

@@ -289,6 +289,7 @@ def test_no_turn_is_answered_without_the_server(tmp_path: Path) -> None:
                 question(2), [A, B], max_new_tokens=2
             ).token_ids  # a request without a session needs no server
             server.start()  # the server kept everything in memory, so it is empty now
+            until(lambda: engine.conversations.server_stats().answers)  # a probe finds that out
             assert engine.session("s").turns == 0
     finally:
         server.remove()
