@@ -36,7 +36,7 @@ def metrics_table() -> str:
     """Every metric of the server, without those of the process: its name, type, labels and help."""
     rows = []
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0.0, 0)
+    server = RemoteStats(True, 0.0, 0, 0, 0)
     stats = EngineStats("llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
     vllm: Any = SimpleNamespace(failure=lambda: None)
     metrics = Metrics(lambda: [TenantStats("", stats, 0)], vllm=vllm)
