@@ -74,14 +74,3 @@ def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> 
     for method in methods:
         assert re.search(rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", output, re.MULTILINE), output
     assert (tmp_path / "plot.png").stat().st_size > 5_000
-
-
-@pytest.mark.parametrize("name", ["musique_s_100.json", "MiniLongBench_2wikimqa.json", "mtragun_reference.jsonl"])
-def test_the_public_question_formats_are_read(name: str) -> None:
-    quality_data = pytest.importorskip("benchmarks.quality_data")
-    path = ROOT.parent / "shared" / "data" / "qa" / name
-    if not path.exists():
-        pytest.skip(f"{name} is missing")
-    contexts = quality_data.read(path, 20)
-    assert sum(len(context.questions) for context in contexts) >= 10
-    assert all(context.chunks and all(q.text and q.golds for q in context.questions) for context in contexts)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragkv.errors import MissingExtraError, ModelNotFoundError
+from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 from ragkv.retrieval import SentenceTransformerEmbedder, resolve_embedder
 from ragkv.retrieval.embedders import minilm_path, verify_minilm
 from ragkv.retrieval.values import Vectors
@@ -56,6 +56,11 @@ def test_an_embedder_gives_one_unit_vector_for_each_window(encoder: Path) -> Non
     np.testing.assert_allclose(embedder.embed_query("red fish"), vectors[0][0], atol=1e-5)
     np.testing.assert_allclose(embedder.embed_texts(["red fish blue"])[0][0], vectors[1][0], atol=1e-5)
     assert embedder.dimension == 16
+
+
+def test_windows_of_no_token_are_refused(encoder: Path) -> None:
+    with pytest.raises(ConfigError, match="window_tokens is 0"):
+        SentenceTransformerEmbedder(encoder, window_tokens=0)
 
 
 def test_the_end_of_a_very_long_query_is_not_tokenized(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from ragkv.errors import InputError, RagKVError
 from ragkv.runtime import make_private_folder, replace_file
 
 from .chat import ChatRagKV
-from .engines import SharedEngine
 from .messages import chat_input
 
 log = logging.getLogger(__name__)
@@ -54,18 +53,14 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
             messages = self._read()
             self._write([])
         try:
-            turns = self._shared.template.messages(chat_input(messages, (), "").messages)
-            head = self._shared.template.head([*turns, PlainMessage("user", "")])
+            turns = self._llm.shared.template.messages(chat_input(messages, (), "").messages)
+            head = self._llm.shared.template.head([*turns, PlainMessage("user", "")])
         except RagKVError:  # messages that the model refuses have no session
             return
-        self._shared.conversations.forget(head)
-
-    @property
-    def _shared(self) -> SharedEngine:
-        return self._llm.shared
+        self._llm.shared.conversations.forget(head)
 
     def _path(self) -> Path | None:
-        directory = self._shared.engine.config.store.directory
+        directory = self._llm.shared.engine.config.store.directory
         if directory is None:
             return None
         name = hashlib.blake2b(self.session_id.encode(), digest_size=16).hexdigest()
@@ -74,7 +69,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
     def _read(self) -> list[BaseMessage]:
         path = self._path()
         if path is None:
-            return list(self._shared.histories.get(self.session_id, ()))
+            return list(self._llm.shared.histories.get(self.session_id, ()))
         try:
             saved: dict[str, Any] = json.loads(path.read_text("utf-8"))
             return messages_from_dict(saved["messages"])
@@ -87,7 +82,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
     def _write(self, messages: Sequence[BaseMessage]) -> None:
         path = self._path()
         if path is None:
-            self._shared.histories[self.session_id] = list(messages)
+            self._llm.shared.histories[self.session_id] = list(messages)
             return
         make_private_folder(path.parent)
         if not messages:

@@ -84,7 +84,8 @@ def _content(message: BaseMessage, separator: str) -> tuple[str, list[ChatDocume
             parts.append(found)
     text = "".join(parts)
     if isinstance(message, ToolMessage):
-        carried = [to_document(item) for item in _artifact_documents(message.artifact)]
+        items = message.artifact if isinstance(message.artifact, list | tuple) else [message.artifact]
+        carried = [to_document(item) for item in items if isinstance(item, Document)]
         missing = [document for document in carried if document.text not in text]
         text = "".join(document.text + separator for document in missing) + text
         documents += carried
@@ -111,12 +112,6 @@ def _text_of(block: Mapping[str, Any]) -> str | None:
     source = block.get("source")
     text = source.get("data") if isinstance(source, Mapping) and source.get("type") == "text" else block.get("text")
     return text if isinstance(text, str) else None
-
-
-def _artifact_documents(artifact: Any) -> list[Any]:
-    """The documents in the artifact of a tool message."""
-    items = artifact if isinstance(artifact, list | tuple) else [artifact]
-    return [item for item in items if isinstance(item, Document)]
 
 
 def to_document(item: Any) -> ChatDocument:

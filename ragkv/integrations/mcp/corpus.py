@@ -6,7 +6,7 @@ Both give the values that the tools return, and raise `RagKVError` for what cann
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ragkv.runtime import run_in_thread
 
@@ -15,25 +15,7 @@ if TYPE_CHECKING:
     from ragkv.retrieval.rag import Rag
 
 _COLLECTION = "/v1/collections/default"
-
-
 Found = dict[str, Any]  # what a tool gives, as JSON values
-
-
-class ToolCorpus(Protocol):
-    """What the tools do."""
-
-    async def search(self, query: str, k: int) -> Found:
-        """The best `k` passages, the best first."""
-
-    async def ask(self, question: str, k: int, max_tokens: int) -> Found:
-        """The answer over `k` passages, which are in prompt order. It ends early if the task is cancelled."""
-
-    async def documents(self, after: int, limit: int) -> Found:
-        """The documents behind the place `after`."""
-
-    async def add(self, document_id: str, text: str, title: str) -> str:
-        """Store a document; returns "added", "changed" or "unchanged"."""
 
 
 class HomeCorpus:
@@ -57,30 +39,28 @@ class HomeCorpus:
             return self._opened
 
     async def search(self, query: str, k: int) -> Found:
+        """The best `k` passages, the best first."""
         hits = await run_in_thread(lambda _: self._rag.retrieve(query, k, order="score"))
         return {"sources": _numbered(map(_source, hits))}
 
     async def ask(self, question: str, k: int, max_tokens: int) -> Found:
+        """The answer over `k` passages, which are in prompt order. It ends early if the task is cancelled."""
         answered = await run_in_thread(
             lambda cancel: self._rag.ask(question, k, max_new_tokens=max_tokens, cancel=cancel)
         )
-        answer, sources = answered.answer, _numbered(map(_source, answered.hits))
-        return {
-            "answer": answer.text,
-            "sources": sources,
-            "citations": [_quote(sources, one.chunk + 1, one.start, one.end) for one in answer.citations],
-            "finish_reason": answer.finish_reason,
-            "prompt_tokens": answer.reuse.tokens,
-            "reused_tokens": answer.reuse.exact + answer.reuse.fused,
-            "notes": list(answer.reuse.notes),
-        }
+        answer = answered.answer
+        quotes = [(one.chunk + 1, one.start, one.end) for one in answer.citations]
+        reuse = {name: getattr(answer.reuse, name) for name in ("tokens", "exact", "fused", "notes")}
+        return _answer(answer.text, map(_source, answered.hits), quotes, answer.finish_reason, reuse)
 
     async def documents(self, after: int, limit: int) -> Found:
+        """The documents behind the place `after`."""
         found = await run_in_thread(lambda _: self._rag.index.document_page(after, limit + 1))
         page = [{"id": one.id, "source": one.source, "passages": one.passages} for one in found[:limit]]
         return {"documents": page, "next": found[limit - 1].position if len(found) > limit else None}
 
     async def add(self, document_id: str, text: str, title: str) -> str:
+        """Store a document; returns "added", "changed" or "unchanged"."""
         return await run_in_thread(lambda _: self._add(document_id, text, title))
 
     def _add(self, document_id: str, text: str, title: str) -> str:
@@ -94,7 +74,7 @@ class HomeCorpus:
 
 
 class ServedCorpus:
-    """The default collection of a REST service.
+    """The default collection of a REST service; the methods are those of `HomeCorpus`.
 
     `send` takes method, path and JSON body of a request, and gives the JSON of its response.
     """
@@ -108,16 +88,8 @@ class ServedCorpus:
 
     async def ask(self, question: str, k: int, max_tokens: int) -> Found:
         found = await self._send("POST", "/v1/ask", {"question": question, "k": k, "max_tokens": max_tokens})
-        sources, reuse = _numbered(found["sources"]), found["reuse"]
-        return {
-            "answer": found["answer"],
-            "sources": sources,
-            "citations": [_quote(sources, one["number"], one["start"], one["end"]) for one in found["citations"]],
-            "finish_reason": found["finish_reason"],
-            "prompt_tokens": reuse["tokens"],
-            "reused_tokens": reuse["exact"] + reuse["fused"],
-            "notes": reuse["notes"],
-        }
+        quotes = [(one["number"], one["start"], one["end"]) for one in found["citations"]]
+        return _answer(found["answer"], found["sources"], quotes, found["finish_reason"], found["reuse"])
 
     async def documents(self, after: int, limit: int) -> Found:
         found = await self._send("GET", f"{_COLLECTION}/documents?limit={limit}&after={after}", None)
@@ -144,5 +116,24 @@ def _numbered(found: Iterable[Mapping[str, Any]]) -> list[Found]:
     return [{"number": number, **{name: one[name] for name in names}} for number, one in enumerate(found, 1)]
 
 
-def _quote(sources: list[Found], number: int, start: int, end: int) -> Found:
-    return {"number": number, "text": sources[number - 1]["text"][start:end], "start": start, "end": end}
+def _answer(
+    text: str,
+    found: Iterable[Mapping[str, Any]],
+    quotes: Iterable[tuple[int, int, int]],  # number of the source, start, end
+    finish_reason: str,
+    reuse: Mapping[str, Any],
+) -> Found:
+    """What `ask` gives."""
+    sources = _numbered(found)
+    return {
+        "answer": text,
+        "sources": sources,
+        "citations": [
+            {"number": number, "text": sources[number - 1]["text"][start:end], "start": start, "end": end}
+            for number, start, end in quotes
+        ],
+        "finish_reason": finish_reason,
+        "prompt_tokens": reuse["tokens"],
+        "reused_tokens": reuse["exact"] + reuse["fused"],
+        "notes": list(reuse["notes"]),
+    }
