@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ragkv.errors import ConfigError
 
-LOAD_FACTOR = 2.0  # `LOAD_FACTOR` is how many times the mean of the requests in progress a replica gets at most.
+LOAD_FACTOR = 1.25  # `LOAD_FACTOR` is how many times the mean of the requests in progress a replica gets at most.
 
 
 class RoutedPart(NamedTuple):
