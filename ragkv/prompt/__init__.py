@@ -1,8 +1,7 @@
 """One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no sessions."""
 
-from .backend import AnswerBackend, AnswerEvents, ModelBackend
 from .classify import Planned
-from .generation import ActiveAnswer, AnswerGenerator, cite
+from .generation import ActiveAnswer, AnswerBackend, AnswerEvents, AnswerGenerator, ModelBackend, cite
 from .intake import MAX_LOGPROBS, Intake
 from .load_control import LoadControl
 from .planner import Planner

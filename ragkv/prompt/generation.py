@@ -1,9 +1,9 @@
-"""From a prefill to an answer, token by token."""
+"""From a laid out prompt to an answer, token by token, and who computes it: the model here, or another server."""
 
 import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -12,14 +12,41 @@ from ragkv.model.decode.sampling import Sampler
 from ragkv.model.decode.stopping import TextStream, end_tokens
 from ragkv.runtime.words import words
 from ragkv.scheduling import DecodeBatch
+from ragkv.store import PrefetchHint
 from ragkv.types import Answer, Chunk, Citation, TokenEvent, TokenLogprob
 
-from .request import ActiveRequest, Prefill
+from .planner import Planner
+from .prefill import Prefiller
+from .request import ActiveRequest, Prefill, Request
 
 if TYPE_CHECKING:
     from .constraints.grammar import TokenConstraint
 
 _MARKER = re.compile(r"\[(\d+)\]")  # `_MARKER` is how an answer names a chunk, by its number from 1.
+
+
+AnswerEvents = Generator[TokenEvent | Answer, None, None]  # the tokens of an answer, then the answer
+
+
+class AnswerBackend(Protocol):
+    """Serves prompts that are laid out. Holds no request's state; any number of threads may call it."""
+
+    makes_kv: bool  # whether a prompt's KV and logits are made here: `begin` sets a `Prefill`
+
+    def check(self, request: Request) -> None:
+        """Raise `UnsupportedError` for what it cannot do, before any work."""
+        ...
+
+    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
+        """What it will read of this engine's store."""
+        ...
+
+    def begin(self, active: ActiveRequest) -> AnswerEvents:
+        """Serve the prompt and set `active.prefill`; the answer's events follow.
+
+        What is held until the request ends goes to `active.held`.
+        """
+        ...
 
 
 class ActiveAnswer:
@@ -96,7 +123,7 @@ class AnswerGenerator:
         self._adapter, self.tokenizer, self._batch = adapter, tokenizer, batch
         self._end_tokens = end_tokens(adapter.model, tokenizer)
 
-    def stream(self, active: ActiveRequest) -> Generator[TokenEvent | Answer, None, None]:
+    def stream(self, active: ActiveRequest) -> AnswerEvents:
         """The events of a prefilled request's answer: tokens, then the `Answer`.
 
         A conversation's turn records the KV of every token but the last, which is never run.
@@ -122,6 +149,27 @@ class AnswerGenerator:
     def is_end(self, token: int, constraint: "TokenConstraint | None") -> bool:
         """Whether the token ends an answer."""
         return token in (self._end_tokens if constraint is None else constraint.end_tokens)
+
+
+class ModelBackend:
+    """The engine's own model computes."""
+
+    makes_kv = True
+
+    def __init__(self, planner: Planner, prefiller: Prefiller, generator: AnswerGenerator) -> None:
+        self._planner, self._prefiller, self._generator = planner, prefiller, generator
+
+    def check(self, request: Request) -> None:
+        """Whatever the intake lets through is served."""
+
+    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
+        """The history's blocks and the chunks."""
+        return self._planner.prefetch_hint(active)
+
+    def begin(self, active: ActiveRequest) -> AnswerEvents:
+        """Fuse and compute the prompt; then decode."""
+        self._prefiller.prefill(active)
+        return self._generator.stream(active)
 
 
 class _SampledAnswer(ActiveAnswer):

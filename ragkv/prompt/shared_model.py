@@ -65,8 +65,7 @@ class SharedModel:
     @cached_property
     def grammars(self) -> "Grammars":
         """What compiles the forms of answers; it is made when one is first asked for."""
-        from .constraints.grammar import Grammars
-        from .constraints.token_bytes import ConstraintTokenizer
+        from .constraints.grammar import ConstraintTokenizer, Grammars
 
         ends = end_tokens(self.adapter.model, self.tokenizer)
         return Grammars(ConstraintTokenizer(self.tokenizer, self.adapter.vocabulary, ends))

@@ -6,21 +6,21 @@ on a thread of its own: the caller waits for it for a limited time. The interpre
 
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from ragkv.errors import InputError, SchemaError
+from ragkv.errors import InputError, MissingExtraError, SchemaError
 
 from .response_format import CallFormat, ResponseFormat
-from .token_bytes import ConstraintTokenizer
 
 CACHED = 64  # An engine keeps `CACHED` compiled grammars.
 COMPILE_S = 5.0  # A caller waits at most `COMPILE_S` for a grammar.
 _LEXER_STATES = 50_000  # A grammar has at most `_LEXER_STATES`, of 1 to 2 KB each.
+_SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'
 # On one line, with at most one space after a separator: a model can fill any number of tokens with white space.
 _OPTIONS = {
     "whitespace_flexible": False,
@@ -29,6 +29,54 @@ _OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
 }
+
+
+class ConstraintTokenizer:
+    """One model's tokenizer as the compiler of grammars sees it. Thread-safe.
+
+    It is built at the first constrained answer, and shared by all engines on the model.
+    """
+
+    def __init__(self, tokenizer: Any | None, vocabulary: int, end_tokens: Sequence[int]) -> None:
+        """`vocabulary` is V, the width of the logits. Nothing is built yet."""
+        self._tokenizer, self.vocabulary = tokenizer, vocabulary
+        self._lock = threading.Lock()
+        self._built: Any = None
+        own_end = getattr(tokenizer, "eos_token_id", None)
+        self.end_tokens = tuple(end_tokens) or (() if own_end is None else (int(own_end),))
+
+    def get(self) -> Any:
+        """The compiler's tokenizer. Raises `MissingExtraError`, and `InputError` for a tokenizer it cannot use."""
+        with self._lock:
+            if self._built is None:
+                self._built = self._build()
+            return self._built
+
+    def _build(self) -> Any:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise MissingExtraError("llguidance", "structured", "Structured output") from error
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise InputError("Structured output needs a fast tokenizer (tokenizers library), and this engine has none.")
+        if not self.end_tokens:
+            raise InputError("Structured output needs an end token, and neither the model nor its tokenizer names one.")
+        try:
+            built = LLTokenizer(
+                _without_added_space(backend.to_str()), n_vocab=self.vocabulary, eos_token=list(self.end_tokens)
+            )
+        except (ValueError, RuntimeError) as error:
+            raise InputError(f"Structured output does not support this tokenizer: {error}.") from error
+        self._check(built)
+        return built
+
+    def _check(self, built: Any) -> None:
+        """Raise `InputError` if the compiler and the tokenizer disagree about the bytes of tokens."""
+        ids = self._tokenizer(_SAMPLE_TEXT, add_special_tokens=False)["input_ids"]  # type: ignore[misc]
+        decoded = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # type: ignore[union-attr]
+        if built.decode_bytes(list(ids)).decode("utf-8", "replace").strip() != decoded.strip():
+            raise InputError("Structured output does not support this tokenizer: the bytes of its tokens are unknown.")
 
 
 class TokenConstraint:
@@ -95,29 +143,15 @@ class Grammars:
 
     def __init__(self, tokenizer: ConstraintTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[ResponseFormat, Grammar] = OrderedDict()
         self._compiling = threading.Lock()
+        self.compile = lru_cache(CACHED)(self._compile)
 
-    def compile(self, form: ResponseFormat) -> Grammar:
-        """The grammar of `form`.
+    def _compile(self, form: ResponseFormat) -> Grammar:
+        """The grammar of `form`, compiled on a thread of its own, one at a time; waits for it for `COMPILE_S`.
 
         Raises `SchemaError` for a schema that allows nothing, is not supported or takes too long; `InputError` for a
         tokenizer that cannot be used; `MissingExtraError`.
         """
-        with self._lock:
-            if (found := self._kept.get(form)) is not None:
-                self._kept.move_to_end(form)
-                return found
-        made = self._within_limit(form)
-        with self._lock:
-            self._kept[form] = made
-            while len(self._kept) > CACHED:
-                self._kept.popitem(last=False)
-        return made
-
-    def _within_limit(self, form: ResponseFormat) -> Grammar:
-        """Compile on a thread of its own, one at a time, and wait for it for `COMPILE_S`."""
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
         outcome: list[Grammar | Exception] = []
 
@@ -213,3 +247,32 @@ def _first_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith("error:")]
     return (" ".join([lines[0], *reasons]) if lines else "unknown reason")[:300].rstrip(".:")
+
+
+def _without_added_space(tokenizer: str) -> str:
+    """A tokenizer's JSON that puts no space before a text: the compiler would force that space into answers."""
+    parts = json.loads(tokenizer)
+    parts["truncation"] = parts["padding"] = None
+    parts["normalizer"] = _without_prepend(parts.get("normalizer"))
+    for step in _steps(parts.get("pre_tokenizer"), "pretokenizers"):
+        if step["type"] == "ByteLevel":
+            step["add_prefix_space"] = False
+        elif step["type"] == "Metaspace":
+            step["prepend_scheme"] = "never"
+            step.pop("add_prefix_space", None)
+    return json.dumps(parts, ensure_ascii=False)
+
+
+def _without_prepend(normalizer: Any) -> Any:
+    if not normalizer or normalizer["type"] == "Prepend":
+        return None
+    if normalizer["type"] == "Sequence":
+        steps = [step for step in normalizer["normalizers"] if step["type"] != "Prepend"]
+        return {**normalizer, "normalizers": steps}
+    return normalizer
+
+
+def _steps(step: Any, inner: str) -> list[Any]:
+    if not step:
+        return []
+    return [one for part in step[inner] for one in _steps(part, inner)] if step["type"] == "Sequence" else [step]

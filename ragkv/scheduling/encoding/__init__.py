@@ -1,9 +1,7 @@
 """Encodes chunks into entries, at once or in the background if a request missed them; scores them from stored KV."""
 
 from .background import BackgroundEncoder
-from .encoder import Encoder
-from .neutral_text import neutral_ids
-from .scores import StoredScores
+from .encoder import Encoder, StoredScores, neutral_ids
 from .warming import Warmer, WarmReport
 
 __all__ = [

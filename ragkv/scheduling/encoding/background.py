@@ -10,8 +10,7 @@ from ragkv.runtime import openmp
 from ragkv.scheduling import Scheduler
 from ragkv.store import EntryKey, Identity, Store
 
-from .encoder import Encoder
-from .scores import StoredScores
+from .encoder import Encoder, StoredScores
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,13 @@
 """Encoding: computes chunks' KV once and makes position-free entries.
 
 A chunk has up to two entries. The *expected* one is fused: it is encoded behind the application's prefix and a neutral
-text, which is the same for all chunks, because in a prompt a chunk stands behind other text and not at the beginning
-(`neutral_text.py`). The one *alone* is encoded behind nothing but the prefix. It is exact for a chunk that stands
-there, so it is made once a prompt begins with the chunk. The prefix gives a chunk the attention sinks it will have in a
+text, which is the same for all chunks, because in a prompt a chunk stands behind other text and not at the beginning.
+KV of a chunk encoded alone differs from that in two ways: the first tokens attend to each other far too much, and in
+layers with a sliding window they see the start of the prompt, which is out of the window at their true place. Behind a
+long text of any content most of this difference is gone, with nothing recomputed (ours; docs/selection.md). The text
+ships with the package, so no words of one document are carried into the KV of another; a change of it changes the
+identity of expected entries. The one *alone* is encoded behind nothing but the prefix. It is exact for a chunk that
+stands there, so it is made once a prompt begins with the chunk. The prefix gives a chunk the attention sinks of a
 prompt; neither the prefix's KV nor the text's is part of an entry.
 
 A chunk that a request missed is encoded here later, in the background: KV that saw a particular context is never stored
@@ -12,19 +16,27 @@ chunks go through the model together: few rows take nearly as long as many (`mod
 """
 
 import dataclasses
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.resources import files
+from typing import Any
 
 import torch
 
+from ragkv.errors import EntryDamagedError
 from ragkv.fusion import MOST_MOVED_LEARNED, ResidentLease, Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
-from ragkv.store import CODECS, Entry, EntryInfo, Identity, ids_digest
+from ragkv.store import CODECS, Entry, EntryInfo, Identity, Store, ids_digest
 
 # `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of RoPE frequencies.
 KEPT_PREFIXES = 4
+NEUTRAL_TOKENS = 1_280  # At most the last `NEUTRAL_TOKENS` of the text are used. Longer is a little better, and slower.
+MOST_UNKNOWN = 0.02  # A text of which a tokenizer knows fewer than all but the share `MOST_UNKNOWN` is not used.
+
+log = logging.getLogger(__name__)
 
 
 class Encoder:
@@ -202,4 +214,57 @@ class Encoder:
         return Entry(info, kv.cpu())
 
 
-__all__ = ["Encoder"]
+class StoredScores:
+    """Scores of one encoder's chunks in a store."""
+
+    def __init__(self, encoder: Encoder, store: Store) -> None:
+        self._encoder, self._store = encoder, store
+
+    def find(self, token_ids: tuple[int, ...]) -> torch.Tensor | None:
+        """The scores (T, 1 + C) of a stored chunk; `None` if it has none, or the encoder makes none."""
+        scorer = self._encoder.scorer
+        if scorer is None or not self._encoder.makes_scores:
+            return None
+        scores = self._store.scores(self._encoder.scores_identity, token_ids)
+        fits = scores is not None and scores.shape == (len(token_ids), scorer.columns)  # anyone may write to a server
+        return scores if fits else None
+
+    def lacking(self, token_ids: tuple[int, ...]) -> bool:
+        """Whether the encoder makes scores, and this chunk has none."""
+        return self._encoder.makes_scores and self.find(token_ids) is None
+
+    def unscored(self, token_ids: tuple[int, ...]) -> Entry | None:
+        """The stored entry of a chunk that lacks scores; `None` if it has them, or is not stored or cannot be read."""
+        return self.entry(token_ids) if self.lacking(token_ids) else None
+
+    def entry(self, token_ids: tuple[int, ...]) -> Entry | None:
+        """The stored entry of a chunk, read where it lies; `None` if it is not stored or cannot be read."""
+        lease = self._store.lease(self._encoder.identity, token_ids, promote=False)
+        if lease is None:
+            return None
+        with lease:
+            try:
+                layers = [lease.read_layer(layer).clone() for layer in range(lease.info.layers)]
+            except EntryDamagedError:  # the tier has dropped it
+                return None
+        return Entry(lease.info, torch.stack(layers))
+
+
+def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:
+    """The text's token ids; none without a tokenizer, or with one that does not know its words.
+
+    Where there are none, chunks are encoded alone, and the log says so.
+    """
+    if tokenizer is None:
+        log.info("Without a tokenizer there is no neutral text: chunks are encoded alone.")
+        return ()
+    text = files(__package__).joinpath("neutral_text.txt").read_text("utf-8").strip() + "\n\n"
+    ids = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    unknown = 0 if tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
+    if unknown > MOST_UNKNOWN * len(ids):
+        log.info("The tokenizer does not know %d of %d neutral tokens: chunks are encoded alone.", unknown, len(ids))
+        return ()
+    return ids[-NEUTRAL_TOKENS:]
+
+
+__all__ = ["Encoder", "StoredScores", "neutral_ids"]

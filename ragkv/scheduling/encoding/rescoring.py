@@ -14,8 +14,7 @@ from ragkv.runtime import Check, Rate, no_check, openmp
 from ragkv.scheduling import Scheduler
 from ragkv.store import Entry, Store
 
-from .encoder import Encoder
-from .scores import StoredScores
+from .encoder import Encoder, StoredScores
 
 
 @dataclass(frozen=True, slots=True)

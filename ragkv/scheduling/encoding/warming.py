@@ -2,21 +2,24 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass
 
 from ragkv.errors import QueueError
 from ragkv.runtime import Check, Rate, no_check, openmp
 from ragkv.scheduling import Scheduler
 from ragkv.store import Entry, Store
 
-from .encoder import Encoder
-from .scores import StoredScores
+from .encoder import Encoder, StoredScores
 
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
+
+Batch = dict[
+    tuple[int, ...], Entry | None
+]  # Chunks that lack KV, or scores: then with their entry.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,94 +48,68 @@ class Warmer:
     ) -> WarmReport:
         """Encode and store the chunks, given by their token ids, that are not stored; returns when all are durable.
 
-        A `QueueError` that `check` raises before a chunk ends the work; the report counts the chunks that are left.
+        No chunk is given twice. A `QueueError` that `check` raises before a chunk ends the work; the report counts the
+        chunks that are left.
         """
-        work = _Warming(chunks, on_progress)
+        done, batch = _Progress(len(chunks), on_progress), Batch()
         try:
             for token_ids in chunks:
                 check()
-                if work.batch and work.batch_tokens + len(token_ids) > self._encoder.batch_tokens:
-                    self._encode(work)
+                if batch and sum(map(len, batch)) + len(token_ids) > self._encoder.batch_tokens:
+                    self._encode(chunks, batch, done)
                 if not self._store.ensure_durable(self._encoder.identity, token_ids):
-                    work.batch.append(_Lacking(token_ids))
+                    batch[token_ids] = None
                 elif (entry := self._scores.unscored(token_ids)) is not None:
-                    work.batch.append(_Lacking(token_ids, entry))
+                    batch[token_ids] = entry
                 else:
-                    work.count(present=1)
-            if work.batch:
+                    done.count("present")
+            if batch:
                 check()
-                self._encode(work)
+                self._encode(chunks, batch, done)
         except QueueError:
-            log.debug("%d chunks are left.", work.left)
+            log.debug("%d chunks are left.", done.left)
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
-        return WarmReport(work.encoded, work.present, work.failed, left=work.left, scored=work.scored)
+        counts = done.counts
+        return WarmReport(counts["encoded"], counts["present"], counts["failed"], done.left, counts["scored"])
 
-    def _encode(self, work: "_Warming") -> None:
-        """Compute the entries and scores that the batch lacks, and store them durably."""
-        batch, work.batch = work.batch, []
+    def _encode(self, chunks: Sequence[tuple[int, ...]], batch: Batch, done: "_Progress") -> None:
+        """Compute the entries and scores that the batch lacks, and store them durably; then it is empty."""
         with self._scheduler.encoding_turn():
-            self._encoder.register(work.chunks)
-            made = iter(self._encoder.chunks([lacking.token_ids for lacking in batch if lacking.entry is None]))
-            entries = [lacking.entry or next(made) for lacking in batch]
-            scores = self._encoder.scores(entries)
-        for lacking, entry, own in zip_longest(batch, entries, scores):
-            stored = lacking.entry is not None or self._store.put_durably(entry)
-            if own is not None and stored:
+            self._encoder.register(chunks)
+            made = iter(self._encoder.chunks([ids for ids, entry in batch.items() if entry is None]))
+            entries = [entry or next(made) for entry in batch.values()]
+            scores = self._encoder.scores(entries) or [None] * len(entries)
+        for stored, entry, own in zip(batch.values(), entries, scores, strict=True):
+            is_stored = stored is not None or self._store.put_durably(entry)
+            if own is not None and is_stored:
                 self._store.put_scores(own, durably=True)
-            if lacking.entry is not None:
-                work.count(present=1, scored=1)
-            else:
-                work.count(encoded=int(stored), failed=int(not stored))
+            if stored is not None:
+                done.counts["scored"] += 1
+            done.count("present" if stored is not None else "encoded" if is_stored else "failed")
+        batch.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Lacking:
-    """A chunk of a batch."""
+class _Progress:
+    """Counts of one call of `warm`."""
 
-    token_ids: tuple[int, ...]
-    entry: Entry | None = None  # its stored entry, if it lacks nothing but scores
+    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
+        self._total, self._on_progress = total, on_progress
+        self.counts, self.left = Counter[str](), total
+        self._rate, self._logged_s = Rate(), time.monotonic()
+        self._rate.update(0, total)
 
-
-@dataclass(slots=True)
-class _Warming:
-    """One call of `warm`."""
-
-    chunks: Sequence[tuple[int, ...]]
-    on_progress: Callable[[int, int], None] | None
-    batch: list[_Lacking] = field(default_factory=list)  # encoded together next
-    encoded: int = 0
-    present: int = 0
-    failed: int = 0
-    scored: int = 0
-    rate: Rate = field(default_factory=Rate)
-    logged_s: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.rate.update(0, len(self.chunks))
-
-    @property
-    def left(self) -> int:
-        """How many chunks are neither stored nor failed."""
-        return len(self.chunks) - self.encoded - self.present - self.failed
-
-    @property
-    def batch_tokens(self) -> int:
-        """How many tokens the batch has."""
-        return sum(len(lacking.token_ids) for lacking in self.batch)
-
-    def count(self, *, encoded: int = 0, present: int = 0, failed: int = 0, scored: int = 0) -> None:
+    def count(self, what: str) -> None:
         """One more chunk is stored, or failed: tell the caller and, now and then, the log."""
-        self.encoded, self.present = self.encoded + encoded, self.present + present
-        self.failed, self.scored = self.failed + failed, self.scored + scored
-        total = len(self.chunks)
-        done = total - self.left
-        self.rate.update(done, total)
-        if self.on_progress:
-            self.on_progress(done, total)
-        if (now := time.monotonic()) - self.logged_s >= LOG_EVERY_S:
-            self.logged_s = now
-            log.info("Encoding KV: %d of %d chunks, %.1f/s%s.", done, total, self.rate.per_s, self.rate.left)
+        self.counts[what] += 1
+        self.left -= 1
+        done, total = self._total - self.left, self._total
+        self._rate.update(done, total)
+        if self._on_progress:
+            self._on_progress(done, total)
+        if (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now
+            log.info("Encoding KV: %d of %d chunks, %.1f/s%s.", done, total, self._rate.per_s, self._rate.left)
 
 
 __all__ = ["WarmReport", "Warmer"]

@@ -16,8 +16,7 @@ from ragkv.errors import InputError, MissingExtraError, SchemaError
 from ragkv.model.loading import READER
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
-from ragkv.prompt.constraints.grammar import Grammars, TokenConstraint
-from ragkv.prompt.constraints.token_bytes import ConstraintTokenizer
+from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
 
 
@@ -140,7 +139,7 @@ def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch:
     made.compile(forms[0])
     made.compile(forms[2])
     assert made.compile(forms[0]) is first, "it was used after the second"
-    assert len(made._kept) == 2
+    assert made.compile.cache_info().currsize == 2
 
 
 def test_answers_of_one_grammar_are_independent_of_each_other() -> None:

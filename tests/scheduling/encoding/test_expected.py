@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.scheduling.encoding import neutral_ids
-from ragkv.scheduling.encoding.neutral_text import NEUTRAL_TOKENS
+from ragkv.scheduling.encoding.encoder import NEUTRAL_TOKENS
 from ragkv.store import CODECS, Identity
 from tests import reference, tiny_models
 from tests.engine.helpers import A, B, C, Q, close, counts, stored, text_engine
