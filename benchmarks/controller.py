@@ -139,7 +139,7 @@ def ratios(bench: Bench, chunks: Sequence[list[int]]) -> list[dict[str, Any]]:
         bench.measure()
         after, profile = bench.passes(chunks, near), bench.profile
         sweep = {at: ((before[at][0] + after[at][0]) / 2, (before[at][1] + after[at][1]) / 2) for at in near}
-        layer_s = recompute_s(profile, wanted, shape).layer_s
+        layer_s = recompute_s(profile, wanted, shape)
         a_layer = sum(load.tokens for load in loads) * profile.stored_bytes_per_token / profile.layers
         slow = at_speed(profile, layer_s / a_layer)
         decision, truth = choose_ratio(slow, shape, loads, R_STAR), measured_crossing(sweep, layer_s)
@@ -185,7 +185,7 @@ def main() -> None:
     )
     show(found)
     shape = bench.shape(chunks)[0]
-    layers_ms = [recompute_s(profile, 0.1, shape).layer_s * 1e3 for profile in bench.profiles]
+    layers_ms = [recompute_s(profile, 0.1, shape) * 1e3 for profile in bench.profiles]
     print("a layer at .1 by each profile of this run, ms:", ", ".join(f"{took:.1f}" for took in layers_ms))
     profiles = [dataclasses.asdict(one) for one in bench.profiles]
     print("written:", report.save(f"controller-{options.shape}", {"ratios": found, "profiles": profiles}))

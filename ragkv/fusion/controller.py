@@ -54,7 +54,7 @@ def crossing(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float | N
     if full_ratio_s == 0.0:
         return None
     at_zero = replace(shape, selection=Selection.STATIC)
-    return (load_s(profile, loads).layer_s - recompute_s(profile, 0.0, at_zero).layer_s) / full_ratio_s
+    return (load_s(profile, loads) - recompute_s(profile, 0.0, at_zero)) / full_ratio_s
 
 
 def choose_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float = R_STAR) -> Decision:
@@ -72,9 +72,9 @@ def choose_tier(profile: Profile, shape: Shape, ratio: float, prices: PricesConf
 
     `loads` are the entries, from any tier. Costs are per month.
     """
-    tokens, busy_s = sum(load.tokens for load in loads), recompute_s(profile, ratio, shape).layer_s
+    tokens, busy_s = sum(load.tokens for load in loads), recompute_s(profile, ratio, shape)
     there = {name: [replace(load, tier=name) for load in loads] for name in profile.tiers}
-    layer_s = {name: load_s(profile, loads).layer_s for name, loads in there.items()}
+    layer_s = {name: load_s(profile, loads) for name, loads in there.items()}
     usd = {name: storage_cost(profile, tokens, name, prices) for name in there}
     hidden = [name for name in there if layer_s[name] <= busy_s]
     if hidden:
@@ -96,7 +96,7 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
     They are taken by their time per token, so the set is the best one but for the chunk at its end.
     """
     slow = [i for i, load in enumerate(loads) if loads_slower(profile, shape, load)]
-    slow.sort(key=lambda i: -load_s(profile, [loads[i]]).layer_s / loads[i].tokens)
+    slow.sort(key=lambda i: -load_s(profile, [loads[i]]) / loads[i].tokens)
     counts = range(len(slow) + 1)
     best_s, count = min((_ttft_without(profile, shape, loads, ratio, slow[:count]), count) for count in counts)
     chosen, why = tuple(sorted(slow[:count])), list[str]()
@@ -105,7 +105,7 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
         all_s = ttft_s(profile, shape, ratio, loads)
         why.append(
             f"{len(chosen)} of {len(loads)} chunks are computed instead of loaded: a layer of {load.tokens} tokens "
-            f"takes {_ms(load_s(profile, [load]).layer_s)} from {load.tier}, "
+            f"takes {_ms(load_s(profile, [load]))} from {load.tier}, "
             f"{_ms(_computing_s(profile, shape, load))} to compute "
             f"(first token {_ms(best_s)}, loading all {_ms(all_s)})"
         )
@@ -137,7 +137,7 @@ def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float,
 
 def loads_slower(profile: Profile, shape: Shape, load: Load) -> bool:
     """Whether `load` may be computed instead, and a layer of it takes longer to read than to compute."""
-    return not load.fixed and load_s(profile, [load]).layer_s > _computing_s(profile, shape, load)
+    return not load.fixed and load_s(profile, [load]) > _computing_s(profile, shape, load)
 
 
 def _computing_s(profile: Profile, shape: Shape, load: Load) -> float:
@@ -170,13 +170,13 @@ def _why_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: fl
         tokens_by_tier[load.tier] += load.tokens
     sizes = " and ".join(f"{tokens} tokens from {tier}" for tier, tokens in tokens_by_tier.items())
     times = (
-        f"a layer of {sizes or 'nothing'} loads in {_ms(load_s(profile, loads).layer_s)} and is recomputed at "
-        f"{r_star:.0%} in {_ms(recompute_s(profile, r_star, shape).layer_s)}"
+        f"a layer of {sizes or 'nothing'} loads in {_ms(load_s(profile, loads))} and is recomputed at "
+        f"{r_star:.0%} in {_ms(recompute_s(profile, r_star, shape))}"
     )
     if ratio == r_star:
         return f"ratio {ratio:.0%} = r*: {times}, so more would cost time"
     if ratio == 1.0:
-        return f"ratio 100 %: {times}, and in {_ms(recompute_s(profile, 1.0, shape).layer_s)} at 100 %"
+        return f"ratio 100 %: {times}, and in {_ms(recompute_s(profile, 1.0, shape))} at 100 %"
     return f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, where both take equally long: {times}"
 
 

@@ -58,31 +58,22 @@ class Load:
     fixed: bool = False  # must not be computed instead: a part of a history
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """An estimate in seconds."""
-
-    layer_s: float  # of one layer, from the second on
-    total_s: float  # of all layers
-
-
-def recompute_s(profile: Profile, ratio: float, shape: Shape) -> Delay:
-    """T_recompute: placing reused KV, and computing the selected tokens, the question and the cache misses.
+def recompute_s(profile: Profile, ratio: float, shape: Shape) -> float:
+    """T_recompute of a layer from the second on: placing reused KV, and computing the selected tokens, the question and
+    the cache misses.
 
     In the last layer only keys and values of the rows, and one row's output, are computed; the profile counts its time
-    in the other layers. With an ASKING selector `layer_s` is of the pass that loads and does not depend on the ratio.
+    in the other layers. With an ASKING selector it is of the pass that loads and does not depend on the ratio.
     """
-    loading, afterwards = _passes(profile, ratio, shape)
-    return Delay(loading[-1] if loading else 0.0, sum(loading) + afterwards)
+    return _passes(profile, ratio, shape)[0][-1]
 
 
-def load_s(profile: Profile, loads: Sequence[Load]) -> Delay:
-    """T_load from any mix of tiers.
+def load_s(profile: Profile, loads: Sequence[Load]) -> float:
+    """T_load of a layer from any mix of tiers.
 
     The times of the slices are added: reader threads take them in prompt order, so tiers do not read in parallel.
     """
-    layer_s = sum(_slice_s(profile, load) for load in loads)
-    return Delay(layer_s, layer_s * profile.layers)
+    return sum(_slice_s(profile, load) for load in loads)
 
 
 def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> float:
@@ -94,7 +85,7 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     if shape.selection is Selection.STATIC and ratio >= 1.0 and shape.fused_tokens:
         loads = [load for load in loads if not load.fused]
         shape = Shape(0, shape.forced_rows + shape.fused_tokens, shape.prompt_tokens)
-    layer_s = load_s(profile, loads).layer_s
+    layer_s = load_s(profile, loads)
     busy, afterwards = _passes(profile, ratio, shape)
     return profile.start_s + layer_s + sum(max(layer_s, work) for work in busy) + afterwards
 

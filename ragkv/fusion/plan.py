@@ -60,7 +60,6 @@ class Candidates:
     """The N tokens a selector may choose from: those of fused spans, without a forced last token."""
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
-    span_index: torch.Tensor  # (N,) index of the fused span, from 0
     offset: torch.Tensor  # (N,) position within the span
     sensitivity: torch.Tensor | None  # (N,) float32; None if an entry has no scores
     topics: torch.Tensor | None = None  # (N, C) float32 topics of each token; None without learned scores
@@ -124,7 +123,6 @@ def _candidates(spans: Sequence[Span], last: int) -> Candidates:
     known = torch.cat(scores).float() if fused and len(scores) == len(fused) else None  # (N, 1 + C)
     return Candidates(
         torch.cat([empty, *positions]),
-        torch.cat([empty, *(torch.full_like(there, index) for index, there in enumerate(positions))]),
         torch.cat([empty, *(there - span.start for span, there in zip(fused, positions, strict=True))]),
         None if known is None else known[:, 0].contiguous(),
         known[:, 1:] if known is not None and known.shape[1] > 1 else None,

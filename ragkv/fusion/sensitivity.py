@@ -95,12 +95,6 @@ class Scorer:
         network = network.in_other_slot_than(self.learned).to(adapter.device)
         return Scorer(adapter, self._prefix_ids, self._count, self._between, network)
 
-    @property
-    def passes(self) -> float:
-        """What scoring costs, in passes over a chunk's tokens through the whole model."""
-        texts = 1 + (self._count - 1) * self._most_moved if self._count else 0.0
-        return texts * self._layers.stop / self._adapter.layer_count
-
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Announce chunks to be scored: they are each other's neighbours, and become kept texts while these lack."""
         if chunks is self._batch:

@@ -35,4 +35,4 @@ def candidates(count: int, spans: int = 1, scored: bool = True, start: int = 5) 
     index = place * spans // max(1, count)
     first = torch.searchsorted(index, index)  # where a candidate's span begins
     scores = torch.rand(count, generator=torch.Generator().manual_seed(count)) if scored else None
-    return Candidates(place + start, index, place - first, scores)
+    return Candidates(place + start, place - first, scores)

@@ -36,7 +36,7 @@ class TestRatio:
         assert crossing(made, SHAPE, LOADS) == pytest.approx(ratio)
         decision = choose_ratio(made, SHAPE, LOADS, 0.15)
         assert decision.ratio == pytest.approx(ratio)
-        assert recompute_s(made, decision.ratio, SHAPE).layer_s == pytest.approx(load_s(made, LOADS).layer_s)
+        assert recompute_s(made, decision.ratio, SHAPE) == pytest.approx(load_s(made, LOADS))
 
     def test_the_ratio_accounts_for_placing_and_attention(self) -> None:
         made = dataclasses.replace(
@@ -99,8 +99,8 @@ class TestTier:
         self, speeds: dict[str, TierSpeed], price: PricesConfig, ratio: float
     ) -> None:
         made = profile(tiers=speeds)
-        busy = recompute_s(made, ratio, SHAPE).layer_s
-        loading = {name: load_s(made, [Load(name, 50), Load(name, 50)]).layer_s for name in speeds}
+        busy = recompute_s(made, ratio, SHAPE)
+        loading = {name: load_s(made, [Load(name, 50), Load(name, 50)]) for name in speeds}
         hidden = [name for name in speeds if loading[name] <= busy]
         best = choose_tier(made, SHAPE, ratio, price, LOADS).tier
         assert best is not None
@@ -135,8 +135,8 @@ class TestComputedInstead:
         made = profile(tiers=speeds)
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, question, question + sum(load.tokens for load in loads))
-        slow = [i for i, load in enumerate(loads) if load_s(made, [load]).layer_s > load.tokens * 0.01]
-        slow.sort(key=lambda i: -load_s(made, [loads[i]]).layer_s / loads[i].tokens)
+        slow = [i for i, load in enumerate(loads) if load_s(made, [load]) > load.tokens * 0.01]
+        slow.sort(key=lambda i: -load_s(made, [loads[i]]) / loads[i].tokens)
         best = min(self.ttft(made, shape, loads, ratio, tuple(slow[:count])) for count in range(len(slow) + 1))
         decision = choose_computed(made, shape, loads, ratio)
         assert set(decision.computed) == set(slow[: len(decision.computed)])
@@ -149,7 +149,7 @@ class TestComputedInstead:
         kept = [load for i, load in enumerate(loads) if i not in computed]
         misses = sum(loads[i].tokens for i in computed)
         rows = shape.forced_rows + misses + ratio * sum(load.tokens for load in kept if load.fused)
-        loading = load_s(made, kept).layer_s
+        loading = load_s(made, kept)
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 
     def test_chunks_of_a_slow_tier_are_computed_while_those_of_a_fast_tier_load(self) -> None:

@@ -15,7 +15,7 @@ from tests import tiny_models
 from tests.fusion import helpers
 
 SCORES = torch.tensor([4.0, 3.0, 2.0, 1.0])
-FOUR = Candidates(torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.arange(4), SCORES)
+FOUR = Candidates(torch.arange(4), torch.arange(4), SCORES)
 
 
 class TestRemainingDeviation:

@@ -107,11 +107,6 @@ class Encoder:
         """What measurements of fusion are saved under: the chunks' identity, and how they are scored, in any slot."""
         return dataclasses.replace(self.identity, scorer=self.scorer.made_as if self.scorer else "")
 
-    @property
-    def passes(self) -> float:
-        """What the entry of a chunk costs, in passes over its tokens through the whole model."""
-        return 1.0 + (self.scorer.passes if self.scorer is not None and self._makes_scores else 0.0)
-
     def use(self, scorer: Scorer) -> None:
         """Use the scores of `scorer` from now on. A request that is under way may weight old scores by it, once."""
         self.scorer = scorer

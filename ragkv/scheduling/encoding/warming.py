@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ragkv.errors import QueueError
 from ragkv.runtime import Check, Rate, no_check, openmp
@@ -17,9 +18,7 @@ log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
 
-Batch = dict[
-    tuple[int, ...], Entry | None
-]  # Chunks that lack KV, or scores: then with their entry.
+Batch = dict[tuple[int, ...], Entry | None]  # Chunks that lack KV, or scores: then with their entry.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ class Warmer:
             self._encoder.register(chunks)
             made = iter(self._encoder.chunks([ids for ids, entry in batch.items() if entry is None]))
             entries = [entry or next(made) for entry in batch.values()]
-            scores = self._encoder.scores(entries) or [None] * len(entries)
-        for stored, entry, own in zip(batch.values(), entries, scores, strict=True):
+            scores = self._encoder.scores(entries)  # none if it makes none
+        for stored, entry, own in zip_longest(batch.values(), entries, scores):
             is_stored = stored is not None or self._store.put_durably(entry)
             if own is not None and is_stored:
                 self._store.put_scores(own, durably=True)
