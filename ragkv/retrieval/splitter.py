@@ -6,7 +6,6 @@ characters when lengths are counted in tokens. Invariant: `document.text[start:e
 
 import bisect
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,13 +18,11 @@ from ragkv.runtime import Check, no_check
 from .values import Document, Passage, digest
 
 # `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next passage (white space is
-# then stripped from it).
-PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
+# then stripped from it). `\w` matches letters and no combining marks, so a mark stays with its letter.
+PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", r"(?=\w)", "")
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
 # `TITLE_CHARS` of a heading are in the metadata of each passage below it.
 TITLE_CHARS = 200
-# So many combining `MARKS` of one character stay with it.
-MARKS = 32
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*\w*")
 
 
@@ -89,7 +86,7 @@ class Splitter:
             yield waiting
 
     def _pieces(self, text: str, markdown: bool, count: Callable[[str], int]) -> list[tuple[int, int]]:
-        """The spans that the library chooses; a mark goes with its letter into the next one."""
+        """The spans that the library chooses."""
         from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
 
         cutter = RecursiveCharacterTextSplitter(
@@ -104,11 +101,8 @@ class Splitter:
         spans: list[tuple[int, int]] = []
         end = 0
         for piece in cutter.split_text(masked):
-            before, start = end, masked.index(piece, end)
+            start = masked.index(piece, end)
             end = start + len(piece)
-            letter = _letter_of(text, start)
-            if start == before and spans and spans[-1][0] < letter < start:
-                spans[-1], start = (spans[-1][0], letter), letter
             spans.append((start, end))
         return spans
 
@@ -123,21 +117,12 @@ def _halve_until_it_fits(
         return
     middle = (start + end) // 2
     space = max(text.rfind(" ", start + 1, middle + 1), text.rfind("\n", start + 1, middle + 1))
-    letter = _letter_of(text, middle)
-    cut = space if space > start else letter if letter > start else middle
+    cut = space if space > start else middle
     yield from _halve_until_it_fits(text, start, cut, count, tokens)
     right = cut
     while right < end - 1 and text[right].isspace():
         right += 1
     yield from _halve_until_it_fits(text, right, end, count, tokens)
-
-
-def _letter_of(text: str, place: int) -> int:
-    """Where the letter stands to which a mark at `place` belongs; else `place` itself."""
-    first = place
-    while first > 0 and place - first < MARKS and unicodedata.category(text[first]).startswith("M"):
-        first -= 1
-    return first
 
 
 def _is_markdown(document: Document) -> bool:

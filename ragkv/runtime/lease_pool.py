@@ -90,7 +90,7 @@ class LeasePool(Closing, Generic[K, V]):
             self._finish(key, slot)
         elif wait:
             with self._changed:
-                self._changed.wait_for(lambda: key not in self._closing and not self._is_discarded(key))
+                self._changed.wait_for(lambda: not self._is_going(key))
 
     def close(self) -> None:
         """Close every value, leased or not, and refuse new leases."""
@@ -112,9 +112,9 @@ class LeasePool(Closing, Generic[K, V]):
             slot = self._slots.get(key)
             if slot is None:
                 full = len(self._slots) + len(self._closing) >= self._limit
-                victim = self._claim_idle() if full else None
+                idle = self._idle() if full else None
                 slot = self._slots[key] = _Slot()
-                slot.make_place = None if victim is None else partial(self._finish, *victim)
+                slot.make_place = None if idle is None else partial(self._finish, idle, self._claim(idle))
             slot.users += 1
             self._slots.move_to_end(key)
             return slot
@@ -123,7 +123,7 @@ class LeasePool(Closing, Generic[K, V]):
         """Whether a lease of `key` need not wait. The caller holds the table's lock."""
         if self._closed:
             return True
-        if key in self._closing or self._is_discarded(key):
+        if self._is_going(key):
             return False
         if key in self._slots or self._wait_s is None:
             return True
@@ -133,30 +133,23 @@ class LeasePool(Closing, Generic[K, V]):
         if self._closed:
             raise RagKVError("The server is closed.")
 
-    def _is_discarded(self, key: K) -> bool:
+    def _is_going(self, key: K) -> bool:
+        """Whether a value of `key` is being closed, or will be when its last lease ends."""
         slot = self._slots.get(key)
-        return slot is not None and slot.discarded
+        return key in self._closing or (slot is not None and slot.discarded)
 
     def _release(self, key: K, slot: _Slot[V]) -> None:
+        ended = []
         with self._changed:
             slot.users -= 1
-            ends = not slot.users and (slot.discarded or slot.value is None)  # it has none if opening it failed
-            ends = ends and not self._closed
-            if ends:
-                self._claim(key)
+            if not self._closed:
+                if not slot.users and (slot.discarded or slot.value is None):  # it has none if opening it failed
+                    ended.append((key, self._claim(key)))
+                while len(self._slots) > self._limit and (idle := self._idle()) is not None:
+                    ended.append((idle, self._claim(idle)))
             self._changed.notify_all()
-        if ends:
-            self._finish(key, slot)
-        while (victim := self._claim_excess()) is not None:
-            self._finish(*victim)
-
-    def _claim_excess(self) -> tuple[K, _Slot[V]] | None:
-        with self._changed:
-            return self._claim_idle() if len(self._slots) > self._limit else None
-
-    def _claim_idle(self) -> tuple[K, _Slot[V]] | None:
-        key = self._idle()
-        return None if key is None else (key, self._claim(key))
+        for one in ended:
+            self._finish(*one)
 
     def _idle(self) -> K | None:
         """The key whose value is to be closed next; `None` if all are leased. The caller holds the table's lock."""

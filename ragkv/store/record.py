@@ -261,7 +261,7 @@ def _head(
     """
     layers, kv_heads, tokens, head_dim = map(int, json.loads(facts["shape"]))
     info = EntryInfo(
-        key=_key(facts["key"]),
+        key=key,
         identity=Identity.from_json(facts["identity"]),
         token_ids=tuple(_tensor(head, start, tensors["token_ids"], torch.int64).tolist()),
         frequencies=str(facts["frequencies"]),
@@ -271,8 +271,8 @@ def _head(
         group=str(facts["group"]),
         index=int(facts["index"]),
     )
-    if key != info.key or info.tokens != tokens:
-        raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {info.key}")
+    if facts["key"] != key.to_text() or info.tokens != tokens:
+        raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {facts['key'][:80]}")
     spans = [tensors[f"layer.{number:04d}"]["data_offsets"] for number in range(layers)]
     codec, checksums = CODECS[facts["codec"]], tuple(facts["layer_checksums"].split(",")) if layers else ()
     layer_bytes = codec.layout(info.shape, info.dtype).nbytes if layers else 0
@@ -292,13 +292,6 @@ def _head(
         layers_per_value=int(facts.get("layers_per_value", "0")),
         digest=digest,
     )
-
-
-def _key(text: str) -> EntryKey:
-    key = EntryKey.from_text(text)
-    if key is None:
-        raise ValueError(f"{text[:80]!r} is no key")
-    return key
 
 
 def _scores(head: bytes, start: int, place: dict[str, Any], tokens: int) -> torch.Tensor:

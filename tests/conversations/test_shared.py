@@ -64,15 +64,6 @@ def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(tmp_path
         assert prefill.reuse.bytes_by_tier.get("redis", 0) > 0
 
 
-def test_history_that_never_reached_the_shared_tier_is_computed(tmp_path: Path, redis_server: RedisServer) -> None:
-    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None)
-    with replicas(tmp_path, config, 2) as engines:
-        for turn in range(4):
-            engine = engines[turn % 2]
-            is_full_prefill(engine, engine.session("s"), turn)
-            ask(engine, engine.session("s"), turn)
-
-
 def test_the_second_of_two_concurrent_turns_gets_an_error_and_the_first_is_kept(
     tmp_path: Path, config: RedisConfig
 ) -> None:

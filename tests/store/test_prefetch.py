@@ -150,15 +150,6 @@ def test_a_request_that_waited_hits_equal_entries_in_memory(open_store: OpenStor
     gated.store.left(waiting)
 
 
-def test_entries_in_memory_are_not_fetched(open_store: OpenStore) -> None:
-    gated = open_store(fits=4, on_disk=0)
-    gated.store.put(make_entry(1))
-    gated.store.flush()
-    gated.store.queued(hint_of(1))
-    wait_until_idle(gated)
-    assert gated.disk.reads == []
-
-
 def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
     open_store: OpenStore,
 ) -> None:
@@ -173,30 +164,12 @@ def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
     writing.set()
 
 
-def test_a_part_of_a_hint_that_does_not_fit_as_a_whole_is_fetched(open_store: OpenStore) -> None:
-    gated = open_store(fits=2.5, on_disk=5)
-    gated.store.queued(hint_of(0, 1, 2, 3, group="s"))
-    until(lambda: gated.in_memory() == {0, 1})
-    wait_until_idle(gated)
-    assert len(gated.disk.keys) == 2
-
-
 def test_prefetching_can_be_switched_off(tmp_path: Path) -> None:
     with Store.open(StoreConfig(directory=str(tmp_path), prefetch=False)) as store:
         store._tiers[1].put(make_entry(1))
         store.queued(hint_of(1))
         time.sleep(0.1)
         assert store.stats().tiers[0].entries == 0
-
-
-def test_a_request_can_leave_the_queue_twice_without_harm(open_store: OpenStore) -> None:
-    gated = open_store(fits=2, on_disk=1)
-    waiting = hint_of(0)
-    gated.store.queued(waiting)
-    gated.store.left(waiting)
-    gated.store.left(waiting)
-    gated.store.started(waiting)
-    assert len(gated.store._prefetcher._queue) == 0
 
 
 @pytest.mark.parametrize("how", ["left", "started"])
@@ -271,14 +244,6 @@ def test_a_flipped_byte_never_reaches_memory(open_store: OpenStore, tmp_path: Pa
     assert gated.store.lease(IDENTITY, ids_of(0)) is None
 
 
-def test_an_entry_that_no_tier_has_is_looked_up_once(open_store: OpenStore) -> None:
-    gated = open_store(fits=4, on_disk=0)
-    gated.store.queued(hint_of(7))
-    wait_until_idle(gated)
-    wait_until_idle(gated)
-    assert gated.files.stats().misses == 1
-
-
 def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenStore) -> None:
     gated = open_store(fits=2, on_disk=3)
     gated.memory.put(make_entry(0))  # the least recently used, and the first request in the queue needs it
@@ -286,16 +251,6 @@ def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenSt
     gated.store.queued(hint_of(0))
     gated.store.queued(hint_of(2))
     until(lambda: gated.in_memory() == {0, 2})
-
-
-def test_a_fetch_evicts_no_leased_entry(open_store: OpenStore) -> None:
-    gated = open_store(fits=2, on_disk=3)
-    gated.memory.put(make_entry(0))
-    gated.memory.put(make_entry(1))
-    with gated.store.lease(IDENTITY, ids_of(0)), gated.store.lease(IDENTITY, ids_of(1)):  # type: ignore[union-attr]
-        gated.store.queued(hint_of(2))
-        wait_until_idle(gated)
-        assert gated.in_memory() == {0, 1}
 
 
 def test_entries_of_a_waiting_request_are_not_evicted_by_puts(open_store: OpenStore) -> None:

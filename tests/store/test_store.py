@@ -166,13 +166,6 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
         assert not store.contains(make_entry(1).info.key)
 
 
-def test_tenants_share_nothing(store: Store) -> None:
-    store.put(make_entry(1))
-    tenant = dict(other_identities())["tenant"]
-    assert served(store, 1, tenant) is None
-    assert make_entry(1, identity=tenant).info.key != make_entry(1).info.key
-
-
 def test_gc_drops_entries_of_other_models_from_every_tier(store: Store) -> None:
     other = other_identities()[0][1]
     store.put(make_entry(1))
@@ -180,13 +173,6 @@ def test_gc_drops_entries_of_other_models_from_every_tier(store: Store) -> None:
     assert store.gc(lambda identity: identity == IDENTITY) > 0
     assert [info.key for info in store.infos()] == [make_entry(1).info.key]
     assert [tier.entries for tier in store.stats().tiers] == [1, 1]
-
-
-def test_a_store_without_a_directory_has_memory_alone() -> None:
-    with Store.open(config(None)) as store:
-        assert store.put_durably(make_entry(1))
-        assert [tier.kind for tier in store.stats().tiers] == [TierKind.MEMORY]
-        assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
 
 
 def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(store: Store, tmp_path: Path) -> None:

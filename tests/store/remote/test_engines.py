@@ -61,14 +61,6 @@ def test_a_chunk_encoded_after_a_miss_is_a_hit_on_the_other_replica(replicas: li
     assert stored(one, A) is stored(other, A) is None
 
 
-def test_a_replica_without_a_disk_starts_warm(shared: dict[str, Any], replicas: list[Engine]) -> None:
-    replicas[0].warm([A, B])
-    with engine_of(store=StoreConfig(memory_bytes=10**7, **shared)) as late:
-        report = late.warm([A, B, C])
-        assert (report.present, report.encoded) == (2, 1)
-        assert late.prefill(Q, [A, B, C]).reuse.missed_chunks == 0
-
-
 class Network:
     """An engine that reaches Redis through a proxy; another engine warmed its chunks."""
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ragkv import EngineConfig, StoreConfig
-from ragkv.config import PricesConfig, RedisConfig, S3Config
+from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.store.remote import open_remote
 
@@ -88,8 +88,3 @@ def test_a_secret_that_is_short_or_missing_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OUR_SECRET", "short")
     with pytest.raises(ConfigError, match="OUR_SECRET"):
         open_remote(config)
-
-
-def test_redis_costs_more_than_s3() -> None:
-    prices = PricesConfig()
-    assert prices.of("redis") > prices.of("s3")

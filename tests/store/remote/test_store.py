@@ -83,19 +83,6 @@ def test_the_promotion_of_an_entry_does_not_fetch_again_what_its_reader_fetched(
     proxy.close()
 
 
-def test_an_entry_that_a_queued_request_needs_is_prefetched_to_memory(shared: dict[str, Any], tmp_path: Path) -> None:
-    with open_store(tmp_path / "a", **shared) as store:
-        store.put_durably(make_entry(1))
-    with open_store(tmp_path / "b", **shared) as other:
-        hint = hint_of(1)
-        other.queued(hint)
-        wait_until(lambda: TierKind.MEMORY in holders(other, 1))
-        other.started(hint)
-        assert hit(other, 1) is TierKind.MEMORY
-        other.left(hint)
-        assert other.stats().prefetched == 1
-
-
 def test_the_lookups_of_a_request_that_starts_share_one_round_trip(redis_server: RedisServer) -> None:
     """Twenty lookups through 500 ms of network each way take far less time than twenty round trips."""
     config = redis_config(redis_server, timeout_s=10.0)
