@@ -74,11 +74,6 @@ def test_longbench_dialogues_are_cut_at_their_examples(tmp_path: Path) -> None:
     assert context.questions[0].text == "Dialogue: Ada: bye\nSummary:"
 
 
-def test_a_context_without_passages_stays_whole(tmp_path: Path) -> None:
-    (context,) = quality_data.read(lines(tmp_path / "qasper.jsonl", longbench("qasper", context="One long text.")))
-    assert context.chunks == ("One long text.",)
-
-
 @pytest.mark.parametrize("as_columns", [False, True])
 def test_hotpotqa_is_read_as_published_and_as_columns(tmp_path: Path, as_columns: bool) -> None:
     titles, sentences = [title for title, _ in PAIRS], [[text, " More."] for _, text in PAIRS]
@@ -99,55 +94,15 @@ def test_musique_has_aliases_and_leaves_unanswerable_questions_out(tmp_path: Pat
 # Bad input
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-def test_an_empty_file_is_named(tmp_path: Path, name: str) -> None:
-    assert refused(tmp_path / name, " \n").endswith("is empty.")
-
-
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone\.json cannot be read"):
         quality_data.read(tmp_path / "gone.json")
-
-
-@pytest.mark.parametrize("field", ["input", "answers", "dataset"])
-def test_a_missing_field_is_named_with_its_line(tmp_path: Path, field: str) -> None:
-    record = longbench()
-    del record[field]
-    text = json.dumps(longbench()) + "\n\n" + json.dumps(record)
-    assert f"line 3: the field '{field}' is missing" in refused(tmp_path / "a.jsonl", text)
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        (longbench(answers="Ada"), "the field 'answers' must be a list, not a string"),
-        (longbench(answers=["Ada", 7]), "the field 'answers' must hold strings only, not 7"),
-        (longbench(input=None), "the field 'input' must be a string, not null"),
-        (musique(paragraphs=[{"title": "T"}]), "in paragraph 0, the field 'paragraph_text' is missing"),
-        (musique(paragraphs=["T"]), "'paragraphs' must hold objects, not a string"),
-        (
-            hotpotqa(context=[["T", ["a"]], ["T"]]),
-            "'context' must hold pairs of a title and its sentences; entry 1 is none",
-        ),
-        (hotpotqa(answer=["Ada"]), "the field 'answer' must be a string, not a list"),
-        ({"question": "Who?", "answers": ["Ada"]}, "it has none of the fields 'contexts', 'documents', 'chunks'"),
-        ([1], "a record must be an object with fields, not a list"),
-    ],
-)
-def test_a_wrong_record_is_named_with_its_field(tmp_path: Path, record: Any, said: str) -> None:
-    assert f"record 2: {said}" in refused(tmp_path / "a.json", json.dumps([longbench(), record]))
-    assert f"line 1: {said}" in refused(tmp_path / "a.jsonl", json.dumps(record))
 
 
 def test_wrong_json_is_named_with_its_line(tmp_path: Path) -> None:
     assert "line 2, column 2: this is not JSON" in refused(tmp_path / "a.jsonl", json.dumps(longbench()) + "\n{'a'}")
     assert "line 2, column 1" in refused(tmp_path / "a.json", "[\n")
     assert "named *.jsonl" in refused(tmp_path / "a.json", json.dumps(musique()) + "\n" + json.dumps(musique()))
-
-
-def test_a_file_without_an_answerable_question_is_named(tmp_path: Path) -> None:
-    text = json.dumps(musique(answerable=False))
-    assert "has no question with an answer" in refused(tmp_path / "a.jsonl", text)
 
 
 # Scores, by hand
@@ -165,10 +120,6 @@ def test_rouge_l_is_that_of_the_longest_common_subsequence() -> None:
     score = papers_tasks.SUMMARIES.score
     # "the mill rope" is common: precision 3 / 4, recall 3 / 5
     assert score("the mill makes rope", ("the old mill of rope",)) == pytest.approx(2 * 0.75 * 0.6 / (0.75 + 0.6))
-
-
-def test_only_the_first_line_of_a_dialogues_summary_counts() -> None:
-    assert papers_tasks.DIALOGUES.score("\nAda greets.\nDialogue: more", ("Ada greets.",)) == 1.0
 
 
 def test_a_summary_has_means_intervals_and_paired_differences() -> None:
@@ -311,12 +262,6 @@ def test_a_killed_run_goes_on_where_it_stopped(
         papers_quality.run(options(model_folder, out, "--chunks", "2"))
     papers_quality.run(options(model_folder, out, "--chunks", "2", "--fresh"))
     assert len(asked) == 8
-
-
-def test_a_learned_network_is_used_as_well_as_the_variance() -> None:
-    given = papers_quality._options(["a.jsonl", "--ratios", ".15"])
-    names = [method.name for method in papers_methods.methods(given, papers_tasks.QUESTIONS, is_learned=True)]
-    assert names[-2:] == ["sensitivity, variance, 0.15", "sensitivity, learned, 0.15"]
 
 
 def test_without_sets_one_sentence_says_what_is_missing(
