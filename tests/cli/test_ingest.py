@@ -1,13 +1,11 @@
 """`ragkv ingest` on the command line: progress in a log, encodings, pages in sources, and files that hold brackets."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from ragkv.cli import output
-from ragkv.runtime import Rate, duration
 from tests.retrieval import sample_files
 from tests.retrieval.rag import forty_files
 
@@ -44,19 +42,6 @@ def test_sources_of_a_pdf_name_its_pages(run: Run, tmp_path: Path) -> None:
     ]["metadata"] == {"page": 2}
 
 
-def test_the_rate_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    rate = Rate()
-    for done in (0, 1000):  # what was stored already
-        rate.update(done, 1200)
-    for done in range(1001, 1121):
-        now[0] += 1
-        rate.update(done, 1200)
-    assert rate.per_s == pytest.approx(1.0)
-    assert rate.left == ", about 1 min 20 s left"
-
-
 def test_a_log_says_what_is_read_and_how_far_it_is(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (documents / "[red]x.txt").write_text("text")
     monkeypatch.setattr(output, "FIRST_LINE_S", 0.0)
@@ -64,13 +49,6 @@ def test_a_log_says_what_is_read_and_how_far_it_is(run: Run, documents: Path, mo
     lines = run("ingest", documents).err.splitlines()
     assert any(re.match(r"reading .*\[red\]x\.txt: \d of 3, \d+\.\d/s", line) for line in lines)
     assert any(line.startswith("encoding KV, chunks: 3 of 3, ") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
-)
-def test_durations_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_a_folder_without_documents_is_reported_and_is_an_error(run: Run, tmp_path: Path) -> None:
