@@ -11,7 +11,6 @@ Compared variants alternate within one run; medians. Not shown: a GPU's copy str
 """
 
 import argparse
-import math
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ from benchmarks import report
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.conversations import Turn
+from ragkv.fusion.pipeline import layers_ahead
 from ragkv.types import Answer
 from tests.store.fakes import ThrottledTier
 
@@ -47,7 +47,7 @@ class Bench:
         return torch.randint(3, self.model.config.vocab_size, (count,), generator=self._generator).tolist()
 
     @contextmanager
-    def engine(self, disk: bool, read_ahead_layers: int = 2) -> Iterator[Engine]:
+    def engine(self, disk: bool, read_ahead_layers: int | None = 2) -> Iterator[Engine]:
         """An engine that keeps KV only in memory, or only on disk."""
         with tempfile.TemporaryDirectory(dir=self.options.directory) as directory:
             store = StoreConfig(directory=directory if disk else None, memory_bytes=0 if disk else 8 << 30)
@@ -103,8 +103,8 @@ class Bench:
             for ratio in (0.5, 1.0, 2.0):
                 load_s = ratio * guess
                 slow = ThrottledTier(disk, size / load_s)
-                wanted = min(layers, max(1, math.ceil(max(0.0, 1 - guess / load_s) * layers)))  # of S_buf bytes
-                depths = {"none": 0, "1": 1, "2": 2, "S_buf": wanted}
+                wanted = layers_ahead(load_s, guess, layers)
+                depths = {"none": 0, "1": 1, "2": 2, "S_buf": wanted, "measured": None}
                 times: dict[str, list[float]] = {name: [] for name in (*depths, "compute")}
                 for _ in range(self.options.runs + 1):  # the first run gives the measurements that later ones use
                     for name, depth in depths.items():
@@ -117,7 +117,8 @@ class Bench:
                 bound = max(load_s, compute_s)
                 for name, seconds in medians.items():
                     hidden = (medians["none"] - seconds) / (medians["none"] - bound)
-                    rows.append([ratio, load_s, compute_s, bound, name, depths[name], seconds, f"{hidden:.0%}"])
+                    depth = depths[name] if name != "measured" else "-"
+                    rows.append([ratio, load_s, compute_s, bound, name, depth, seconds, f"{hidden:.0%}"])
         return rows
 
     def saving(self) -> list[list[Any]]:
@@ -171,7 +172,7 @@ class Bench:
         return engine.stats().layers
 
     @staticmethod
-    def _prefill(engine: Engine, session: Session, question: list[int], depth: int) -> Any:
+    def _prefill(engine: Engine, session: Session, question: list[int], depth: int | None) -> Any:
         engine.fusor._ahead = depth
         return engine.prefill(question, session=session)
 

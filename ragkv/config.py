@@ -139,7 +139,7 @@ class FusionConfig:
     floor_tokens: int = 8  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     selector: str | None = None  # which tokens: ragkv.fusion.SELECTORS; None: by learned scores, else by attention
     stored_kv: str | None = None  # of chunks: "expected" or "alone"; None: expected, of the bundled reader alone
-    read_ahead_layers: int = 2  # layers read ahead of the one being fused; 0: none
+    read_ahead_layers: int | None = None  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
     learned_scores: bool = True  # use the score network of the store's directory or of the model's folder

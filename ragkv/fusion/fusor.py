@@ -19,11 +19,9 @@ from ragkv.model.rows import pausing
 from ragkv.runtime import Closing
 from ragkv.store import Lease
 
-from .pipeline import LayerReader, Readers
+from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan, Span
 from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, remaining_deviation
-
-WEIGHT = 0.3  # `WEIGHT` is the share of the latest measurement in a running mean.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +43,22 @@ class Fused:
 class Fusor:
     """Fuses prompts for one model. Holds no state of a request."""
 
-    def __init__(self, adapter: Adapter, readers: Readers, read_ahead_layers: int, seed: int) -> None:
-        self.adapter, self.seed = adapter, seed
+    def __init__(self, adapter: Adapter, readers: Readers, read_ahead_layers: int | None, seed: int) -> None:
+        """With `read_ahead_layers` None the read-ahead follows the speeds measured in earlier requests."""
+        self.adapter, self.seed, self.speeds = adapter, seed, Speeds()
         self.readers, self._ahead = readers, read_ahead_layers
-        self.row_layer_s: float | None = None  # seconds of a row in a layer, a running mean; None: no pass ran yet
 
     def open(self, plan: Plan, selector: Selector, ratio: float) -> "Fusing":
         """Start to read what `plan` needs. The caller runs it under the compute lock, and closes it in any case."""
         return Fusing(self, plan, selector, ratio)
 
-    def reader(self, leases: Sequence[Lease]) -> LayerReader:
-        """A reader of all layers; it starts to read ahead at once (CachedAttention section 3.2.1)."""
-        return LayerReader(leases, self.adapter.layer_count, self._ahead, self.readers, self.adapter.device)
-
-    def measured(self, row_layers: int, seconds: float) -> None:
-        """Note how long a pass over so many rows, summed over layers, took; placing reused KV is included."""
-        latest, before = seconds / row_layers, self.row_layer_s
-        self.row_layer_s = latest if before is None else (1 - WEIGHT) * before + WEIGHT * latest
+    def reader(self, leases: Sequence[Lease], rows: int) -> LayerReader:
+        """A reader for a pass over `rows` rows; it starts to read ahead at once (CachedAttention section 3.2.1)."""
+        layers, ahead = self.adapter.layer_count, self._ahead
+        if ahead is None:
+            size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
+            ahead = self.speeds.ahead(size, rows * layers, layers)
+        return LayerReader(leases, layers, ahead, self.readers, self.adapter.device)
 
 
 class Fusing(Closing):
@@ -77,7 +74,7 @@ class Fusing(Closing):
             self._first_choice = torch.arange(len(plan.candidates) if checks else 0)
         self._spans = plan.loaded() if checks else _not_recomputed(plan, self._first_choice)
         leases = [span.lease for span in self._spans if span.lease is not None]
-        self._reader = fusor.reader(leases)
+        self._reader = fusor.reader(leases, plan.forced.numel() + wanted)
 
     @torch.no_grad()
     def run(
@@ -125,7 +122,8 @@ class Fusing(Closing):
         logits = adapter.logits(work.hidden[:, -1:])[0]
         adapter.wait_for_device()
         took_s = time.perf_counter() - began
-        self._fusor.measured(work.row_layers, took_s - reader.waited_s - others_s)
+        self._fusor.speeds.add_read(*reader.measured())
+        self._fusor.speeds.add_compute(work.row_layers, took_s - reader.waited_s - others_s)
         return Fused(
             kv,
             logits,

@@ -4,12 +4,13 @@ While layer l is fused, reader threads read the layers l+1 ... l+B into a ring o
 another. On CUDA the buffers are page-locked and copied on a separate stream, ordered by events, without a device-wide
 wait. Slices that already lie in memory are used in place. A damaged entry raises `EntryDamagedError` with its key.
 
-The layers read ahead are the read buffer of CachedAttention section 3.2.1. Reading starts before the request gets the
-compute lock, so the buffer fills while other requests compute. The paper's buffer grows with the time by which loading
-falls behind computing; here it is a fixed number of layers, because `store/prefetch.py` copies what queued requests
-will read to memory.
+The layers read ahead are the read buffer of CachedAttention section 3.2.1. The paper's `S_buf = B (T_load L_hist -
+T_pref L_new)` bytes is the amount by which loading falls behind computing over a whole pass. In layers it is their
+number times the share of the loading time that computing does not hide. Reading starts before the request gets the
+compute lock, so a deeper buffer fills while other requests compute.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing, openmp
 from ragkv.store import Entry, EntryInfo, Lease, TierKind
 
+MOST_BYTES = 256 * 1024**2  # `MOST_BYTES` bounds one request's read buffers, whatever was measured.
+UNMEASURED = 2  # `UNMEASURED` is how many layers are read ahead before anything was measured.
+WEIGHT = 0.3  # `WEIGHT` is the share of the latest measurement in a running mean.
 REUSABLE_BUFFERS = 2
 REUSABLE_BYTES = 64 * 1024**2  # A buffer of at most `REUSABLE_BYTES` is kept for reuse; larger ones are given back.
 
@@ -100,6 +104,7 @@ class LayerReader(Closing):
         self._shares = [share for i in range(readers.threads) if (share := threaded[i :: readers.threads])]
         self._pending: dict[int, list[Future[_Slices]]] = {}  # by layer
         self.waited_s = 0.0  # time the fusor waited for slices
+        self._read_s: list[float] = []  # of each slice that a thread read
         for lease in leases:
             lease.prefetch()
         for layer in range(ahead):
@@ -127,6 +132,11 @@ class LayerReader(Closing):
             counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.stored_bytes
         return counts
 
+    def measured(self) -> tuple[int, float]:
+        """Bytes the threads read, and the seconds this would take one after another at their joint bandwidth."""
+        read = [lease.stored_bytes for lease in self._leases if not lease.in_place]
+        return sum(read), sum(self._read_s) / max(1, min(len(read), self._readers.threads))
+
     def close(self) -> None:
         """Wait for running reads, because the next request gets their buffer; then return the buffer."""
         for futures in self._pending.values():
@@ -149,7 +159,10 @@ class LayerReader(Closing):
         lease, buffer = self._leases[index], self._ring[layer % len(self._ring)][index]
         if self._copier is not None:
             self._copier.wait_reusable(buffer)
+        began = time.perf_counter()
         found = _slice(lease, layer, buffer)
+        if not lease.in_place:
+            self._read_s.append(time.perf_counter() - began)
         return found if self._copier is None else self._copier.send(found, layer, buffer)
 
 
@@ -169,6 +182,49 @@ def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None) -> torch.Tenso
         if isinstance(error, EntryDamagedError) and error.key == lease.info.key:
             raise
         raise EntryDamagedError(lease.info.key, f"layer {layer} cannot be read ({error})") from error
+
+
+def buffer_bytes(bandwidth: float, load_s: float, compute_s: float) -> float:
+    """S_buf in bytes, with `load_s = T_load L_hist` and `compute_s = T_pref L_new`; 0 if computing hides loading."""
+    return bandwidth * max(0.0, load_s - compute_s)
+
+
+def layers_ahead(load_s: float, compute_s: float, layers: int) -> int:
+    """S_buf in layers of the request's own KV, at least 1: one layer is read while the one before is computed."""
+    if load_s <= 0.0:
+        return 1
+    share = buffer_bytes(1.0, load_s, compute_s) / load_s  # a layer takes load_s / layers at any bandwidth
+    return min(layers, max(1, math.ceil(share * layers)))
+
+
+class Speeds:
+    """Running means of how fast an engine reads and computes; `None` before the first measurement."""
+
+    def __init__(self) -> None:
+        self._byte_s: float | None = None
+        self.row_layer_s: float | None = None  # seconds of a row in a layer, placing reused KV included
+
+    def add_read(self, size_bytes: int, seconds: float) -> None:
+        """Add a measurement of reading."""
+        self._byte_s = _mean(self._byte_s, size_bytes, seconds)
+
+    def add_compute(self, row_layers: int, seconds: float) -> None:
+        """Add a measurement of computing; `row_layers` are the rows, summed over layers."""
+        self.row_layer_s = _mean(self.row_layer_s, row_layers, seconds)
+
+    def ahead(self, size_bytes: int, row_layers: int, layers: int) -> int:
+        """Layers to read ahead in a pass that reads `size_bytes` and computes `row_layers` over `layers` layers."""
+        if self._byte_s is None or self.row_layer_s is None or size_bytes == 0:
+            return UNMEASURED
+        wanted = layers_ahead(self._byte_s * size_bytes, self.row_layer_s * row_layers, layers)
+        return max(1, min(wanted, MOST_BYTES * layers // size_bytes))
+
+
+def _mean(before: float | None, amount: int, seconds: float) -> float | None:
+    if amount <= 0 or seconds <= 0.0:
+        return before
+    latest = seconds / amount
+    return latest if before is None else (1 - WEIGHT) * before + WEIGHT * latest
 
 
 class _Copier:

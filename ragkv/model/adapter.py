@@ -14,6 +14,8 @@ from transformers import Cache
 
 from . import attention
 from .cpu.packing import with_copies
+from .cpu.product_speed import multiplies_bfloat16
+from .cpu.products import kernel_is_faster
 from .layers import PlainLayer, attending_view, plain_layers
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowPass
 from .rope import Rope, RotaryTables
@@ -40,6 +42,8 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
+        if on_cpu and self.dtype is torch.bfloat16 and multiplies_bfloat16():
+            kernel_is_faster()  # timed now, not in the first request
         views = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
         (self._head, *self.layers), self.packed_bytes = with_copies(
             [self.model.get_output_embeddings(), *views], packed_bytes, self.device

@@ -110,7 +110,7 @@ class Prefiller:
         if method.controlled:
             loads = self._load_control.decide(planned.plan, selector, method.ratio)
         else:
-            row_layer_s = self._fusor.row_layer_s
+            row_layer_s = self._fusor.speeds.row_layer_s
             row_s = None if row_layer_s is None else row_layer_s * self.adapter.layer_count
             loads = self._load_control.shed_loads(planned.plan, method.ratio, row_s)
         plan, ratio, guarded = loads.plan, loads.ratio, None
