@@ -27,6 +27,7 @@ WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
 POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru-auto", "threshold-lru")
 # These are the keys of ragkv.lab.simulate.SIMULATOR_ONLY.
 SIMULATOR_POLICY_NAMES = ("belady", "end-aware", "fifo", "length-aware", "t-lru", "t-lru-guarded", "tail-belady")
+DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
 SELECTOR_NAMES = (
     "all",
@@ -210,6 +211,7 @@ class SessionConfig:
         one_of("session.inexact_history", self.inexact_history, INEXACT_HISTORY)
         at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
         one_of("session.truncation", self.truncation, TRUNCATIONS)
+        one_of("session.discard", self.discard, DISCARDING_LISTS)
         if not 0.0 < self.truncation_ratio <= 1.0:
             raise ConfigError(f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1].")
         if self.ttl_s is not None and not self.ttl_s > 0.0:

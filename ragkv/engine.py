@@ -35,7 +35,7 @@ from .prompt import (
     Request,
     SharedModel,
 )
-from .prompt.history import BlockWriter, Discard
+from .prompt.history import BlockWriter
 from .prompt.layout import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
 from .scheduling import QueueStats, Scheduler
@@ -319,14 +319,13 @@ class Engine(Closing):
         """A chunk of text or token ids; its ids are fixed here: those of the text alone, wherever it stands."""
         return self.intake.chunk(content, metadata)
 
-    def session(self, session_id: str, *, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
+    def session(self, session_id: str, *, ttl_s: float | None = None) -> Session:
         """The conversation of that id, new or as it stands, also after a restart if the store has a directory.
 
-        Idle for longer than `ttl_s` it is deleted; `discard` says which tokens go when it outgrows the context (see
-        `prompt/history/truncation.py`). An option that is left out stays as it was, or is the config's. Before its
-        first turn a session is known, with its options, only as long as the caller holds it.
+        Idle for longer than `ttl_s` it is deleted; left out it stays as it was, or is the config's. Before its first
+        turn a session is known, with its `ttl_s`, only as long as the caller holds it.
         """
-        return self.conversations.session(session_id, ttl_s, discard)
+        return self.conversations.session(session_id, ttl_s)
 
     def warm(
         self,

@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
-from ragkv.config import CODEC_NAMES, GIB, POLICY_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, SIMULATOR_POLICY_NAMES
+from ragkv.config import (
+    CODEC_NAMES,
+    DISCARDING_LISTS,
+    GIB,
+    POLICY_NAMES,
+    RETRIEVER_NAMES,
+    SELECTOR_NAMES,
+    SIMULATOR_POLICY_NAMES,
+)
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
 from ragkv.lab.simulate import SIMULATOR_ONLY
+from ragkv.prompt.history import TDLS
 from ragkv.retrieval.retrievers import RETRIEVERS
 from ragkv.store import CODECS, POLICIES
 
@@ -236,8 +245,9 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
         (SIMULATOR_POLICY_NAMES, SIMULATOR_ONLY),
         (SELECTOR_NAMES, SELECTORS),
         (RETRIEVER_NAMES, RETRIEVERS),
+        (DISCARDING_LISTS, TDLS),
     ],
-    ids=["codecs", "policies", "simulator policies", "selectors", "retrievers"],
+    ids=["codecs", "policies", "simulator policies", "selectors", "retrievers", "discarding lists"],
 )
 def test_the_settings_know_every_registered_name(known: tuple[str, ...], registered: Collection[str]) -> None:
     assert sorted(known) == sorted(registered)

@@ -21,7 +21,7 @@ from weakref import WeakSet, WeakValueDictionary
 from ragkv.config import EngineConfig, SessionConfig
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.model import Adapter
-from ragkv.prompt.history import BlockWriter, Discard, SessionState, find
+from ragkv.prompt.history import BlockWriter, SessionState
 from ragkv.prompt.layout import TemplateRuns
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey, RemoteStats
@@ -96,22 +96,18 @@ class Conversations:
 
     # One conversation.
 
-    def session(self, session_id: str, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
-        """The conversation of that id, new or as it stands. A given `ttl_s` or `discard` applies from now on."""
+    def session(self, session_id: str, ttl_s: float | None = None) -> Session:
+        """The conversation of that id, new or as it stands. A given `ttl_s` applies from now on."""
         if not isinstance(session_id, str) or not session_id:
             raise InputError(f"A session's id must be a string that is not empty, not {session_id!r:.80}.")
         if ttl_s is not None and not ttl_s > 0:
             raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
-        if discard is not None:
-            find(discard)
         with self._lock:
             session = self._live.get(session_id)
             if session is None:
                 session = self._live[session_id] = Session(self, session_id, self._empty())
                 if not self.storage.shared:  # otherwise `refresh` reads its state
                     self._load(session)
-            if discard is not None:
-                session.discard_by = discard
             self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
         if session.lock.acquire(blocking=False):  # otherwise a turn runs, and the next one refreshes the session
             try:
@@ -128,8 +124,6 @@ class Conversations:
         `session_id` is the group of its blocks; `notes` are for the report of its first turn.
         """
         session = Session(self, session_id, self._empty() if past is None else past.state, tuple(notes), saved=False)
-        if past is not None:
-            session.discard_by = past.discard_by
         with self._lock:
             self._unsaved.add(session)
         return session
@@ -151,7 +145,7 @@ class Conversations:
 
     def fork(self, session: Session, session_id: str) -> Session:
         """A conversation of that id with the same past, without a turn that is under way."""
-        past, other = session.state, self.session(session_id, discard=session.discard_by)
+        past, other = session.state, self.session(session_id)
         if other is session:
             raise InputError(f"{session_id!r} is the id of the conversation to be forked itself: choose another.")
         with other.held():

@@ -11,7 +11,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter
 from ragkv.prompt import Past
-from ragkv.prompt.history import BlockWriter, Discard, History, SessionState, discardable, find, fitted, merged
+from ragkv.prompt.history import BlockWriter, History, SessionState, discarded, fitted, merged
 from ragkv.prompt.layout import TemplateRuns
 from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Ticket
@@ -70,7 +70,6 @@ class Session:
         self.lock = threading.Lock()
         self.state = state
         self.notes = notes  # for the report of the next turn
-        self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
         self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
         self.first_title = ""  # the title from the next turn on, unless it has one
         self.write: Future[str | None] | None = None  # the last one to disk; its result is a note if it failed
@@ -96,7 +95,7 @@ class Session:
     @property
     def past(self) -> Past:
         """What the next turn builds on."""
-        return Past(self.state.history, self.discard_by, self.notes)
+        return Past(self.state.history, self.notes)
 
     def wait_saved(self, timeout_s: float) -> str | None:
         """Return when the last turn survives a crash; a note for its report if that is not so within `timeout_s`.
@@ -130,7 +129,7 @@ class Session:
                 raise InputError(f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}.")
             self.owner.commit(self, replace(self.state, turns=past[:-turns], history=past[-turns].began))
 
-    def discard(self, what: Iterable[tuple[int, int]] | str | Discard) -> int:
+    def discard(self, what: Iterable[tuple[int, int]] | str) -> int:
         """Drop tokens from the history now: ranges of indices, or the choice of a discarding list.
 
         Returns how many tokens were dropped.
@@ -138,8 +137,8 @@ class Session:
         settings = self.owner.settings
         with self.held():
             history = self.state.history
-            if isinstance(what, str) or callable(what):
-                what = find(what)(discardable(history, 0, settings))
+            if isinstance(what, str):
+                what = discarded(what, history, 0, settings)
             ranges = merged(what, len(history))
             if not ranges:
                 return 0
@@ -151,9 +150,8 @@ class Session:
         with self.held():
             if limit is None:
                 return 0
-            discard = settings.discard if self.discard_by is None else self.discard_by
             prefix = len(self.owner.runs.before_documents)
-            cut, _ = fitted(self.state.history, limit - prefix - tokens, settings, discard)
+            cut, _ = fitted(self.state.history, limit - prefix - tokens, settings)
             return self._replace(cut)
 
     def _replace(self, history: History) -> int:

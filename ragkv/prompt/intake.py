@@ -11,7 +11,7 @@ from ragkv.fusion import make_selector
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.prompt.history import EMPTY, History, Part, PartKind, find, fitted
+from ragkv.prompt.history import EMPTY, History, Part, PartKind, fitted
 from ragkv.prompt.layout import TemplateRuns, encode
 from ragkv.types import Chunk, Excerpt, Text
 
@@ -34,7 +34,6 @@ class Intake:
         self._model, self._tokenizer, self._config = model, model.tokenizer, config
         self._vocabulary, self._context_length = model.adapter.vocabulary, model.adapter.context_length
         self._gate_result: GateResult | None = None
-        find(config.session.discard)  # raises for an unknown name
         self._check_ids(runs.before_documents)
         # Without a tokenizer all is given as ids, and nothing stands between chunks.
         self.separator = self.encode(config.prompt.separator) if config.prompt.separator and self._tokenizer else ()
@@ -210,11 +209,9 @@ class Intake:
 
     def _fitted(self, past: Past, others: int) -> tuple[History, str | None]:
         """The history cut to fit the context together with `others` tokens, and a note if it was cut."""
-        settings = self._config.session
         if self._context_length is None:
             return past.history, None
-        discard = settings.discard if past.discard is None else past.discard
-        return fitted(past.history, self._context_length - others, settings, discard)
+        return fitted(past.history, self._context_length - others, self._config.session)
 
     def _check_length(self, length: int, headroom: int) -> None:
         if self._context_length is not None and length + headroom > self._context_length:

@@ -21,7 +21,7 @@ from ragkv.fusion import Fused, Selector
 from ragkv.model import Recording
 from ragkv.model.decode.sampling import Sampling
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.prompt.history import EMPTY, Discard, History, Part, PartKind
+from ragkv.prompt.history import EMPTY, History, Part, PartKind
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey
 from ragkv.types import Chunk, Excerpt, PromptSpan, Reuse, Timing
@@ -37,7 +37,6 @@ class Past:
     """What a turn stands behind."""
 
     history: History = EMPTY
-    discard: str | Discard | None = None  # what is dropped if the history does not fit; None: the config's
     notes: tuple[str, ...] = ()  # what the turn's report says about the history
 
 

@@ -2,15 +2,13 @@
 
 from .block_writer import BlockWriter
 from .history import EMPTY, Block, Chain, History, Part, PartKind, PastTurn, Ranges, SessionState, exact_blocks
-from .truncation import TDLS, Discard, Discardable, discardable, find, fitted, keep_dialogue, merged, oldest
+from .truncation import TDLS, discarded, fitted, merged
 
 __all__ = [
     "Block",
     "BlockWriter",
     "Chain",
     "SessionState",
-    "Discard",
-    "Discardable",
     "EMPTY",
     "History",
     "Part",
@@ -18,11 +16,8 @@ __all__ = [
     "PastTurn",
     "Ranges",
     "TDLS",
-    "discardable",
+    "discarded",
     "exact_blocks",
-    "find",
     "fitted",
-    "keep_dialogue",
     "merged",
-    "oldest",
 ]

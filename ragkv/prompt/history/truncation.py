@@ -5,45 +5,34 @@ computed here: the KV that is kept is rotated to its new positions when it is re
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ragkv.config import SessionConfig
 from ragkv.errors import ConfigError, InputError
 
-from .history import History, Part, PartKind, Ranges
+from .history import History, PartKind, Ranges
 
 
-@dataclass(frozen=True, slots=True)
-class Discardable:
+class View(NamedTuple):
     """A history as a TDL sees it."""
 
-    token_ids: tuple[int, ...]
-    parts: tuple[Part, ...]  # the same tokens, by kind, in order
+    history: History
     needed: int  # tokens that must be dropped for the prompt to fit
     target: int  # tokens to drop by the truncation ratio
     sink_tokens: int  # the first tokens, the attention sinks, which should stay
 
-    def spans(self) -> Iterator[tuple[int, int, Part]]:
-        """Start, stop and part, in order."""
-        at = 0
-        for part in self.parts:
-            yield at, at + len(part), part
-            at += len(part)
 
-
-Discard = Callable[[Discardable], Iterable[tuple[int, int]]]
-
-
-def oldest(view: Discardable) -> list[tuple[int, int]]:
+def oldest(view: View) -> list[tuple[int, int]]:
     """The oldest `target` tokens behind the sinks; of the sinks only if nothing else is left."""
     return list(_oldest_behind((), view, view.target))
 
 
-def keep_dialogue(view: Discardable) -> list[tuple[int, int]]:
+def keep_dialogue(view: View) -> list[tuple[int, int]]:
     """The documents of past turns, oldest turn first, up to `target` tokens; then the oldest tokens."""
     ranges: list[tuple[int, int]] = []
-    dropped, turn = 0, -1
-    for start, stop, part in view.spans():
+    dropped, turn, stop = 0, -1, 0
+    for part in view.history.parts:
+        start, stop = stop, stop + len(part)
         if part.kind is not PartKind.CHUNK or stop <= view.sink_tokens:
             continue
         if dropped >= view.target and part.turn != turn:  # the documents of one turn are dropped together
@@ -53,31 +42,31 @@ def keep_dialogue(view: Discardable) -> list[tuple[int, int]]:
         dropped += stop - max(start, view.sink_tokens)
     if dropped >= view.needed:
         return ranges
-    left = len(view.token_ids) - dropped
-    share = view.target / max(1, len(view.token_ids))
+    left = len(view.history) - dropped
+    share = view.target / max(1, len(view.history))
     return ranges + list(_oldest_behind(ranges, view, max(1, int(share * left))))
 
 
-def _oldest_behind(dropped: Ranges, view: Discardable, count: int) -> Iterator[tuple[int, int]]:
+def _oldest_behind(dropped: Ranges, view: View, count: int) -> Iterator[tuple[int, int]]:
     """The oldest `count` tokens behind the sinks that are not in `dropped`."""
-    at = view.sink_tokens if len(view.token_ids) > view.sink_tokens else 0
-    for start, stop in (*dropped, (len(view.token_ids),) * 2):
+    at = view.sink_tokens if len(view.history) > view.sink_tokens else 0
+    for start, stop in (*dropped, (len(view.history),) * 2):
         take = min(count, max(0, start - at))
         if take:
             yield at, at + take
         count, at = count - take, max(at, stop)
 
 
-TDLS: dict[str, Discard] = {"oldest": oldest, "keep-dialogue": keep_dialogue}
+TDLS: dict[str, Callable[[View], list[tuple[int, int]]]] = {"oldest": oldest, "keep-dialogue": keep_dialogue}
 
 
-def find(discard: str | Discard) -> Discard:
-    """A TDL by its name, or the callable itself. Raises `ConfigError` for an unknown name."""
-    if callable(discard):
-        return discard
-    if discard not in TDLS:
-        raise ConfigError(f"Unknown discarding list {discard!r}. Known: {', '.join(TDLS)}, or a callable.")
-    return TDLS[discard]
+def discarded(name: str, history: History, needed: int, settings: SessionConfig) -> Ranges:
+    """What the TDL of that name drops of `history` when `needed` tokens must go. Raises `ConfigError`."""
+    if name not in TDLS:
+        raise ConfigError(f"Unknown discarding list {name!r}. Known: {', '.join(TDLS)}.")
+    target = max(int(settings.truncation_ratio * len(history)), 1 if needed else 0)
+    sinks = min(settings.sink_tokens, len(history))
+    return merged(TDLS[name](View(history, needed, target, sinks)), len(history))
 
 
 def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
@@ -102,25 +91,12 @@ def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
     return joined
 
 
-def discardable(history: History, needed: int, settings: SessionConfig) -> Discardable:
-    """What a TDL sees of `history` when `needed` tokens must be dropped."""
-    target = max(int(settings.truncation_ratio * len(history)), 1 if needed else 0)
-    sinks = min(settings.sink_tokens, len(history))
-    return Discardable(history.token_ids, history.parts, needed, target, sinks)
-
-
-def fitted(
-    history: History, headroom: int, settings: SessionConfig, discard: str | Discard
-) -> tuple[History, str | None]:
+def fitted(history: History, headroom: int, settings: SessionConfig) -> tuple[History, str | None]:
     """The history cut to at most `headroom` tokens, or to none, and a note for the report if it was cut."""
-    whole, chosen, fallback = len(history), find(discard), False
-    while (length := len(history)) > max(0, headroom):
-        view = discardable(history, length - max(0, headroom), settings)
-        ranges = merged(chosen(view), length)
-        if not ranges:  # the list drops nothing, so the prompt would never fit
-            ranges, fallback = oldest(view), True
-        history = history.without(ranges, settings.truncation)
+    whole, headroom = len(history), max(0, headroom)
+    while (length := len(history)) > headroom:
+        dropped = discarded(settings.discard, history, length - headroom, settings)
+        history = history.without(dropped, settings.truncation)
     if len(history) == whole:
         return history, None
-    note = f"history truncated: {whole - len(history)} of {whole} tokens dropped"
-    return history, note + ("; the discarding list dropped too few, so the oldest were dropped" if fallback else "")
+    return history, f"history truncated: {whole - len(history)} of {whole} tokens dropped"

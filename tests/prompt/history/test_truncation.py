@@ -1,6 +1,5 @@
 """A conversation outgrows the context: tokens are dropped, the kept KV is rotated, nothing is computed again."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import ConfigError, InputError, PromptTooLongError
-from ragkv.prompt.history import Block, Discardable, History, Part, PartKind, fitted, keep_dialogue, merged, oldest
+from ragkv.prompt.history import TDLS, Block, History, Part, PartKind, fitted, merged
+from ragkv.prompt.history.truncation import View
 from tests import reference, tiny_models
 from tests.conversations.helpers import ask, engine_at, files, question, with_kv
 from tests.engine.helpers import A, B, close, full_prefill
@@ -79,36 +79,35 @@ class TestDroppedTokens:
         Part(PartKind.ANSWER, 2, 1),
     )
 
-    def view(self, needed: int, target: int, sinks: int = 0) -> Discardable:
-        return Discardable(tuple(range(20)), self.parts, needed, target, sinks)
+    def dropped(self, name: str, needed: int, target: int, sinks: int = 0) -> list[tuple[int, int]]:
+        return TDLS[name](View(History((), tuple(range(20)), self.parts), needed, target, sinks))
 
     def test_oldest_drops_the_first_tokens_behind_the_sinks(self) -> None:
-        assert oldest(self.view(1, 10)) == [(0, 10)]
-        assert oldest(self.view(1, 10, sinks=3)) == [(3, 13)]
+        assert self.dropped("oldest", 1, 10) == [(0, 10)]
+        assert self.dropped("oldest", 1, 10, sinks=3) == [(3, 13)]
 
-    def test_keep_dialogue_drops_all_documents_of_a_turn_the_oldest_turn_first(self) -> None:
-        assert keep_dialogue(self.view(1, 3)) == [(0, 4), (4, 6)]
-        assert keep_dialogue(self.view(1, 10)) == [(0, 4), (4, 6), (10, 16)]
-        assert keep_dialogue(self.view(1, 10, sinks=5)) == [(5, 6), (10, 16)]
+    def test_keep_dialogue_drops_all_documents_of_a_turn_the_oldest_turn_first_and_then_the_oldest_words(self) -> None:
+        assert self.dropped("keep-dialogue", 1, 3) == [(0, 4), (4, 6)]
+        assert self.dropped("keep-dialogue", 1, 10) == [(0, 4), (4, 6), (10, 16)]
+        assert self.dropped("keep-dialogue", 1, 10, sinks=5) == [(5, 6), (10, 16)]
+        assert merged(self.dropped("keep-dialogue", 13, 10), 20) == [(0, 16)]  # half of the 8 remaining words
 
-    def test_keep_dialogue_drops_the_oldest_words_after_all_documents(self) -> None:
-        assert merged(keep_dialogue(self.view(13, 10)), 20) == [(0, 16)]  # half of the 8 remaining words
-
-    @pytest.mark.parametrize("discard", ["oldest", "keep-dialogue", lambda _: []])
-    def test_all_history_is_dropped_before_a_prompt_is_refused(self, discard: Any) -> None:
+    @pytest.mark.parametrize("discard", TDLS)
+    def test_all_history_is_dropped_before_a_prompt_is_refused(self, discard: str) -> None:
         history = History((), tuple(range(20)), self.parts)
-        settings = SessionConfig(sink_tokens=3)
-        assert len(fitted(history, 0, settings, discard)[0]) == 0
-        assert len(fitted(history, 9, settings, discard)[0]) <= 9
+        for room in range(12):
+            for sinks in (0, 3, 30):
+                settings = SessionConfig(sink_tokens=sinks, discard=discard)
+                assert len(fitted(history, room, settings)[0]) <= room
 
     def test_truncation_drops_half_of_the_history_at_a_time(self) -> None:
         history = History((), tuple(range(21)))
-        assert fitted(history, 20, SessionConfig(), "oldest") == (
+        assert fitted(history, 20, SessionConfig()) == (
             History((), tuple(range(10, 21))),
             "history truncated: 10 of 21 tokens dropped",
         )
-        assert len(fitted(history, 5, SessionConfig(), "oldest")[0]) == 3  # 21 -> 11 -> 6 -> 3
-        assert fitted(history, 21, SessionConfig(), "oldest") == (history, None)
+        assert len(fitted(history, 5, SessionConfig())[0]) == 3  # 21 -> 11 -> 6 -> 3
+        assert fitted(history, 21, SessionConfig()) == (history, None)
 
 
 class TestReuseAfterTruncation:
@@ -236,39 +235,6 @@ class TestDiscardingLists:
             ask(engine, session, 4)
             assert [token for _, token in by_part(session)][: len(words)] == words
             assert all(part.kind is not PartKind.CHUNK for part, _ in by_part(session))
-
-    def test_a_callable_discarding_list_decides_for_one_session(self) -> None:
-        seen: list[Discardable] = []
-
-        def every_other_turn(view: Discardable) -> Iterable[tuple[int, int]]:
-            seen.append(view)
-            return [(start, stop) for start, stop, part in view.spans() if part.turn % 2 == 0]
-
-        with small_engine() as engine:
-            session = engine.session("s", discard=every_other_turn)
-            for turn in range(6):
-                ask(engine, session, turn)
-            before = session.token_ids
-            ask(engine, session, 6)
-            kept = tuple(token for at, token in enumerate(before) if at // 9 % 2)
-            assert session.token_ids[: len(kept)] == kept
-            assert (len(seen), seen[0].token_ids, seen[0].target) == (1, before, len(before) // 2)
-            assert seen[0].needed == 1 + len(before) + 5 + 4 - CONTEXT
-
-    def test_a_list_that_drops_nothing_is_replaced_by_oldest_and_the_report_says_so(self) -> None:
-        with small_engine() as engine:
-            session = engine.session("s", discard=lambda _: [])
-            fill(engine, 6)
-            assert "so the oldest were dropped" in ask(engine, session, 6).reuse.notes[0]
-
-    def test_a_list_with_an_invalid_range_is_refused_and_drops_nothing(self) -> None:
-        with small_engine() as engine:
-            session = engine.session("s", discard=lambda _: [(5, 1000)])
-            fill(engine, 6)
-            before = session.state
-            with pytest.raises(InputError, match="no range"):
-                ask(engine, session, 6)
-            assert session.state == before
 
     def test_session_discard_drops_tokens_at_any_time(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
