@@ -43,12 +43,12 @@ def profile(
 
 def _show(measured: "Profile") -> None:
     """Print the main speeds; `--json` has all of them."""
-    subject, longest = measured.subject, max(measured.prefill.points, key=lambda point: point.tokens)
+    subject, longest = measured.subject, max(measured.prefill.points, key=lambda point: point.size)
     console.print(f"{subject.cpu}, {subject.threads} threads, {subject.device}, {subject.dtype}", style="dim")
-    step_s = measured.decode.at(longest.tokens)
-    console.print(f"prefill of {longest.tokens} tokens: {milliseconds(longest.measured_s)}")
-    console.print(f"decode step at {longest.tokens} tokens: {milliseconds(step_s)}")
-    layer_s = measured.recompute.at(longest.tokens // 10, longest.tokens)
+    step_s = measured.decode.at(longest.size)
+    console.print(f"prefill of {longest.size} tokens: {milliseconds(longest.measured_s)}")
+    console.print(f"decode step at {longest.size} tokens: {milliseconds(step_s)}")
+    layer_s = measured.recompute.at(longest.size // 10, longest.size)
     console.print(f"a layer that recomputes a tenth of them: {milliseconds(layer_s)}")
     for name, speed in measured.tiers.items():
         rate = f"{output.size(speed.bytes_per_s)}/s" if speed.per_byte_s else "no longer for more bytes"

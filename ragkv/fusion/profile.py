@@ -53,10 +53,10 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthPoint:
-    """One measurement at a length."""
+class Measured:
+    """One measurement, and what its fit says."""
 
-    tokens: int
+    size: int  # tokens of a pass, rows of a layer, or bytes of a slice that readers deliver together with many others
     measured_s: float
     fitted_s: float
 
@@ -68,21 +68,11 @@ class LengthFit:
     fixed_s: float
     per_token_s: float
     per_token_squared_s: float
-    points: tuple[LengthPoint, ...] = ()
+    points: tuple[Measured, ...] = ()
 
     def at(self, tokens: float) -> float:
         """Seconds at that length."""
         return self.fixed_s + tokens * (self.per_token_s + tokens * self.per_token_squared_s)
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputePoint:
-    """The time of one layer of a selective pass, without placing KV and waiting."""
-
-    rows: int  # R computed in each layer
-    keys: int  # S, which they attend over
-    measured_s: float
-    fitted_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +83,7 @@ class RecomputeFit:
     per_key_s: float  # masks, and reading the keys, which does not depend on the rows
     per_row_s: float
     per_row_key_s: float
-    points: tuple[RecomputePoint, ...] = ()
+    points: tuple[Measured, ...] = ()
 
     def at(self, rows: float, keys: float) -> float:
         """Seconds of one layer."""
@@ -105,21 +95,12 @@ class RecomputeFit:
 
 
 @dataclass(frozen=True, slots=True)
-class TierPoint:
-    """Reading many layer slices of one size with the engine's reader threads."""
-
-    slice_bytes: int
-    measured_s: float  # mean of one slice
-    fitted_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class TierSpeed:
     """How fast a tier delivers slices: a fit, latency + bytes, and measurements at some sizes."""
 
     latency_s: float
     per_byte_s: float  # 0 if slices are used in place, or if the bytes' share of the time is too small to measure
-    points: tuple[TierPoint, ...] = ()  # by ascending size
+    points: tuple[Measured, ...] = ()  # by ascending size
 
     @property
     def bytes_per_s(self) -> float:
@@ -135,9 +116,9 @@ class TierSpeed:
             return self.latency_s + size * self.per_byte_s
         low, low_s = 0.0, min(self.latency_s, self.points[0].measured_s)
         for point in self.points:
-            if size <= point.slice_bytes:
-                return low_s + (point.measured_s - low_s) * (size - low) / (point.slice_bytes - low)
-            low, low_s = point.slice_bytes, point.measured_s
+            if size <= point.size:
+                return low_s + (point.measured_s - low_s) * (size - low) / (point.size - low)
+            low, low_s = point.size, point.measured_s
         return low_s + (size - low) * self.per_byte_s
 
 

@@ -6,9 +6,7 @@ bfloat16 may compute such a model as fast as in float32 if all its weights are c
 dtype. Else both are measured, and float32 is several times as fast there. Other devices keep the checkpoint's.
 """
 
-import math
 import os
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,13 +32,6 @@ def choose_dtype(
 
     `store_bytes` of memory are for the store, and at most `packed_bytes` for copies of weights.
     """
-    choice = _choice(name, device, dtype, store_bytes, packed_bytes, weights)
-    return choice if weights == "plain" else replace(choice, why=f"{choice.why}; linear layers are in {weights}")
-
-
-def _choice(
-    name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int, packed_bytes: int, weights: str
-) -> DtypeChoice:
     if dtype != "auto":
         float_dtype(dtype)
         return DtypeChoice(dtype, f"{dtype}, as the settings say")
@@ -63,42 +54,28 @@ def faster_dtype(
     config: Any, own: torch.dtype, store_bytes: int, packed_bytes: int, weights: str = "plain"
 ) -> DtypeChoice:
     """`own`, a checkpoint's dtype of less than four bytes, or float32: in which this CPU computes the model faster."""
-    own_name = str(own).removeprefix("torch.")
-    config, hint, free = config.get_text_config(), "", available_bytes()
+    own_name, config = str(own).removeprefix("torch."), config.get_text_config()
+    model = _without_weights(config)
     if own is torch.bfloat16 and copies_reach_float32() and _heads_share_keys(config):
-        model = _without_weights(config)
         copies = _copied_bytes(model)
-        if copies is not None and weights == "int8":
-            return DtypeChoice(own_name, f"{own_name}, the checkpoint's own")
-        if copies is not None and copies > packed_bytes:
-            more = math.ceil(copies / 2**30 * 10) / 10
-            hint = f". With packed_bytes = {more:.1f} GiB or more it would keep {own_name} and be as fast"
-        elif copies is not None and (free is None or copies <= free - _bytes(model, 2) - store_bytes - SPARE_BYTES):
-            why = "the checkpoint's own; with copies of its weights this processor is as fast as in float32"
-            return DtypeChoice(own_name, f"{own_name}, {why}")
+        if copies is not None and (weights == "int8" or copies <= packed_bytes):
+            kind = "its linear layers in int8" if weights == "int8" else "copies of its weights"
+            why = f"{own_name}, the checkpoint's own; with {kind} this processor is as fast as in float32"
+            return DtypeChoice(own_name, why)
     wide_s, narrow_s = product_seconds((torch.float32, own))
     gain = narrow_s / wide_s
     if gain < LEVEL:  # float32 needs twice the memory, and its entries twice the bytes
         return DtypeChoice(own_name, f"{own_name}, the checkpoint's own and as fast as float32 here")
-    needed = _bytes(_without_weights(config), 4) + store_bytes + SPARE_BYTES
+    free = available_bytes()
+    needed = 4 * sum(weight.numel() for weight in model.parameters()) + store_bytes + SPARE_BYTES
     if free is not None and needed > free:
         why = (
             f"{own_name}, the checkpoint's own: float32 would be {gain:.1f} times as fast on this processor, but it "
-            f"needs {_gib(needed)} with the store, and {_gib(free)} are free. Give the store less memory "
-            f"(store.memory_bytes), or set dtype = float32{hint}"
+            f"needs {needed / 2**30:.1f} GiB with the store, and {free / 2**30:.1f} GiB are free. Give the store less "
+            "memory (store.memory_bytes), or set dtype = float32"
         )
         return DtypeChoice(own_name, why, measured=True)
-    return DtypeChoice("float32", f"float32, in which this processor is {gain:.1f} times as fast{hint}", True)
-
-
-def _gib(size: int) -> str:
-    """Bytes in GiB."""
-    return f"{size / 2**30:.1f} GiB"
-
-
-def _bytes(model: torch.nn.Module, itemsize: int) -> int:
-    """Bytes of all weights in a dtype of that size."""
-    return itemsize * sum(int(parameter.numel()) for parameter in model.parameters())
+    return DtypeChoice("float32", f"float32, in which this processor is {gain:.1f} times as fast", True)
 
 
 def _copied_bytes(model: torch.nn.Module) -> int | None:

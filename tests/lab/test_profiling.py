@@ -22,7 +22,6 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
     assert set(measured.tiers) == {"memory", "disk"}
     assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points
     assert measured.layers == 4 and measured.stored_bytes_per_token == measured.kv_bytes_per_token
-    assert all(point.rows <= point.keys for point in measured.recompute.points)
     assert measured.prefill.at(400) >= measured.prefill.at(0) >= 0  # equal on a busy machine
     assert not list(tmp_path.glob("profile-*"))
 

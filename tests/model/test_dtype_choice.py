@@ -86,27 +86,15 @@ class TestFloat16Copies:
         return 2 * sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
 
     def test_with_copies_of_all_weights_the_checkpoints_dtype_is_as_fast(self, tmp_path: Path) -> None:
-        choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, self.copies())
+        folder, copies = saved(tmp_path, torch.bfloat16), self.copies()
+        choice = choose_dtype(folder, "cpu", "auto", 0, copies)
         assert (choice.name, choice.measured) == ("bfloat16", False)
         assert "with copies" in choice.why
-
-    def test_if_not_all_weights_may_be_copied_float32_is_faster_and_the_bytes_are_said(self, tmp_path: Path) -> None:
-        choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, self.copies() - 1)
-        assert (choice.name, choice.measured) == ("float32", True)
-        assert "With packed_bytes = " in choice.why
-
-    def test_copies_that_do_not_fit_the_memory_are_not_counted_on(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        folder, model = saved(tmp_path, torch.bfloat16), tiny_models.model("llama")
-        needed = 2 * sum(part.numel() for part in model.parameters()) + self.copies() + MIB + dtype_choice.SPARE_BYTES
-        for free, counted in ((needed, True), (needed - 1, False)):
-            monkeypatch.setattr(dtype_choice, "available_bytes", lambda free=free: free)
-            assert ("with copies" in choose_dtype(folder, "cpu", "auto", MIB, self.copies()).why) is counted
+        assert choose_dtype(folder, "cpu", "auto", 0, copies - 1).name == "float32"
 
     def test_int8_weights_need_no_copies(self, tmp_path: Path) -> None:
         choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, 0, "int8")
-        assert choice.why == "bfloat16, the checkpoint's own; linear layers are in int8"
+        assert choice.name == "bfloat16" and "int8" in choice.why
 
     @pytest.mark.parametrize("family, shared", [("mixtral", True), ("llama", False)])
     def test_with_experts_in_one_tensor_or_heads_that_share_no_keys_float32_is_faster(
@@ -175,22 +163,13 @@ def test_time_in_which_a_product_waits_for_a_processor_is_not_counted() -> None:
 def test_on_a_processor_with_avx2_alone_bfloat16_counts_as_slow(tmp_path: Path) -> None:
     if not torch.cpu._is_avx512_supported():
         pytest.skip("this processor has no more than AVX2, so the test of the measurement is the whole suite")
-    found = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", TIMED],
-                env={
-                    **os.environ,
-                    **switches,
-                    "XDG_CACHE_HOME": str(tmp_path),
-                    "PYTHONPATH": str(Path(__file__).parents[2]),
-                },
-                check=True,
-                capture_output=True,
-            ).stdout
-        )
-        for switches in ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"})
-    ]
+
+    def found_with(**switches: str) -> Any:
+        folders = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, **folders, **switches}
+        return json.loads(subprocess.check_output([sys.executable, "-c", TIMED], env=environment))
+
+    found = [found_with(), found_with(ONEDNN_MAX_CPU_ISA="AVX2", ATEN_CPU_CAPABILITY="avx2")]
     assert found[0][0] == multiplies_bfloat16()
     assert found[1] == [False, pytest.approx(found[1][1])] and found[1][1] > 2
 
