@@ -20,7 +20,8 @@ import torch
 
 from ragkv.engine import Engine
 from ragkv.errors import StoreError
-from ragkv.fusion import Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
 from ragkv.fusion.profile import save as save_profile
 from ragkv.model import full_pass
@@ -221,10 +222,11 @@ class _Measuring:
         return fit_tier(times, in_place)
 
     def _reading_s(self, leases: Sequence[Lease]) -> float:
-        """Seconds to read every layer as a request does: with the same threads and the same read-ahead."""
+        """Seconds to read every layer as an engine's first request does: with its threads and `UNMEASURED` layers ahead."""
         adapter = self._adapter
         began = time.perf_counter()
-        with self._engine.fusor.reader(leases) as reader:
+        readers = self._engine.fusor.readers
+        with LayerReader(leases, adapter.layer_count, UNMEASURED, readers, adapter.device) as reader:
             for layer in range(adapter.layer_count):
                 reader.layer(layer)
             _settle(adapter.device)
