@@ -12,7 +12,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from scipy.stats import spearmanr
@@ -21,11 +20,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from benchmarks import lens, report
 from ragkv import Engine, EngineConfig, FusionConfig
 from ragkv.fusion import Selector
-from ragkv.fusion.learned import FILE_NAME, ScoreModel
-from ragkv.lab.score_training import Continuation, TrainingExample, train
 from ragkv.model import full_pass
 
-SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "attention", "variance", "first-k", "random", "oracle")
+SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "attention", "first-k", "random", "oracle")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
 MASK_RATIOS = (0.05, 0.15, 0.3)
 
@@ -46,34 +43,19 @@ def main() -> None:
         return
     model = AutoModelForCausalLM.from_pretrained(options.model).eval()
     texts = sampled(model, options.prompts, options.chunks, options.tokens, options.after)
-    config = EngineConfig(fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
-    with TemporaryDirectory() as folder:
-        if options.learn:
-            others = sampled(model, options.examples, options.chunks, options.tokens, options.after, seed=1)
-            model.config._name_or_path = folder  # the folder in which an engine looks for learned scores
-            (Path(folder) / FILE_NAME).write_bytes(_trained(model, config, others, options.learn).to_bytes())
-        with Engine(model, config=config) as engine:
-            results = _measure(engine, texts, options.selectors)
+    fusion = FusionConfig(sensitivity_prefixes=options.prefixes)
+    with Engine(model, config=EngineConfig(fusion=fusion)) as engine:
+        results = _measure(engine, texts, options.selectors)
     shape = f"{len(texts)} texts of {options.chunks} x {options.tokens} tokens, KL over {options.after} tokens"
     print(f"{options.model.name}, {shape}")
     _print(results)
     print("written:", report.save(f"fidelity-{options.model.name}", results))
 
 
-def _trained(model: torch.nn.Module, config: EngineConfig, texts: list[Text], steps: int) -> ScoreModel:
-    """Scores trained on these texts."""
-    with Engine(model, config=config) as engine:
-        examples = [
-            TrainingExample(tuple(engine.chunk(ids) for ids in text.chunks), (Continuation(tuple(text.after), 1),))
-            for text in texts
-        ]
-        return train(engine, examples, steps)
-
-
 @torch.no_grad()
-def sampled(model: torch.nn.Module, count: int, chunks: int, tokens: int, after: int, seed: int = 0) -> list[Text]:
+def sampled(model: torch.nn.Module, count: int, chunks: int, tokens: int, after: int) -> list[Text]:
     """`count` texts sampled from the model at temperature 1, without BOS and end tokens."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     config = model.config
     never = [token for token in (config.bos_token_id, config.eos_token_id) if token is not None]
     step = torch.full((count, 1), config.bos_token_id or 0)
@@ -100,9 +82,7 @@ def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[st
         truth = lens.truth(engine, text.chunks)
         ranks.append(_rank_correlations(truth))
         for name in selectors:
-            selector: str | Selector = name
-            if name in ("oracle", "variance"):
-                selector = lens.Oracle(truth) if name == "oracle" else lens.Variance(engine, text.chunks)
+            selector: str | Selector = lens.Oracle(truth) if name == "oracle" else name
             for ratio in RATIOS:
                 got, share = next_tokens(engine, text, selector, ratio)
                 kl[name, ratio].append(divergence(wanted, got))
@@ -185,8 +165,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--after", type=int, default=16, help="tokens of text after the chunks")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
-    parser.add_argument("--learn", type=int, default=0, help="training steps of learned scores; 0: none")
-    parser.add_argument("--examples", type=int, default=120, help="other texts to train on")
     options = parser.parse_args()
     if options.quick:
         options.prompts = 8

@@ -22,7 +22,8 @@ from benchmarks import report
 from benchmarks.ttft_world import auto_dtype, model_of
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import GIB
-from ragkv.fusion.learned import ScoreModel, shape_of
+from ragkv.fusion import Scorer
+from ragkv.fusion.learned import TEXTS, ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
 from ragkv.model.cpu.product_speed import multiplies_bfloat16
 from ragkv.model.loading import READER
@@ -82,10 +83,8 @@ def _engine(model: Any, selector: str) -> Engine:
 def _use_network(engine: Engine) -> None:
     """Let a network make the scores; an untrained one takes as long as another."""
     encoder, adapter = engine.entries.encoder, engine.model.adapter
-    network = ScoreModel(*shape_of(adapter))
-    network.set_teacher(adapter.model)
-    assert encoder.scorer is not None
-    encoder.use(encoder.scorer.with_network(network))
+    network = ScoreModel(*shape_of(adapter)).eval().requires_grad_(False)
+    encoder.scorer = Scorer(adapter, encoder.prefix_ids, TEXTS, learned=network)
 
 
 def _endless_chunks(vocabulary: int, length: int, count: int) -> Any:

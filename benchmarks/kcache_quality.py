@@ -4,9 +4,7 @@ All settings of N and L decode the same token in one step, each over its own cop
 """
 
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +20,6 @@ from ragkv.model.kcache import offload
 from ragkv.prompt.layout import TemplateRuns, encode
 
 MAX_NEW_TOKENS = 12
-
-
-@dataclass
-class Texts:
-    """Next tokens of known texts with one setting, compared with ordinary decoding."""
-
-    nll: list[float] = field(default_factory=list)
-    agreed: int = 0
-
-    def summary(self) -> dict[str, float]:
-        """Perplexity, and the share of steps with the same most probable token as ordinary decoding."""
-        return {"perplexity": math.exp(sum(self.nll) / len(self.nll)), "agreement": self.agreed / len(self.nll)}
-
-
-@dataclass
-class Answers:
-    """Answers with one setting."""
-
-    exact: list[float] = field(default_factory=list)
-    same: int = 0  # equal to those of ordinary decoding
-
-    def summary(self) -> dict[str, float]:
-        """Mean exact match, and the share of answers equal to those of ordinary decoding."""
-        return {"exact": sum(self.exact) / len(self.exact), "same": self.same / len(self.exact)}
 
 
 Settings = Sequence[KCacheConfig | None]  # None is ordinary decoding and comes first
@@ -66,8 +40,11 @@ def copies(kv: PromptKV, settings: Settings) -> list[PromptKV]:
 def perplexities(
     adapter: Adapter, texts: Iterable[Sequence[int]], prefilled: int, settings: Settings
 ) -> dict[str, dict[str, float]]:
-    """The tokens of each text behind its first `prefilled` ones, fed one by one regardless of the predictions."""
-    found = {name(config): Texts() for config in settings}
+    """The tokens of each text behind its first `prefilled` ones, fed one by one regardless of the predictions.
+
+    "agreement" is the share of steps with the same most probable token as ordinary decoding.
+    """
+    nlls, agreed = [], []
     for ids in texts:
         kv = adapter.new_kv(len(ids))
         with torch.no_grad():
@@ -75,11 +52,21 @@ def perplexities(
         kvs = copies(kv, settings)
         for token, following in zip(ids[prefilled:-1], ids[prefilled + 1 :], strict=True):
             logits = decode_rows(adapter, [DecodeRow(own, token) for own in kvs])
-            nll, chosen = -logits.log_softmax(-1)[:, following], logits.argmax(-1)
-            for texts_, row_nll, row_chosen in zip(found.values(), nll.tolist(), chosen.tolist(), strict=True):
-                texts_.nll.append(row_nll)
-                texts_.agreed += row_chosen == int(chosen[0])
-    return {setting: texts_.summary() for setting, texts_ in found.items()}
+            chosen = logits.argmax(-1)
+            nlls.append(-logits.log_softmax(-1)[:, following])
+            agreed.append(chosen == chosen[0])
+    return _means(settings, perplexity=_mean(nlls).exp(), agreement=_mean(agreed))
+
+
+def _mean(rows: Sequence[Any]) -> torch.Tensor:
+    """The mean of rows that have a number for each setting."""
+    return torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in rows]).mean(0)
+
+
+def _means(settings: Settings, **columns: torch.Tensor) -> dict[str, dict[str, float]]:
+    """What was measured with each setting, by name."""
+    names = map(name, settings)
+    return {each: {key: float(column[at]) for key, column in columns.items()} for at, each in enumerate(names)}
 
 
 def stories(folder: Path, limit: int) -> list[list[int]]:
@@ -102,12 +89,12 @@ class Reader:
         return [*self._runs.before_documents, *(token for chunk in chunks for token in chunk)]
 
     def answers(self, settings: Settings, questions: int, stepped: bool) -> tuple[dict[str, dict[str, float]], float]:
-        """Exact match of every setting, and the mean length of a prompt.
+        """Exact match of every setting and the share of answers "same" as by ordinary decoding; a prompt's mean length.
 
         As served, the prefill ends with the question: KCache begins with the answer's second token. `stepped` decodes
         the question's tokens, too, so that all the model reads of it is read under KCache.
         """
-        found, lengths = {name(config): Answers() for config in settings}, []
+        exact, same, lengths = [], [], []
         for context in quality_data.limited(self._contexts, questions):
             ids = self.ids(context)
             kv = self._adapter.new_kv(len(ids) + 100)
@@ -118,10 +105,9 @@ class Reader:
                 kv.length = len(ids)
                 said = self._say(kv, asked, settings, stepped)
                 lengths.append(len(ids) + len(asked))
-                for answers, text in zip(found.values(), said, strict=True):
-                    answers.exact.append(best(exact_match, text, question.golds))
-                    answers.same += text == said[0]
-        return {setting: answers.summary() for setting, answers in found.items()}, sum(lengths) / len(lengths)
+                exact.append([best(exact_match, text, question.golds) for text in said])
+                same.append([text == said[0] for text in said])
+        return _means(settings, exact=_mean(exact), same=_mean(same)), sum(lengths) / len(lengths)
 
     @torch.no_grad()
     def _say(self, kv: PromptKV, asked: Sequence[int], settings: Settings, stepped: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tools of the quality benchmarks: true KV against stored KV, selectors that know the true KV, and the wrong mask.
+"""Tools of the quality benchmarks: true KV against stored KV, a selector that knows the true KV, and the wrong mask.
 
 None of this is available when a question is answered.
 """
@@ -6,18 +6,13 @@ None of this is available when a question is answered.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 
 from ragkv import Engine
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.selectors import budget, top
-from ragkv.fusion.sensitivity import Scorer
 from ragkv.model import Rows, attention
-from ragkv.scheduling.encoding.rescoring import batches
-
-_variances = WeakKeyDictionary[Engine, "Variances"]()
 
 
 @dataclass(frozen=True)
@@ -49,46 +44,6 @@ class Oracle(StaticSelector):
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return top(self._truth.score(candidates.positions), budget(ratio, len(candidates)))
-
-
-class Variance(StaticSelector):
-    """`sensitivity` without learned scores: selects by the variance behind other texts."""
-
-    name = "variance"
-
-    def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
-        self._chunk_start = len(engine.entries.encoder.prefix_ids)
-        self._scores = torch.cat(variances_of(engine).measured([tuple(chunk) for chunk in chunks])).float()
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return top(self._scores[candidates.positions - self._chunk_start], budget(ratio, len(candidates)))
-
-
-class Variances:
-    """The variances of chunks behind other texts. The texts stay from context to context."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._encoder = engine.entries.encoder
-        texts = engine.config.fusion.sensitivity_prefixes
-        self._scorer = Scorer(engine.model.adapter, self._encoder.prefix_ids, texts)
-        self._known: dict[tuple[int, ...], torch.Tensor] = {}
-
-    def measured(self, chunks: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """The variance (T,) of each chunk's tokens; those not measured before are each other's neighbours, in order."""
-        left = [ids for ids in dict.fromkeys(chunks) if ids not in self._known]
-        if left:
-            self._scorer.register(left)
-        for batch in batches(left, self._encoder.batch_tokens):
-            found = self._scorer.scores(batch, [entry.kv for entry in self._encoder.chunks(batch)])
-            self._known |= {ids: scores[:, 0] for ids, scores in zip(batch, found, strict=True)}
-        return [self._known[ids] for ids in chunks]
-
-
-def variances_of(engine: Engine) -> Variances:
-    """The variances that were measured with this engine."""
-    if engine not in _variances:
-        _variances[engine] = Variances(engine)
-    return _variances[engine]
 
 
 @torch.no_grad()

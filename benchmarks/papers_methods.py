@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.papers_report import BASE, Results
@@ -15,8 +14,6 @@ from benchmarks.real_judge import make_first_exact
 from benchmarks.rows import Row
 from examples.baselines import map_reduce, map_rerank
 from ragkv import Engine, PromptConfig
-from ragkv.errors import InputError
-from ragkv.fusion.learned import FILE_NAME, ScoreModel
 from ragkv.retrieval import Embedder
 
 
@@ -57,7 +54,6 @@ class Asker:
         self._task, self._open = task, ExitStack()
         config = replace(base.config, prompt=PromptConfig(task.before, task.separator))
         self._engine = self._open.enter_context(base.with_config(config))
-        self._learn(options.scores)
         scorer = self._engine.entries.encoder.scorer
         is_learned = scorer is not None and scorer.learned is not None
         self._engines = [self._engine]
@@ -123,12 +119,3 @@ class Asker:
         score = self._task.score(text, question.golds)
         found = {"answer": text, "score": score, "first_token_s": first_token_s, "compute": compute, "missed": missed}
         return found | ({"tokens": answer.reuse.tokens} if method.name == BASE else {})
-
-    def _learn(self, folder: Path | None) -> None:
-        if folder is None:
-            return
-        try:
-            network = ScoreModel.from_bytes((folder / FILE_NAME).read_bytes())
-        except (OSError, ValueError) as error:
-            raise InputError(f"--scores {folder}: there are no usable learned scores ({error}).") from error
-        self._engine.entries.rescore(network)

@@ -154,7 +154,6 @@ def _settings(options: argparse.Namespace, engine: Engine, sets: Sequence[Questi
     return {name: getattr(options, name) for name in names} | {
         "dtype": engine.stats().dtype,
         "retriever": "MiniLM" if options.dense else "BM25",
-        "scores": None if options.scores is None else str(options.scores),
         "sets": {each.name: each.digest for each in sets},
     }
 
@@ -186,7 +185,6 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTOR_NAMES)
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="recompute ratios")
     parser.add_argument("--map", action="store_true", help="also MapReduce and MapRerank (figure 13): much slower")
-    parser.add_argument("--scores", type=Path, help="folder with learned scores, the home that `ragkv learn` wrote to")
     parser.add_argument("--memory-gib", type=float, default=16.0, help="most memory for stored KV")
     parser.add_argument("--out", type=Path, default=Path("papers-quality.md"), help="the report")
     parser.add_argument("--fresh", action="store_true", help="forget the results of an earlier run")

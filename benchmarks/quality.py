@@ -28,14 +28,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import lens, quality_data, report
+from benchmarks import quality_data, report
 from benchmarks.quality_data import Context
 from benchmarks.quality_run import Asker, Method, Outcome
 from ragkv import Engine, EngineConfig, FusionConfig
 
-SELECTORS = (
-    "attention", "hkvd", "hkvd-gradual", "sensitivity", "variance", "first-k", "random", "oracle",
-)  # fmt: skip
+SELECTORS = ("attention", "hkvd", "hkvd-gradual", "sensitivity", "first-k", "random", "oracle")
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
 RESAMPLES = 2000
 
@@ -51,14 +49,14 @@ def main() -> None:
     guess = [question.guess for context in contexts for question in context.questions]
     results = summarized(outcomes, statistics.mean(guess))
     _print(results)
-    kind = ("-apart" if options.apart else "") + ("-quick" if options.quick else "")
+    kind = "".join(f"-{name}" for name in ("apart", "variance", "quick") if getattr(options, name))
     name = f"quality-{Path(options.model).name}{kind}{options.tag}"
     print("written:", report.save(name, results), f"{time.perf_counter() - began:.0f} s")
 
 
 def _engine(options: argparse.Namespace) -> Engine:
-    config = EngineConfig(dtype=options.dtype, fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
-    return Engine.from_pretrained(options.model, config)
+    fusion = FusionConfig(sensitivity_prefixes=options.prefixes, learned_scores=not options.variance)
+    return Engine.from_pretrained(options.model, EngineConfig(dtype=options.dtype, fusion=fusion))
 
 
 def joined(parts: Iterable[Outcomes]) -> Outcomes:
@@ -76,17 +74,15 @@ def _part(options: argparse.Namespace, part: int) -> Outcomes:
     contexts = dict(list(enumerate(contexts_of(options)))[part :: options.workers])
     with _engine(options) as engine:
         if options.apart:
-            _encode_apart(engine, contexts_of(options), with_variances="variance" in options.selectors)
+            _encode_apart(engine, contexts_of(options))
         return measured(engine, contexts, _methods(options, engine.model.adapter.layer_count), options.map_rerank)
 
 
-def _encode_apart(engine: Engine, contexts: Sequence[Context], with_variances: bool) -> None:
+def _encode_apart(engine: Engine, contexts: Sequence[Context]) -> None:
     """Encode and score the chunks of all contexts in one shuffled order: a chunk's neighbours are of other contexts."""
     chunks = [engine.chunk(text) for text in dict.fromkeys(text for context in contexts for text in context.chunks)]
     Random(len(chunks)).shuffle(chunks)
     engine.warm(chunks)
-    if with_variances:
-        lens.variances_of(engine).measured([chunk.token_ids for chunk in chunks])
 
 
 def measured(engine: Engine, contexts: Mapping[int, Context], methods: Sequence[Method], map_rerank: bool) -> Outcomes:
@@ -192,20 +188,7 @@ def _print(results: dict[str, Any]) -> None:
     methods = results["methods"]
     types = list(methods["full prefill"]["types"])
     print(f"{results['questions']} questions on {results['contexts']} contexts, guess floor {results['guess']:.3f}\n")
-    heads = (
-        "method",
-        *types,
-        "EM",
-        "95 %",
-        "F1",
-        "ROUGE-L",
-        "KL",
-        "attn dev",
-        "PGR",
-        "gap closed",
-        "compute",
-        "context",
-    )
+    measured_heads = ("EM", "95 %", "F1", "ROUGE-L", "KL", "attn dev", "PGR", "gap closed", "compute", "context")
     rows = []
     for name, row in methods.items():
         low_high = "-".join(f"{v:.3f}" for v in row["exact_95"])
@@ -217,7 +200,7 @@ def _print(results: dict[str, Any]) -> None:
                 row["context_compute"],
             )
         )  # fmt: skip
-    report.table(heads, rows)
+    report.table(("method", *types, *measured_heads), rows)
     print("\npaired differences of EM to hkvd at the same ratio, 95 %")
     for name, row in methods.items():
         if row["minus_hkvd_95"]:
@@ -238,6 +221,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS))
     parser.add_argument("--triangle", nargs="*", type=float, default=[0.15], help="ratios of the wrong mask")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
+    parser.add_argument("--variance", action="store_true", help="sensitivity by the variance, not by learned scores")
     parser.add_argument("--apart", action="store_true", help="encode the chunks of all contexts in one shuffled order")
     parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tag", default="", help="added to the results' name")

@@ -30,7 +30,7 @@ class Method:
 
     name: str
     ratio: float | None = None  # None: the method has none
-    selector: str | None = None  # "oracle" and "variance" are in lens.py
+    selector: str | None = None  # "oracle" is in lens.py
     reuse: str = "fused"
     triangle: bool = False  # the mask of public code
     all_in: bool = False  # `ratio` is the compute, including the extra pass of an asking selector
@@ -123,17 +123,11 @@ class Asker:
     def _selector(self, method: Method) -> Selector | None:
         if method.selector == "oracle":
             return lens.Oracle(self._truth)
-        if method.selector == "variance":
-            return self._variance
         return make_selector(method.selector) if method.selector else None
 
     @cached_property
     def _truth(self) -> lens.Truth:
         return lens.truth(self._engine, self._chunk_ids)
-
-    @cached_property
-    def _variance(self) -> lens.Variance:
-        return lens.Variance(self._engine, self._chunk_ids)
 
     def _context_kv(self, method: Method, tail: Sequence[int] | None = None) -> tuple[PromptKV, int, int]:
         """KV up to the end of the last chunk, its row-layers beyond full reuse, and N."""

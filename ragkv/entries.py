@@ -1,4 +1,4 @@
-"""The stored entries of one engine, `engine.entries`: encoded ahead or later, deleted, scored anew, cleared of old.
+"""The stored entries of one engine, `engine.entries`: encoded ahead or later, deleted, cleared of old.
 
 What a question needs is looked up by the planner (`prompt/planner.py`), not here.
 """
@@ -7,20 +7,14 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from .config import EngineConfig
-from .errors import InputError
 from .prompt import ChunkLike, Intake
 from .runtime import Check, no_check
 from .scheduling import Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, Warmer, WarmReport
 from .store import EntryKey, Identity, Store
 from .types import Chunk
-
-if TYPE_CHECKING:
-    from .fusion.learned import ScoreModel
-    from .scheduling.encoding.rescoring import RescoreReport
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +40,7 @@ class Entries:
         `unused_note` says why entries of an earlier run are not reused; `None`: they are, or there are none.
         """
         self.encoder, self.background, self.unused_note = encoder, background, unused_note
-        self._intake, self._store, self._scheduler, self._telling = intake, store, scheduler, telling
-        self._config = config
+        self._intake, self._store, self._telling = intake, store, telling
         if unused_note is not None:
             log.info("In %s %s.", config.store.directory, unused_note)
         self._warmer = Warmer(encoder, store, scheduler)
@@ -117,39 +110,6 @@ class Entries:
         """How many entries `gc()` and `retain(chunks)` would drop. Changes nothing."""
         refused = {key.kv for key in self._store.refused(self._is_own)}  # scores go with their entry
         return len(refused), len(self._others(chunks))
-
-    def rescore(
-        self,
-        network: "ScoreModel",
-        chunks: Sequence[ChunkLike] = (),
-        on_progress: Callable[[int, int], None] | None = None,
-        check: Check = no_check,
-    ) -> "RescoreReport":
-        """Score every stored chunk with `network`, from its KV, and use these scores from then on.
-
-        Meanwhile requests are answered with the old scores. `chunks`, those of documents in order, come first. With a
-        store directory the network is saved there at the end, and later engines use it. `on_progress(done, total)` is
-        called after each batch of chunks, `check` before; a `QueueError` that it raises ends the work, the old scores
-        stay in use, and the next call goes on. Raises `StoreReadOnlyError`, and `InputError` if
-        `fusion.learned_scores` is off.
-        """
-        from .fusion import gate_result, learned
-        from .scheduling.encoding.rescoring import Rescorer
-
-        directory, fusion, old = self._config.store.directory, self._config.fusion, self.encoder.scorer
-        if old is None or not fusion.learned_scores:
-            raise InputError(
-                "Learned scores are switched off: set fusion.learned_scores and fusion.sensitivity_prefixes."
-            )
-        checked = self._intake.chunks(chunks)
-        scorer = old.with_network(network)
-        rescorer = Rescorer(self.encoder, self._store, self._scheduler)
-        report = rescorer.rescore(scorer, [chunk.token_ids for chunk in checked], on_progress, check)
-        if report.is_complete and directory is not None and scorer.learned is not None:
-            learned.save(scorer.learned, directory)
-            self._intake.default_selector = "sensitivity"
-            self._intake.apply_gate_result(gate_result.load(directory, self.encoder.measured_as, fusion))
-        return report
 
     def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
         checked = self._intake.chunks(chunks)

@@ -19,9 +19,9 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.lab.score_training import Continuation, TrainingExample, train
 from training.batches import Encoder
 from training.questions import Question
+from training.score_training import Continuation, TrainingExample, train
 from training.tokenizer import USER, build
 from training.worlds import level, world
 

@@ -17,7 +17,6 @@ from .doctor import doctor
 from .gate import gate
 from .ingest import ingest
 from .keys import keys
-from .learn import learn
 from .mcp import mcp
 from .options import (
     AsJson,
@@ -159,7 +158,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the o
     "Ask": (ask, chat, search),
     "Look": (docs, size),
     "Serve": (serve, mcp, keys),
-    "Maintain": (doctor, gc, gate, profile, learn, simulate),
+    "Maintain": (doctor, gc, gate, profile, simulate),
 }
 for panel, commands in GROUPS.items():
     for command in commands:

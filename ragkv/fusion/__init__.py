@@ -15,10 +15,9 @@ from .selectors import (
     usable,
     with_floor,
 )
-from .sensitivity import MOST_MOVED_LEARNED, Scorer
+from .sensitivity import Scorer
 
 __all__ = [
-    "MOST_MOVED_LEARNED",
     "SELECTORS",
     "AskingSelector",
     "Candidates",

@@ -3,15 +3,15 @@
 How far a token's KV moves behind other texts shows that it depends on its context, not that an answer depends on it:
 behind a name replaced by a pronoun all words move, but the answer reads one of them. The network sees, layer by layer,
 how keys and values of a token and its neighbours move; it needs no passes but those of the variance. It was trained on
-a model's own full prefills to predict the effect of recomputing the token (`lab/score_training.py`).
+a model's own full prefills to predict the effect of recomputing the token (`training/score_training.py`).
 
 At ingest it gives each token a score, which replaces `sensitivity`, and topics, a few numbers. At question time its
 other part reads the question's tokens and raises the scores of the tokens with matching topics, by products of small
-matrices, without a pass of the model. It has some 250,000 weights. `ragkv learn` trains one for a home and saves it
-next to the stored entries; one in the model's folder serves where a home has none. It knows nothing of requests.
+matrices, without a pass of the model. It has some 250,000 weights, in a file next to the model's weights, as the
+bundled reader has it. One that an earlier version trained for a store's directory is used first. It knows nothing of
+requests.
 """
 
-import copy
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -26,7 +26,6 @@ from torch.nn import functional
 
 from ragkv.model import Adapter
 from ragkv.model.fingerprint import rounded_digest
-from ragkv.runtime import replace_file
 
 from .variance import scored_layers
 
@@ -98,26 +97,6 @@ class ScoreModel(nn.Module):
     def set_teacher(self, model: torch.nn.Module) -> None:
         """Record the model whose prefills are the training data."""
         self.taught_by = torch.tensor(list(bytes.fromhex(rounded_digest(model))), dtype=torch.uint8)
-
-    @property
-    def second_slot(self) -> bool:
-        """Whether its scores lie in an entry's second slot: next to those of the network that it replaces."""
-        return bool(self.slot.item())
-
-    def in_other_slot_than(self, other: "ScoreModel | None") -> "ScoreModel":
-        """The same network, whose scores lie in the slot that `other`, or the variance, leaves free."""
-        made = copy.deepcopy(self).cpu()
-        made.slot = torch.tensor([0 if other is not None and other.second_slot else 1], dtype=torch.uint8)
-        return ScoreModel.from_bytes(made.to_bytes())
-
-    def score_parameters(self) -> list[nn.Parameter]:
-        """The weights that scores depend on."""
-        return [*self.worth.parameters(), *self.tell.parameters()]
-
-    def question_parameters(self) -> list[nn.Parameter]:
-        """The weights that the effect of a question depends on."""
-        parts = (self.about, self.name, self.hear, self.muse, self.ask)
-        return [weights for part in parts for weights in part.parameters()]
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """The `token_features` of a chunk, (T, 9 G D + 6 L' + 4), to the log of its scores and topics, (T, 1 + C)."""
@@ -240,7 +219,7 @@ def _usable(adapter: Adapter, path: Path) -> ScoreModel | None:
         return None
     try:
         model = ScoreModel.from_bytes(path.read_bytes())
-        if (why := misfit(adapter, model)) is not None:
+        if (why := _misfit(adapter, model)) is not None:
             raise ValueError(why)
     except (OSError, ValueError) as error:
         otherwise = "Where no other file fits, scores are the measured variance."
@@ -249,7 +228,7 @@ def _usable(adapter: Adapter, path: Path) -> ScoreModel | None:
     return model.to(adapter.device)
 
 
-def misfit(adapter: Adapter, model: ScoreModel) -> str | None:
+def _misfit(adapter: Adapter, model: ScoreModel) -> str | None:
     """Why the network cannot be used with this model, or `None`.
 
     One that was trained with other weights would choose badly without any sign of it. A float16 model is not checked,
@@ -259,15 +238,8 @@ def misfit(adapter: Adapter, model: ScoreModel) -> str | None:
     if model.shape != shape:
         return f"it is for {_described(model.shape)}, the model has {_described(shape)}"
     if adapter.dtype is not torch.float16 and model.teacher != rounded_digest(adapter.model):
-        return "it was trained with other weights; `ragkv learn` trains a new one"
+        return "it was trained with other weights"
     return None
-
-
-def save(model: ScoreModel, directory: str | Path) -> Path:
-    """Save the network in a store's `directory`, in place of an earlier one; the file's path. Raises `OSError`."""
-    path = Path(directory) / FILE_NAME
-    replace_file(path, copy.deepcopy(model).cpu().to_bytes())
-    return path
 
 
 def shape_of(adapter: Adapter) -> tuple[int, int, int]:

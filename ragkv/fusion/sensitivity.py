@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ragkv.errors import InputError
 from ragkv.model import Adapter, Context, ReusedTokens, TokenRun, raw_kv
 
 from .plan import Plan
@@ -71,7 +70,7 @@ class Scorer:
         self.columns = 1 + learned.topics if learned else 1  # numbers a token
         self._most_moved = MOST_MOVED_LEARNED if learned else MOST_MOVED
         self.made_as = f"{LEARNED}-{learned.digest}" if learned else VARIANCE
-        self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.made_as}"  # before the dash, their slot
+        self.name = f"{'b' if learned and learned.slot.item() else 'a'}-{self.made_as}"  # before the dash, their slot
         self._between = between
         self._layers = range(scored_layers(adapter.layer_count).stop)  # computed behind texts
         self._texts: list[_KeptText] = []  # at most k + 1, because a chunk cannot use the text that contains it
@@ -80,20 +79,6 @@ class Scorer:
         self._places: dict[tuple[int, ...], int] = {}  # in the batch
         self._known: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()  # the stored KV of the last chunks
         self._prefix: Context | None = None  # made when a chunk is scored
-
-    def with_network(self, network: "ScoreModel") -> "Scorer":
-        """A scorer that uses `network`, whose scores lie in the slot that this one's leave free.
-
-        Raises `InputError` for a network that was not trained for this model, or on a k that networks do not read.
-        """
-        from .learned import TEXTS, misfit
-
-        adapter = self._adapter
-        why = f"a network reads {TEXTS} texts, not {self._count}" if self._count != TEXTS else misfit(adapter, network)
-        if why:
-            raise InputError(f"These learned scores cannot be used: {why}.")
-        network = network.in_other_slot_than(self.learned).to(adapter.device)
-        return Scorer(adapter, self._prefix_ids, self._count, self._between, network)
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Announce chunks to be scored: they are each other's neighbours, and become kept texts while these lack."""

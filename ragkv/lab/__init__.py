@@ -1,1 +1,1 @@
-"""Measured once and applied to every request: quality gate, load profile, learned scores; and answer metrics."""
+"""Measured once and applied to every request: quality gate, load profile; and answer metrics."""

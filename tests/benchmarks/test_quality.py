@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-lens = pytest.importorskip("benchmarks.lens")
 quality_data = pytest.importorskip("benchmarks.quality_data")
 quality_run = pytest.importorskip("benchmarks.quality_run")
 
@@ -69,16 +68,3 @@ def test_an_answer_ends_at_its_end_token_with_any_draft(monkeypatch: pytest.Monk
         monkeypatch.setattr(asker, "_end_tokens", {first})
         for draft in ((), (first,), (first, first)):
             assert asker.answer(full, ids, full.length, draft)[1] == (first,)
-
-
-def test_the_variance_of_a_chunk_stays_what_it_was_behind_its_first_neighbours() -> None:
-    first, second, other = "Lodwin works as a pilot.", "He lives in Irvburg.", "Ostmax sells ovens."
-    with Engine.from_pretrained("reader") as engine:
-        ids = {text: engine.chunk(text).token_ids for text in (first, second, other)}
-        variances = lens.Variances(engine)
-        (far,) = variances.measured([ids[second]])
-        again = variances.measured([ids[first], ids[second]])
-        near = lens.Variances(engine).measured([ids[first], ids[second]])
-    assert again[1] is far, "a chunk was measured again behind other neighbours"
-    assert not near[1].equal(far), "the neighbours make no difference"
-    assert [len(found) for found in near] == [len(ids[first]), len(ids[second])]

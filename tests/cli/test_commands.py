@@ -257,3 +257,13 @@ class TestErrors:
         run("ingest", documents)
         ran = run("ask", "who? " * 600)
         assert (ran.code, "context" in ran.err) == (1, True)
+
+
+def test_ask_says_why_no_kv_was_reused(run: Run, documents: Path, model_folder: Path) -> None:
+    model = ("--model", str(model_folder))
+    assert run("ingest", str(documents), "--index-only", *model).code == 0
+    asked = ("ask", "Who founded Marl?", "--max-new-tokens", "2", *model)
+    first = run(*asked)
+    assert first.code == 0
+    assert "no passage's KV was reused: no usable KV was stored" in " ".join(first.err.split())
+    assert "was reused:" not in run(*asked).err

@@ -86,7 +86,6 @@ def test_search_and_docs_print_names_and_texts_as_they_are(run: Run, bracketed: 
         ("chat", "--model", "/[red]home"),
         ("profile", "--model", "/[red]home"),
         ("gate", "--model", "/[red]home"),
-        ("learn", "--model", "/[red]home"),
         ("serve", "--model", "/[red]home"),
         ("keys", "revoke", "[red]home"),
         ("simulate", "--trace", "[red]home.csv", "--capacity-blocks", "9"),

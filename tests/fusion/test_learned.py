@@ -13,6 +13,7 @@ from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import learned, sensitivity
 from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
+from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
 from ragkv.fusion.variance import variance
 from tests import tiny_models
 from tests.engine.helpers import active_request
@@ -114,8 +115,9 @@ class TestUse:
             assert encoder.scorer.network_digest == network(teacher=engine.model.adapter.model).digest
             found = self.scores(engine)
             encoder.register(CHUNKS)
-            entry, others = encoder.training_samples(CHUNKS)[1]
-            assert found == pytest.approx(network().scores(entry.kv, others)[:, 0].half().tolist(), rel=1e-2)
+            kv = [entry.kv for entry in encoder.chunks(CHUNKS)]
+            others = encoder.scorer.kv_behind_texts(CHUNKS, kv, MOST_MOVED_LEARNED)
+            assert found == pytest.approx(network().scores(kv[1], others[1])[:, 0].half().tolist(), rel=1e-2)
 
     def test_for_a_network_three_tenths_of_the_tokens_are_computed_behind_the_second_text(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +146,24 @@ class TestUse:
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
             assert engine.warm(CHUNKS).encoded == 0
             assert self.scores(engine) == pytest.approx(learned, rel=1e-2)
+
+    def test_a_network_in_the_stores_directory_has_the_second_slot_and_gc_drops_the_scores_in_the_first(
+        self, tmp_path: Path
+    ) -> None:
+        store, model = StoreConfig(directory=str(tmp_path)), tiny_models.model("llama")
+        config = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity"))
+        with Engine(model, config=config) as engine:
+            engine.warm(CHUNKS)
+        made = network(teacher=model)
+        made.slot = torch.ones(1, dtype=torch.uint8)  # as earlier versions wrote it there
+        (tmp_path / FILE_NAME).write_bytes(made.to_bytes())
+        with Engine(model, config=config) as engine:
+            found = self.scores(engine)
+            assert engine.entries.encoder.scores_identity.scorer.startswith("b-learned")
+            assert engine.entries.gc() > 0
+            assert self.scores(engine) == found and engine.entries.gc() == 0
+            engine.delete(CHUNKS)
+        assert not list(tmp_path.glob("entries/*/*"))
 
     def test_a_network_for_another_model_is_not_used(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:

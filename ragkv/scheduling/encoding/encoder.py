@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import MOST_MOVED_LEARNED, ResidentLease, Scorer
+from ragkv.fusion import ResidentLease, Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.store import CODECS, Entry, EntryInfo, Identity, Store, ids_digest
 
@@ -107,10 +107,6 @@ class Encoder:
         """What measurements of fusion are saved under: the chunks' identity, and how they are scored, in any slot."""
         return dataclasses.replace(self.identity, scorer=self.scorer.made_as if self.scorer else "")
 
-    def use(self, scorer: Scorer) -> None:
-        """Use the scores of `scorer` from now on. A request that is under way may weight old scores by it, once."""
-        self.scorer = scorer
-
     def make_scores(self) -> None:
         """Score chunks from now on, because a selector is used that needs scores."""
         self._makes_scores = True
@@ -155,23 +151,16 @@ class Encoder:
         found = raw_kv(self._adapter, runs, self._between)
         return [self._entry(ids, kv, identity, run.stop) for ids, kv, run in zip(chunks, found, runs, strict=True)]
 
-    def scores(self, entries: Sequence[Entry], scorer: Scorer | None = None) -> list[Entry]:
+    def scores(self, entries: Sequence[Entry]) -> list[Entry]:
         """The scores to be put next to the entries of chunks, made now or long ago; none if it makes no scores.
 
-        `scorer` is used instead of the encoder's own. The caller holds the compute lock.
+        The caller holds the compute lock.
         """
-        scorer = scorer or (self.scorer if self.makes_scores else None)
-        if scorer is None or not entries:
+        scorer = self.scorer
+        if scorer is None or not self._makes_scores or not entries:
             return []
         scores = scorer.scores([entry.info.token_ids for entry in entries], [entry.kv for entry in entries])
         return [Entry.of_scores(entry.info, scorer.name, own) for entry, own in zip(entries, scores, strict=True)]
-
-    def training_samples(self, chunks: Sequence[tuple[int, ...]]) -> list[tuple[Entry, list[torch.Tensor]]]:
-        """Chunks' entries, and their KV behind the scorer's texts, to train scores on."""
-        assert self.scorer is not None, "this encoder has no scorer"
-        entries = self.chunks(chunks)
-        behind = self.scorer.kv_behind_texts(chunks, [entry.kv for entry in entries], MOST_MOVED_LEARNED)
-        return list(zip(entries, behind, strict=True))
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Announce chunks to be encoded, so that the scorer may use them. The caller holds the compute lock."""
@@ -230,10 +219,8 @@ class StoredScores:
 
     def unscored(self, token_ids: tuple[int, ...]) -> Entry | None:
         """The stored entry of a chunk that lacks scores; `None` if it has them, or is not stored or cannot be read."""
-        return self.entry(token_ids) if self.lacking(token_ids) else None
-
-    def entry(self, token_ids: tuple[int, ...]) -> Entry | None:
-        """The stored entry of a chunk, read where it lies; `None` if it is not stored or cannot be read."""
+        if not self.lacking(token_ids):
+            return None
         lease = self._store.lease(self._encoder.identity, token_ids, promote=False)
         if lease is None:
             return None

@@ -28,10 +28,10 @@ from torch.nn import functional
 from ragkv.engine import Engine
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import QUESTION_TOKENS, TEXTS, ScoreModel, shape_of, token_features
+from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
 from ragkv.model import adapt
 from ragkv.types import Chunk
-
-from .mixed_pass import PreparedExample, predict
+from training.mixed_pass import PreparedExample, predict
 
 RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # The budget of a step is drawn from these.
 SHARPNESS = 0.5  # The step from a share of 0 to 1 is so wide, in units of a log score.
@@ -39,9 +39,6 @@ NOISE = 0.5  # Noise of this size is added to log scores before the step, so tha
 RATE, WARMUP_STEPS = 1e-3, 40
 QUESTION_STEPS = 4  # Gains get so many steps for each step that trains scores; these do not run the model.
 TOGETHER_RATE = 3e-4
-FOLLOWING_TOKENS = 32  # So many tokens of a chunk are the continuation of the chunks before it.
-KNOWN_TOKENS = 12  # At most so many tokens of a continuation are given, like a question.
-CHUNKS = 6  # An example made of documents has so many chunks.
 INHERITED_SHARE = 0.7  # A token inherits `INHERITED_SHARE` of the attention to the token behind it in its chunk.
 KEPT_BYTES = 2 << 30  # Prepared examples are kept up to this size; others are prepared again at each use.
 
@@ -63,20 +60,6 @@ class TrainingExample:
 
     chunks: tuple[Chunk, ...]
     continuations: tuple[Continuation, ...]
-
-
-def examples_of(chunks: Sequence[Chunk]) -> list[TrainingExample]:
-    """Examples from the chunks of documents, in order: the start of a chunk continues the chunks before it."""
-    size = min(CHUNKS, len(chunks) - 1)
-    if size < 2:
-        raise InputError(f"Scores are learned from at least 3 chunks that follow each other, not {len(chunks)}.")
-    examples = []
-    for start in range(len(chunks) - size):
-        following = chunks[start + size].token_ids[:FOLLOWING_TOKENS]
-        known = min(1 + start % KNOWN_TOKENS, len(following) - 1)
-        if known:
-            examples.append(TrainingExample(tuple(chunks[start : start + size]), (Continuation(following, known),)))
-    return examples
 
 
 def train(
@@ -118,8 +101,10 @@ def train(
                 on_step(done, total, loss)
 
     trainer = ScoreTrainer(engine, examples)
-    optimize(model.score_parameters(), steps, RATE, trainer.score_loss, True)
-    optimize(model.question_parameters(), QUESTION_STEPS * steps, RATE, trainer.question_loss, False)
+    parts = (model.about, model.name, model.hear, model.muse, model.ask)
+    gains = [weights for part in parts for weights in part.parameters()]
+    optimize([*model.worth.parameters(), *model.tell.parameters()], steps, RATE, trainer.score_loss, True)
+    optimize(gains, QUESTION_STEPS * steps, RATE, trainer.question_loss, False)
     optimize(list(model.parameters()), steps, TOGETHER_RATE, trainer.together_loss, True)
     return ScoreModel.from_bytes(model.cpu().to_bytes())
 
@@ -232,11 +217,13 @@ class ScoreTrainer:
         encoder.make_scores()
         chunks = [chunk.token_ids for chunk in example.chunks]
         encoder.register(chunks)
-        samples = encoder.training_samples(chunks)
-        for number, (chunk, (entry, behind_texts)) in enumerate(zip(example.chunks, samples, strict=True)):
+        own = [entry.kv for entry in encoder.chunks(chunks)]
+        assert encoder.scorer is not None, "`train` has checked that there is one"
+        behind = encoder.scorer.kv_behind_texts(chunks, own, MOST_MOVED_LEARNED)
+        for number, (chunk, entry_kv, behind_texts) in enumerate(zip(example.chunks, own, behind, strict=True)):
             if number:  # the first chunk, right behind the prefix, is exact
                 reused += range(len(ids), len(ids) + len(chunk))
-                kv = entry.kv.to(adapter.device)
+                kv = entry_kv.to(adapter.device)
                 features.append(token_features(kv, behind_texts))
                 stored.append(kv)
             ids += chunk.token_ids

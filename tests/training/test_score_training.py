@@ -8,22 +8,21 @@ import torch
 from ragkv import Engine
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import ScoreModel
-from ragkv.lab.mixed_pass import predict
-from ragkv.lab.score_training import (
-    Continuation,
-    ScoreTrainer,
-    TrainingExample,
-    examples_of,
-    inherited_attention,
-    kl,
-    shares,
-    train,
-)
 from ragkv.model import Rows
 from ragkv.model.attention import Watch
 from tests import tiny_models
 from tests.fusion.helpers import SHORT_CHUNKS as CHUNKS
 from tests.fusion.helpers import cold_engine
+from training.mixed_pass import predict
+from training.score_training import (
+    Continuation,
+    ScoreTrainer,
+    TrainingExample,
+    inherited_attention,
+    kl,
+    shares,
+    train,
+)
 
 CONTINUATIONS = (Continuation(tuple(tiny_models.tokens(6, 5)), 2), Continuation(tuple(tiny_models.tokens(9, 6)), 4))
 
@@ -197,17 +196,7 @@ class TestTraining:
         one, other = (train(engine, [example(engine)], steps=3, seed=5) for _ in range(2))
         assert one.digest == other.digest
 
-    def test_documents_become_training_examples(self, engine: Engine) -> None:
-        chunks = [engine.chunk(tiny_models.tokens(10 + n, seed=n)) for n in range(9)]
-        made = examples_of(chunks)
-        assert [one.chunks[0] for one in made] == chunks[:3]
-        assert [one.continuations for one in made] == [
-            (Continuation(chunks[6 + n].token_ids, 1 + n),) for n in range(3)
-        ]
-
     def test_unusable_training_data_is_refused_with_the_reason(self, engine: Engine) -> None:
-        with pytest.raises(InputError, match="at least 3 chunks"):
-            examples_of([engine.chunk([5, 6, 7])] * 2)
         alone = TrainingExample((engine.chunk(CHUNKS[0]),), CONTINUATIONS)
         for examples in ([], [alone], [TrainingExample(example(engine).chunks, ())]):
             with pytest.raises(InputError, match="at least two chunks and a continuation"):

@@ -2,7 +2,7 @@
 
 Each token of the chunks has a *share* between 0 and 1: how much of its keys and values is computed in this pass; the
 rest is what is stored. With all shares 1 the pass is a full prefill, with all shares 0 it is full reuse, and with
-shares of 0 and 1 it computes what the fusor does. `lab/score_training.py` trains scores through it.
+shares of 0 and 1 it computes what the fusor does. `training/score_training.py` trains scores through it.
 """
 
 import dataclasses
