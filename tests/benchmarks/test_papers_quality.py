@@ -218,7 +218,7 @@ def test_a_run_writes_the_table_of_every_method(model_folder: Path, tmp_path: Pa
     for said in ("## 2wikimqa", "## musique", "3 questions.", "| method | F1 | 95 % |", "- model: ", "- torch "):
         assert said in text
     names = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
-    expected = ["full recompute", "prefix caching", "full reuse", "CacheBlend (hkvd) 0.15"]
+    expected = ["full recompute", "prefix caching", "full reuse", "attention 0.15", "CacheBlend (hkvd) 0.15"]
     expected += ["sensitivity, variance, 0.15", "MapReduce", "MapRerank"]
     assert names == ["method", *expected] * 2
     saved = json.loads(out.with_suffix(".json").read_text())
