@@ -222,7 +222,7 @@ class _Measuring:
         return fit_tier(times, in_place)
 
     def _reading_s(self, leases: Sequence[Lease]) -> float:
-        """Seconds to read every layer as an engine's first request does: with its threads and `UNMEASURED` layers ahead."""
+        """Seconds to read every layer as a first request does: with the same threads, `UNMEASURED` layers ahead."""
         adapter = self._adapter
         began = time.perf_counter()
         readers = self._engine.fusor.readers

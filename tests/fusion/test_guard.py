@@ -54,10 +54,6 @@ def gate_result(
 
 
 class TestEngine:
-    @pytest.fixture
-    def directory(self, tmp_path: Path) -> Path:
-        return tmp_path
-
     def engine(self, directory: Path, applied: GateResult, ratio: float = 0.15) -> Engine:
         """A new engine on a store at which `applied` was kept for engines of the default ratio."""
         store = StoreConfig(directory=str(directory))
@@ -70,26 +66,26 @@ class TestEngine:
             config=replace(config, fusion=FusionConfig(selector="sensitivity", floor_tokens=0, ratio=ratio)),
         )
 
-    def test_an_engine_with_a_refused_gate_result_uses_a_full_prefill_and_says_so(self, directory: Path) -> None:
-        with self.engine(directory, gate_result(agreement=0.5)) as engine:
+    def test_an_engine_with_a_refused_gate_result_uses_a_full_prefill_and_says_so(self, tmp_path: Path) -> None:
+        with self.engine(tmp_path, gate_result(agreement=0.5)) as engine:
             prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
             assert prefill.reuse.computed == prefill.reuse.tokens
             assert any("full recompute: no setting stays within" in note for note in prefill.reuse.notes)
             assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse.fused > 0, "named by the request"
             assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="first-k").reuse.fused > 0
 
-    def test_a_new_engine_uses_the_gates_selector_and_ratio_where_a_request_names_none(self, directory: Path) -> None:
-        with self.engine(directory, gate_result("first-k", 0.3)) as engine:
+    def test_a_new_engine_uses_the_gates_selector_and_ratio_where_a_request_names_none(self, tmp_path: Path) -> None:
+        with self.engine(tmp_path, gate_result("first-k", 0.3)) as engine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
             assert (reuse.selector, reuse.ratio) == ("first-k", 0.3)
             assert reuse.notes == ("quality gate: first-k and ratio 0.3",)
 
-    def test_the_gates_ratio_is_used_if_it_is_lower_too(self, directory: Path) -> None:
-        with self.engine(directory, gate_result(ratio=0.05)) as engine:
+    def test_the_gates_ratio_is_used_if_it_is_lower_too(self, tmp_path: Path) -> None:
+        with self.engine(tmp_path, gate_result(ratio=0.05)) as engine:
             assert engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse.ratio == 0.05
 
-    def test_what_a_request_names_has_priority_over_the_gates_setting(self, directory: Path) -> None:
-        with self.engine(directory, gate_result("first-k", 0.3)) as engine:
+    def test_what_a_request_names_has_priority_over_the_gates_setting(self, tmp_path: Path) -> None:
+        with self.engine(tmp_path, gate_result("first-k", 0.3)) as engine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse
             assert (reuse.selector, reuse.ratio, reuse.notes) == ("first-k", 0.1, ("quality gate: first-k",))
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="random").reuse
@@ -97,16 +93,16 @@ class TestEngine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="first-k").reuse
             assert (reuse.selector, reuse.ratio) == ("first-k", 0.3)
 
-    def test_an_engine_whose_settings_name_another_ratio_keeps_its_own(self, directory: Path) -> None:
-        with self.engine(directory, gate_result("first-k", 0.3), ratio=0.1) as engine:
+    def test_an_engine_whose_settings_name_another_ratio_keeps_its_own(self, tmp_path: Path) -> None:
+        with self.engine(tmp_path, gate_result("first-k", 0.3), ratio=0.1) as engine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
             assert (reuse.selector, reuse.ratio, reuse.notes) == ("sensitivity", 0.1, ())
 
-    def test_an_engine_raises_a_requests_ratio_to_keep_the_gates_deviation(self, directory: Path) -> None:
-        with self.engine(directory, gate_result(left=1e9)) as engine:
+    def test_an_engine_raises_a_requests_ratio_to_keep_the_gates_deviation(self, tmp_path: Path) -> None:
+        with self.engine(tmp_path, gate_result(left=1e9)) as engine:
             usual = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
         assert usual.fused.remaining_deviation is not None
-        with self.engine(directory, gate_result(left=usual.fused.remaining_deviation / 2)) as engine:
+        with self.engine(tmp_path, gate_result(left=usual.fused.remaining_deviation / 2)) as engine:
             guarded = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
         assert guarded.fused.remaining_deviation is not None
         assert guarded.fused.remaining_deviation <= usual.fused.remaining_deviation / 2

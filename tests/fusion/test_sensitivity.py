@@ -256,55 +256,46 @@ def test_scored_layers_are_the_last_eighth_of_the_first_five_eighths() -> None:
     }
 
 
-def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[int] = []
-    original = sensitivity_module.raw_kv
-
-    def counted(adapter: Any, own: Any, *args: Any) -> Any:
-        runs.extend(run.row_count for run in own)
-        return original(adapter, own, *args)
-
-    monkeypatch.setattr(sensitivity_module, "raw_kv", counted)
-    chunks = [tuple(tiny_models.tokens(50 + seed, seed)) for seed in range(16)]
-    with Engine(tiny_models.model("llama"), config=scoring()) as engine:
-        engine.warm(chunks)
-    texts = [run for run in runs if run > 200]
-    assert len(texts) == 3  # computed once, and each chunk is in one of them at most
-    behind_second = sum(-(-len(chunk) // 2) for chunk in chunks)
-    assert sum(runs) - sum(texts) == sum(map(len, chunks)) + behind_second + 1  # and the prefix of one token
-
-
-def test_a_chunk_is_scored_behind_all_neighbours_with_known_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: dict[tuple[int, ...], int] = {}
-    original = sensitivity_module.raw_kv
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The runs that the scorer computes, in order."""
+    seen, original = list[Any](), sensitivity_module.raw_kv
 
     def noted(adapter: Any, own: Any, *args: Any) -> Any:
-        for run in own:
-            lengths.setdefault(run.token_ids, len(run.context))  # behind the first text
+        seen.extend(own)
         return original(adapter, own, *args)
 
     monkeypatch.setattr(sensitivity_module, "raw_kv", noted)
+    return seen
+
+
+def test_neighbours_that_were_just_encoded_are_not_computed_again(runs: list[Any]) -> None:
+    chunks = [tuple(tiny_models.tokens(50 + seed, seed)) for seed in range(16)]
+    with Engine(tiny_models.model("llama"), config=scoring()) as engine:
+        engine.warm(chunks)
+    rows = [run.row_count for run in runs]
+    texts = [count for count in rows if count > 200]
+    assert len(texts) == 3  # computed once, and each chunk is in one of them at most
+    behind_second = sum(-(-len(chunk) // 2) for chunk in chunks)
+    assert sum(rows) - sum(texts) == sum(map(len, chunks)) + behind_second + 1  # and the prefix of one token
+
+
+def test_a_chunk_is_scored_behind_all_neighbours_with_known_kv(
+    runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 350)  # the tiny model's context has 512
     chunks = [tuple(tiny_models.tokens(60, seed)) for seed in range(20)]
     with Engine(tiny_models.model("llama"), config=scoring()) as engine:
         engine.warm(chunks)
+    lengths = {run.token_ids: len(run.context) for run in reversed(runs)}  # behind the first text
     assert {lengths[chunk] - 1 for chunk in chunks} == {350}, "without the prefix of one token"
 
 
 @pytest.mark.parametrize(("tokens", "allowed", "kept"), [(80, 200, [40, 80, 80]), (150, 512, [61, 150, 150])])
 def test_the_nearest_neighbours_are_kept_where_not_all_fit(
-    tokens: int, allowed: int, kept: list[int], monkeypatch: pytest.MonkeyPatch
+    tokens: int, allowed: int, kept: list[int], runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most `NEIGHBOUR_TOKENS`, and what the tiny model's context of 512 leaves beside prefix and chunk."""
-    seen: dict[tuple[int, ...], Any] = {}
-    original = sensitivity_module.raw_kv
-
-    def noted(adapter: Any, own: Any, *args: Any) -> Any:
-        for run in own:
-            seen.setdefault(run.token_ids, run.context)  # behind the first text
-        return original(adapter, own, *args)
-
-    monkeypatch.setattr(sensitivity_module, "raw_kv", noted)
     monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", allowed)
     chunks = [tuple(tiny_models.tokens(tokens, seed)) for seed in range(4)]
     with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
@@ -312,6 +303,7 @@ def test_the_nearest_neighbours_are_kept_where_not_all_fit(
         scorer = Scorer(engine.model.adapter, (1,), 2)
         scorer.register(chunks)
         scorer.kv_behind_texts(chunks, stored, 0.5)
-    *_, farthest, middle, nearest = seen[chunks[3]].pieces
+    first = next(run for run in runs if run.token_ids == chunks[3])  # behind the first text
+    *_, farthest, middle, nearest = first.context.pieces
     assert [piece.shape[3] for piece in (farthest, middle, nearest)] == kept
     assert torch.equal(nearest, stored[2]) and torch.equal(farthest, stored[0][:, :, :, -kept[0] :])
