@@ -7,6 +7,7 @@ dtype. Else both are measured, and float32 is several times as fast there. Other
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ def choose_dtype(
 
     `store_bytes` of memory are for the store, and at most `packed_bytes` for copies of weights.
     """
+    choice = _choice(name, device, dtype, store_bytes, packed_bytes, weights)
+    return choice if weights == "plain" else replace(choice, why=f"{choice.why}; linear layers are in {weights}")
+
+
+def _choice(
+    name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int, packed_bytes: int, weights: str
+) -> DtypeChoice:
     if dtype != "auto":
         float_dtype(dtype)
         return DtypeChoice(dtype, f"{dtype}, as the settings say")
@@ -59,9 +67,10 @@ def faster_dtype(
     if own is torch.bfloat16 and copies_reach_float32() and _heads_share_keys(config):
         copies = _copied_bytes(model)
         if copies is not None and (weights == "int8" or copies <= packed_bytes):
-            kind = "its linear layers in int8" if weights == "int8" else "copies of its weights"
-            why = f"{own_name}, the checkpoint's own; with {kind} this processor is as fast as in float32"
-            return DtypeChoice(own_name, why)
+            with_copies = (
+                "" if weights == "int8" else "; with copies of its weights this processor is as fast as in float32"
+            )
+            return DtypeChoice(own_name, f"{own_name}, the checkpoint's own{with_copies}")
     wide_s, narrow_s = product_seconds((torch.float32, own))
     gain = narrow_s / wide_s
     if gain < LEVEL:  # float32 needs twice the memory, and its entries twice the bytes
