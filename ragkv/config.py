@@ -94,7 +94,10 @@ class S3Config:
         _check_remote(self, "s3", is_loopback(urlsplit(self.endpoint or "").hostname or ""))
 
 
-def _check_remote(config: RedisConfig | S3Config, name: str, is_local: bool) -> None:
+RemoteConfig = RedisConfig | S3Config  # `RemoteConfig` is the settings of any storage that replicas share.
+
+
+def _check_remote(config: RemoteConfig, name: str, is_local: bool) -> None:
     at_least(config, connections=1, group_bytes=1)
     if not 0.0 < config.timeout_s < float("inf"):
         raise ConfigError(f"store.{name}.timeout_s is {config.timeout_s}; it must be more than 0 and finite.")

@@ -121,7 +121,6 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES = tuple(_CONFIGS)
 LENGTH_DEPENDENT = ("llama-dynamic", "phi3")
-SLIDING = ("mistral", "qwen2", "gemma2", "gemma3_text", "cohere2", "smollm3", "starcoder2")
 
 
 def config(family: str, **changes: Any) -> Any:

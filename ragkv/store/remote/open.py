@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ragkv.config import RedisConfig, S3Config, StoreConfig
+from ragkv.config import RemoteConfig, StoreConfig
 from ragkv.errors import ConfigError
 
 from .connector import Connector
@@ -16,7 +16,7 @@ from .values import digest_of
 
 MIN_SECRET_CHARS = 16
 
-C = TypeVar("C", RedisConfig, S3Config)
+C = TypeVar("C", bound=RemoteConfig)
 
 
 def open_remote(config: StoreConfig) -> list[RemoteTier]:
@@ -36,7 +36,7 @@ def open_remote(config: StoreConfig) -> list[RemoteTier]:
     return tiers
 
 
-def secret_from_environment(config: RedisConfig | S3Config) -> str | None:
+def secret_from_environment(config: RemoteConfig) -> str | None:
     """The secret that authenticates shared values; `None` if none is configured, `ConfigError` if it is not there."""
     if config.secret_variable is None:
         return None

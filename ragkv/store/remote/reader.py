@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from ragkv.config import RedisConfig, S3Config
+from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
 from ragkv.runtime import openmp
 
@@ -38,7 +38,7 @@ class RemoteReader:
     def __init__(
         self,
         connector: Connector,
-        config: RedisConfig | S3Config,
+        config: RemoteConfig,
         health: Health,
         digest: Digest,
         counts: Counts,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ragkv.config import RedisConfig, S3Config
+from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, RemoteError
 
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
@@ -41,7 +41,7 @@ class RemoteTier(Tier):
     def __init__(
         self,
         connector: Connector,
-        config: RedisConfig | S3Config,
+        config: RemoteConfig,
         digest: Digest,
         tombstones: Tombstones,
         read_cache_bytes: int,
