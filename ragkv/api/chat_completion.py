@@ -33,11 +33,13 @@ from ragkv.types import Answer, Chunk, Text, TokenEvent
 from .answers import check_filter, check_text, checked_max_tokens, session_of, stream_answer
 from .bodies.chat import ChatRequest, Message, notes_of
 from .bodies.chat_answer import (
+    Annotation,
     AssistantMessage,
     ChatResponse,
     Choice,
     Logprobs,
     Piece,
+    UrlCitation,
     UsageBody,
 )
 from .bodies.resources import AnswerReport, SourceBody
@@ -74,8 +76,8 @@ class ChatCompletion:
             raise unknown_model(body.model, repr(self.service.model_id))
         if not any(message.role == "user" for message in body.messages):
             raise ApiError(400, "There is no user message: the prompt needs a question.", param="messages")
-        if body.stream_options is not None and not body.stream:
-            raise ApiError(400, "stream_options require stream; set stream, or leave them out.", param="stream_options")
+        if body.stream_options and body.stream_options.include_usage and not body.stream:
+            raise ApiError(400, "include_usage requires stream; set stream, or leave it out.", param="stream_options")
         for number, message in enumerate(body.messages):
             check_text(message.text, limits, f"messages.{number}")
         documents = body.documents or []
@@ -230,7 +232,9 @@ class ChatCompletion:
         )
         choice = Choice(
             message=AssistantMessage(
-                content=None if calls and not content.strip() else content, tool_calls=called(calls) or None
+                content=None if calls and not content.strip() else content,
+                tool_calls=called(calls) or None,
+                annotations=_annotations(content, report),
             ),
             logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
             if self.body.logprobs
@@ -245,6 +249,25 @@ class ChatCompletion:
             usage=UsageBody.of(answer.reuse, len(answer.token_ids)),
             ragkv=report,
         )
+
+
+def _annotations(content: str, report: AnswerReport) -> list[Annotation]:
+    """The citations whose marker is in `content`."""
+    sources = {source.number: source for source in report.sources}
+    return [
+        Annotation(
+            url_citation=UrlCitation(
+                url=sources[one.number].source or one.document_id,
+                title=sources[one.number].title or one.document_id,
+                start_index=one.answer_start,
+                end_index=one.answer_end,
+            )
+        )
+        for one in report.citations
+        if one.answer_start is not None
+        and one.answer_end is not None
+        and content[one.answer_start : one.answer_end] == f"[{one.number}]"
+    ]
 
 
 def _plain(message: Message) -> PlainMessage:

@@ -65,6 +65,17 @@ def test_clients_that_disconnect_while_sending_do_no_harm(up: serving.Process) -
                 one.sendall(head % len(body) + body[:kept])
 
 
+def _raw(up: serving.Process, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    """Status and answer of a request whose path is sent as it is."""
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", up.port), timeout=20) as connection:
+        # In one piece: a server that refuses the path closes the connection, and a body that arrives then resets it.
+        connection.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        response = http.client.HTTPResponse(connection, method=method)
+        response.begin()
+        return response.status, response.read()
+
+
 TRICKS = [
     "..", "../x", "..%2fx", "%2e%2e", ".", "a/../../b", "a%00b", "a\\b", "CON", "c:", "~", "%", "a" * 300, "é", "-x",
 ]  # fmt: skip
@@ -72,7 +83,6 @@ TRICKS = [
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_path_trick_in_a_name_reaches_nothing(up: serving.Process, name: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=20)  # sends the path unchanged
     for method, path in (
         ("GET", f"/v1/collections/{name}"),
         ("DELETE", f"/v1/collections/{name}"),
@@ -85,21 +95,11 @@ def test_a_path_trick_in_a_name_reaches_nothing(up: serving.Process, name: str) 
         ("GET", f"/static/{name}"),
         ("GET", f"/static/../{name}"),
     ):
-        body = b'{"query": "x"}' if method == "POST" else None
-        connection.putrequest(method, "", skip_accept_encoding=True)
-        connection._buffer[0] = f"{method} {path} HTTP/1.1".encode()  # type: ignore[attr-defined]
-        if body:
-            connection.putheader("content-type", "application/json")
-            connection.putheader("content-length", str(len(body)))
-        connection.endheaders(body)
-        response = connection.getresponse()
-        text = response.read()
-        assert response.status in (400, 404, 405), (method, path, text)
+        body = b'{"query": "x"}' if method == "POST" else b""
+        status, text = _raw(up, method, path, body)
+        assert status in (400, 404, 405), (method, path, text)
         if text.startswith(b"{"):
             assert json.loads(text)["error"]["message"]
-        if response.getheader("connection") == "close":
-            connection.close()
-    connection.close()
     with up.client() as client:
         if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):  # in a JSON body, a percent sign encodes nothing
             _refused(client.post("/v1/collections", json={"name": name}), 400)

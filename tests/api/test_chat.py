@@ -107,6 +107,17 @@ def test_a_field_without_effect_is_accepted_and_a_note_says_so(talk: TestClient,
     assert f"`{field}`" in (EXAMPLES.parent / "docs" / "api.md").read_text("utf-8")
 
 
+def test_values_that_clients_send_and_that_ask_for_nothing_are_answered(talk: TestClient) -> None:
+    sent = {  # by openai-python, Open WebUI and LibreChat
+        "n": 1, "user": "", "store": False, "metadata": {}, "service_tier": "auto", "parallel_tool_calls": True,
+        "stream_options": {"include_usage": None}, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {},
+        "seed": 7, "response_format": {"type": "text"}, "tool_choice": "none", "modalities": ["text"], "stop": None,
+        "functions": [], "function_call": "none", "reasoning_effort": "none", "verbosity": "medium", "tools": [],
+    }  # fmt: skip
+    assert said(chat(talk, **sent)) == said(chat(talk))
+    assert chat(talk, **sent, stream=True)[-1][1] == "[DONE]"
+
+
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
 def test_an_image_is_refused_and_the_error_says_that_images_are_not_supported(client: TestClient, kind: str) -> None:
     content = [
@@ -142,7 +153,11 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
         numbers = [citation["number"] for citation in report["citations"]]
         assert [source["text"] for source in report["sources"]] == [source["text"] for source in asked["sources"]]
         assert message["content"] == asked["answer"] + (" " if numbers else "") + "".join(f"[{n}]" for n in numbers)
-        cited += len(numbers)
+        for annotation, number in zip(message["annotations"], numbers, strict=True):
+            there = annotation["url_citation"]
+            assert message["content"][there["start_index"] : there["end_index"]] == f"[{number}]"
+            assert there["url"] == report["sources"][number - 1]["source"]
+            cited += 1
     assert cited
 
 
@@ -183,6 +198,7 @@ def forks(client: TestClient, ignored: list[Any]) -> list[tuple[int, list[Any]]]
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages"),
         ({"n": 2}, 400, "n"),
+        ({"modalities": ["text", "audio"]}, 400, "modalities"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"stop": list("abcde")}, 400, "stop"),

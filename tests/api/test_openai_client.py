@@ -43,6 +43,16 @@ def test_openais_client_gets_a_chat_completion(client: openai.OpenAI) -> None:
     assert got._request_id and got.model == "talker"
 
 
+def test_openais_client_parses_the_annotations(reader: Engine, tmp_path: Path) -> None:
+    with on_port(app_on(reader, tmp_path)) as url, client_at(url) as client:
+        questions: Any = [{"role": "user", "content": "What is the job of Rasina?"}]
+        body = {"documents": [{"title": "People", "text": "The job of Rasina is potter."}]}
+        got = client.chat.completions.create(model="reader", messages=questions, extra_body=body).choices[0].message
+        assert got.content and len(got.annotations) == 1
+        there = got.annotations[0].url_citation
+        assert got.content[there.start_index : there.end_index] == "[1]" and there.title == "People"
+
+
 def test_openais_client_raises_not_found_for_an_unknown_model(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4o", messages=SAY)

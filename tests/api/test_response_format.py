@@ -51,7 +51,7 @@ def test_numbers_in_brackets_are_json_and_no_markers_of_sources(client: TestClie
     documents = [{"text": text} for text in FACTS]
     got = client.post("/v1/chat/completions", json=body(response_format=form(), documents=documents)).json()
     message = got["choices"][0]["message"]
-    assert json.loads(message["content"])["sources"] == [7]
+    assert json.loads(message["content"])["sources"] == [7] and message["annotations"] == []
     assert len(got["ragkv"]["sources"]) == 2
 
 

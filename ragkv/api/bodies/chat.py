@@ -1,9 +1,9 @@
 """The request of /v1/chat/completions: OpenAI's fields and ragkv's extensions.
 
-Parameters of OpenAI's that this server does not offer are refused by name, unless they are null.
+Parameters of OpenAI's that this server does not offer are refused by name, unless their value asks for nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -51,9 +51,18 @@ IGNORED: Mapping[str, str] = {
     "chat_template_kwargs": "the chat template is rendered without arguments",
 }
 
+# Values of fields that are not offered which ask for what is done anyway: clients send them.
+AS_ALWAYS: Mapping[str, Sequence[Any]] = {
+    "modalities": [["text"]],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "reasoning_effort": ["none"],
+    "verbosity": ["medium"],
+}
+
 
 class ClientPart(RequestPart):
-    """A part of what a client of other servers sends: null asks for nothing, and `IGNORED` is accepted with a note."""
+    """A part of what a client of other servers sends: null and `AS_ALWAYS` ask for nothing, `IGNORED` makes a note."""
 
     _left_out: tuple[str, ...] = PrivateAttr(())  # the fields of `IGNORED` that were given
 
@@ -62,7 +71,8 @@ class ClientPart(RequestPart):
     def _leaves_out(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return handler(values)
-        made = handler({name: value for name, value in values.items() if value is not None and name not in IGNORED})
+        nothing = {n for n, value in values.items() if value is None or n in IGNORED or value in AS_ALWAYS.get(n, ())}
+        made = handler({name: value for name, value in values.items() if name not in nothing})
         made._left_out = tuple(name for name in IGNORED if values.get(name))
         return made
 
@@ -115,7 +125,7 @@ class Message(ClientPart):
         return self.content or ""
 
 
-class StreamOptions(RequestPart):
+class StreamOptions(ClientPart):
     """What a stream contains besides the answer."""
 
     include_usage: bool = Field(default=False, description="Send a last chunk with the token counts.")

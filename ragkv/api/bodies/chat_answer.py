@@ -66,6 +66,22 @@ class Logprobs(BaseModel):
     refusal: None = Field(default=None, description="Always null.")
 
 
+class UrlCitation(BaseModel):
+    """A source, and where the content names it."""
+
+    url: str = Field(description="The source's origin, or its document's id.")
+    title: str = Field(description="The source's title, or its document's id.")
+    start_index: int = Field(description="Start of the marker in the content.")
+    end_index: int = Field(description="End of the marker in the content.")
+
+
+class Annotation(BaseModel):
+    """A citation, as OpenAI's clients read it."""
+
+    type: Literal["url_citation"] = "url_citation"
+    url_citation: UrlCitation
+
+
 class AssistantMessage(BaseModel):
     """The answer."""
 
@@ -73,6 +89,7 @@ class AssistantMessage(BaseModel):
     content: str | None = Field(description="The answer's text; null if it is nothing but calls.")
     tool_calls: list[CallBody] | None = Field(default=None, description="Calls for the client to answer.")
     refusal: None = Field(default=None, description="Always null.")
+    annotations: list[Annotation] = Field(description="The citations in the content.")
 
 
 class Choice(BaseModel):

@@ -61,7 +61,9 @@ def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage:
         _chunk(completion, with_usage, {"tool_calls": [{"index": number, **call.model_dump()}]})
         for number, call in enumerate(choice.message.tool_calls or ())
     ]
-    chunks.append(_chunk(completion, with_usage, {}, choice.finish_reason))
+    annotations = [one.model_dump() for one in choice.message.annotations]
+    delta = {"annotations": annotations} if annotations else {}
+    chunks.append(_chunk(completion, with_usage, delta, choice.finish_reason))
     if with_usage:
         chunks.append({**_chunk(completion, True, {}), "choices": [], "usage": response.usage.model_dump()})
     chunks[-1]["ragkv"] = response.ragkv.model_dump()

@@ -60,6 +60,10 @@ class Target:
         """Resident memory of the server's own process; its children are not counted."""
         return _status(self.pid, "VmRSS") * 1024
 
+    def threads(self) -> int:
+        """Threads of the server's own process."""
+        return _status(self.pid, "Threads")
+
     def descriptors(self) -> int:
         """Open file descriptors of the server's own process."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))

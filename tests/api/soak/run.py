@@ -1,6 +1,8 @@
 """The course of a soak: start, solo answers, load with replacements and outages, verification, what is left."""
 
+import os
 import signal
+import statistics
 import threading
 import time
 from contextlib import ExitStack
@@ -9,7 +11,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from tests.api.attacks.helpers import livez_status
+from ragkv.config import MIB
+from tests.api.attacks.helpers import Target, livez_status
 from tests.api.attacks.replicas import AwayRedis
 from tests.api.whole import assert_goes_on, documents, ingest
 
@@ -21,6 +24,13 @@ from .world import TENANTS, World
 VERIFY_S = 120.0  # within this time all that was acknowledged to one client must be found
 ENDS = (signal.SIGKILL, signal.SIGTERM)  # replicas are ended by one of them, in turns
 OUTAGES = ("refused", "stalled")
+FLAT_MINUTES = 20.0  # a shorter soak cannot say what is flat
+GROWTH = {  # by so much (a factor, and a number more) the last quarter of the time may be above the second one
+    "rss_mib": (1.03, 0),
+    "descriptors": (1.0, 5),
+    "threads": (1.0, 5),
+    "home_files": (1.05, 20),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class Plan:
     replace_every_s: float = 60.0
     outage_every_s: float = 150.0
     outage_s: float = 6.0
-    probe_s: float = 5.0
+    reading_s: float = 5.0
 
 
 def prepared(world: World) -> Solo:
@@ -80,6 +90,7 @@ class Soak:
     plan: Plan
     world: World
     clients: list[Client] = field(default_factory=list)
+    readings: list[dict[str, float]] = field(default_factory=list)  # of the replica that stays, one each few seconds
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -97,6 +108,8 @@ class Soak:
         check_leftovers(self.world)
         for replica in self.world.serving:
             self.world.check_log(replica)
+        if self.plan.minutes >= FLAT_MINUTES:
+            self._assert_flat()
 
     def stop(self) -> None:
         """Stop the load. Twice is harmless."""
@@ -105,9 +118,9 @@ class Soak:
             one.end()
 
     def _load(self) -> None:
-        """Replace replicas and let Redis go away, until the time is over."""
+        """Replace replicas, let Redis go away, and take readings, until the time is over."""
         ends, number = time.monotonic() + 60 * self.plan.minutes, 0
-        others = [threading.Thread(target=self._outages), threading.Thread(target=self._probe)]
+        others = [threading.Thread(target=self._outages), threading.Thread(target=self._read)]
         for thread in others:
             thread.start()
         try:
@@ -127,11 +140,28 @@ class Soak:
             self.world.outage(OUTAGES[number % len(OUTAGES)], self.plan.outage_s * rng.uniform(0.5, 1.5), self._ended)
             number += 1
 
-    def _probe(self) -> None:
-        """The replica that stays answers /livez, whatever the others do."""
-        while not self._ended.wait(self.plan.probe_s):
-            if (status := livez_status(self.world.serving[0].process.port)) != 200:
-                self.world.findings.fail(f"/livez: {status}")
+    def _read(self) -> None:
+        """Take readings of the replica that stays, whose /livez must answer, whatever the others do."""
+        stays, findings = self.world.serving[0].process, self.world.findings
+        up = Target(stays, {}, {}, self.world.home)
+        while not self._ended.wait(self.plan.reading_s):
+            if (status := livez_status(stays.port)) != 200:
+                findings.fail(f"/livez: {status}")
+            shared = [one for one in self.world.home.iterdir() if not one.name.startswith("kv-")]
+            files = sum(len(names) for folder in shared for _, _, names in os.walk(folder))
+            values = (up.rss_bytes() / MIB, up.descriptors(), up.threads(), files)
+            self.readings.append(dict(zip(GROWTH, values, strict=True)))
+            findings.log(", ".join(f"{name} {value:.0f}" for name, value in self.readings[-1].items()))
+
+    def _assert_flat(self) -> None:
+        """The last quarter of the time has no more than the second one, but for `GROWTH`."""
+        size = len(self.readings) // 4
+        for name, (factor, more) in GROWTH.items():
+            second, last = (
+                statistics.median(reading[name] for reading in self.readings[n * size : (n + 1) * size]) for n in (1, 3)
+            )
+            if last > second * factor + more:
+                self.world.findings.fail(f"{name} is not flat: {second} in the second quarter, {last} in the last")
 
 
 def soak(plan: Plan) -> list[str]:

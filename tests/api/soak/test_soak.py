@@ -21,7 +21,7 @@ pytestmark = [needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 def test_a_replica_that_is_killed_under_mixed_load_loses_nothing_acknowledged_and_no_answer_is_wrong(
     tmp_path: Path,
 ) -> None:
-    plan = Plan(minutes=0.1, out=tmp_path, replace_every_s=60.0, outage_every_s=8.0, outage_s=2.0, probe_s=2.0)
+    plan = Plan(minutes=0.1, out=tmp_path, replace_every_s=60.0, outage_every_s=8.0, outage_s=2.0, reading_s=2.0)
     assert soak(plan) == [], (tmp_path / "soak.log").read_text()
 
 
