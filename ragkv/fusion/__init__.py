@@ -11,7 +11,6 @@ from .selectors import (
     StaticSelector,
     budget,
     make_selector,
-    raised_ratio,
     usable,
     with_floor,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "StaticSelector",
     "budget",
     "make_selector",
-    "raised_ratio",
     "usable",
     "with_floor",
 ]

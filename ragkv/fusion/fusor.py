@@ -21,7 +21,7 @@ from ragkv.store import Lease
 
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan, Span
-from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, remaining_deviation
+from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class Fused:
     logits: torch.Tensor  # (V,) float32, of the last position
     selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of candidate positions recomputed there, int64, CPU
     row_layers: int  # rows computed, summed over layers
-    remaining_deviation: float | None  # expected, per candidate (see `raised_ratio`); None if an entry has no scores
     bytes_by_tier: dict[str, int]
     load_s: float
     fuse_s: float
@@ -129,7 +128,6 @@ class Fusing(Closing):
             logits,
             tuple(work.selected_by_layer),
             work.row_layers,
-            remaining_deviation(self._plan.candidates, work.chosen),
             reader.bytes_by_tier(),
             reader.waited_s,
             work.placing_s,

@@ -45,7 +45,6 @@ class Point:
     sooner: float  # how many times sooner the first token comes than by full recompute, median
     fused_s: float  # time to the first token, median
     full_s: float  # the same by full recompute of the same prompts, in the same minutes
-    remaining_deviation: float | None  # per token, the maximum, for the guard; None without scores
     prompts: int
 
     def keeps(self, tolerance: Tolerance) -> bool:

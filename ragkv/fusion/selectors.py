@@ -23,8 +23,6 @@ from ragkv.errors import ConfigError
 
 from .plan import Candidates
 
-SLACK = 1e-6  # A limit of deviation may be exceeded by the share `SLACK`: sums in another order are rounded otherwise.
-
 
 def budget(ratio: float, count: int) -> int:
     """ceil(ratio N), at most N; robust against a ratio such as 0.1 + 0.2."""
@@ -40,31 +38,6 @@ def with_floor(ratio: float, count: int, floor_tokens: int) -> float:
     if ratio <= 0.0 or budget(ratio, count) >= min(floor_tokens, count):
         return ratio
     return min(1.0, floor_tokens / count)
-
-
-def remaining_deviation(candidates: Candidates, chosen: torch.Tensor) -> float | None:
-    """Expected deviation per candidate that recomputing `chosen` (C,), indices, leaves; `None` without scores."""
-    scores = candidates.sensitivity
-    if scores is None:
-        return None
-    return float((scores.sum() - scores[chosen].sum()).clamp_min(0.0) / max(1, len(candidates)))
-
-
-def raised_ratio(candidates: Candidates, ratio: float, limit: float) -> float:
-    """The guard: the lowest ratio >= `ratio` whose highest scores leave a deviation of at most `limit` per candidate.
-
-    A request whose chunks depend on their context more than usual recomputes more. The quality gate measured how much
-    deviation the model tolerates (`Point.remaining_deviation`).
-    """
-    scores, count = candidates.sensitivity, len(candidates)
-    if scores is None or count == 0:
-        return ratio
-    rest = scores.sum() - torch.sort(scores, descending=True).values.cumsum(0)  # (N,): after recomputing 1 ... N
-    rest = torch.cat((scores.sum().unsqueeze(0), rest)) / count
-    first = budget(ratio, count)
-    enough = (rest[first:] <= limit * (1 + SLACK)).nonzero()
-    needed = first + int(enough[0]) if len(enough) else count
-    return ratio if needed == first else needed / count
 
 
 class Selector(ABC):

@@ -63,7 +63,6 @@ class _ProbePass(NamedTuple):
 
     log_probs: torch.Tensor  # (A, V): of the next tokens
     first_token_s: float
-    remaining_deviation: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ class _Measurements:
     kls: list[float] = field(default_factory=list)  # nats per token
     agreements: list[float] = field(default_factory=list)  # without the prompts where full prefill is never sure
     sure: list[int] = field(default_factory=list)  # tokens of these that were compared
-    deviations: list[float] = field(default_factory=list)  # that remain per token, if entries have scores
     fused_s: list[float] = field(default_factory=list)
     full_s: list[float] = field(default_factory=list)
 
@@ -84,7 +82,6 @@ class _Measurements:
         if len(equal):
             self.agreements.append(float(equal.float().mean()))
             self.sure.append(len(equal))
-        self.deviations.extend(one for one in (fused.remaining_deviation,) if one is not None)
         self.fused_s.append(fused.first_token_s)
         self.full_s.append(full.first_token_s)
 
@@ -103,7 +100,6 @@ class _Measurements:
             sooner=statistics.median(full / fused for full, fused in zip(self.full_s, self.fused_s, strict=True)),
             fused_s=statistics.median(self.fused_s),
             full_s=statistics.median(self.full_s),
-            remaining_deviation=max(self.deviations, default=None),
             prompts=len(self.kls),
         )
 
@@ -248,7 +244,7 @@ def _next_tokens(engine: Engine, probe: Probe, text: tuple[int, ...], setting: G
         hidden = full_pass(adapter, torch.tensor(text, device=adapter.device), kv, start=kv.length)
         logits.append(adapter.logits(hidden).cpu())
     log_probs = torch.cat(logits).log_softmax(-1)
-    return _ProbePass(log_probs, prefill.timing.first_token_s, prefill.fused.remaining_deviation)
+    return _ProbePass(log_probs, prefill.timing.first_token_s)
 
 
 def _equal(full: torch.Tensor, fused: torch.Tensor) -> torch.Tensor:

@@ -197,7 +197,7 @@ class Intake:
         if not names_selector:
             method = replace(method, selector=make_selector(answer.selector))
         if not names_ratio:
-            method = replace(method, ratio=answer.ratio, deviation_limit=answer.remaining_deviation)
+            method = replace(method, ratio=answer.ratio)
         taken = " and ".join(
             ([] if names_selector else [answer.selector]) + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
         )

@@ -23,7 +23,6 @@ from ragkv.fusion import (
     SpanKind,
     SpanState,
     budget,
-    raised_ratio,
     usable,
     with_floor,
 )
@@ -101,7 +100,7 @@ class Prefiller:
         return prefill
 
     def _decide(self, active: ActiveRequest, leases: ExitStack) -> _Decided:
-        """Plan the prompt; then selector, ratio and loads, as the controller and the guard want them."""
+        """Plan the prompt; then selector, ratio and loads, as the controller wants them."""
         method = active.request.method
         planned = self._planner.plan(active, leases)
         selector, fallback = usable(method.selector, planned.plan.candidates, method.ratio)
@@ -113,16 +112,11 @@ class Prefiller:
             row_layer_s = self._fusor.speeds.row_layer_s
             row_s = None if row_layer_s is None else row_layer_s * self.adapter.layer_count
             loads = self._load_control.shed_loads(planned.plan, method.ratio, row_s)
-        plan, ratio, guarded = loads.plan, loads.ratio, None
+        plan = loads.plan
         if selector.needs_scores:
             plan = self._planner.weighted_by_question(plan, active.prompt)
-            if method.deviation_limit is not None:
-                ratio = raised_ratio(plan.candidates, loads.ratio, method.deviation_limit)
-            if ratio > loads.ratio:
-                reason = "these chunks depend on context more than most"
-                guarded = f"guard: ratio raised from {loads.ratio} to {ratio:.3f}, {reason}"
-        ratio, floor = _floored(selector, len(plan.candidates), ratio, method.floor_tokens)
-        notes = (*planned.notes, *method.notes, *filter(None, (loads.note, fallback, guarded, floor)))
+        ratio, floor = _floored(selector, len(plan.candidates), loads.ratio, method.floor_tokens)
+        notes = (*planned.notes, *method.notes, *filter(None, (loads.note, fallback, floor)))
         return _Decided(replace(planned, plan=plan), selector, ratio, notes, loads.why)
 
     def _prefilled(self, active: ActiveRequest, todo: _Decided, fused: Fused, record: Recording | None) -> Prefill:

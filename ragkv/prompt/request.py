@@ -103,7 +103,6 @@ class PrefillMethod:
     selector: Selector
     reuse: ReuseMode
     inexact_history: str = "select"  # history that is not exact: "keep", "select" among its tokens, or "recompute" it
-    deviation_limit: float | None = None  # the guard's: expected deviation that may remain a token; None: no guard
     controlled: bool = False  # whether the loading controller chooses the ratio
     floor_tokens: int = 0  # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
     notes: tuple[str, ...] = ()  # what the gate result changed
