@@ -34,12 +34,12 @@ def answers_hostile_text(monkeypatch: pytest.MonkeyPatch) -> None:
     real = AnswerGenerator.stream
 
     def stream(self: AnswerGenerator, *given: Any, **named: Any) -> Any:
-        for index, event in real(self, *given, **named):
+        for event in real(self, *given, **named):
             if isinstance(event, Answer):
                 reuse = dataclasses.replace(event.reuse, notes=(*event.reuse.notes, HOSTILE))
-                yield index, dataclasses.replace(event, text=HOSTILE, reuse=reuse)
+                yield dataclasses.replace(event, text=HOSTILE, reuse=reuse)
             else:
-                yield index, dataclasses.replace(event, text=HOSTILE)
+                yield dataclasses.replace(event, text=HOSTILE)
 
     monkeypatch.setattr(AnswerGenerator, "stream", stream)
 

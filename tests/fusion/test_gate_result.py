@@ -15,7 +15,7 @@ TOLERANCE = Tolerance()
 
 def point(selector: str, ratio: float, times: float, agreement: float = 0.99, **given: Any) -> Point:
     """A setting that is `times` as fast as full recompute; `agreement` is also its bound."""
-    point = Point(selector, ratio, 0.0, 0.01, agreement, agreement, times, 0.1 / times, 0.1, None, 12)
+    point = Point(selector, ratio, 0.0, 0.01, agreement, agreement, times, 0.1 / times, 0.1, 12)
     return replace(point, **given)
 
 

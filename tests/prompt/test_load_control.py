@@ -140,7 +140,7 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
 
 
 def gate_result(agreement: float) -> GateResult:
-    point = Point("first-k", 0.3, 0.0, 0.0, agreement, agreement, 3.0, 0.1, 0.3, None, 9)
+    point = Point("first-k", 0.3, 0.0, 0.0, agreement, agreement, 3.0, 0.1, 0.3, 9)
     return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", "a machine")
 
 
