@@ -1,6 +1,5 @@
 """Settings: frozen, typed, from code, TOML or the environment; a wrong one is refused by its name."""
 
-import dataclasses
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -46,22 +45,10 @@ def test_a_mapping_makes_the_same_config_as_code() -> None:
     assert EngineConfig.from_dict({}) == EngineConfig()
 
 
-def test_a_config_made_into_a_mapping_and_back_is_unchanged() -> None:
-    assert EngineConfig.from_dict(dataclasses.asdict(BUILT)) == BUILT
-
-
 def test_defaults_are_bounded_and_those_of_the_paper() -> None:
     config = EngineConfig()
     assert (config.fusion.ratio, config.device, config.store.directory) == (0.15, "cpu", None)
     assert (config.store.memory_bytes, config.store.disk_bytes) == (1 * GIB, 20 * GIB)
-
-
-@pytest.mark.parametrize("config", [EngineConfig(), StoreConfig(), FusionConfig(), PromptConfig()], ids=repr)
-def test_settings_are_frozen_and_hashable(config: Any) -> None:
-    name = dataclasses.fields(config)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(config, name, None)
-    assert len({config, dataclasses.replace(config)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -70,8 +57,6 @@ def test_settings_are_frozen_and_hashable(config: Any) -> None:
         ({"prompt": {"chunk_end": ""}}, "no setting prompt.chunk_end any more: use prompt.separator"),
         ({"devise": "cpu"}, "Unknown setting devise. Did you mean device?"),
         ({"fusion": {"ratoi": 1.0}}, "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
-        ({"store": {"memory": 1}}, "Did you mean store.memory_bytes?"),
-        ({"Device": "cpu"}, "Did you mean device?"),
         ({"xyz": 1}, "Unknown setting xyz"),
         ({5: 1}, "Unknown setting 5"),
         ({"store": {"memory_bytes": "7"}}, "store.memory_bytes must be int, not '7'"),
@@ -80,7 +65,6 @@ def test_settings_are_frozen_and_hashable(config: Any) -> None:
         ({"store": {"memory_bytes": None}}, "store.memory_bytes must be int, not None"),
         ({"store": {"directory": 5}}, "store.directory must be str, not 5"),
         ({"store": {"read_only": 1}}, "store.read_only must be bool, not 1"),
-        ({"store": {"read_only": "yes"}}, "store.read_only must be bool"),
         ({"fusion": {"ratio": True}}, "fusion.ratio must be float, not True"),
         ({"fusion": {"ratio": "0.5"}}, "fusion.ratio must be float"),
         ({"fusion": 0.5}, "fusion is a group of settings, not 0.5"),
@@ -88,6 +72,8 @@ def test_settings_are_frozen_and_hashable(config: Any) -> None:
         ({"fusion": {"ratio": float("nan")}}, "ratio is nan"),
         ({"fusion": {"read_ahead_layers": -1}}, "read_ahead_layers is -1; it must be at least 0"),
         ({"store": {"memory_bytes": -1}}, "memory_bytes is -1; it must be at least 0"),
+        ({"store": {"disk_bytes": -1}}, "disk_bytes is -1"),
+        ({"store": {"write_buffer_bytes": -1}}, "write_buffer_bytes is -1"),
         ({"store": {"reader_threads": 0}}, "reader_threads is 0"),
     ],
     ids=str,
@@ -101,16 +87,6 @@ def test_a_wrong_setting_is_refused_by_name(values: dict[Any, Any], says: str) -
 def test_a_whole_number_is_a_share_too() -> None:
     ratio = EngineConfig.from_dict({"fusion": {"ratio": 1}}).fusion.ratio
     assert (ratio, type(ratio)) == (1.0, float)
-
-
-@pytest.mark.parametrize(
-    "wrong", [dict(memory_bytes=-1), dict(disk_bytes=-1), dict(write_buffer_bytes=-1), dict(reader_threads=0)], ids=str
-)
-def test_settings_made_in_code_are_checked_against_the_same_bounds(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="at least"):
-        StoreConfig(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"\[0, 1\]"):
-        FusionConfig(ratio=-0.1)
 
 
 class TestToml:
@@ -159,24 +135,17 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("name", "text"),
         [
+            ("RAGKV_CONFIG", "a value"),  # it names the settings file
             ("RAGKV_SERVICE_HOST", "10.0.0.7"),
-            ("RAGKV_SERVICE_PORT", "8000"),
             ("RAGKV_SERVICE_PORT_HTTP", "8000"),
             ("RAGKV_PORT", "tcp://10.0.0.7:8000"),
-            ("RAGKV_PORT_8000_TCP", "tcp://10.0.0.7:8000"),
-            ("RAGKV_PORT_8000_TCP_PROTO", "tcp"),
-            ("RAGKV_PORT_8000_TCP_PORT", "8000"),
             ("RAGKV_PORT_8000_TCP_ADDR", "10.0.0.7"),
             ("RAGKV_REDIS_SERVICE_HOST", "10.0.0.8"),
-            ("RAGKV_REDIS_PORT", "tcp://10.0.0.8:6379"),
             ("RAGKV_REDIS_PORT_6379_TCP_ADDR", "10.0.0.8"),
         ],
     )
-    def test_a_variable_that_kubernetes_sets_for_a_service_named_ragkv_is_ignored(self, name: str, text: str) -> None:
+    def test_a_variable_of_kubernetes_or_of_the_settings_file_is_ignored(self, name: str, text: str) -> None:
         assert EngineConfig.gather(None, {name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(device="cuda")
-
-    def test_the_variable_that_names_the_settings_file_is_no_setting(self) -> None:
-        assert EngineConfig.gather(None, {"RAGKV_CONFIG": "a value"}) == EngineConfig()
 
     @pytest.mark.parametrize(
         ("environment", "says"),
@@ -193,13 +162,10 @@ class TestEnvironment:
         with pytest.raises(ConfigError, match=re.escape(says)):
             EngineConfig.gather(None, environment)
 
-    @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
-    def test_a_variable_may_say_yes_in_several_ways(self, text: str) -> None:
-        assert EngineConfig.gather(None, {"RAGKV_STORE__READ_ONLY": text}).store.read_only is True
-
-    @pytest.mark.parametrize("text", ["0", "False", "no", "off"])
-    def test_a_variable_may_say_no_in_several_ways(self, text: str) -> None:
-        assert EngineConfig.gather(None, {"RAGKV_STORE__READ_ONLY": text}).store.read_only is False
+    @pytest.mark.parametrize("text", ["1", "true", "YES", "on", "0", "False", "no", "off"])
+    def test_a_variable_may_say_yes_or_no_in_several_ways(self, text: str) -> None:
+        found = EngineConfig.gather(None, {"RAGKV_STORE__READ_ONLY": text})
+        assert found.store.read_only is (text in ("1", "true", "YES", "on"))
 
     @pytest.mark.parametrize("text", ["", "none", "None"])
     def test_an_empty_variable_means_none_where_none_is_allowed(self, text: str) -> None:
@@ -210,7 +176,6 @@ class TestEnvironment:
         [
             ({"RAGKV_DEVISE": "cpu"}, "Did you mean device?"),
             ({"RAGKV_STORE__MEMORY_BYTES": "1.5"}, "store.memory_bytes must be int, not '1.5'"),
-            ({"RAGKV_STORE__MEMORY_BYTES": ""}, "store.memory_bytes must be int"),
             ({"RAGKV_STORE__READ_ONLY": "maybe"}, "store.read_only must be true or false, not 'maybe'"),
             ({"RAGKV_FUSION__RATIO": "half"}, "fusion.ratio must be float, not 'half'"),
             ({"RAGKV_STORE": "kv"}, "store is a group of settings"),

@@ -108,11 +108,6 @@ def test_the_python_snippets_of_a_page_run(name: str, snippets: list[str], reade
         assert isinstance(names["chain"].invoke("What is the job of Lodwin?"), str)
 
 
-def test_the_readme_shows_each_way_to_start() -> None:
-    assert sum(any(code in snippet for snippet in SNIPPETS) for code in ANSWERS) == len(ANSWERS)
-    assert any(HUB_MODEL in snippet for snippet in SNIPPETS) and f'ChatRagKV(model="{HUB_MODEL}"' in README
-
-
 def test_the_picture_in_the_readme_is_the_one_that_its_script_draws() -> None:
     picture = ROOT / "docs" / "figures" / "prompt.svg"
     assert f"]({picture.relative_to(ROOT)})" in README
@@ -128,11 +123,6 @@ def test_the_bundled_reader_says_so_when_it_finds_no_answer() -> None:
         assert answer.text.strip() == "unknown" and READER_NOTE in answer.reuse.notes
         found = engine.answer("What is the job of Lodwin?", ["Lodwin works as a pilot."], max_new_tokens=8)
         assert found.text.strip() == "pilot" and READER_NOTE not in found.reuse.notes
-
-
-def test_the_readme_begins_with_the_two_commands() -> None:
-    first, second = README.splitlines()[1:3]
-    assert (first.split()[:2], second.split()[:2]) == (["make", "demo"], ["make", "test"])
 
 
 def paths_in(page: Path) -> list[str]:

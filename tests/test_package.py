@@ -1,7 +1,5 @@
 """The wheel and the source distribution hold the whole package, and an installed wheel works outside a checkout."""
 
-import email.parser
-import email.policy
 import os
 import re
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from email.message import EmailMessage
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -54,13 +51,6 @@ def source_files(built: Path) -> set[str]:
         return {PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in archive.getnames()}
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel: Path) -> EmailMessage:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return email.parser.BytesParser(EmailMessage, policy=email.policy.default).parsebytes(archive.read(name))
-
-
 def test_the_wheel_installs_exactly_the_files_of_the_package_and_its_examples(wheel: Path) -> None:
     installed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     examples = {f"ragkv/{name}" for name in files_under("examples/corpus") | {"examples/questions.jsonl"}}
@@ -87,22 +77,6 @@ def test_a_package_at_the_root_of_the_checkout_is_the_package_of_ragkv_and_no_co
         f"assert {name} is ragkv.{name} and second is first and first.__spec__.name == 'ragkv.{name}.{module}'"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
-
-
-def test_the_wheel_has_a_licence_and_the_marker_of_typed_packages(wheel: Path, metadata: EmailMessage) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "ragkv/py.typed" in names
-    (licence,) = (name for name in names if name.endswith(".dist-info/licenses/LICENSE"))
-    assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
-    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
-
-
-def test_the_metadata_names_the_version_and_every_supported_python(metadata: EmailMessage) -> None:
-    assert metadata["Version"] == ragkv.__version__
-    classifiers = metadata.get_all("Classifier") or []
-    for version in ("3.11", "3.12", "3.13"):
-        assert f"Programming Language :: Python :: {version}" in classifiers
-    assert "Typing :: Typed" in classifiers
 
 
 def test_the_readme_has_no_link_that_works_only_in_a_checkout() -> None:

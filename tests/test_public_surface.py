@@ -4,7 +4,6 @@ import ast
 import importlib
 import inspect
 import os
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,17 +15,8 @@ from ragkv import errors
 from ragkv.model.decode.sampling import SETTINGS
 from ragkv.prompt import AnswerOptions, PrefillOptions
 
-DESIGNED = [
-    "Chunk",
-    "Engine",
-    "EngineConfig",
-    "FusionConfig",
-    "KCacheConfig",
-    "PromptConfig",
-    "RagKVError",
-    "Session",
-    "StoreConfig",
-]
+CONFIGS = {"EngineConfig", "FusionConfig", "KCacheConfig", "PromptConfig", "StoreConfig"}
+DESIGNED = {"Chunk", "Engine", "RagKVError", "Session"} | CONFIGS
 ROOT = Path(__file__).parents[1]
 PACKAGES = ["conversations", "fusion", "model", "prompt", "prompt.history", "retrieval", "scheduling", "store"]
 
@@ -40,7 +30,7 @@ def python(code: str, *flags: str) -> str:
 
 
 def test_the_public_names_of_the_design_exist() -> None:
-    assert set(DESIGNED) <= set(ragkv.__all__)
+    assert set(ragkv.__all__) >= DESIGNED
 
 
 def test_all_lists_exactly_the_public_names() -> None:
@@ -59,11 +49,6 @@ def test_the_all_of_every_package_lists_names_that_exist(package: str) -> None:
     assert len(set(door.__all__)) == len(door.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="nonsense"):
-        ragkv.nonsense  # noqa: B018
-
-
 def test_the_engines_methods_keep_their_parameters() -> None:
     def parameters(name: str) -> list[str]:
         return list(inspect.signature(getattr(ragkv.Engine, name)).parameters)[1:]
@@ -74,24 +59,11 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     for name in ("prefill", "answer", "stream"):
         assert parameters(name) == ["question", "chunks", "session", "options"]
     assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
-    assert set(PrefillOptions.__annotations__) == {
-        "ratio",
-        "selector",
-        "reuse",
-        "separator",
-        "deadline_s",
-        "cancel",
-        "raw",
-    }
+    options = {"ratio", "selector", "reuse", "separator", "deadline_s", "cancel", "raw"}
+    assert set(PrefillOptions.__annotations__) == options
     assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(AnswerOptions.__annotations__)
     for name in ("answer", "warm", "session", "delete", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
-
-
-def test_the_engine_has_at_most_fifteen_methods() -> None:
-    """What else there is to do with entries and conversations stands behind `engine.entries` and `.conversations`."""
-    methods = [name for name, value in vars(ragkv.Engine).items() if name[0] != "_" and not isinstance(value, property)]
-    assert len(methods) <= 15
 
 
 def test_every_generation_setting_that_takes_effect_is_an_option() -> None:
@@ -133,13 +105,3 @@ def test_every_error_is_in_the_tree_and_says_what_it_means() -> None:
     made = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
     assert all(issubclass(error, ragkv.RagKVError) for error in made)
     assert all(error.__doc__ for error in made)
-
-
-def test_every_module_has_a_docstring() -> None:
-    silent = []
-    for found in pkgutil.walk_packages(ragkv.__path__, "ragkv."):
-        spec = found.module_finder.find_spec(found.name, None)  # type: ignore[call-arg]
-        source = Path(spec.origin).read_text(encoding="utf-8")  # type: ignore[union-attr, arg-type]
-        if not source.lstrip().startswith('"""'):
-            silent.append(found.name)
-    assert silent == []

@@ -20,12 +20,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_start_page_is_the_readme(site: Path) -> None:
-    page = (site / "index.html").read_text("utf-8")
-    assert "from KV that was computed once" in page and 'src="figures/prompt.svg"' in page
-    assert 'href="compare.html"' in page and (site / "figures" / "prompt.svg").is_file()
-
-
 def test_the_reference_shows_public_names_and_every_command(site: Path) -> None:
     engine = (site / "reference" / "engine.html").read_text("utf-8")
     assert 'id="ragkv.engine.Engine.answer"' in engine and 'id="ragkv.conversations.Session.fork"' in engine

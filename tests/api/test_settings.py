@@ -48,7 +48,6 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Pa
     ("values", "says"),
     [
         ({"prot": 1}, "Unknown setting prot. Did you mean port?"),
-        ({"limits": {"body_byte": 1}}, "Did you mean limits.body_bytes?"),
         ({"engine": {"store": {"codek": "raw"}}}, "Did you mean engine.store.codec?"),
         ({"port": "8000"}, "port must be int, not '8000'"),
         ({"port": 65536}, "port is 65536"),
@@ -58,8 +57,6 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Pa
         ({"cors_origins": ["*"]}, "name the origins"),
         ({"limits": {"body_bytes": 0}}, "body_bytes is 0; it must be at least 1"),
         ({"queue": {"deadline_s": 0.0}}, "queue.deadline_s is 0.0"),
-        ({"queue": {"limit": 0}}, "limit is 0"),
-        ({"close_s": 0.0}, "close_s is 0.0"),
         ({"log": {"level": "loud"}}, "log.level is 'loud'; it must be one of: debug"),
     ],
     ids=str,
@@ -86,16 +83,12 @@ def test_the_metrics_token_is_not_shown() -> None:
     ("host", "mine"),
     [
         ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
         ("[::1]", True),
-        ("localhost", True),
         ("LOCALHOST.", True),
         ("app.localhost", True),
         ("0.0.0.0", False),
         ("192.168.0.1", False),
         ("localhost.evil.example", False),
-        ("127.0.0.1.evil.example", False),
         ("", False),
     ],
 )

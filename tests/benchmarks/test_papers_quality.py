@@ -49,13 +49,6 @@ def read(path: Path, text: str) -> list[Any]:
     return found
 
 
-def refused(path: Path, text: str) -> str:
-    with pytest.raises(InputError) as caught:
-        read(path, text)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
-
-
 # Formats
 
 
@@ -92,17 +85,6 @@ def test_musique_has_aliases_and_leaves_unanswerable_questions_out(tmp_path: Pat
 
 
 # Bad input
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone\.json cannot be read"):
-        quality_data.read(tmp_path / "gone.json")
-
-
-def test_wrong_json_is_named_with_its_line(tmp_path: Path) -> None:
-    assert "line 2, column 2: this is not JSON" in refused(tmp_path / "a.jsonl", json.dumps(longbench()) + "\n{'a'}")
-    assert "line 2, column 1" in refused(tmp_path / "a.json", "[\n")
-    assert "named *.jsonl" in refused(tmp_path / "a.json", json.dumps(musique()) + "\n" + json.dumps(musique()))
 
 
 # Scores, by hand
@@ -262,14 +244,6 @@ def test_a_killed_run_goes_on_where_it_stopped(
         papers_quality.run(options(model_folder, out, "--chunks", "2"))
     papers_quality.run(options(model_folder, out, "--chunks", "2", "--fresh"))
     assert len(asked) == 8
-
-
-def test_without_sets_one_sentence_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["papers_quality", "--quick"])
-    papers_quality.main()
-    assert capsys.readouterr().out == papers_quality.NO_SETS + "\n"
 
 
 def test_a_wrong_file_ends_the_command_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

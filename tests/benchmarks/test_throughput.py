@@ -1,8 +1,6 @@
 """The throughput benchmark's parts: an exact, bounded baseline, and a queue that agrees with theory."""
 
 import math
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +9,10 @@ from benchmarks.throughput_requests import (
     ExactPrefix,
     Fused,
     Request,
-    Served,
-    Server,
     Service,
     highest_rate,
-    load,
     mean_ttft,
-    measured_ttfts,
     poisson_gaps,
-    queue_ttfts,
     saturation,
     services,
 )
@@ -70,10 +63,6 @@ class TestTheExactPrefixStore:
 
 
 class TestTheQueue:
-    def test_the_queue_serves_first_come_first_served(self) -> None:
-        times = [Service(2.0, 1.0, 0.0), Service(1.0, 0.0, 0.0)]
-        assert queue_ttfts(times, [0.0, 0.5, 10.0, 10.0]) == [2.0, 3.5, 2.0, 4.0]
-
     def test_the_queue_agrees_with_theory_for_equal_service_times(self) -> None:
         load = 0.5  # M/D/1: s (1 + load / (2 (1 - load)))
         ttft_s = mean_ttft([Service(0.1, 0.0, 0.0)], load / 0.1, poisson_gaps(100_000, 0))
@@ -85,39 +74,6 @@ class TestTheQueue:
         assert rate == pytest.approx(5.0, rel=0.05)
         assert saturation(times) == pytest.approx(10.0)
         assert highest_rate(times, 0.09, poisson_gaps(1000, 0)) == 0.0
-
-
-class RecordingServer(Server):
-    """Serves in no time, and records the time of each request."""
-
-    name = "recording"
-
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-
-    def serve(self, request: Request) -> Served:
-        self.asked.append(time.perf_counter())
-        return Served(time.perf_counter(), 0.0)
-
-    def finish_background_work(self) -> None:
-        return
-
-
-def test_requests_of_the_real_run_are_sent_at_their_arrival_times() -> None:
-    server, began = RecordingServer(), time.perf_counter()
-    ttfts = measured_ttfts(server, [Request((A,), Q)] * 3, [0.1, 0.2, 0.3])
-    assert all(at - began >= due for at, due in zip(sorted(server.asked), (0.1, 0.2, 0.3), strict=True))
-    assert all(0.0 <= ttft < 20 for ttft in ttfts)
-
-
-def test_a_load_without_a_trace_has_zipf_requests(tmp_path: Path) -> None:
-    made = load(tmp_path / "absent", 3, TOKENS, tiny_models.VOCABULARY, before=5, measured=4, real=2)
-    assert "synthetic" in made.name
-    assert (len(made.before), len(made.measured), len(made.real)) == (5, 4, 2)
-    requests = (*made.before, *made.measured, *made.real)
-    assert all(len(set(request.chunks)) == 3 for request in requests)
-    assert len({request.question for request in requests}) == 11
-    assert len(made.corpus) < 33
 
 
 def test_the_fused_server_reuses_the_ingested_chunks() -> None:

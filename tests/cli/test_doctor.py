@@ -73,13 +73,6 @@ def test_a_damaged_entry_is_counted_and_leads_to_advice(
     assert any("ragkv gc" in one["text"] for one in found["advice"])
 
 
-@pytest.mark.usefixtures("known_speeds")
-def test_doctor_names_a_dtype_that_is_slower_than_what_auto_chooses(run: Run) -> None:
-    found = run("doctor", "--dtype", "bfloat16", "--json").json
-    assert found["dtype"] == "bfloat16"
-    assert any("float32 multiplies 4.5 times as fast here as bfloat16" in one["text"] for one in found["advice"])
-
-
 def test_a_slow_dtype_of_the_settings_and_unused_cores_are_named_with_their_gain() -> None:
     health = replace(HEALTH, dtypes={"bfloat16": 3})
     slow = advice(EngineConfig(dtype="bfloat16"), replace(MACHINE, threads=1), health=health)

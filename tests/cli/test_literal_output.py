@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from ragkv.cli import output
-from ragkv.errors import MissingExtraError
 from ragkv.prompt import AnswerGenerator
 from ragkv.types import Answer
 
@@ -104,9 +102,3 @@ def test_the_name_of_a_key_is_printed_as_it_is(run: Run) -> None:
     made = run("keys", "add", "[red]alice[/x]")
     assert made.out.startswith("rk-") and "[red]alice[/x]" in made.err
     assert "[red]alice[/x]" in run("keys", "list").out
-
-
-def test_the_hint_that_names_an_extra_keeps_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_note(str(MissingExtraError("sentence-transformers", "dense,minilm", "Dense retrieval")))
-    output.print_error(MissingExtraError("sentence-transformers", "dense,minilm", "Dense retrieval"))
-    assert capsys.readouterr().err.count('pip install "ragkv[dense,minilm]"') == 2

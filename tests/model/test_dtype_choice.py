@@ -1,10 +1,5 @@
 """What the dtype "auto" stands for."""
 
-import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +15,6 @@ from ragkv.model.dtype_choice import choose_dtype
 from tests import tiny_models
 
 MIB = 1 << 20
-TIMED = """
-import json, torch
-from ragkv.model.cpu.product_speed import multiplies_bfloat16, product_seconds
-wide_s, narrow_s = product_seconds((torch.float32, torch.bfloat16))
-print(json.dumps([multiplies_bfloat16(), narrow_s / wide_s]))
-"""
 
 
 def saved(folder: Path, dtype: torch.dtype) -> Path:
@@ -154,24 +143,6 @@ def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
     assert not any("bfloat16" in note for note in reports[1].notes)
     with Engine.from_pretrained(folder, config) as engine:  # the store has entries of this dtype now
         assert engine.entries.unused_note is None
-
-
-def test_time_in_which_a_product_waits_for_a_processor_is_not_counted() -> None:
-    assert product_speed._seconds(lambda rows: time.sleep(0.02) or rows, torch.ones((1, 1))) < 0.01
-
-
-def test_on_a_processor_with_avx2_alone_bfloat16_counts_as_slow(tmp_path: Path) -> None:
-    if not torch.cpu._is_avx512_supported():
-        pytest.skip("this processor has no more than AVX2, so the test of the measurement is the whole suite")
-
-    def found_with(**switches: str) -> Any:
-        folders = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-        environment = {**os.environ, **folders, **switches}
-        return json.loads(subprocess.check_output([sys.executable, "-c", TIMED], env=environment))
-
-    found = [found_with(), found_with(ONEDNN_MAX_CPU_ISA="AVX2", ATEN_CPU_CAPABILITY="avx2")]
-    assert found[0][0] == multiplies_bfloat16()
-    assert found[1] == [False, pytest.approx(found[1][1])] and found[1][1] > 2
 
 
 @pytest.mark.parametrize("bfloat16_s, fast", [(1.0, True), (1.1, False)])

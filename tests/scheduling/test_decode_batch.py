@@ -1,7 +1,6 @@
 """Many requests share a decode step: each gets the same tokens as alone, and none blocks another."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,16 +134,6 @@ class TestSlowConsumer:
             together([lambda length=length: through(batch, adapter, length) for length in LENGTHS])
             assert [*first, *slow] == solo(adapter, 11)
         assert at_rest(batch)
-
-    def test_a_leader_waits_for_a_latecomer_once_and_within_its_patience(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, FairLock(), patience=0.0)
-        kv, logits = prompt(adapter, 11)
-        slot = batch.slot(kv)
-        slow = tokens_of(slot.step, logits)
-        next(slow), next(slow)
-        assert batch._expected == {slot}
-        assert through(batch, adapter, 23) == solo(adapter, 23)
-        assert slot not in batch._expected
 
 
 class TestErrors:
@@ -303,19 +292,3 @@ class TestLongPrefill:
             assert layers >= 2 * adapter.layer_count - 2  # the chunk alone, and behind other texts
             assert tokens >= layers - 1
             events.close()
-
-    def test_a_prefill_computes_at_least_as_long_as_the_step_before(self, adapter: Adapter, sizes: list[int]) -> None:
-        compute = FairLock()
-        batch = DecodeBatch(adapter, compute)
-        batch._step_s, batch._stepped_at = 1000.0, time.perf_counter()
-        with compute.hold():
-            thread = threading.Thread(target=through, args=(batch, adapter, 4))
-            thread.start()
-            until(lambda: batch.waiting)
-            batch.step_waiting()
-            assert sizes == []
-            batch._stepped_at -= 1000.0
-            batch.step_waiting()
-            assert sizes == [1]
-        thread.join(20)
-        assert len(sizes) == STEPS - 1

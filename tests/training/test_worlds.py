@@ -9,9 +9,8 @@ from random import Random
 
 from training.batches import IGNORE, Encoder
 from training.discourse import MentionType
-from training.names import ENDINGS, Kind, NameGenerator, is_held_out
+from training.names import Kind, NameGenerator, is_held_out
 from training.questions import TYPES, UNKNOWN
-from training.templates import BY_NAME
 from training.tokenizer import ASSISTANT, BOS, END, USER, build
 from training.worlds import QUESTION_WEIGHTS, World, level, record, world
 
@@ -51,30 +50,6 @@ def test_a_statement_and_its_mentions_have_the_right_spans() -> None:
             for mention in (one.subject, one.object):
                 if mention.type in (MentionType.NAME, MentionType.WORD):
                     assert text[mention.start : mention.end] == mention.entity
-
-
-def test_a_pronoun_means_the_person_of_that_gender_named_last() -> None:
-    for made in worlds():
-        for one in made.statements:
-            if one.subject.type is MentionType.PRONOUN:
-                assert one.subject.entity == last_named(made, one.chunk, one.subject.start, like=one.subject.entity)
-
-
-def last_named(made: World, chunk: int, start: int, like: str) -> str:
-    """The entity a reader would choose: the last name before this position with an ending of the same gender."""
-    people = {one.fact.subject for one in made.statements if BY_NAME[one.fact.relation].subject == "person"}
-    before = " ".join((*made.chunks[:chunk], made.chunks[chunk][:start]))
-    named: list[str] = re.findall(r"\w+", before)
-    return [word for word in named if word in people and is_man(word) == is_man(like)][-1]
-
-
-def is_man(name: str) -> bool:
-    """Whether a man's ending matches better than a woman's."""
-    man, woman = (
-        max((len(ending) for ending in ENDINGS[kind] if name.endswith(ending)), default=0)
-        for kind in (Kind.MAN, Kind.WOMAN)
-    )
-    return man > woman
 
 
 def test_answers_follow_from_the_statements() -> None:
@@ -119,19 +94,6 @@ def test_a_chunk_has_the_same_ids_alone_and_in_a_prompt() -> None:
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
         assert tokenizer(prompt, add_special_tokens=False)["input_ids"] == [BOS, USER, *sum(runs, []), ASSISTANT]
-
-
-def test_the_chat_template_renders_every_role() -> None:
-    tokenizer = build()
-    turns = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "A"},
-        {"role": "assistant", "content": "B"},
-        {"role": "user", "content": "C"},
-    ]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert text == "<bos>S<user>A<assistant>B<end><user>C<assistant>"
-    assert tokenizer.convert_tokens_to_ids(["<bos>", "<end>", "<user>", "<assistant>"]) == [BOS, END, USER, ASSISTANT]
 
 
 def test_a_branch_has_targets_for_its_answer_and_nothing_else() -> None:

@@ -61,10 +61,6 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
         lambda up: send_file(up, "a.pdf", uploads.shared_stream_pdf(400, 8_000)),
         "parsing.cpu_s",
     ),
-    "forms-in-forms": (  # pypdf ends each after 5,000 forms, which may take a fast processor a second
-        lambda up: send(up, uploads.form([(f"{n}.pdf", uploads.nested_forms_pdf(40, 3)) for n in range(20)]), FORM),
-        "parsing.cpu_s",
-    ),
     "stream-that-inflates": (
         lambda up: send_file(up, "a.pdf", uploads.inflating_pdf(20, 70_000_000)),
         "limits.inflated_bytes",
@@ -85,10 +81,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 }
 # These end by themselves before any limit of ours: the parsers have their own.
 REFUSED: dict[str, Attack] = {
-    "deep-objects": lambda up: send_file(up, "a.pdf", uploads.deep_objects_pdf(100_000)),
-    "deep-outline": lambda up: send_file(up, "a.pdf", uploads.deep_outline_pdf(20_000)),
     "deeper-json": lambda up: send(up, uploads.deep_json(500_000), JSON),
-    "many-headers": lambda up: send(up, uploads.many_headers(1_000_000), FORM),
     "no-boundary": lambda up: send(up, b"--x--", {"content-type": "multipart/form-data"}),
     "half-a-form": lambda up: send(up, uploads.form([("a.txt", b"x")])[:-8], FORM),
 }

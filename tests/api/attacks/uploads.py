@@ -54,52 +54,6 @@ def pages_pdf(pages: int, content: bytes, resources: bytes = b"<< /Font << /F1 3
 
 
 @once
-def nested_forms_pdf(depth: int, width: int) -> bytes:
-    """A PDF whose page draws a form, which draws the next one `width` times, and so on: `width ** depth` in all."""
-    first = 6
-    forms = []
-    for level in range(depth):
-        is_last = level == depth - 1
-        content = b"BT /F1 9 Tf (x) Tj ET" if is_last else b"/X Do " * width
-        after = b"" if is_last else b"/XObject << /X %d 0 R >>" % (first + level + 1)
-        entries = b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /Font << /F1 3 0 R >> %s >>" % after
-        forms.append(stream(content, entries))
-    tree = b"<< /Type /Pages /Count 1 /Kids [5 0 R] >>"
-    page = (
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 4 0 R "
-        b"/Resources << /XObject << /X %d 0 R >> >> >>" % first
-    )
-    return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, stream(b"/X Do"), page, *forms])
-
-
-@once
-def deep_objects_pdf(depth: int) -> bytes:
-    """A PDF whose page has an array in an array in an array."""
-    tree = b"<< /Type /Pages /Count 1 /Kids [4 0 R] >>"
-    page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Deep %s%s >>" % (b"[" * depth, b"]" * depth)
-    return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, page])
-
-
-@once
-def deep_outline_pdf(depth: int) -> bytes:
-    """A PDF whose outline entries each contain the next, and whose page tree is as deep."""
-    first = 4
-    outline = [
-        b"<< /Title (x) /Parent %d 0 R /First %d 0 R /Last %d 0 R /Count 1 >>"
-        % (first + n - 1, first + n + 1, first + n + 1)
-        for n in range(depth)
-    ]
-    tree_at = first + depth
-    tree = [
-        b"<< /Type /Pages /Parent %d 0 R /Count 1 /Kids [%d 0 R] >>" % (tree_at + n - 1, tree_at + n + 1)
-        for n in range(depth)
-    ]
-    catalog = b"<< /Type /Catalog /Pages %d 0 R /Outlines %d 0 R >>" % (tree_at, first)
-    page = b"<< /Type /Page /Parent %d 0 R /MediaBox [0 0 9 9] >>" % (tree_at + depth - 1)
-    return pdf([catalog, FONT, FONT, *outline, *tree, page])
-
-
-@once
 def angle_brackets(count: int) -> bytes:
     return b"<" * count
 
@@ -132,9 +86,3 @@ def form(files: Sequence[tuple[str, bytes]]) -> bytes:
 @once
 def many_parts(count: int) -> bytes:
     return form([("a.txt", b"x")] * count)
-
-
-@once
-def many_headers(count: int) -> bytes:
-    """A form whose part has so many header lines."""
-    return b"--x\r\n" + b"a: b\r\n" * count + b"\r\nx\r\n--x--\r\n"

@@ -132,20 +132,6 @@ def test_the_ratio_is_disabled_with_the_reason_while_it_does_not_count(
     assert asked.locator("#ratio-value").inner_text() == reason
 
 
-def test_a_marker_opens_the_source_at_the_cited_span(asked: Any) -> None:
-    said = ask(asked)
-    citation = said["citations"][0]
-    text = next(one for one in said["sources"] if one["number"] == citation["number"])["text"]
-    asked.locator(".answer .cite").first.click()
-    assert asked.locator("#drawer-title").inner_text() == f"Source {citation['number']}"
-    mark = asked.locator(".source-text mark").first
-    assert mark.evaluate("node => node.textContent") == text[citation["start"] : citation["end"]]
-    assert asked.locator(".source-text").evaluate("node => node.textContent") == text
-    assert mark.is_visible()
-    cited = asked.locator(".chip.cited").evaluate_all("nodes => nodes.map(node => +node.dataset.number)")
-    assert sorted(cited) == sorted({one["number"] for one in said["citations"]})
-
-
 def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any) -> None:
     """Python counts code points, JavaScript UTF-16 units. A long source opens at the cited span, not at its top."""
     text = "🦊🦊🦊 " + "Nothing is said here. " * 300 + "Ostmax sells 🧁 ovens. The end."

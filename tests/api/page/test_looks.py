@@ -107,23 +107,6 @@ def test_every_text_on_the_page_has_enough_contrast(asked: Any, scheme: str) -> 
     assert [one["texts"] > 10 for one in found] == [True, True, True]
 
 
-def test_the_theme_follows_the_system_until_one_is_chosen(asked: Any) -> None:
-    paper = "getComputedStyle(document.body).backgroundColor"
-    asked.emulate_media(color_scheme="dark")
-    dark = asked.evaluate(paper)
-    asked.emulate_media(color_scheme="light")
-    light = asked.evaluate(paper)
-    assert dark != light
-    asked.click("#theme")
-    assert asked.evaluate(paper) == dark
-    asked.reload()
-    asked.wait_for_selector(".tier")
-    assert asked.evaluate(paper) == dark
-    asked.click("#theme")
-    assert asked.evaluate(paper) == light
-    assert asked.evaluate("localStorage.getItem('ragkv.theme')") is None
-
-
 def test_the_pages_content_security_policy_forbids_outside_resources(asked: Any) -> None:
     policy = asked.request.get("/").headers["content-security-policy"]
     assert "default-src 'self'" in policy and "unsafe" not in policy
