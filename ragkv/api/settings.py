@@ -18,6 +18,7 @@ from ragkv.runtime.setting_values import build, gather, overlay
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
+ROUTERS = ("sticky", "round-robin")  # `ROUTERS` names what `integrations/ray` chooses a replica by.
 ANSWER_ENGINES = ("ragkv", "vllm")
 SHARED = ("home", "model")  # These settings are of the server and of the commands.
 
@@ -124,10 +125,11 @@ class ClusterConfig:
     threads: int | None = None  # compute threads per replica; None: as many as `cpus`, at least 1
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica, as Ray counts them
-    router: str = "chunk-aware"  # see ragkv.integrations.ray.replica_routing.ROUTERS
+    router: str = "sticky"  # to the replica that has the conversation; or "round-robin"
 
     def __post_init__(self) -> None:
         at_least(self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0)
+        one_of("cluster.router", self.router, ROUTERS)
 
 
 @dataclass(frozen=True, slots=True)

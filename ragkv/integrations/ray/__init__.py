@@ -1,6 +1,6 @@
 """Replicas on Ray Serve: `ragkv serve --ray`, or `serve run examples/serve.yaml`.
 
-One front process takes every request, asks a router (`integrations/ray/replica_routing.py`) for the best replica, and
+One front process takes every request, asks a router (`integrations/ray/routing.py`) for the best replica, and
 forwards the request to it. Each replica is the whole service of `ragkv.api` with its own engine. Replicas share `home`
 (documents, keys) and a Redis server (conversations, entries), and nothing else. Only `ray_app.py` imports Ray.
 """

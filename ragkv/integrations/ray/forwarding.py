@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
-from starlette.types import ASGIApp, Message, Scope
-
-from .replica_routing import Parts
+from starlette.types import ASGIApp, Message
 
 QUEUED_MESSAGES = 64  # `QUEUED_MESSAGES` is how many parts of a response the application may be ahead.
 
@@ -16,35 +15,11 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
-    """A complete HTTP request."""
+    """A complete HTTP request: its ASGI scope, its body, and the key by which its replica is chosen."""
 
-    method: str
-    path: str
-    raw_path: bytes
-    query: bytes
-    headers: Headers
+    scope: dict[str, Any]
     body: bytes
-    client: tuple[str, int] | None = None
-    scheme: str = "http"
-    parts: Parts = ()  # for the router: what it will read
-
-    @property
-    def scope(self) -> Scope:
-        """The request's ASGI scope."""
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": self.method,
-            "scheme": self.scheme,
-            "path": self.path,
-            "raw_path": self.raw_path,
-            "query_string": self.query,
-            "root_path": "",
-            "headers": list(self.headers),
-            "client": self.client,
-            "server": None,
-        }
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -29,9 +28,8 @@ from ragkv.api import ApiError, ServeConfig, format_event, is_loopback
 from ragkv.errors import ConfigError, MissingExtraError
 
 from .forwarding import ForwardedRequest, ResponseStart, call_app
-from .replica_directory import ReplicaDirectory
-from .replica_routing import make_router
-from .request_inspector import RequestInspector
+from .replica_directory import lock_directory
+from .routing import rank, routing_key
 
 if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
     # A cluster of this process alone: Ray's own processes then listen on loopback, not on every interface. The variable
@@ -51,16 +49,23 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 
 TRIES = 3  # `TRIES` is to how many replicas a request is sent, if they are lost.
-INSPECTION_S = 0.1  # `INSPECTION_S` is by how much the inspection delays a request at most.
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
 
-class ContentRouter(RequestRouter):
-    """Ranks replicas for Ray with a router of `ragkv.integrations.ray.replica_routing`. Runs in the front process."""
+# `SCOPE` is what a replica gets of a request's ASGI scope: what can be sent to another process.
+SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
+# `ROUTERS` is the import path of each `serve.cluster.router`.
+ROUTERS = {
+    "sticky": "ragkv.integrations.ray.ray_app.StickyRouter",
+    "round-robin": "ray.serve.experimental.round_robin_router.RoundRobinRouter",
+}
 
-    def initialize_state(self, **kwargs: Any) -> None:
-        self._rank = make_router(kwargs["router"])
+
+class StickyRouter(RequestRouter):
+    """Ranks replicas for Ray by `ragkv.integrations.ray.routing`. Runs in the front process."""
+
+    def initialize_state(self, **_: Any) -> None:
         self._running: Counter[str] = Counter()  # requests in progress at each replica; all of them come through here
 
     async def choose_replicas(
@@ -68,9 +73,8 @@ class ContentRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         request = pending_request.args[0] if pending_request is not None and pending_request.args else None
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        parts = request.parts if isinstance(request, ForwardedRequest) else ()
-        ranked = self._rank(parts, {name: self._running[name] for name in by_name})
-        return [[by_name[name]] for name in ranked]
+        key = request.key if isinstance(request, ForwardedRequest) else ""
+        return [[by_name[name]] for name in rank(key, {name: self._running[name] for name in by_name})]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         self._running[replica_id.unique_id] += 1
@@ -91,11 +95,12 @@ class Replica:
         torch.set_num_threads(cluster.threads or max(1, int(cluster.cpus)))
         name = serve.get_replica_context().replica_id.unique_id
         configure_logging(config.log, name)
-        self._directory = ReplicaDirectory(Path(config.home if config.kv_home is None else config.kv_home) / "replicas")
-        self._app = create_app(replace(config, kv_home=str(self._directory.path)), replica=name)
-        log.info("replica_started: process %d, KV in %s", os.getpid(), self._directory.path)
-        self._lifespan = contextlib.AsyncExitStack()
-        await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
+        self._closing = contextlib.AsyncExitStack()
+        kv_home, lock = lock_directory(Path(config.kv_home or config.home) / "replicas")
+        self._closing.callback(lock.release)
+        self._app = create_app(replace(config, kv_home=str(kv_home)), replica=name)
+        log.info("replica_started: process %d, KV in %s", os.getpid(), kv_home)
+        await self._closing.enter_async_context(self._app.router.lifespan_context(self._app))
         server = self._app.state.service
         while (reason := server.unavailable_reason) is not None:
             if "could not be loaded" in reason:
@@ -119,10 +124,8 @@ class Replica:
 
     async def __del__(self) -> None:
         """Write the stored KV and close. Ray calls this when all requests in progress have ended."""
-        if (lifespan := getattr(self, "_lifespan", None)) is not None:
-            await lifespan.aclose()
-        if (directory := getattr(self, "_directory", None)) is not None:
-            directory.close()
+        if (closing := getattr(self, "_closing", None)) is not None:
+            await closing.aclose()
 
 
 front = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -132,9 +135,8 @@ class Front:
     """Takes requests, forwards each to a replica, and returns the replica's response."""
 
     def __init__(self, config: ServeConfig, replicas: "DeploymentHandle[Any]") -> None:
-        self._config, self._inspector = config, RequestInspector(config)
+        self._config = config
         self._replicas = replicas.options(method_name="answer", stream=True)
-        self._inspector_thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv-hints")
 
     @front.api_route("/{path:path}", methods=METHODS, include_in_schema=False)
     async def forward(self, path: str, request: Request) -> Response:
@@ -150,29 +152,15 @@ class Front:
         return response
 
     async def _read(self, request: Request) -> ForwardedRequest:
-        """Read the whole request and find out what it will read. Raises `ApiError` if the body is too large."""
+        """Read the whole request. Raises `ApiError` if the body is too large."""
         body, limit = bytearray(), self._config.limits.body_bytes
         async for piece in request.stream():
             body += piece
             if len(body) > limit:
                 raise ApiError(413, f"The body is larger than {limit} bytes. Send less.", code="body_too_large")
-        scope = request.scope
-        forwarded = ForwardedRequest(
-            method=scope["method"],
-            path=scope["path"],
-            raw_path=scope.get("raw_path") or scope["path"].encode(),
-            query=scope["query_string"],
-            headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
-            body=bytes(body),
-            client=tuple(scope["client"]) if scope.get("client") else None,
-            scheme=scope["scheme"],
-        )
-        inspecting = asyncio.get_running_loop().run_in_executor(
-            self._inspector_thread, self._inspector.inspect, forwarded.path, request.headers, forwarded.body
-        )
-        with contextlib.suppress(TimeoutError):
-            return replace(forwarded, parts=await asyncio.wait_for(asyncio.shield(inspecting), INSPECTION_S))
-        return forwarded
+        scope = {name: request.scope[name] for name in SCOPE if name in request.scope}
+        key = routing_key(scope["path"], request.headers, bytes(body))
+        return ForwardedRequest({**scope, "root_path": "", "server": None}, bytes(body), key)
 
     async def _answer(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
         """The response of a replica, or of another one if the first is lost before any byte was forwarded.
@@ -195,13 +183,15 @@ class Front:
                     yield start  # a response without a body
                 return
             except RayActorError as error:
-                log.warning("A replica was lost while it answered %s %s.", request.method, request.path)
+                log.warning(
+                    "A replica was lost while it answered %s %s.", request.scope["method"], request.scope["path"]
+                )
                 message = "The replica that answered was lost. Ask again."
                 lost = ApiError(503, message, code="replica_lost", retry_after_s=1)
                 if forwarded:
                     if not content_type.startswith(b"text/event-stream"):
                         raise  # cuts the connection, so that the client notices
-                    name = None if request.path == "/v1/chat/completions" else "error"
+                    name = None if request.scope["path"] == "/v1/chat/completions" else "error"
                     yield format_event(lost.body, name).encode()
                     return
                 if tried == TRIES:
@@ -239,40 +229,34 @@ def build(config: ServeConfig) -> Any:
             "RAGKV_STORE__REDIS__URL) to one that all of them reach, such as redis://127.0.0.1:6379 on one machine."
         )
     config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))
-    make_router(cluster.router)  # raises for an unknown name
-    most = cluster.replicas if cluster.most_replicas is None else cluster.most_replicas
     replicas = serve.deployment(
         name="replica",
         max_ongoing_requests=2 * config.queue.limit,  # beyond its own limit a replica answers that it is full
         autoscaling_config=AutoscalingConfig(
             min_replicas=cluster.replicas,
             initial_replicas=cluster.replicas,
-            max_replicas=most,
+            max_replicas=cluster.most_replicas or cluster.replicas,
             target_ongoing_requests=cluster.requests,
         ),
         ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
-        request_router_config=RequestRouterConfig(
-            request_router_class="ragkv.integrations.ray.ray_app.ContentRouter",  # type: ignore[arg-type]  # an import path is accepted too
-            request_router_kwargs={"router": cluster.router},
-        ),
+        request_router_config=RequestRouterConfig(request_router_class=ROUTERS[cluster.router]),  # type: ignore[arg-type]  # an import path is accepted too
         graceful_shutdown_timeout_s=config.graceful_s + 30.0,  # and time to write the stored KV
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
     )(Replica)
-    front_deployment = serve.deployment(
-        name="front", num_replicas=1, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
-    )(INGRESS)
-    return front_deployment.bind(config, replicas.bind(config))
+    ingress = serve.deployment(name="front", max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0})(INGRESS)
+    return ingress.bind(config, replicas.bind(config))
 
 
 def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine."""
-    is_local = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
+    cluster, is_local = config.cluster, not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # during the start: close what was started
     with contextlib.ExitStack() as stack:
         app = build(config)
         if is_local:
-            _start_ray(config)
+            cpus = ceil((cluster.most_replicas or cluster.replicas) * cluster.cpus) + 1  # enough for all replicas
+            ray.init("local", num_cpus=max(os.cpu_count() or 1, cpus), include_dashboard=False, log_to_driver=True)
             stack.callback(ray.shutdown)
             stack.callback(serve.shutdown)
         serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
@@ -283,14 +267,6 @@ def run(config: ServeConfig) -> None:
             signal.signal(number, lambda *_: ended.set())
         ended.wait()
         serve.delete(NAME)
-
-
-def _start_ray(config: ServeConfig) -> None:
-    """Start Ray's processes on this machine, with enough virtual CPUs for all replicas."""
-    cluster = config.cluster
-    most = max(cluster.replicas, cluster.most_replicas or 0)
-    cpus = max(os.cpu_count() or 1, ceil(most * cluster.cpus) + 1)
-    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=True)
 
 
 def _addresses(config: ServeConfig, is_local: bool) -> str:
