@@ -95,7 +95,8 @@ class Metrics:
             self._prompt_tokens.labels(state)
         registry.register(_EngineCollector(tenants))
         if vllm is not None:
-            registry.register(_VllmCollector(vllm))
+            answers = Gauge("ragkv_vllm_answers", "1 while the vLLM server answers", registry=registry)
+            answers.set_function(lambda: vllm.failure() is None)  # It is asked at each scrape.
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
 
@@ -210,15 +211,3 @@ def _sources(tenants: Sequence[TenantStats], labels: Sequence[str]) -> Iterator[
             yield from (([tenant.name, name], remote) for name, remote in tenant.engine.remotes.items())
         else:
             yield [tenant.name], tenant
-
-
-class _VllmCollector(Collector):
-    """Asks the vLLM server for its health at each scrape."""
-
-    def __init__(self, vllm: VllmServer) -> None:
-        self._vllm = vllm
-
-    def collect(self) -> Iterator[Metric]:
-        """Whether it answers."""
-        answers = self._vllm.failure() is None
-        yield GaugeMetricFamily("ragkv_vllm_answers", "1 while the vLLM server answers", value=answers)

@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -345,18 +345,14 @@ class Database(Closing):
 @contextmanager
 def look_into(directory: Path) -> Iterator[Database | None]:
     """The database in `directory` for a few reads, `None` if there is none."""
-    database = None
-    if _has_content(directory / FILE):
-        try:
-            database = Database(directory, read_only=True)
-        except StoreError:
-            if _has_content(directory / FILE):
-                raise  # else another process has deleted it meanwhile
-    if database is None:
-        yield None
-        return
-    with closing(database):
-        yield database
+    try:
+        database = Database(directory, read_only=True) if _has_content(directory / FILE) else None
+    except StoreError:
+        if _has_content(directory / FILE):
+            raise
+        database = None  # another process has deleted it meanwhile
+    with database or nullcontext() as found:
+        yield found
 
 
 def _has_content(file: Path) -> bool:

@@ -63,13 +63,13 @@ def served_prompt(
         missed_chunks, missed_tokens = int(report["missed_chunks"]), int(report["missed_tokens"])
         reuse = Reuse(computed=length, missed_chunks=missed_chunks, missed_tokens=missed_tokens, notes=own)
         return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, (), why)))
-    made = Reuse(**{**report["reuse"], "notes": tuple(report["reuse"]["notes"]), "decision": ()})
+    made = Reuse(**report["reuse"])
     reuse = dataclasses.replace(
         made,
         computed=length - made.exact - made.fused - made.recomputed,
         compute=(made.compute * made.tokens + length - promised) / length,  # tokens ragkv passed, and vLLM's after them
         notes=(*made.notes, *own),
-        decision=tuple(report["reuse"]["decision"]),
+        decision=tuple(made.decision),
     )
     timing = dataclasses.replace(timing, load_s=report["timing"]["load_s"], fuse_s=report["timing"]["fuse_s"])
     found = [PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])}) for span in report["spans"]]
@@ -78,11 +78,13 @@ def served_prompt(
 
 def _runs(prompt: Prompt) -> Iterator[Run]:
     """The runs of a prompt, in order."""
-    lengths: list[tuple[str, int, int | None]] = [("prefix", len(prompt.prefix), None)]
-    lengths.append(("history", len(prompt.history), None))
-    lengths += [("template" if index is None else "chunk", len(ids), index) for ids, index in prompt.body]
-    lengths.append(("question", prompt.question_tokens, None))
-    lengths.append(("template", len(prompt.question) - prompt.question_tokens, None))
+    lengths = (
+        ("prefix", len(prompt.prefix), None),
+        ("history", len(prompt.history), None),
+        *(("template" if index is None else "chunk", len(ids), index) for ids, index in prompt.body),
+        ("question", prompt.question_tokens, None),
+        ("template", len(prompt.question) - prompt.question_tokens, None),
+    )
     at = 0
     for kind, tokens, chunk in lengths:
         if tokens:

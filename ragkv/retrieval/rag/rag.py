@@ -222,17 +222,10 @@ def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:
 
 def _joined(reports: Sequence[IngestReport], documents: Sequence[str]) -> IngestReport:
     """The reports of many files as one. `documents` are all that the files hold; most may be unchanged."""
-
-    def all_of(name: str) -> tuple[Any, ...]:
-        return tuple(item for report in reports for item in getattr(report, name))
-
-    touched = {*all_of("added"), *all_of("changed")}
-    return IngestReport(
-        all_of("added"),
-        all_of("changed"),
-        tuple(name for name in documents if name not in touched),
-        all_of("deleted"),
-        all_of("removed_passages"),
-        all_of("forgotten_passages"),
-        sum(report.embedded_texts for report in reports),
-    )
+    names = ("added", "changed", "deleted", "removed_passages", "forgotten_passages")
+    joined: dict[str, Any] = {
+        name: tuple(item for report in reports for item in getattr(report, name)) for name in names
+    }
+    touched = {*joined["added"], *joined["changed"]}
+    unchanged = tuple(name for name in documents if name not in touched)
+    return IngestReport(unchanged=unchanged, embedded_texts=sum(one.embedded_texts for one in reports), **joined)
