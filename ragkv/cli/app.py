@@ -135,10 +135,10 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Replay a trace through eviction policies and compare hits, TTFT and TEL."""
-    from ragkv.lab.simulate.command import Options, run
+    options = dict(locals())
+    from ragkv.lab.simulate.command import run
 
-    options = {name: value for name, value in locals().items() if name in Options.__dataclass_fields__}
-    run(Options(policies=policy, **options), as_json, console)
+    run(options.pop("trace"), options.pop("policy"), **options, console=console)
 
 
 def demo(

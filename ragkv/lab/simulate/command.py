@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from rich.console import Console
 
@@ -15,30 +15,28 @@ from .trace import Trace
 HEADINGS = ("policy", "uncached", "TEL", "largest", "hits", "median ms", "P90", "P95", "P99", "over SLO")
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the command line; see `ragkv simulate --help`."""
-
-    trace: str
-    policies: str
-    capacity_blocks: int | None = None
-    capacity_share: float | None = None
-    xi: str | None = None
-    block_tokens: int = 16
-    slo_ms: float = 200.0
-    forced: bool = False
-
-
-def run(options: Options, as_json: bool, console: Console) -> None:
-    """Replay and print. Raises `InputError` or `ConfigError` in one sentence."""
-    if options.block_tokens < 1:
-        raise ConfigError(f"--block-tokens is {options.block_tokens}; it must be at least 1.")
-    trace = load_trace(options.trace, options.block_tokens)
-    names = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
+def run(
+    trace_name: str,
+    policies: str,
+    *,
+    capacity_blocks: int | None = None,
+    capacity_share: float | None = None,
+    xi: str | None = None,
+    block_tokens: int = 16,
+    slo_ms: float = 200.0,
+    forced: bool = False,
+    as_json: bool,
+    console: Console,
+) -> None:
+    """Replay and print. The options are those of `ragkv simulate`. Raises `InputError` or `ConfigError`."""
+    if block_tokens < 1:
+        raise ConfigError(f"--block-tokens is {block_tokens}; it must be at least 1.")
+    trace = load_trace(trace_name, block_tokens)
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise ConfigError("--policy names no policy.")
-    xi_ms, xi = xi_of(options)
-    setting = ReplaySetting(capacity_of(options, trace), xi, xi_ms, options.slo_ms, options.forced)
+    xi_ms, threshold = xi_of(xi, names, block_tokens)
+    setting = ReplaySetting(capacity_of(capacity_blocks, capacity_share, trace), threshold, xi_ms, slo_ms, forced)
     reports = simulate(trace, names, setting)
     if as_json:
         console.file.write("[\n" + ",\n".join(json.dumps(asdict(report)) for report in reports) + "\n]\n")
@@ -46,9 +44,8 @@ def run(options: Options, as_json: bool, console: Console) -> None:
         show(trace, setting, reports, console)
 
 
-def capacity_of(options: Options, trace: Trace) -> int:
+def capacity_of(blocks: int | None, share: float | None, trace: Trace) -> int:
     """Blocks; exactly one of two options gives them."""
-    blocks, share = options.capacity_blocks, options.capacity_share
     if (blocks is None) == (share is None):
         raise ConfigError("Give exactly one of --capacity-blocks and --capacity-share (of peak live).")
     if blocks is not None:
@@ -59,18 +56,17 @@ def capacity_of(options: Options, trace: Trace) -> int:
     return int(share * trace.peak_live)
 
 
-def xi_of(options: Options) -> tuple[float | None, int]:
+def xi_of(xi: str | None, policies: Sequence[str], block_tokens: int) -> tuple[float | None, int]:
     """The threshold as a time, if it was given as one, and in blocks. With `auto`, the policy `t-lru-auto` finds it."""
-    if options.xi == "auto" and "t-lru-auto" not in options.policies.split(","):
+    if xi == "auto" and "t-lru-auto" not in policies:
         raise ConfigError("--xi auto needs the policy t-lru-auto, which finds the threshold: name it in --policy.")
-    if options.xi is None or options.xi == "auto":
+    if xi is None or xi == "auto":
         return None, 0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", options.xi.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", xi.strip())
     if found is None:
-        raise ConfigError(f"--xi {options.xi!r} is neither tokens (2000) nor a TTFT target (200ms) nor auto.")
-    if found[2] == "ms":
-        return float(found[1]), xi_blocks(float(found[1]), options.block_tokens)
-    return None, int(float(found[1])) // options.block_tokens
+        raise ConfigError(f"--xi {xi!r} is neither tokens (2000) nor a TTFT target (200ms) nor auto.")
+    number = float(found[1])
+    return (number, xi_blocks(number, block_tokens)) if found[2] else (None, int(number) // block_tokens)
 
 
 def show(trace: Trace, setting: ReplaySetting, reports: Sequence[Report], console: Console) -> None:

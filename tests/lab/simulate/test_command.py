@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ragkv.cli.app import app
 from ragkv.errors import RagKVError
 from ragkv.lab.simulate import xi_blocks
-from ragkv.lab.simulate.command import Options, run
+from ragkv.lab.simulate.command import run
 
 FIGURE_1 = "t,request,conversation,in,sh,L\n0,0,A,100,0,100\n1,1,B,100,0,100\n2,2,A,200,100,200\n"
 
@@ -57,7 +57,7 @@ def test_the_table_names_the_trace_the_capacity_and_every_policy(rows: Path) -> 
 )
 def test_a_wrong_option_is_refused_in_one_sentence(rows: Path, options: dict[str, object], says: str) -> None:
     with pytest.raises(RagKVError, match=says) as error:
-        run(Options(str(rows), **{"policies": "lru", **options}), True, Console())  # type: ignore[arg-type]
+        run(str(rows), **{"policies": "lru", **options}, as_json=True, console=Console())  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
 
