@@ -85,7 +85,7 @@ def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
 
     quiet_transformers()
     settings = options.config()
-    with output.quiet("ragkv.retrieval"), output.working("examining"):
+    with output.working("examining"):
         found = _examine(options.home, options.model, settings)
     advice = sorted(advise(settings, found), key=lambda one: -one[0])
     if as_json:
@@ -164,18 +164,18 @@ def _machine(home: Path) -> Machine:
 
 def _home_health(home: Path) -> HomeHealth:
     """What the index and the store at `home` hold, opened for reading only."""
-    from ragkv.retrieval import Index
+    from ragkv.retrieval import look_into
     from ragkv.store import Store
     from ragkv.store.directory import check_unlocked
 
     health, problems = HomeHealth(home, has_profile=(home / "kv" / "profile.json").is_file()), []
-    if (home / "index").is_dir():
-        try:
-            with Index(home / "index", read_only=True) as index:
+    try:
+        with look_into(home / "index") as index:
+            if index is not None:
                 held = index.stats()
                 health = replace(health, documents=held.documents, passages=held.passages, embedder=held.embedder)
-        except RagKVError as error:
-            problems.append(str(error))
+    except RagKVError as error:
+        problems.append(str(error))
     if (home / "kv").is_dir():
         try:
             check_unlocked(home / "kv")

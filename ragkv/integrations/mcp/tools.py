@@ -26,6 +26,9 @@ Text = Annotated[
 Name = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]  # one line
 Passages = Annotated[int, Field(ge=1, le=50, description="How many passages.")]
 
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_REPLACES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
+
 
 def build_server(corpus_of: CorpusOf, *, read_only: bool) -> MCPServer[Any]:
     """An MCP server with the tools; without `add_document` if it is `read_only`.
@@ -34,18 +37,17 @@ def build_server(corpus_of: CorpusOf, *, read_only: bool) -> MCPServer[Any]:
     """
     server: MCPServer[Any] = MCPServer("ragkv", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
     logging.getLogger("mcp").setLevel(logging.ERROR)  # a refused call is no warning
-    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    for tool in _reading_tools(corpus_of):
-        server.add_tool(tool, annotations=reads)
+    *reading, adding = _tools(corpus_of)
+    for tool in reading:
+        server.add_tool(tool, annotations=_READS)
     if not read_only:
-        writes = ToolAnnotations(
-            read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-        )
-        server.add_tool(_adding_tool(corpus_of), annotations=writes)
+        server.add_tool(adding, annotations=_REPLACES)
     return server
 
 
-def _reading_tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
+def _tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
+    """The tools that read, then the one that stores a document."""
+
     @_answering
     async def search(
         context: Context[Any],
@@ -78,10 +80,6 @@ def _reading_tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Foun
         """List the user's documents, in the order in which they were stored; `next` is null on the last page."""
         return await corpus_of(context).documents(after, limit)
 
-    return search, ask, list_documents
-
-
-def _adding_tool(corpus_of: CorpusOf) -> Callable[..., Awaitable[Found]]:
     @_answering
     async def add_document(
         context: Context[Any],
@@ -95,7 +93,7 @@ def _adding_tool(corpus_of: CorpusOf) -> Callable[..., Awaitable[Found]]:
         """
         return {"id": id, "change": await corpus_of(context).add(id, text, title)}
 
-    return add_document
+    return search, ask, list_documents, add_document
 
 
 def _answering(tool: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
