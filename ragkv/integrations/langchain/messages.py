@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, SystemMessage, ToolMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCall as LangChainCall
 from langchain_core.messages.tool import tool_call, tool_call_chunk
@@ -39,7 +39,6 @@ from ragkv.prompt import cite
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
 _IGNORED_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
-_ROLES = {"human": "user", "function": "user", "ai": "assistant"}
 
 
 def chat_input(
@@ -56,11 +55,19 @@ def chat_input(
         elif isinstance(message, AIMessage):
             turns.append(PlainMessage("assistant", text, chat_calls(message.tool_calls)))
         else:
-            role = getattr(message, "role", message.type)  # a `ChatMessage` names its role
-            turns.append(PlainMessage(_ROLES.get(role, role), text))
+            turns.append(PlainMessage(_role(message), text))
     of_call = [to_document(item) for item in documents]
     inserted = insert_documents(turns, of_call, separator)
     return ChatInput(inserted, (*carried, *of_call), tuple(tools))
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        roles = {"human": "user", "ai": "assistant"}
+        return roles.get(message.role, message.role)
+    if isinstance(message, SystemMessage):
+        return "system"
+    return "user"
 
 
 def _content(message: BaseMessage, separator: str) -> tuple[str, list[ChatDocument]]:
