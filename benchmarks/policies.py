@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.queueing import QueueServer, serve
 from benchmarks.report import parser, save, table
 from ragkv.lab.simulate import (
     ReplaySetting,
@@ -26,7 +27,6 @@ from ragkv.lab.simulate import (
     simulate,
     xi_blocks,
 )
-from ragkv.lab.simulate.queueing import QueueServer, serve
 
 BLOCK = 16
 SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)

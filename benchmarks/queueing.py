@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+from ragkv.lab.simulate.policies import make_any_policy
+from ragkv.lab.simulate.workloads import GeneratedSession
 from ragkv.store.policies import PolicySettings
 from ragkv.store.policies.prefix_tier import PrefixTier
-
-from .policies import make_any_policy
-from .workloads import GeneratedSession
 
 
 @dataclass(frozen=True)

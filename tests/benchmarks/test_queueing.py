@@ -1,6 +1,6 @@
 """Sessions in a queue over memory and disk, with small numbers."""
 
-from ragkv.lab.simulate.queueing import QueueServer, serve
+from benchmarks.queueing import QueueServer, serve
 from ragkv.lab.simulate.workloads import GeneratedSession, ShareGPTLike
 
 LOAD = ShareGPTLike(sessions=300).draw()
