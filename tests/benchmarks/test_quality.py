@@ -8,7 +8,7 @@ import pytest
 quality_data = pytest.importorskip("benchmarks.quality_data")
 quality_run = pytest.importorskip("benchmarks.quality_run")
 
-from ragkv import Engine  # noqa: E402
+from ragkv import Engine, EngineConfig, FusionConfig  # noqa: E402
 from ragkv.errors import InputError  # noqa: E402
 
 PROTOTYPE = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "reader-prototype"
@@ -18,7 +18,8 @@ PROTOTYPE = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" /
 @pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "attention"])
 def test_answers_from_shared_spans_equal_those_of_whole_requests(selector: str) -> None:
     contexts = quality_data.read(PROTOTYPE / "worlds.jsonl", questions=12)
-    with Engine.from_pretrained(PROTOTYPE) as engine:
+    config = EngineConfig(fusion=FusionConfig(selector=selector))  # chunks are scored when they are stored, if ever
+    with Engine.from_pretrained(PROTOTYPE, config) as engine:
         for number, context in enumerate(contexts):
             asker = quality_run.Asker(engine, context, number)
             found = asker.outcomes(quality_run.Method("m", 0.15, selector))

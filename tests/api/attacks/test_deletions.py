@@ -157,7 +157,7 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
     world: World, redis: AwayRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server came back empty: no log tells of the conversations that it had."""
-    monkeypatch.setattr("ragkv.conversations.deletions.ORPHANS_S", 0.1)
+    monkeypatch.setattr("ragkv.conversations.deletions.TIDY_S", 0.1)
     one = world.start("one")
     filled(one)
     body = {"question": QUESTION, "collection": "facts", "k": 2, "max_tokens": 16, "session_id": "s"}
