@@ -53,7 +53,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TimedPoint:
     """One measurement, and what its fit says."""
 
     size: int  # tokens of a pass, rows of a layer, or bytes of a slice that readers deliver together with many others
@@ -68,7 +68,7 @@ class LengthFit:
     fixed_s: float
     per_token_s: float
     per_token_squared_s: float
-    points: tuple[Measured, ...] = ()
+    points: tuple[TimedPoint, ...] = ()
 
     def at(self, tokens: float) -> float:
         """Seconds at that length."""
@@ -83,7 +83,7 @@ class RecomputeFit:
     per_key_s: float  # masks, and reading the keys, which does not depend on the rows
     per_row_s: float
     per_row_key_s: float
-    points: tuple[Measured, ...] = ()
+    points: tuple[TimedPoint, ...] = ()
 
     def at(self, rows: float, keys: float) -> float:
         """Seconds of one layer."""
@@ -100,7 +100,7 @@ class TierSpeed:
 
     latency_s: float
     per_byte_s: float  # 0 if slices are used in place, or if the bytes' share of the time is too small to measure
-    points: tuple[Measured, ...] = ()  # by ascending size
+    points: tuple[TimedPoint, ...] = ()  # by ascending size
 
     @property
     def bytes_per_s(self) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ragkv.fusion.profile import LengthFit, Measured, RecomputeFit, TierSpeed
+from ragkv.fusion.profile import LengthFit, RecomputeFit, TierSpeed, TimedPoint
 
 LEAST_SHARE = 0.01  # A bandwidth can be told from the latency if bytes take at least this share of a slice's time.
 
@@ -17,7 +17,7 @@ def fit_length(times: Mapping[int, Sequence[float]], quadratic: bool = True) -> 
     columns = [[1.0, float(length), float(length) ** 2 if quadratic else 0.0] for length in medians]
     fixed_s, per_token_s, per_token_squared_s = _fit(columns, list(medians.values()))
     fit = LengthFit(fixed_s, per_token_s, per_token_squared_s)
-    points = tuple(Measured(length, took, fit.at(length)) for length, took in medians.items())
+    points = tuple(TimedPoint(length, took, fit.at(length)) for length, took in medians.items())
     return replace(fit, points=points)
 
 
@@ -37,7 +37,7 @@ def fit_recompute(
     placed_s, per_key_s = (second_s, 0.0) if with_placing else (0.0, second_s)
     fit = RecomputeFit(fixed_s, per_key_s, per_row_s, per_row_key_s)
     points = tuple(
-        Measured(rows, max(0.0, took - placed * placed_s), fit.at(rows, keys))
+        TimedPoint(rows, max(0.0, took - placed * placed_s), fit.at(rows, keys))
         for (rows, keys, placed), took in medians.items()
     )
     return replace(fit, points=points), placed_s if with_placing else None
@@ -54,7 +54,7 @@ def fit_tier(times: Sequence[tuple[float, float]], in_place: bool = False) -> Ti
     largest, largest_s = max(times)
     if in_place or largest * per_byte_s < LEAST_SHARE * largest_s:
         (latency_s,), per_byte_s = _fit([[1.0]] * len(times), seconds), 0.0
-    points = tuple(Measured(round(size), took, latency_s + size * per_byte_s) for size, took in times)
+    points = tuple(TimedPoint(round(size), took, latency_s + size * per_byte_s) for size, took in times)
     return TierSpeed(latency_s, per_byte_s, points)
 
 

@@ -12,10 +12,10 @@ from ragkv.errors import ProfileError
 from ragkv.fusion.profile import (
     FILE_NAME,
     LengthFit,
-    Measured,
     Profile,
     RecomputeFit,
     TierSpeed,
+    TimedPoint,
     load,
     save,
 )
@@ -23,9 +23,9 @@ from ragkv.fusion.profile import (
 from .profiles import SUBJECT, profile
 
 MEASURED = profile(
-    prefill=LengthFit(0.1, 0.2, 1e-9, (Measured(128, 1.25, 1.5), Measured(256, 3.0, 2.9))),
-    recompute=RecomputeFit(0.5, 0.0, 0.25, 0.0, (Measured(32, 0.1, 0.11),)),
-    tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (Measured(4096, 0.01, 0.011),))},
+    prefill=LengthFit(0.1, 0.2, 1e-9, (TimedPoint(128, 1.25, 1.5), TimedPoint(256, 3.0, 2.9))),
+    recompute=RecomputeFit(0.5, 0.0, 0.25, 0.0, (TimedPoint(32, 0.1, 0.11),)),
+    tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (TimedPoint(4096, 0.01, 0.011),))},
     copy_bytes_per_s=1e10,
 )
 
