@@ -9,6 +9,7 @@ diskcache unpickles what it reads (CVE-2025-69872). `JsonDisk` refuses pickled k
 the database, because their names come out of the database.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -16,7 +17,6 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
@@ -75,12 +75,30 @@ class JsonDisk(diskcache.Disk):  # type: ignore[misc]
         """Do nothing: this class writes no files, so a file name in the database was not put there by it."""
 
 
+class _Database(diskcache.Cache):  # type: ignore[misc]
+    """A diskcache that closes its connection if opening fails, as on a full disk."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            super().__init__(
+                str(directory),
+                disk=JsonDisk,
+                eviction_policy="none",  # the tier's policy decides
+                cull_limit=0,
+                sqlite_mmap_size=0,  # with mmap, a truncated database raises SIGBUS instead of an error
+            )
+        except BaseException:
+            with contextlib.suppress(AttributeError):  # it failed before there was a connection
+                self.close()
+            raise
+
+
 class DiskIndex:
     """Rows by key, written by a background thread. All methods are thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._cache: diskcache.Cache | None = None  # of the background thread; `None`: rows are not kept
+        self._cache: _Database | None = None  # of the background thread; `None`: rows are not kept
         self.rows: Mapping[EntryKey, Row] = {}  # found at open, without those that cannot be read
         self._pending: dict[EntryKey, Row | None] = {}  # None: delete the row
         self._pending_lock = threading.Lock()
@@ -150,25 +168,19 @@ def _text(value: object) -> str:
     return value
 
 
-def _open(directory: Path) -> diskcache.Cache:
+def _open(directory: Path) -> _Database:
     """The database, sound. Raises anything."""
     make_private_folder(directory)  # a rebuild may have deleted it
     file = directory / "cache.db"
     file.touch(mode=0o600)  # SQLite gives its other files the same mode
-    with closing(sqlite3.connect(file)) as connection:  # without the check, damage could hide rows unnoticed
+    with contextlib.closing(sqlite3.connect(file)) as connection:  # without the check, damage could hide rows unnoticed
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise StoreError(found)
-    return diskcache.Cache(
-        str(directory),
-        disk=JsonDisk,
-        eviction_policy="none",  # the tier's policy decides
-        cull_limit=0,
-        sqlite_mmap_size=0,  # with mmap, a truncated database raises SIGBUS instead of an error
-    )
+    return _Database(directory)
 
 
-def _load(cache: diskcache.Cache) -> dict[EntryKey, Row]:
+def _load(cache: _Database) -> dict[EntryKey, Row]:
     rows = {}
     for text in list(cache.iterkeys()):
         try:
