@@ -36,6 +36,7 @@ from ragkv.runtime.rates import Rate
 
 SELECTORS = tuple(name for name in SELECTOR_NAMES if name not in ("all", "none"))
 LABEL = ("model", "half", "settings", "asked", "f1_tokens", "tag")  # rows of other values are of other runs
+BASELINES = ("full", "none", "reuse")  # Every share in the table is of these: they are always measured.
 NO_DATA = (
     "No --data was given, so there is nothing to run: docs/selection.md says which files of questions to download."
 )
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> str:
     forms = [Form.of(text) for text in options.forms]
     compared = methods(options.selectors, options.ratios, forms)
     if options.leave_out:
-        compared = [method for method in compared if not re.search(options.leave_out, method.name)]
+        compared = [one for one in compared if one.name in BASELINES or not options.leave_out.search(one.name)]
     asked = {name: questions(name, options.data, options.half, options.questions) for name in options.sets}
     settings = {**SETTINGS, **settings_of(options.settings)}
     if scored := [name for name in options.selectors if name.startswith("sensitivity")]:
@@ -161,7 +162,7 @@ def _options(arguments: Sequence[str] | None = None) -> Any:
     parser.add_argument("--selectors", nargs="*", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--ratios", nargs="*", type=float, default=[0.05, 0.15, 0.3], help="0 is full reuse, always in")
     parser.add_argument("--forms", nargs="+", default=["plain"], help="how KV is stored: NAME:SETTING=VALUE,...")
-    parser.add_argument("--leave-out", default="", help="a pattern: methods whose names match are not measured")
+    parser.add_argument("--leave-out", type=re.compile, help="a pattern: methods with such names are not measured")
     parser.add_argument("--settings", nargs="*", default=[], help="of the engine, for all: SETTING=VALUE ...")
     parser.add_argument("--asked", default="", help="the question's form, with {question} in it")
     parser.add_argument("--answer-tokens", dest="f1_tokens", type=int, default=0, help="decode answers for their F1")

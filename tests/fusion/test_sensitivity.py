@@ -228,6 +228,23 @@ class TestAskingSelector:
             known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
         assert torch.equal(asking.logits, known.logits)
 
+    @pytest.mark.parametrize("most", [1, 3, 64])
+    def test_all_rows_behind_the_last_candidate_ask_up_to_a_limit(
+        self, most: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        watched = list[int]()
+
+        class Counting(Watch):
+            def add(self, *attended: Any) -> None:
+                watched.append(min(self._rows, len(attended[2])))
+                super().add(*attended)
+
+        monkeypatch.setattr("ragkv.fusion.plan.MOST_ASKING_ROWS", most)
+        monkeypatch.setattr("ragkv.fusion.fusor.Watch", Counting)
+        with helpers.engine() as engine:
+            engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2)
+        assert watched == [min(most, len(helpers.QUESTION)), 1]  # layers 2 and 3 of 4; the last one computes one row
+
     @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])  # plain, a window, a soft-cap
     @pytest.mark.parametrize("asking", [1, 6])
     @torch.no_grad()
