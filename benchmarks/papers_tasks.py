@@ -138,7 +138,8 @@ class Preparer:
             ) as index:
                 index.ingest(Document(str(place), piece.chunk.text) for place, piece in enumerate(pieces))
                 hits = index.search(question, self._count, retriever="dense" if self._embedder else "bm25")
-            found = [int(passage.document_id) for hit in hits for passage in (hit.passage, *hit.duplicates)]
+            texts = [pieces[int(hit.passage.document_id)].chunk.text for hit in hits]  # others may have the same
+            found = [n for text in texts for n, piece in enumerate(pieces) if piece.chunk.text == text]
         last = len(pieces) - 1
         ends = [place for step in range(len(pieces)) for place in (step, last - step)]
         return list(dict.fromkeys([*found, *ends]))

@@ -231,13 +231,11 @@ class Database(Closing):
         sql = "SELECT id, rowid FROM documents WHERE id IN (SELECT value FROM json_each(?))"
         return dict(self._rows(sql, (_json(list(document_ids)),)))
 
-    def passages_of_texts(self, numbers: Sequence[int], where: Condition) -> dict[int, list[Passage]]:
-        """The passages of each text that meet `where`, in order of ingestion; texts without one are left out."""
-        sql = f"{PASSAGE} WHERE text_number IN (SELECT value FROM json_each(?)) AND {where.sql} ORDER BY place"
-        found: dict[int, list[Passage]] = {}
-        for row in self._rows(sql, [_json(numbers), *where.parameters]):
-            found.setdefault(row[-1], []).append(_passage(row))
-        return found
+    def first_passages(self, numbers: Sequence[int], where: Condition) -> dict[int, Passage]:
+        """The first passage of each text that meets `where`; texts without one are left out. Others are not read."""
+        sql = f"""{PASSAGE} WHERE place IN (SELECT min(place) FROM passages
+            WHERE text_number IN (SELECT value FROM json_each(?)) AND {where.sql} GROUP BY text_number)"""
+        return {row[-1]: _passage(row) for row in self._rows(sql, [_json(numbers), *where.parameters])}
 
     def text_numbers(self, where: Condition = EVERYTHING) -> list[int]:
         """The texts that have a passage which meets `where`, ascending."""

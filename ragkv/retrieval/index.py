@@ -2,8 +2,8 @@
 
 An ingestion first reads and splits, then embeds the new texts, then changes the index in one transaction. A kill leaves
 the old or the new state, and the vectors computed so far are not lost. Embedding is by distinct text: a passage that
-two documents share is embedded once and found once (`Hit.duplicates` has the others), and stays while one of the
-documents does.
+two documents share is embedded once and found once, as the first of them has it, and stays while one of the documents
+does.
 
 The index knows no models, tokenizers or KV. A caller that stores KV of passages deletes that of
 `IngestReport.forgotten_passages`.
@@ -123,11 +123,8 @@ class Index(Database):
         check()
         with self.reading():  # else a deletion might remove a hit between ranking and reading
             ranked = rank(self, rankings, wanted, k)
-            found = self.passages_of_texts([scored.number for scored in ranked], condition)
-        return [
-            Hit(found[scored.number][0], scored.score, place, tuple(found[scored.number][1:]))
-            for place, scored in enumerate(ranked, start=1)
-        ]
+            found = self.first_passages([scored.number for scored in ranked], condition)
+        return [Hit(found[scored.number], scored.score, place) for place, scored in enumerate(ranked, start=1)]
 
     def _vector_of(self, query: str) -> Vectors:
         """The unit vector (D,) of a query. Raises `InputError` without an embedder."""

@@ -90,12 +90,11 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that a search found."""
+    """A passage that a search found: of several with the same text the first."""
 
     passage: Passage
     score: float  # comparable within one search only
     rank: int  # 1 is best
-    duplicates: tuple[Passage, ...] = ()  # other passages with exactly the same text
 
 
 @dataclass(frozen=True, slots=True)

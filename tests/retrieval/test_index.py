@@ -98,22 +98,25 @@ def test_a_deleted_document_leaves_no_trace_in_any_file(index: Index) -> None:
 def test_a_shared_passage_is_embedded_once_found_once_and_outlives_one_of_its_documents(
     index: Index, embedder: HashEmbedder
 ) -> None:
-    index.ingest([Document("x", "same words"), Document("y", "same words")])
+    index.ingest([Document("x", "same words"), Document("y", "same words", metadata={"n": 2})])
     assert embedder.embedded == ["same words"]
     assert len({p.id for p in index.passages()}) == 2
     (hit,) = index.search("same words")
-    assert [p.document_id for p in (hit.passage, *hit.duplicates)] == ["x", "y"]
+    assert hit.passage.document_id == "x"
+    (hit,) = index.search("same words", where={"n": 2})
+    assert hit.passage.document_id == "y", "the first that meets the filter"
     removal = index.delete("x")
     assert (len(removal.removed_passages), removal.forgotten_passages) == (1, ())  # the KV of the text is still needed
     (hit,) = index.search("same words")
-    assert (hit.passage.document_id, hit.duplicates) == ("y", ())
+    assert hit.passage.document_id == "y"
     assert len(index.delete("y").forgotten_passages) == 1
 
 
 def test_a_repeated_text_in_one_document_is_two_passages_with_their_own_spans(index: Index) -> None:
     index.ingest([Document("x", "same words\n\nsame words")])
     (hit,) = index.search("same words")
-    assert [p.span for p in (hit.passage, *hit.duplicates)] == [(0, 10), (12, 22)]
+    assert hit.passage.span == (0, 10)
+    assert [p.span for p in index.passages()] == [(0, 10), (12, 22)]
 
 
 def test_the_same_document_passed_twice_counts_once_and_two_with_one_id_are_refused(index: Index) -> None:
