@@ -14,3 +14,11 @@ def processor_seconds(work: Callable[[], object]) -> float:
         return time.process_time() - began
     finally:
         gc.enable()
+
+
+def assert_linear(seconds: Callable[[int], float], size: int) -> None:
+    """Eight times the input takes less than 16 times as long. Quadratic work takes 64 times as long.
+
+    Below 20 ms no growth is seen: a call has costs of its own.
+    """
+    assert seconds(8 * size) < 16 * max(seconds(size), 0.02)

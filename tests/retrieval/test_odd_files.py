@@ -11,7 +11,7 @@ import pytest
 from ragkv.errors import DocumentError
 from ragkv.retrieval import Document, load_bytes
 from ragkv.retrieval.documents.reading import LOST
-from tests.timing import processor_seconds
+from tests.timing import assert_linear, processor_seconds
 
 from . import sample_files
 from .sample_files import cell, paragraph, table, word
@@ -298,4 +298,4 @@ def test_no_file_takes_more_than_linear_time(name: str) -> None:
         return processor_seconds(load)
 
     seconds(10)  # imports
-    assert seconds(32_000) < 16 * max(seconds(8_000), 0.02)
+    assert_linear(seconds, 20_000)
