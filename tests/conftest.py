@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RAGKV_MODEL", "reader")  # where a test names no model
 
 import hypothesis
 import pytest

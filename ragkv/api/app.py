@@ -47,7 +47,7 @@ def create_app(
     `engine` holds the model to serve and no documents of its own; it is closed with the app.
     `replica` names this process in logs, headers and stats; `None`: a random word. Raises `ConfigError`.
     """
-    config = config or ServeConfig()
+    config = (config or ServeConfig()).of_home()
     config.check_servable()
     service = Service(config, replica)
 

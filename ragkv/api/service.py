@@ -19,6 +19,7 @@ from ragkv.api.vllm_backend import VllmServer, differences
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
 from ragkv.errors import AnswerServerError
+from ragkv.home import kept_at
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
@@ -103,7 +104,7 @@ class Service(Closing):
                 store=StoreConfig(memory_bytes=config.store.memory_bytes),  # the tenants' stores take it, not this one
             )
             model = Engine.from_pretrained(self.config.model, settings)
-            embedder = embedder or resolve_embedder(device=settings.device)
+            embedder = embedder or resolve_embedder(kept_at(self.config.home).get("embedder"), device=settings.device)
         if embedder is not None:
             embedder.load()  # or the first question would wait for it, on a server that said it was ready
         if self.vllm is not None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ragkv.config import MIB, EngineConfig, at_least, one_of
 from ragkv.errors import ConfigError
+from ragkv.home import KnownHome
 from ragkv.runtime import is_loopback
 from ragkv.runtime.setting_values import build, gather, overlay
 
@@ -156,7 +157,7 @@ class ServeConfig:
     port: int = 8000  # 0: any free port
     home: str = ".ragkv"  # folder of index and KV; the server has its tenants and keys there
     kv_home: str | None = None  # directory of the KV, for replicas that share `home`; None: in `home`
-    model: str = "reader"  # "reader" (bundled), a model folder or a hub id
+    model: str = ""  # "smollm2", "reader", a folder, a GGUF file or a hub id; empty: the home's, else smollm2
     hosts: tuple[str, ...] = ()  # host names of this server; none: any if keys are required, else loopback names
     cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own only
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
@@ -184,6 +185,11 @@ class ServeConfig:
             raise ConfigError("host is empty; give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
         if "*" in self.cors_origins:
             raise ConfigError('cors_origins has "*"; name the origins, such as https://docs.example.org.')
+
+    def of_home(self) -> Self:
+        """These settings, with the model and what else the home keeps where they have the default."""
+        home = KnownHome.at(self.home, self.model)
+        return dataclasses.replace(self, model=home.model, engine=home.settings_over(self.engine))
 
     @property
     def in_front_of_vllm(self) -> bool:

@@ -5,6 +5,7 @@ tenant open. The keys of stored entries are salted with the tenant's name, and t
 alone: no tenant can find, count or evict another tenant's entries.
 """
 
+import functools
 import heapq
 import logging
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,9 @@ from ragkv.config import EngineConfig
 from ragkv.conversations import Session, SessionInfo
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
+from ragkv.home import KnownHome
 from ragkv.retrieval import Embedder
+from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Closing, LeasePool, make_private_folder
 from ragkv.scheduling import Scheduler
 
@@ -161,7 +164,9 @@ class Tenants(Closing):
         config = _engine_config(self._config.engine, kv_directory, name, quota)
         engine = self._model.with_config(config, self._backend)
         try:
-            collections = Collections(directory, engine, self.embedder, self._collections)
+            home = KnownHome.at(self._config.home, self._config.model)
+            index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
+            collections = Collections(directory, index, engine, self._collections)
             return Tenant(engine, collections, self._config.quotas, self._config.limits)
         except BaseException:
             engine.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragkv.errors import InputError
+from ragkv.home import kept_at
 
 from . import output
 from .options import (
@@ -129,7 +130,7 @@ def search(
     note_writer(home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
-        embedder = None if retriever == "bm25" else resolve_embedder()
+        embedder = None if retriever == "bm25" else resolve_embedder(kept_at(home).get("embedder"))
         with output.quiet("ragkv.retrieval"), Index(home / "index", embedder=embedder, read_only=True) as index:
             hits = index.search(query, k, retriever=retriever, where=metadata_filter(where))
             notice = None if retriever == "bm25" else index.notice

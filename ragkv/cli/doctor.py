@@ -85,13 +85,14 @@ def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
 
     quiet_transformers()
     settings = options.config()
+    model = options.known_home.model
     with output.working("examining"):
-        found = _examine(options.home, options.model, settings)
+        found = _examine(options.home, model, settings)
     advice = sorted(advise(settings, found), key=lambda one: -one[0])
     if as_json:
         print_json({**output.plain(found), "advice": [{"gain": gain, "text": text} for gain, text in advice]})
         return
-    for line in _lines(options.model, found):
+    for line in _lines(model, found):
         console.print(line)
     console.print("" if advice else "Nothing to change.")
     for number, (_, text) in enumerate(advice, 1):
@@ -112,7 +113,7 @@ def _lines(model: str, found: Examination) -> Iterator[str]:
     index = "nothing was ingested"
     if health.documents is not None:
         embedder = health.embedder or "none (BM25)"
-        index = f"{health.documents} documents, {health.passages} passages, embedder: {embedder}"
+        index = f"{health.documents} documents, {health.passages} passages, model: {model}, embedder: {embedder}"
     yield f"{health.home}: {index}"
     dtypes = "".join(f", {count} in {name}" for name, count in health.dtypes.items())
     unreadable = f", {health.unreadable} unreadable" if health.unreadable else ""

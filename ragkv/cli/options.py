@@ -14,6 +14,7 @@ import typer
 
 from ragkv.config import CODEC_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
+from ragkv.home import VARIABLE, KnownHome
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 
 from .output import print_note, working
@@ -71,7 +72,12 @@ Home = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(envvar="RAGKV_MODEL", rich_help_panel=CORPUS, help="'reader' (bundled), a model folder or a hub id."),
+    typer.Option(
+        envvar=VARIABLE,
+        rich_help_panel=CORPUS,
+        show_default="the home's, else smollm2",
+        help="smollm2, reader (bundled, for tests), a model folder, a GGUF file or a hub id.",
+    ),
 ]
 Settings = Annotated[
     Path | None,
@@ -134,7 +140,7 @@ class EngineOptions:
     """The options from which a command builds its engine and corpus."""
 
     home: Home = HOME
-    model: Model = "reader"
+    model: Model = ""
     settings: Settings = None
     device: Device = None
     dtype: Dtype = None
@@ -146,20 +152,22 @@ class EngineOptions:
         """Whether a server of the home, whatever its settings are, may answer in place of an engine of these."""
         return self.device is None and self.dtype is None and self.adapter is None and self.weights is None
 
+    @property
+    def known_home(self) -> KnownHome:
+        """The home, and the model to use with it. Raises `ConfigError` if it was made with another one."""
+        return KnownHome.at(self.home, self.model)
+
     def config(self) -> EngineConfig:
-        """The settings of the TOML file, overridden by the environment, overridden by these options."""
+        """What the home keeps, overridden by the TOML file, by the environment, and by these options."""
         config = EngineConfig.gather(self.settings)
-        store = config.store
-        if store.directory is None:
-            store = replace(store, directory=str(self.home / "kv"))
-        return replace(
+        config = replace(
             config,
-            store=store,
             device=self.device or config.device,
             dtype=self.dtype or config.dtype,
             adapter=config.adapter if self.adapter is None else self.adapter,
             weights=self.weights or config.weights,
         )
+        return self.known_home.config(config)
 
     def check_writable(self) -> None:
         """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch nor the model."""
@@ -188,7 +196,7 @@ class EngineOptions:
             from ragkv.model.loading import quiet_transformers
 
             quiet_transformers()
-            loaded = Engine.from_pretrained(self.model, config)
+            loaded = Engine.from_pretrained(self.known_home.model, config)
         with loaded as engine:
             if (choice := engine.model.dtype_choice).measured:
                 print_note(f"the model computes in {choice.why}.")
@@ -199,18 +207,15 @@ class EngineOptions:
     @contextmanager
     def rag(self, chunk_tokens: int | None = None, *, reads: bool = False) -> Iterator["Rag"]:
         """The corpus on its engine; both closed at the end. `reads` is as for `engine`."""
-        from ragkv.retrieval import resolve_embedder
-        from ragkv.retrieval.rag import Rag, default_chunk_tokens
-
         with ExitStack() as stack:
             engine = stack.enter_context(self.engine(reads))
-            with working("loading the embedder"):
-                embedder = resolve_embedder(device=self.device or "cpu")
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
-            tokens, read_only = chunk_tokens or default_chunk_tokens(engine), engine.config.store.read_only
-            index = self.home / "index"
-            yield stack.enter_context(Rag(engine, index, chunk_tokens=tokens, embedder=embedder, read_only=read_only))
+            with working("loading the embedder"):
+                from ragkv.retrieval.rag import Rag
+
+                rag = Rag.open(self.home, self.model, engine=engine, chunk_tokens=chunk_tokens)
+            yield stack.enter_context(rag)
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:

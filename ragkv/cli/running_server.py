@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragkv.home import model_or_default
 from ragkv.runtime import server_file
 from ragkv.types import Answer, Citation, PromptSpan, Reuse, Timing
 
@@ -40,12 +41,13 @@ class Refused(Exception):
 def server_of(home: Path, model: str) -> "ServerAddress | None":
     """Where the server of `home` listens.
 
-    `None` for one with another model, and one whose default collection is not the one that `ragkv ingest` fills.
+    `None` for one with another model than the given one, and for one whose default collection is not the one that
+    `ragkv ingest` fills.
     """
     address = server_file.load(home)
-    if address is None or address.model != model or (home / "collections" / "default").exists():
+    if address is None or (home / "collections" / "default").exists():
         return None
-    return address
+    return address if model_or_default(model, address.model) == address.model else None
 
 
 def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> ServedAnswer | None:

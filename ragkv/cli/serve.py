@@ -65,7 +65,7 @@ def serve(
 
     flags = {
         "home": str(options.home),
-        "model": options.model,
+        "model": options.model or None,
         "device": options.device,
         "dtype": options.dtype,
         "adapter": options.adapter,
@@ -79,7 +79,7 @@ def serve(
             "vllm": {"url": vllm_url},
         },
     }
-    settings = ServeConfig.gather(options.settings, flags=flags)
+    settings = ServeConfig.gather(options.settings, flags=flags).of_home()
     if vllm_url is not None and not settings.in_front_of_vllm:
         raise ConfigError("--vllm-url is the server of --engine vllm; give both.")
     if ray and settings.in_front_of_vllm:

@@ -34,6 +34,7 @@ class Embedder(ABC):
 
     id: str  # changes with the weights: an index built with one embedder refuses another
     name: str  # shown to people
+    folder: str | None = None  # from which another process can load it; None: it is the default one, or made in Python
 
     def load(self) -> None:  # noqa: B027 - most embedders have nothing to load
         """Load packages and weights now; otherwise the first text does."""
@@ -82,7 +83,7 @@ class SentenceTransformerEmbedder(Embedder):
         self._window_tokens = window_tokens
         self._lock = FairLock()  # fast tokenizers are not thread-safe; a query waits for one batch at most
         self._loaded: Any = None
-        self.name = self._path.name
+        self.name, self.folder = self._path.name, str(self._path.absolute())
         self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"
 
     def load(self) -> None:
@@ -176,7 +177,7 @@ def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> 
         return None
     verify_minilm(found)
     embedder = SentenceTransformerEmbedder(found, device=device)
-    embedder.name = MINILM
+    embedder.name, embedder.folder = MINILM, None
     return embedder
 
 

@@ -64,18 +64,20 @@ class Index(Database):
     def __init__(
         self,
         directory: str | Path | None,
-        *,
         splitter: Splitter | None = None,
         embedder: Embedder | None = None,
+        *,
         read_only: bool = False,
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         """Opens or creates the index in `directory`; `None`: in memory.
 
-        Ingesting needs a `splitter`. Without an `embedder` BM25 works alone.
+        Ingesting needs a `splitter`. Without an `embedder` BM25 works alone. `before_write` is called before documents
+        are written.
         """
         super().__init__(None if directory is None else Path(directory), read_only)
         self._splitter = splitter
-        self._embedder = embedder
+        self._embedder, self._before_write = embedder, before_write
         self._writing = threading.Lock()
         self._check_embedder()
         if embedder is None and self.notice:
@@ -159,6 +161,8 @@ class Index(Database):
             plan = self._plan(documents, check)
             gone = self._vanished(file, plan) if file is not None else []
             embedded = self._embed(plan, progress, check)
+            if plan.writes:
+                self._before_write()
             with self.transaction():
                 old = [passage for name in [*plan.changed, *gone] for passage in self.passages(name)]
                 for write in plan.writes:

@@ -66,7 +66,7 @@ def run(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Call `ragkv` with arguments, with its own home and model."""
     monkeypatch.setenv("RAGKV_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RAGKV_MODEL", str(model_folder))
-    monkeypatch.setattr("ragkv.retrieval.resolve_embedder", lambda **_: None)
+    monkeypatch.setattr("ragkv.retrieval.embedders.minilm_path", lambda: None)
 
     def call(*arguments: str | Path) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["ragkv", *map(str, arguments)])

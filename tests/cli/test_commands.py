@@ -1,7 +1,6 @@
 """Results, output and errors of the commands."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -100,11 +99,9 @@ def test_size_takes_the_codec_into_account_and_refuses_an_unknown_one(run: Run, 
         assert all(f"'{name}'" in refused.err for name in ("int4", *names))
 
 
-def test_gc_deletes_the_entries_of_another_model(run: Run, documents: Path, tmp_path: Path, model_folder: Path) -> None:
+def test_gc_deletes_the_entries_of_another_dtype(run: Run, documents: Path, tmp_path: Path) -> None:
     run("ingest", documents)
-    other = tmp_path / "other"
-    shutil.copytree(model_folder, other)
-    second = run("ingest", documents, "--model", other, "--dtype", "bfloat16")
+    second = run("ingest", documents, "--dtype", "bfloat16")
     assert second.code == 0, second.err
     assert entries(tmp_path / "home") == 4
     would = run("gc", "--dry-run", "--json").json

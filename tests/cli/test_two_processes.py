@@ -18,7 +18,7 @@ from .conftest import Run
 # The command line, without the embedder: it takes long to load.
 DRIVER = """
 import sys, ragkv.retrieval
-ragkv.retrieval.resolve_embedder = lambda **_: None
+ragkv.retrieval.embedders.minilm_path = lambda: None
 from ragkv.cli import main
 sys.argv[0] = "ragkv"
 main()

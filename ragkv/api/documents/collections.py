@@ -9,14 +9,14 @@ import logging
 import resource
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ragkv.engine import Engine
 from ragkv.errors import QueueError, StoreError
-from ragkv.retrieval import Document, Embedder, IngestReport, Passage
-from ragkv.retrieval.rag import Rag, default_chunk_tokens
+from ragkv.retrieval import Document, IngestReport, Passage
+from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.store import EntryKey
@@ -50,11 +50,13 @@ def collection_pool(limit: int) -> CollectionPool:
 class Collections(Closing):
     """The collections of one tenant. Thread-safe."""
 
-    def __init__(self, directory: Path, engine: Engine, embedder: Embedder | None, pool: CollectionPool) -> None:
-        """`directory` is the tenant's."""
+    def __init__(
+        self, directory: Path, open_index: Callable[[Path], Rag], engine: Engine, pool: CollectionPool
+    ) -> None:
+        """`directory` is the tenant's; `open_index` opens the index in a folder, on the tenant's `engine`."""
         self.folders = CollectionFolders(directory)
         self.journal = DeletionJournal(directory)
-        self._engine, self._embedder, self._pool = engine, embedder, pool
+        self._engine, self._open_index, self._pool = engine, open_index, pool
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
         self._dropping = threading.Lock()
         self._looked_at = time.monotonic()
@@ -159,8 +161,7 @@ class Collections(Closing):
         with self.folders.lock:  # or the opening would create the index of a collection that is being deleted
             if self.folders.key(name) != key:
                 raise not_found("collection", name, param)
-            chunk_tokens = default_chunk_tokens(self._engine)
-            return Rag(self._engine, key.path, chunk_tokens=chunk_tokens, embedder=self._embedder)
+            return self._open_index(key.path)
 
     def _drop(self, texts: Iterable[str]) -> None:
         """Drop the KV of those `texts` that no collection holds. The caller holds `_dropping`."""

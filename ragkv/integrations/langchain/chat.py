@@ -21,6 +21,7 @@ from ragkv.api.chat import CallFilter, ChatPrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
 from ragkv.errors import InputError
+from ragkv.home import model_or_default
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import parse
@@ -56,7 +57,8 @@ class ChatRagKV(BaseChatModel):
         extra="forbid", populate_by_name=True, protected_namespaces=(), arbitrary_types_allowed=True
     )
 
-    model: str = Field(default="reader", alias="model_name")  # a folder, a hub id, or "reader"
+    # A name, a folder, a GGUF file or a hub id; empty: that of the home in which `config` stores, else smollm2.
+    model: str = Field(default="", alias="model_name")
     config: SkipValidation[EngineConfig] | None = Field(default=None, exclude=True)
     engine: SkipValidation[Engine] | None = Field(default=None, exclude=True)  # instead of `model`; not closed here
     temperature: float | None = None  # 0, or no sampling parameter at all: greedy
@@ -102,7 +104,7 @@ class ChatRagKV(BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "ragkv"
-        params["ls_model_name"] = kwargs.get("model") or self.model
+        params["ls_model_name"] = kwargs.get("model") or model_or_default(self.model)
         return params
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -241,7 +243,6 @@ class ChatRagKV(BaseChatModel):
         if tools and choice != "none" and settings["response_format"] is not None:
             raise InputError("tools and response_format are not offered together; leave one out.")
         session_id, shared = settings["session_id"], self.shared
-        model = shared.name if self.engine is not None else self.model
         request = chat_input(messages, settings["documents"] or (), shared.separator, tools)
         prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
         options = answer_options(settings)
@@ -252,7 +253,7 @@ class ChatRagKV(BaseChatModel):
         options["stop"] = tuple(self.stop or () if stop is None else stop)
         options["deadline_s"], options["cancel"] = self.timeout, cancel
         session, answer = prompt.conversation.session if prompt.conversation else None, None
-        shown = (replace(prompt, tools=()) if choice == "none" else prompt), model, shared.tokens
+        shown = (replace(prompt, tools=()) if choice == "none" else prompt), shared.name, shared.tokens
         filtered = CallFilter(form is not None) if shown[0].tools else None
         try:
             for event in shared.engine.stream(prompt.question, prompt.chunks, session, **options):

@@ -8,6 +8,7 @@ ingested and the conversations are kept.
 import atexit
 import logging
 import threading
+from pathlib import Path
 
 from langchain_core.messages import BaseMessage
 
@@ -15,6 +16,7 @@ from ragkv.api.chat import ChatEngine
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
+from ragkv.home import KnownHome, model_or_default
 from ragkv.model.decode.token_text import TokenText
 
 log = logging.getLogger(__name__)
@@ -23,10 +25,10 @@ log = logging.getLogger(__name__)
 class SharedEngine(ChatEngine):
     """One engine, its chats and its message histories."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, name: str = "") -> None:
         super().__init__(engine)
         self.histories: dict[str, list[BaseMessage]] = {}  # by session id, if the engine has no directory
-        self.name = str(getattr(engine.tokenizer, "name_or_path", "") or "model")
+        self.name = name or str(getattr(engine.tokenizer, "name_or_path", "") or "model")
         self.tokens = TokenText(engine.tokenizer)
         self.closed = False  # by `close_engines`
 
@@ -47,11 +49,17 @@ _engines: dict[tuple[str, EngineConfig], SharedEngine] = {}
 
 
 def shared_engine(model: str, config: EngineConfig) -> SharedEngine:
-    """The engine of `model` with `config`, loaded at the first call. Raises what `Engine.from_pretrained` raises."""
-    key = (str(model), config)
+    """The engine of `model` with `config`, loaded at the first call. Raises what `Engine.from_pretrained` raises.
+
+    Where `config` stores in a home, the home's model and what else it keeps are the defaults.
+    """
+    if config.store.directory is not None:
+        home = KnownHome.at(Path(config.store.directory).parent, model)
+        model, config = home.model, home.settings_over(config)
+    key = (model_or_default(model), config)
     with _lock:
         if key not in _engines:
-            _engines[key] = SharedEngine(Engine.from_pretrained(model, config))
+            _engines[key] = SharedEngine(Engine.from_pretrained(*key), key[0])
         return _engines[key]
 
 

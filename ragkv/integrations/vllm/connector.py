@@ -116,7 +116,7 @@ def _open(vllm_config: Any, cache: PagedCache) -> PromptScheduler:
     """Build the engine on the model that vLLM serves, and check that vLLM reads what is written."""
     model, extra = vllm_config.model_config, vllm_config.kv_transfer_config.kv_connector_extra_config
     dtype, device = str(model.dtype).removeprefix("torch."), vllm_config.device_config.device.type
-    settings, config = ConnectorSettings.read(extra, dtype, device)
+    settings, config = ConnectorSettings.read(extra, dtype, device, model.model)
     engine, weights = _engine(model.model, config, cache)
     try:
         if engine.model.adapter.rope.depends_on_length:

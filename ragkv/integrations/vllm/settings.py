@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ragkv.config import EngineConfig, at_least
 from ragkv.errors import ConfigError, UnsupportedModelError
+from ragkv.home import KnownHome
 from ragkv.model import Adapter
 from ragkv.runtime.setting_values import build, gather, overlay
 
@@ -30,20 +31,19 @@ class ConnectorSettings:
         at_least(self, timeout_s=0.0, prompts=1, least_reuse=0.0, refresh_s=0.01)
 
     @classmethod
-    def read(cls, extra: Mapping[str, Any], dtype: str, device: str) -> "tuple[Self, EngineConfig]":
-        """The connector's settings and the engine's, whose `dtype` and `device` are vLLM's.
+    def read(cls, extra: Mapping[str, Any], dtype: str, device: str, model: str = "") -> "tuple[Self, EngineConfig]":
+        """The connector's settings and the engine's, whose `dtype` and `device` are vLLM's, as its `model` is.
 
-        A directory is opened for reading, so that another process can write to it, unless `store.read_only` is false.
-        A machine that has none reads from Redis or S3 into its memory. Raises `ConfigError`.
+        What the home keeps is the default. A directory is opened for reading, so that another process can write to it,
+        unless `store.read_only` is false. A machine that has none reads from Redis or S3 into its memory. Raises
+        `ConfigError`, also for a model that is not the home's.
         """
         own = {field.name for field in fields(cls)}
         settings: Self = build(cls, {name: value for name, value in extra.items() if name in own})
         others = {name: value for name, value in extra.items() if name not in own and name != "config"}
         values = overlay(gather(extra.get("config")), others)
-        config = EngineConfig.from_settings(values)
+        config = KnownHome.at(values.get("home", ".ragkv"), model).config(EngineConfig.from_settings(values))
         store = config.store
-        if store.directory is None:
-            store = replace(store, directory=str(Path(values.get("home", ".ragkv")) / "kv"))
         if "read_only" not in values.get("store", {}):
             remote = store.redis is not None or store.s3 is not None
             alone = remote and store.directory is not None and not Path(store.directory).is_dir()

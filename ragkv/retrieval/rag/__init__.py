@@ -1,7 +1,7 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
-from .rag import Rag, RagAnswer, RagIngestReport, default_chunk_tokens
+from .rag import Rag, RagAnswer, RagIngestReport
 
 __all__ = [
     "FileOptions",
@@ -10,7 +10,6 @@ __all__ = [
     "Rag",
     "RagAnswer",
     "RagIngestReport",
-    "default_chunk_tokens",
     "nothing_read",
     "printable",
 ]

@@ -4,18 +4,21 @@ Each passage of the index is one chunk of the engine. Ingesting encodes the KV o
 tier the KV of passages that no document holds any more. This module knows no command line and no network protocol.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Self, Unpack, get_args
 
+from ragkv.config import EngineConfig
 from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import DocumentError, InputError
+from ragkv.home import KnownHome
 from ragkv.prompt import AnswerOptions
-from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Splitter, Where
-from ragkv.retrieval.embedders import Embedder
+from ragkv.retrieval import Document, Embedder, Hit, Index, IngestReport, Passage, Splitter, Where, resolve_embedder
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, Chunk, TokenEvent
@@ -25,11 +28,6 @@ from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read
 Order = Literal["score", "document"]
 # `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
 DEFAULT_K = 6
-
-
-def default_chunk_tokens(engine: Engine) -> int:
-    """128 for the bundled reader, which was trained on chunks of up to 128 tokens; else 512."""
-    return 128 if engine.model.is_reader else 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +49,60 @@ class RagAnswer:
 
 
 class Rag(Closing):
-    """One corpus and the engine that answers from it. Closing it closes the index and not the engine."""
+    """One corpus and the engine that answers from it: `Rag.open(home)`, or an engine and an index of your own."""
 
     def __init__(
         self,
         engine: Engine,
         directory: str | Path | None,
         *,
-        chunk_tokens: int = 512,
+        chunk_tokens: int | None = None,
         embedder: Embedder | None = None,
-        read_only: bool = False,
+        home: KnownHome | None = None,
     ) -> None:
-        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used."""
-        self.engine = engine
-        self._splitter = Splitter(engine.model.count_tokens, chunk_tokens, tokenizer_id=engine.model.tokenizer_id)
-        self.index = Index(directory, splitter=self._splitter, embedder=embedder, read_only=read_only)
+        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used.
+
+        Chunks have at most `chunk_tokens` tokens; `None`: as many as the `home` says, else 512 (128 for the bundled
+        reader, which was trained on such). The home keeps what documents are ingested with.
+        """
+        tokens = chunk_tokens or (home and home.kept.get("chunk_tokens")) or (128 if engine.model.is_reader else 512)
+
+        @functools.cache
+        def keep() -> None:
+            if home is not None:
+                home.keep(engine.config, tokens, embedder and embedder.folder)
+
+        self.engine, self._closing = engine, ExitStack()
+        self._splitter = Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.tokenizer_id)
+        read_only = engine.config.store.read_only
+        self.index = Index(directory, self._splitter, embedder, read_only=read_only, before_write=keep)
+
+    @classmethod
+    def open(
+        cls,
+        home: str | Path,
+        model: str = "",
+        config: EngineConfig | None = None,
+        *,
+        engine: Engine | None = None,
+        chunk_tokens: int | None = None,
+        embedder: Embedder | None = None,
+    ) -> Self:
+        """The corpus of a home, as the commands open it, with an engine that is closed with it, unless one is given.
+
+        `model`, `chunk_tokens` and `embedder` are by default those the home was made with; of a new home smollm2, 512
+        and MiniLM, if it is installed. `config` is by default `EngineConfig.gather(None)`. Raises `ConfigError` for
+        another model than the home's, and what `Engine.from_pretrained` raises.
+        """
+        known = KnownHome.at(home, model)
+        with ExitStack() as stack:
+            if engine is None:
+                config = known.config(config or EngineConfig.gather(None))
+                engine = stack.enter_context(Engine.from_pretrained(known.model, config))
+            embedder = embedder or resolve_embedder(known.kept.get("embedder"), device=engine.config.device)
+            rag = cls(engine, known.path / "index", chunk_tokens=chunk_tokens, embedder=embedder, home=known)
+            rag._closing = stack.pop_all()
+        return rag
 
     def ingest(
         self,
@@ -192,8 +229,9 @@ class Rag(Closing):
         return self.engine.chunk(passage.text, {**passage.metadata, **place})
 
     def close(self) -> None:
-        """Close the index. May be called twice."""
+        """Close the index, and the engine that `open` made. May be called twice."""
         self.index.close()
+        self._closing.close()
 
     def _encode(self, document_ids: Iterable[str], on_encode: Progress | None) -> WarmReport:
         """Compute and store the KV of documents that is not stored."""

@@ -63,7 +63,7 @@ def check_confirmed(home: Path, model: Path, lines: list[dict[str, Any]]) -> Non
     encoded = max((line["encoded"] for line in lines if "encoded" in line), default=0)
     with (
         Engine.from_pretrained(model, config_of(home, read_only=True)) as engine,
-        Rag(engine, home / "index", chunk_tokens=CHUNK_TOKENS, read_only=True) as rag,
+        Rag(engine, home / "index", chunk_tokens=CHUNK_TOKENS) as rag,
     ):
         for path in done:
             document = rag.index.document(path)
