@@ -6,6 +6,7 @@ threads may call it, and their passes over the model run one after another.
 """
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -222,9 +223,14 @@ class Engine(Closing):
         session: Session | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Answer:
-        """The answer to `question` over `chunks`. Takes the options of `stream` and raises what it raises."""
+        """The answer to `question` over `chunks`. Takes the options of `stream` and raises what it raises.
+
+        If no other request waits, this returns when the chunks that were missed are stored, so that the next question
+        finds them.
+        """
         *_, answer = self.stream(question, chunks, session, **options)
         assert isinstance(answer, Answer)
+        self.settle(options.get("cancel"))
         return answer
 
     def stream(
@@ -364,6 +370,10 @@ class Engine(Closing):
         server = self._conversations.server_stats()
         sessions = () if server is None or server.answers else ("conversations",)
         return (*self.store.away(), *sessions)
+
+    def settle(self, cancel: threading.Event | None = None) -> None:
+        """Return when missed chunks are stored, when another request begins, or when `cancel` is set."""
+        self._entries.background.settle(cancel)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything that waits is written."""

@@ -114,6 +114,7 @@ class ChatCompletion:
         with self.service.tenants.lease(self.principal) as tenant:
             _session = session_of(tenant, self.principal, self.session_id, self._question)  # it holds the title
             yield from self._events(context, tenant)
+            tenant.engine.settle(context.cancelled)  # a stream has ended for its client by now
 
     def _events(self, context: WorkContext, tenant: Tenant) -> Generator[Piece | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.

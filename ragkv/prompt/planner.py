@@ -52,6 +52,10 @@ class Planner:
         if method.reuse == "fused" and method.selector.needs_scores:
             self._encoder.make_scores()
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
+        if not active.damaged:  # else what waits is what this request missed itself
+            wanted = ((ids, wish) for ids, wish in zip(prompt.stored_ids, wished.chunks, strict=True) if wish.is_wanted)
+            firsts = ((self._encoder.preferred(is_exact=wish.is_exact)[0], ids) for ids, wish in wanted)
+            self._background.finish(firsts, active.ticket.check)
         found = self._look_up(prompt, method, wished, active.damaged, leases)
         planned = classify(prompt, method, wished, found)
         if old := sum(map(self._is_alone, wished.chunks, found.chunks)):

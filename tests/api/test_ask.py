@@ -9,7 +9,7 @@ from ragkv import Engine, EngineConfig
 from ragkv.api.bodies.resources import SourceBody
 from ragkv.api.reports import citations_of
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Rag, default_chunk_tokens
+from ragkv.retrieval.rag import Rag
 from tests.retrieval import sample_files
 from tests.retrieval.fakes import HashEmbedder
 
@@ -29,7 +29,7 @@ def test_ask_gives_the_engines_own_answer(client: TestClient, reader: Engine) ->
     client.post("/v1/collections/world/documents", files=corpus())
     with (
         reader.with_config(EngineConfig()) as engine,
-        Rag(engine, None, chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder()) as rag,
+        Rag(engine, None, embedder=HashEmbedder()) as rag,
     ):
         rag.ingest(Document(name, data.decode(), name) for _, (name, data) in corpus())
         for one in questions()[:6]:

@@ -12,7 +12,7 @@ from ragkv import Engine
 from ragkv.api.keys import KeyFile, Principal
 from ragkv.api.settings import LimitsConfig
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Rag, default_chunk_tokens
+from ragkv.retrieval.rag import Rag
 from tests.retrieval.fakes import HashEmbedder
 
 from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of
@@ -202,7 +202,7 @@ def test_many_threads_can_open_and_close_tenants_at_once(two: tuple[TestClient, 
 
 def test_documents_ingested_on_the_command_line_are_the_default_collection(reader: Engine, tmp_path: Path) -> None:
     with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
-        rag = Rag(engine, tmp_path / "index", chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder())
+        rag = Rag(engine, tmp_path / "index", embedder=HashEmbedder())
         rag.ingest([Document("d", FACTS[0])])
         rag.close()
     with client_of(app_on(reader, tmp_path)) as client:

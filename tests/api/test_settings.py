@@ -21,7 +21,7 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path)
     flags = {"model": None, "serve": {"open_tenants": 5, "limits": {"inputs": None}}}
     config = ServeConfig.gather(file, environment, flags)
     assert (config.host, config.port, config.open_tenants) == ("127.0.0.2", 2, 5)
-    assert (config.limits.documents, config.limits.inputs, config.model) == (7, 6, "reader")
+    assert (config.limits.documents, config.limits.inputs, config.model) == (7, 6, "")
 
 
 @pytest.mark.parametrize(

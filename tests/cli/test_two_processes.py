@@ -56,10 +56,12 @@ def test_commands_that_only_read_say_who_writes_and_answer(writer: int, run: Run
 
 
 @pytest.mark.timeout(600)
-def test_a_second_writer_is_refused_before_a_model_is_loaded(writer: int, run: Run, documents: Path) -> None:
+def test_a_second_writer_is_refused_before_a_model_is_loaded(
+    writer: int, run: Run, documents: Path, model_folder: Path
+) -> None:
     for command in (("ingest", documents), ("chat",), ("gc",)):
         began = time.monotonic()
-        ran = run(*command, "--model", "/nowhere/model")
+        ran = run(*command, "--model", f"/nowhere/{model_folder.name}")
         assert (ran.code, f"is written by another process (pid {writer}" in ran.err) == (1, True), (command, ran.err)
         assert "Wait for it or stop it" in ran.err
         assert time.monotonic() - began < 30  # nothing waits for the writer

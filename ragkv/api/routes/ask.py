@@ -70,6 +70,7 @@ async def ask(
                         finish_reason=event.finish_reason,  # type: ignore[arg-type]
                         **answer_fields(event, event.text, sources, numbers, body.session_id),
                     )
+            tenant.engine.settle(context.cancelled)
 
     if body.stream:
         return EventStream(_as_text(await service.answer_pool.stream(request, work)))

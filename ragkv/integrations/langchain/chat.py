@@ -270,6 +270,7 @@ class ChatRagKV(BaseChatModel):
         if filtered is not None and (rest := text_behind(answer.text, filtered.sent, shown[0].tools)):
             yield TokenEvent(rest, answer.token_ids[-1]), *shown
         yield shared.save_turn(prompt, answer), *shown
+        shared.engine.settle(cancel)
 
 
 def refuse_unknown(call: Mapping[str, Any]) -> None:

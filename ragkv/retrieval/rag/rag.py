@@ -70,7 +70,7 @@ class Rag(Closing):
         @functools.cache
         def keep() -> None:
             if home is not None:
-                home.keep(engine.config, tokens, embedder and embedder.folder)
+                home.keep(engine.config, tokens, embedder.folder if embedder else None)
 
         self.engine, self._closing = engine, ExitStack()
         self._splitter = Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.tokenizer_id)

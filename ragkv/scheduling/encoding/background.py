@@ -5,8 +5,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import starmap
 
-from ragkv.runtime import openmp
+from ragkv.runtime import Check, openmp
+from ragkv.runtime.batches import POLL_S
 from ragkv.scheduling import Scheduler
 from ragkv.store import EntryKey, Identity, Store
 
@@ -28,7 +30,8 @@ class _Wanted:
 class BackgroundEncoder:
     """The chunks of one encoder that wait to be encoded or scored, in the order in which they came. Thread-safe.
 
-    One thread begins a chunk while no request runs on the model, or when it waited for `IDLE_PATIENCE_S`.
+    One thread begins a chunk while no request runs on the model, when a request needs it, or when it waited for
+    `IDLE_PATIENCE_S`.
     """
 
     def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
@@ -75,6 +78,41 @@ class BackgroundEncoder:
             self._changed.wait_for(lambda: self._closing or not (self._waiting or self._working))
             self._flushing -= 1
 
+    def settle(self, cancel: threading.Event | None = None) -> None:
+        """Return when no chunk waits, when a request begins, or when `cancel` is set.
+
+        Who calls it between an answer and the next question finds stored then what the answer missed.
+        """
+
+        def over() -> bool:
+            is_idle = not (self._waiting or self._working)
+            return is_idle or self._closing or self._scheduler.busy or (cancel is not None and cancel.is_set())
+
+        openmp.release_threads()
+        while not self._scheduler.wait(over, POLL_S):
+            pass
+
+    def finish(self, chunks: Iterable[tuple[Identity, tuple[int, ...]]], check: Check) -> None:
+        """Encode those of `chunks` that wait, and return when they are stored. Raises what `check` raises.
+
+        So a chunk that two requests miss is computed in place once, and encoded once.
+        """
+        with self._changed:
+            wanted = [one for one in starmap(_Wanted, chunks) if one in self._waiting or one == self._current]
+            for one in wanted:
+                if one in self._waiting:
+                    self._waiting.move_to_end(one, last=False)
+            self._flushing += bool(wanted)
+            self._scheduler.wake()
+            try:
+                while not self._changed.wait_for(
+                    lambda: self._closing or not any(one in self._waiting or one == self._current for one in wanted),
+                    POLL_S,
+                ):
+                    check()
+            finally:
+                self._flushing -= bool(wanted)
+
     def close(self) -> bool:
         """Finish the chunk under way, and drop what waits: it can be encoded when it is missed again.
 
@@ -111,6 +149,7 @@ class BackgroundEncoder:
             with self._changed:
                 self._working, self._current = False, None
                 self._changed.notify_all()
+            self._scheduler.wake()
 
     def _next(self) -> _Wanted | None:
         """The next one once it may begin; `None` when this is closed."""

@@ -1,0 +1,113 @@
+"""One home by every route: the same model, passages and KV, and what one question missed is there for the next."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv import EngineConfig
+from ragkv.errors import ConfigError
+from ragkv.home import KnownHome
+from ragkv.retrieval import Document
+from ragkv.retrieval.rag import Rag
+
+QUESTION = "Where does Ada Quill live?"
+TEXTS = ("Ada Quill was born in Marl and became a sculptor.", "Ada Quill lives in the town of Dunvale today.")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index without KV, made by the reader; from then on nobody names a model."""
+    monkeypatch.setattr("ragkv.retrieval.embedders.minilm_path", lambda: None)
+    with Rag.open(tmp_path / "home", "reader", EngineConfig(dtype="float32"), chunk_tokens=64) as rag:
+        rag.ingest([Document(f"{number}.md", text) for number, text in enumerate(TEXTS)], encode=False)
+    monkeypatch.delenv("RAGKV_MODEL")
+    return tmp_path / "home"
+
+
+def library(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
+    rag = stack.enter_context(Rag.open(home))
+    while True:
+        reuse = rag.ask(QUESTION, max_new_tokens=4).answer.reuse
+        yield {"missed_chunks": reuse.missed_chunks, "reused": reuse.exact + reuse.fused}
+
+
+def command(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
+    from ragkv.cli import main
+
+    stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+        sys, "argv", ["ragkv", "ask", QUESTION, "--home", str(home), "--json", "--max-new-tokens", "4"]
+    )
+    printed: list[Any] = []
+    stack.enter_context(pytest.MonkeyPatch.context()).setattr("ragkv.cli.ask.print_json", printed.append)
+    while True:
+        with pytest.raises(SystemExit):
+            main()
+        yield json.loads(json.dumps(printed[-1]["answer"]["reuse"]))
+
+
+def service(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
+    testclient = pytest.importorskip("fastapi.testclient", reason="needs fastapi (extra api)")
+    from ragkv.api import ServeConfig, create_app
+
+    client = stack.enter_context(testclient.TestClient(create_app(ServeConfig(home=str(home))), "http://127.0.0.1"))
+    while client.get("/readyz").status_code != 200:
+        pass
+    while True:
+        yield client.post("/v1/ask", json={"question": QUESTION, "max_tokens": 4}).json()["reuse"]
+
+
+def langchain(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
+    pytest.importorskip("langchain_core", reason="needs langchain-core (extra langchain)")
+    from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
+
+    rag = stack.enter_context(Rag.open(home))
+    model, retriever = ChatRagKV(engine=rag.engine, max_tokens=4), RagKVRetriever(rag=rag)
+    while True:
+        passages = "\n\n".join(document.page_content for document in retriever.invoke(QUESTION))
+        answer = model.invoke([("system", f"Passages:\n\n{passages}"), ("user", QUESTION)])
+        yield answer.response_metadata["kv_cache"]["reuse"]
+
+
+def mcp(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
+    corpus = pytest.importorskip("ragkv.integrations.mcp", reason="needs mcp (extra mcp)").HomeCorpus
+    opened = stack.enter_context(corpus(lambda: Rag.open(home)))
+    while True:
+        answer = asyncio.run(opened.ask(QUESTION, 6, 4))
+        yield {"missed_chunks": None, "reused": answer["reused_tokens"]}
+
+
+ROUTES = (library, command, service, langchain, mcp)
+
+
+@pytest.mark.enable_socket
+@pytest.mark.parametrize("first", ROUTES)
+def test_the_second_question_is_warm_by_every_route_whatever_route_the_first_took(home: Path, first: Any) -> None:
+    with ExitStack() as stack:
+        answers = first(home, stack)
+        cold, warm = next(answers), next(answers)
+    if first not in (langchain, mcp):  # LangChain's model encodes what a retriever found while it waits for a question
+        assert cold["missed_chunks"] == len(TEXTS)
+    assert warm["missed_chunks"] in (0, None) and cold.get("reused", 0) <= warm.get("reused", 0)
+    for other in ROUTES:
+        with ExitStack() as stack:
+            assert next(other(home, stack))["missed_chunks"] in (0, None), other.__name__
+
+
+def test_a_home_knows_its_model_and_settings_and_refuses_another_model(home: Path, caplog: Any) -> None:
+    with pytest.raises(ConfigError, match=r"was made with the model 'reader'.*Leave the model out"):
+        Rag.open(home, "smollm2")
+    known = KnownHome.at(home)
+    assert (known.model, known.kept["chunk_tokens"], known.kept["settings"]) == ("reader", 64, {"dtype": "float32"})
+    assert known.config(EngineConfig()).dtype == "float32"
+    known.config(EngineConfig(adapter_id="other"))
+    assert "was made with adapter_id = ''; with 'other' none of its KV is reused" in caplog.text
+    (home / "home.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        KnownHome.at(home)
+    assert KnownHome.at(home.parent).model == "smollm2"
