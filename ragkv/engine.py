@@ -313,6 +313,7 @@ class Engine(Closing):
             past = turn.past if session is None or keep else session.past
             session_id = session.session_id if session else ""
             prompt = self.intake.prompt(request, past)
+            request = replace(request, max_new_tokens=prompt.answer_tokens)
             active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
             with active.held:
                 with self.scheduler.admitted(self._backend.prefetch_hint(active), ticket):

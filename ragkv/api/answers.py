@@ -28,12 +28,11 @@ TITLE_CHARS = 80
 AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
 
 
-def checked_max_tokens(requested: int | None, limits: LimitsConfig, param: str = "max_tokens") -> int:
-    """The most tokens an answer may have; raises `ApiError` above the server's limit."""
-    if requested is None:
-        return min(DEFAULT_MAX_TOKENS, limits.max_tokens)
-    check_at_most(requested, limits.max_tokens, param, "tokens")
-    return requested
+def max_tokens_of(requested: int | None, limits: LimitsConfig) -> tuple[int, list[str]]:
+    """The most tokens an answer may have, and a note if these are fewer than the request asks for."""
+    most = min(requested or DEFAULT_MAX_TOKENS, limits.max_tokens)
+    cut = requested is not None and most < requested
+    return most, [f"max_tokens is {most}, not {requested}: limits.max_tokens of this server"] if cut else []
 
 
 def check_text(text: str, limits: LimitsConfig, param: str) -> None:

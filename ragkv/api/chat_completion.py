@@ -17,8 +17,8 @@ from ragkv.api.chat import (
     ChatDocument,
     ChatInput,
     ChatPrompt,
+    FoundCalls,
     PlainMessage,
-    ToolCall,
     find_calls,
     insert_documents,
     required_form,
@@ -30,7 +30,7 @@ from ragkv.prompt.constraints import ResponseFormat
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import check_filter, check_text, checked_max_tokens, session_of, stream_answer
+from .answers import check_filter, check_text, max_tokens_of, session_of, stream_answer
 from .bodies.chat import ChatRequest, Message, notes_of
 from .bodies.chat_answer import (
     Annotation,
@@ -87,17 +87,15 @@ class ChatCompletion:
             check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
-        self.max_tokens, body.form  # noqa: B018 - they raise
+        if None not in (old := body.max_tokens, new := body.max_completion_tokens) and old != new:
+            raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
+        body.form  # noqa: B018 - it raises
         check_choice(body.tools or (), body.tool_choice)
 
     @property
-    def max_tokens(self) -> int:
-        """The most tokens of the answer; raises `ApiError` above the server's limit."""
-        old, new = self.body.max_tokens, self.body.max_completion_tokens
-        if None not in (old, new) and old != new:
-            raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
-        param = "max_tokens" if new is None else "max_completion_tokens"
-        return checked_max_tokens(new or old, self.service.config.limits, param)
+    def _max_tokens(self) -> tuple[int, list[str]]:
+        """The most tokens of the answer, and notes on them."""
+        return max_tokens_of(self.body.max_completion_tokens or self.body.max_tokens, self.service.config.limits)
 
     @property
     def _tools(self) -> Sequence[ToolDefinition]:
@@ -129,7 +127,7 @@ class ChatCompletion:
         options: AnswerOptions = {
             **self.body.engine_options,
             "response_format": form,
-            "max_new_tokens": self.max_tokens,
+            "max_new_tokens": self._max_tokens[0],
             "separator": "",  # the messages have their own text between passages
         }
         session = prompt.conversation.session if prompt.conversation else None
@@ -152,19 +150,19 @@ class ChatCompletion:
                 tenant.chat.drop_turn(prompt)
         assert answer is not None
         # 3. Save the turn, so that messages which continue it find its KV.
-        around, calls = find_calls(answer.text, names) if names else (answer.text, ())
-        answer = tenant.chat.save_turn(prompt, answer, around, calls)
+        found = find_calls(answer.text, names, answer.finish_reason) if names else FoundCalls(answer.text)
+        answer = tenant.chat.save_turn(prompt, answer, found.text, found.calls)
         # 4. Take calls out of the text. Append the markers of sources that the answer cites and does not name, but not
         # to JSON, where [1] is a list.
-        if not calls:
-            left = "" if filtered is None else answer.text[len(filtered.sent) :]
-            left += missing_markers(content + left, citations_of(content + left, sources)) if form is None else ""
-            content += left
-            if left:
-                yield Piece(left)
+        left = "" if filtered is None else found.behind(filtered.sent)
+        if not found.calls and form is None:
+            left += missing_markers(content + left, citations_of(content + left, sources))
+        content += left
+        if left:
+            yield Piece(left)
         if self.body.rag is not None:
             tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
-        response = self._response(tenant, prompt, answer, content, sources, calls)
+        response = self._response(tenant, prompt, answer, content, sources, found)
         response.ragkv.notes += left_out
         yield response
 
@@ -176,7 +174,7 @@ class ChatCompletion:
             return text
         name = choice.function.name if isinstance(choice, NamedTool) else "required"
         syntax = tenant.chat.template_for(tools).call_syntax
-        calls = required_form(tools, name, syntax, self.body.parallel_tool_calls is not False)
+        calls = required_form(tools, name, syntax, bool(self.body.parallel_tool_calls))
         return text.or_calls(calls) if may_be_text and text is not None and calls is not None else calls
 
     def _sources(self, tenant: Tenant, check: Check) -> list[SourceBody]:
@@ -222,25 +220,25 @@ class ChatCompletion:
         answer: Answer,
         content: str,
         sources: list[SourceBody],
-        calls: Sequence[ToolCall],
+        found: FoundCalls,
     ) -> ChatResponse:
         by_text = {source.text: source.number for source in sources}
         numbers = [by_text.get(chunk.text) for chunk in _without_opening(prompt.chunks)]
         parts = [part for one in self.body.messages if isinstance(one.content, list) for part in one.content]
         report = AnswerReport(
             **answer_fields(answer, content, sources, numbers, self.session_id),
-            notes=notes_of([self.body, *self.body.messages, *parts]),
+            notes=notes_of([self.body, *self.body.messages, *parts]) + self._max_tokens[1],
         )
         choice = Choice(
             message=AssistantMessage(
-                content=None if calls and not content.strip() else content,
-                tool_calls=called(calls) or None,
+                content=None if found.calls and not content.strip() else content,
+                tool_calls=called(found.calls) or None,
                 annotations=_annotations(content, report),
             ),
             logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
             if self.body.logprobs
             else None,
-            finish_reason="tool_calls" if calls else answer.finish_reason,  # type: ignore[arg-type]
+            finish_reason="tool_calls" if found.calls and answer.finish_reason == "stop" else answer.finish_reason,  # type: ignore[arg-type]
         )
         return ChatResponse(
             id=self.id,

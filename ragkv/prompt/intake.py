@@ -1,5 +1,6 @@
 """Intake: validates and tokenizes what callers give. What a request is refused for is found here, before any work."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from ragkv.fusion import make_selector
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.prompt.history import EMPTY, History, Part, PartKind, fitted
+from ragkv.prompt.history import EMPTY, Part, PartKind, fitted
 from ragkv.prompt.layout import TemplateRuns, encode
 from ragkv.types import Chunk, Excerpt, Text
 
@@ -32,7 +33,7 @@ class Intake:
         self.runs = runs
         self.default_selector = "attention"  # where neither the config nor a request names one
         self._model, self._tokenizer, self._config = model, model.tokenizer, config
-        self._vocabulary, self._context_length = model.adapter.vocabulary, model.adapter.context_length
+        self._vocabulary, self._context_length = model.adapter.vocabulary, model.adapter.context_length or sys.maxsize
         self._gate_result: GateResult | None = None
         self._check_ids(runs.before_documents)
         # Without a tokenizer all is given as ids, and nothing stands between chunks.
@@ -115,9 +116,10 @@ class Intake:
     def prompt(self, request: Request, past: Past) -> Prompt:
         """The prompt's runs. History is cut until it and the answer fit the context (CachedAttention section 3.4).
 
-        Raises `PromptTooLongError` if the prompt does not fit even without history.
+        An answer that does not fit even without history is cut to what fits; then history may leave it
+        `MAX_NEW_TOKENS`. Raises `PromptTooLongError` if no token of an answer fits.
         """
-        runs, chunks, headroom = self.runs, request.chunks, request.max_new_tokens
+        runs, chunks, asked = self.runs, request.chunks, request.max_new_tokens
         prefix = () if request.raw else runs.before_documents
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
             prefix, chunks = chunks[0].token_ids, chunks[1:]
@@ -136,8 +138,12 @@ class Intake:
         length = len(alone.token_ids)
         if length + len(past.history) == 0:
             raise InputError("The prompt is empty: no prefix, chunk or question.")
-        history, note = self._fitted(past, length + headroom)
-        self._check_length(length + len(history), headroom)
+        fits = length + asked <= self._context_length
+        others = length + (asked if fits else min(asked, MAX_NEW_TOKENS))
+        history, note = fitted(past.history, self._context_length - others, self._config.session)
+        self._check_length(length + len(history), min(asked, 1))
+        room = asked if fits else self._context_length - length - len(history)
+        cut = None if fits else f"the answer may have {room} tokens, not {asked}: the context is {self._context_length}"
         sources = [str(chunk.metadata.get("source", "")) for chunk in chunks]
         parts = [Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at]) for ids, at in alone.body]
         parts += [Part(PartKind.QUESTION, len(question)), Part(PartKind.ANSWER, len(request.given_answer))]
@@ -145,7 +151,8 @@ class Intake:
             alone,
             history=history,
             parts=tuple(part for part in parts if len(part)),
-            notes=(*past.notes, *filter(None, (note,))),
+            notes=(*past.notes, *filter(None, (note, cut))),
+            answer_tokens=room,
         )
 
     def method(self, options: PrefillOptions) -> PrefillMethod:
@@ -207,17 +214,11 @@ class Intake:
         given = options.get("separator")
         return self.separator if given is None else self.encode(given) if given else ()
 
-    def _fitted(self, past: Past, others: int) -> tuple[History, str | None]:
-        """The history cut to fit the context together with `others` tokens, and a note if it was cut."""
-        if self._context_length is None:
-            return past.history, None
-        return fitted(past.history, self._context_length - others, self._config.session)
-
     def _check_length(self, length: int, headroom: int) -> None:
-        if self._context_length is not None and length + headroom > self._context_length:
+        if length + headroom > self._context_length:
             raise PromptTooLongError(
-                f"The prompt has {length} tokens and the answer may take {headroom}; the model's context is "
-                f"{self._context_length}. Give fewer or shorter chunks, or ask for fewer new tokens."
+                f"The prompt has {length} tokens and needs room for {headroom} of an answer; the model's context is "
+                f"{self._context_length}. Give fewer or shorter chunks."
             )
 
     def _checked(self, chunk: Chunk) -> Chunk:

@@ -13,6 +13,8 @@ from typing import Any
 
 from ragkv.errors import InputError, UnsupportedModelError
 
+from .outside_text import encode_markup, encode_outside
+
 _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 
 
@@ -37,7 +39,7 @@ def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) 
 
 
 def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
-    """Text as ids, without special tokens; ids stay as they are. Raises `InputError` for text without a tokenizer."""
+    """Text from outside as ids, without control tokens; ids as they are. Raises `InputError` without a tokenizer."""
     if not isinstance(text_or_ids, str):
         try:
             return tuple(operator.index(token) for token in text_or_ids)
@@ -47,7 +49,7 @@ def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int
         raise InputError(
             "Text was given, but the engine has no tokenizer. Give token ids, or build the engine with a tokenizer."
         )
-    return tuple(tokenizer(text_or_ids, add_special_tokens=False)["input_ids"])
+    return encode_outside(tokenizer, text_or_ids)
 
 
 def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
@@ -82,10 +84,10 @@ def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
     if not between.startswith(closing):  # the template formats a past answer differently from the last one
         closing = ""
     return TemplateRuns(
-        encode(tokenizer, prefix),
-        encode(tokenizer, tail),
-        encode(tokenizer, closing),
-        encode(tokenizer, between[len(closing) :]),
+        encode_markup(tokenizer, prefix),
+        encode_markup(tokenizer, tail),
+        encode_markup(tokenizer, closing),
+        encode_markup(tokenizer, between[len(closing) :]),
     )
 
 

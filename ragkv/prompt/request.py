@@ -53,7 +53,8 @@ class Prompt:
     excerpts: Mapping[int, Excerpt] = field(default_factory=dict)  # chunks that are parts of stored ones, by index
     own_prefix: bool = True  # whether `prefix` is the application's, which entries were encoded behind
     parts: tuple[Part, ...] = ()  # the runs behind the history, by kind
-    notes: tuple[str, ...] = ()  # what the report says about the history
+    notes: tuple[str, ...] = ()  # what the report says about the history and the length
+    answer_tokens: int = 0  # the most tokens of the answer: those that were asked for, or fewer that fit
     question_tokens: int = 0  # the first ids of `question` that are the question itself; the template's follow
 
     @property

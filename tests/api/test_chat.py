@@ -170,6 +170,37 @@ def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None
     assert talk.get("/v1/sessions").json()["data"] == []  # unnamed conversations are not listed
 
 
+@pytest.mark.parametrize(
+    ("prompt_chars", "asked", "tokens", "note"),
+    [
+        (100, {"max_tokens": 4096}, 1024, "max_tokens is 1024, not 4096"),
+        (100, {"max_completion_tokens": 10**9}, 1024, "max_tokens is 1024, not 1000000000"),
+        (7_900, {"max_tokens": 1000}, 273, "the answer may have 273 tokens, not 1000"),
+        (8_100, {}, 73, "the answer may have 73 tokens, not 256"),
+        (8_172, {}, 1, "the answer may have 1 tokens, not 256"),
+        (8_173, {}, None, "The prompt has 8192 tokens"),
+    ],
+)
+def test_an_answer_is_cut_to_what_fits(
+    talk: TestClient, prompt_chars: int, asked: dict[str, int], tokens: int | None, note: str
+) -> None:
+    body = {"model": "talker", "messages": [{"role": "user", "content": "x" * prompt_chars}], **asked}
+    response = talk.post("/v1/chat/completions", json=body)
+    assert note in response.text
+    if tokens is None:
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    else:
+        got = response.json()
+        assert (got["choices"][0]["finish_reason"], got["usage"]["completion_tokens"]) == ("length", tokens)
+
+
+def test_an_answer_that_is_cut_leaves_a_conversation_its_history(talk: TestClient) -> None:
+    chat(talk, [{"role": "user", "content": "x" * 600}], session_id="long")
+    got = chat(talk, [{"role": "user", "content": "y" * 7_300}], session_id="long", max_tokens=1000)
+    kept = sum(span["tokens"] for span in got["ragkv"]["prompt"] if span["kind"] == "history")
+    assert kept > 600 and got["usage"]["completion_tokens"] == 8192 - got["usage"]["prompt_tokens"]
+
+
 @pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"x-session-id": "s"}}])
 def test_with_a_session_the_server_stores_the_conversation(talk: TestClient, named: dict[str, Any]) -> None:
     chat(talk, documents=DOCUMENTS, **named)
@@ -203,7 +234,16 @@ def forks(client: TestClient, ignored: list[Any]) -> list[tuple[int, list[Any]]]
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"stop": list("abcde")}, 400, "stop"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens"),
-        ({"max_completion_tokens": 5000}, 400, "max_completion_tokens"),
+        ({"max_completion_tokens": 0}, 400, "max_completion_tokens"),
+        ({"stop": [""]}, 400, "stop.0"),
+        ({"stop": ["a", 3]}, 400, "stop.1"),
+        ({"stop": ["a"] * 5}, 400, "stop"),
+        ({"messages": [{"role": "user", "content": []}]}, 400, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, 400, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages.0.content.0.text"),
+        ({"tool_choice": "any", "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}, "tools": []}, 400, "tool_choice.type"),
+        ({"Stop": 1}, 400, "Stop"),
         ({"temperature": 2.5}, 400, "temperature"),
         ({"temperature": True}, 400, "temperature"),
         ({"top_k": -1}, 400, "top_k"),

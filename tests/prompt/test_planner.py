@@ -205,7 +205,6 @@ class TestRefusals:
         [
             (dict(max_new_tokens=0), "max_new_tokens is 0"),
             (dict(max_new_tokens=-1), "max_new_tokens is -1"),
-            (dict(max_new_tokens=508), "the answer may take 508"),
             (dict(stop=["x"]), "no tokenizer"),
             (dict(num_beams=2), "Unknown option 'num_beams'"),
             (dict(temprature=2), "Did you mean 'temperature'"),

@@ -13,7 +13,7 @@ from .catalogue import ChatDocument
 from .chat_engine import ChatEngine, ChatInput, ChatPrompt, insert_documents
 from .passage_matcher import PassageMatcher, key_of
 from .template import PlainMessage
-from .tools import CallFilter, Tool, ToolCall, find_calls, required_form
+from .tools import CallFilter, FoundCalls, Tool, ToolCall, find_calls, required_form
 
 __all__ = [
     "CallFilter",
@@ -21,6 +21,7 @@ __all__ = [
     "ChatEngine",
     "ChatPrompt",
     "ChatInput",
+    "FoundCalls",
     "PassageMatcher",
     "Tool",
     "ToolCall",

@@ -18,7 +18,7 @@ from ragkv.types import Answer, Chunk, Text
 from .catalogue import ChatDocument, ChunkCatalogue
 from .conversations import ConversationFinder, FoundConversation
 from .passage_matcher import TextMatch, key_of
-from .template import PlainMessage, Template
+from .template import PlainMessage, Rendered, Template
 from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,8 @@ class ChatEngine:
         messages = template.messages(
             _with_one_user_message(request.messages) if session_id and request.tools else request.messages
         )
-        text = template.render(messages)
+        rendered = template.render(messages)
+        text = rendered.text
         metadata = {key_of(document.text): document.metadata for document in request.documents}
         matches = self.catalogue.find(text, [document.text for document in request.documents])
         stop = len(text) - len(template.tail)
@@ -107,14 +108,10 @@ class ChatEngine:
             head = self._head(template, messages, text)
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
-        inside = [
-            replace(match, start=match.start - start, stop=match.stop - start)
-            for match in matches
-            if match.start >= start
-        ]
-        pieces, question = self._split(text[start:stop], inside, metadata)
+        pieces, question = self._split(rendered, start, stop, matches, metadata)
         if opening is not None:
-            pieces.insert(0, Text(template.opening_ids(opening), opening, opening=True))
+            ids = template.bos_ids + self._encode(rendered, 0, len(opening))
+            pieces.insert(0, Text(ids, opening, opening=True))
         return ChatPrompt(tuple(messages), text, tuple(pieces), question, conversation, request.tools)
 
     def save_turn(
@@ -179,22 +176,32 @@ class ChatEngine:
         return template.opening("\n\n".join(message.text for message in messages if message.role == "system"))
 
     def _split(
-        self, text: str, matches: Sequence[TextMatch], metadata: Mapping[str, Mapping[str, Any]]
+        self,
+        rendered: Rendered,
+        start: int,
+        stop: int,
+        matches: Sequence[TextMatch],
+        metadata: Mapping[str, Mapping[str, Any]],
     ) -> tuple[list[Chunk], tuple[int, ...]]:
-        """The chunks of `text` and the text between them, in order; and the token ids after the last chunk."""
+        """The chunks from `start` to `stop` and the text between them, in order; and the ids after the last chunk."""
         pieces: list[Chunk] = []
-        at = 0
+        at = start
         for match in matches:
-            pieces += self._text_piece(text[at : match.start])
+            if match.start < start:
+                continue
+            end = match.start
+            if self.template.adds_space and rendered.text[at:end].endswith(" "):
+                end -= 1  # the tokenizer puts this space before the chunk's first word by itself
+            if ids := self._encode(rendered, at, end):
+                pieces.append(Text(ids, rendered.text[at:end]))
             at = match.stop
             pieces.append(self.catalogue.chunk(match, metadata.get(match.key)))
-        return pieces, self.template.encode(text[at:])
+        return pieces, self._encode(rendered, at, stop)
 
-    def _text_piece(self, text: str) -> list[Text]:
-        if self.template.adds_space:
-            text = text.removesuffix(" ")  # the tokenizer puts this space before the chunk's first word by itself
-        ids = self.template.encode(text) if text else ()
-        return [Text(ids, text)] if ids else []
+    def _encode(self, rendered: Rendered, start: int, stop: int) -> tuple[int, ...]:
+        """The ids of a part of a prompt."""
+        cuts = [cut - start for cut in rendered.cuts if start < cut < stop]
+        return self.template.encode(rendered.text[start:stop], cuts)
 
 
 def _with_one_user_message(messages: Sequence[PlainMessage]) -> list[PlainMessage]:

@@ -1,21 +1,32 @@
 """Renders messages as text with the model's chat template, and gives the fixed parts of that text.
 
 A model without a template gets the messages one after another with a blank line between them. For a template without a
-system role, the system text goes to the beginning of the first user message. This module knows no LangChain.
+system role, the system text goes to the beginning of the first user message. What the messages and tools say is text
+from outside: where it writes a control token, the rendered text has a cut. This module knows no LangChain.
 """
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.prompt.constraints import CallSyntax
+from ragkv.prompt.outside_text import cuts_between, encode_markup, pieces_of
 
 from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 
 _MARK = "\u27e6ragkv-here\u27e7"
+_CUT = "\ufdd1"  # A cut while messages are rendered: a code point that stands for no character.
+
+
+class Rendered(NamedTuple):
+    """A prompt as text."""
+
+    text: str
+    cuts: tuple[int, ...] = ()  # offsets at which the text is tokenized apart: text from outside is no control token
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,7 @@ class Template:
             return [PlainMessage("system", f"{messages[0].text}\n\n{text}"), *messages[1:]]
         return [PlainMessage("system", text), *messages]
 
-    def render(self, messages: Sequence[PlainMessage]) -> str:
+    def render(self, messages: Sequence[PlainMessage]) -> Rendered:
         """The prompt of `messages`, up to the answer. Raises `InputError` if the template refuses the messages."""
         try:
             text = self._render(self._folded(messages))
@@ -106,20 +117,24 @@ class Template:
             raise InputError(f"The model's chat template refuses these messages ({roles}): {error}.") from error
         if not text.endswith(self.tail):
             raise UnsupportedError(f"The model's chat template does not begin this answer with {self.tail!r}.")
-        return text
+        pieces = text.split(_CUT)
+        return Rendered("".join(pieces), cuts_between(pieces))
 
     def head(self, messages: Sequence[PlainMessage]) -> str:
         """The rendered text before the text of the last message."""
-        return self.render([*messages[:-1], replace(messages[-1], text=_MARK)]).split(_MARK)[0]
+        return self.render([*messages[:-1], replace(messages[-1], text=_MARK)]).text.split(_MARK)[0]
 
-    def opening_ids(self, text: str) -> tuple[int, ...]:
-        """The ids of an opening, with BOS if the template does not write it."""
-        bos = () if self.is_chat or self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
-        return bos + self.encode(text)
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        """What an opening begins with that the template does not write."""
+        return () if self.is_chat or self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of `text` without special tokens."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+    def encode(self, text: str, cuts: Sequence[int] = ()) -> tuple[int, ...]:
+        """The ids of rendered text, tokenized apart at `cuts`; without special tokens around it."""
+        bounds = (0, *cuts, len(text))
+        return tuple(
+            token for start, end in pairwise(bounds) for token in encode_markup(self._tokenizer, text[start:end])
+        )
 
     def _opening(self, system: str) -> str:
         """The text before the text of the first user message, with `system` as the system text."""
@@ -128,7 +143,7 @@ class Template:
         messages = [PlainMessage("system", system)] if system else []
         if system and not self._has_system_role:
             return self._opening("") + system
-        return self._render([*messages, PlainMessage("user", _MARK)]).split(_MARK)[0]
+        return self._render([*messages, PlainMessage("user", _MARK)]).split(_MARK)[0].replace(_CUT, "")
 
     @functools.cached_property
     def _has_system_role(self) -> bool:
@@ -151,16 +166,24 @@ class Template:
 
     def _render(self, messages: Sequence[PlainMessage]) -> str:
         if not self.is_chat:
-            return "\n\n".join(message.text for message in messages)
+            return "\n\n".join(self._outside(message.text) for message in messages)
         return self._apply(
             [_message(message) for message in messages], self._tools if self._tools and self.knows_tools else []
         )
 
     def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool]) -> str:
-        more = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        more = {"tools": self._outside(tools)} if tools else {}
         apply = self._tokenizer.apply_chat_template
-        text: str = apply(messages, tokenize=False, add_generation_prompt=True, **more)
+        text: str = apply(self._outside(messages), tokenize=False, add_generation_prompt=True, **more)
         return text
+
+    def _outside(self, value: Any) -> Any:
+        """A JSON value from outside, with cuts in its texts."""
+        if isinstance(value, str):
+            return _CUT.join(pieces_of(self._tokenizer, value.replace(_CUT, "")))
+        if isinstance(value, Mapping):
+            return {self._outside(name): self._outside(inner) for name, inner in value.items()}
+        return [self._outside(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _message(message: PlainMessage) -> dict[str, Any]:

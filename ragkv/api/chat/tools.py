@@ -11,7 +11,7 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ragkv.prompt.constraints import CallSyntax, ResponseFormat
 
@@ -68,33 +68,56 @@ def syntax_of(chat_template: str | None, knows_tools: bool) -> CallSyntax:
     return "parameters" if '"parameters": ' in template or "'parameters'" in template else "arguments"
 
 
-def find_calls(text: str, names: Sequence[str]) -> tuple[str, tuple[ToolCall, ...]]:
-    """The text around the calls of tools with these `names` in an answer, and the calls."""
-    if _OPEN in text:
-        return _tagged(text, names)
-    bare = text.strip()
+class FoundCalls(NamedTuple):
+    """The calls in an answer."""
+
+    text: str  # around them
+    calls: tuple[ToolCall, ...] = ()
+
+    def behind(self, sent: str) -> str:
+        """The text that is left to send when the beginning of the answer was sent."""
+        return self.text[len(sent) :] if self.text.startswith(sent) else self.text.removeprefix(sent.strip())
+
+
+def find_calls(answer: str, names: Sequence[str], finish_reason: str = "stop") -> FoundCalls:
+    """The calls of tools with these `names`. An answer that its "length" ended may end in a call: it is left out."""
+    is_cut = finish_reason == "length"
+    if _OPEN in answer:
+        return _tagged(answer, names, is_cut)
+    bare = answer.strip()
     for word in _OPENING_WORDS:
         bare = bare.removeprefix(word).lstrip()
-    if bare[:1] in ("{", "[") and (calls := _calls_of(_decoded(bare), names)):
-        return "", calls
-    return text, ()
+    values, rest = _values(bare) if bare[:1] in ("{", "[") else ([], bare)
+    calls = _calls_of(values, names)
+    is_open = is_cut and (rest or bare != answer.strip())
+    if len(calls) == len(values) and (_begins_call(rest, names) if is_open else calls and not rest):
+        return FoundCalls("", calls)
+    words = (_OPEN, *_OPENING_WORDS) if is_cut else ()
+    half = max((size for word in words for size in range(2, len(word) + 1) if answer.endswith(word[:size])), default=0)
+    return FoundCalls(answer[:-half].rstrip() if half else answer)
 
 
-def _tagged(text: str, names: Sequence[str]) -> tuple[str, tuple[ToolCall, ...]]:
+def _tagged(answer: str, names: Sequence[str], is_cut: bool) -> FoundCalls:
     """The same for calls between tags. A tag inside a JSON string is part of the string."""
-    decoder, around, calls, rest = json.JSONDecoder(), list[str](), list[ToolCall](), text
+    decoder, around, calls, rest = json.JSONDecoder(), list[str](), list[ToolCall](), answer
     while _OPEN in rest:
         before, _, rest = rest.partition(_OPEN)
         around.append(before.strip())
+        rest = rest.lstrip()
         try:
-            value, end = decoder.raw_decode(rest.lstrip())
+            value, end = decoder.raw_decode(rest)
         except (ValueError, RecursionError):
-            return text, ()
+            if is_cut and _CLOSE not in rest and rest[:1] in ("", "{"):
+                rest = ""
+                break
+            return FoundCalls(answer)
         if not (found := _calls_of([value], names)):
-            return text, ()
+            return FoundCalls(answer)
         calls += found
-        rest = rest.lstrip()[end:].lstrip().removeprefix(_CLOSE)
-    return "\n".join(filter(None, (*around, rest.strip()))), tuple(calls)
+        rest = rest[end:].strip().removeprefix(_CLOSE).lstrip()
+        if is_cut and any(tag.startswith(rest) for tag in (_OPEN, _CLOSE)):
+            rest = ""
+    return FoundCalls("\n".join(filter(None, (*around, rest.strip()))), tuple(calls))
 
 
 def required_form(
@@ -142,18 +165,26 @@ def may_hold_calls(text: str) -> int:
     return next((len(text) - size for size in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:size])), len(text))
 
 
-def _decoded(text: str) -> list[Any]:
-    """The JSON values of a text, with line breaks or semicolons between them; [] if it holds anything else."""
+def _values(text: str) -> tuple[list[Any], str]:
+    """The JSON values at the beginning of a text, in a list or with semicolons between them; and the text behind."""
     decoder, values = json.JSONDecoder(), list[Any]()
-    rest = text.strip()
+    rest = text.removeprefix("[").lstrip()
     while rest:
         try:
             value, end = decoder.raw_decode(rest)
         except (ValueError, RecursionError):
-            return []
-        values += value if isinstance(value, list) else [value]
-        rest = rest[end:].lstrip().removeprefix(";").lstrip()
-    return values
+            break
+        values.append(value)
+        rest = rest[end:].lstrip(" \r\n\t,;]")
+    return values, rest
+
+
+def _begins_call(text: str, names: Sequence[str]) -> bool:
+    """Whether a text is the beginning of a call, or whether a call begins with it."""
+    said = "".join(text.split())
+    kinds = ("", '{"function":', '{"type":"function","function":')
+    openings = [f'{kind}{{"name":"{name}"' for kind in kinds for name in names]
+    return any(said.startswith(opening) or opening.startswith(said) for opening in openings)
 
 
 def _calls_of(values: Sequence[Any], names: Sequence[str]) -> tuple[ToolCall, ...]:

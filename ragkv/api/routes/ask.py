@@ -12,7 +12,7 @@ from ragkv.retrieval import Hit
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from ..answers import check_filter, check_text, checked_max_tokens, session_of, stream_answer
+from ..answers import check_filter, check_text, max_tokens_of, session_of, stream_answer
 from ..bodies.resources import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
 from ..errors import as_api_error, check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
@@ -44,7 +44,7 @@ async def ask(
     """Retrieve passages, fuse their stored KV, and answer with sources, citations and a report."""
     limits = service.config.limits
     _check(body, limits)
-    max_tokens = checked_max_tokens(body.max_tokens, limits)
+    max_tokens, notes = max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
@@ -69,6 +69,7 @@ async def ask(
                         answer=event.text,
                         finish_reason=event.finish_reason,  # type: ignore[arg-type]
                         **answer_fields(event, event.text, sources, numbers, body.session_id),
+                        notes=notes,
                     )
             tenant.engine.settle(context.cancelled)
 

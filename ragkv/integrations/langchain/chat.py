@@ -30,7 +30,7 @@ from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, TokenEvent
 
 from .engines import SharedEngine, shared_engine, shared_engine_of
-from .messages import bound_tools, chat_chunk, chat_input, chat_result, text_behind, to_document
+from .messages import bound_tools, calls_of, chat_chunk, chat_input, chat_result, to_document
 from .structured_output import Method, structured
 
 SAMPLING = (
@@ -247,8 +247,8 @@ class ChatRagKV(BaseChatModel):
         prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
         options = answer_options(settings)
         options["separator"] = ""  # the messages have their own text between passages
-        syntax, parallel = shared.template_for(request.tools).call_syntax, settings["parallel_tool_calls"] is not False
-        if (form := required_form(tools, choice, syntax, parallel)) is not None:
+        syntax = shared.template_for(request.tools).call_syntax
+        if (form := required_form(tools, choice, syntax, bool(settings["parallel_tool_calls"]))) is not None:
             options["response_format"] = form
         options["stop"] = tuple(self.stop or () if stop is None else stop)
         options["deadline_s"], options["cancel"] = self.timeout, cancel
@@ -267,7 +267,7 @@ class ChatRagKV(BaseChatModel):
             if answer is None:
                 shared.drop_turn(prompt)
         assert answer is not None
-        if filtered is not None and (rest := text_behind(answer.text, filtered.sent, shown[0].tools)):
+        if filtered is not None and (rest := calls_of(answer, shown[0].tools).behind(filtered.sent)):
             yield TokenEvent(rest, answer.token_ids[-1]), *shown
         yield shared.save_turn(prompt, answer), *shown
         shared.engine.settle(cancel)

@@ -17,7 +17,6 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, SystemMessage, ToolMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.messages.tool import ToolCall as LangChainCall
 from langchain_core.messages.tool import tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -27,6 +26,7 @@ from ragkv.api.chat import (
     ChatDocument,
     ChatInput,
     ChatPrompt,
+    FoundCalls,
     PlainMessage,
     Tool,
     ToolCall,
@@ -155,15 +155,9 @@ def tool_names(tools: Sequence[Tool]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def calls_of(text: str, names: Sequence[str]) -> tuple[str, list[LangChainCall]]:
-    """The text of an answer without its calls, and the calls."""
-    content, calls = find_calls(text, names) if names else (text, ())
-    return content, [tool_call(name=call.name, args=json.loads(call.arguments), id=call.id) for call in calls]
-
-
-def text_behind(text: str, sent: str, tools: Sequence[Tool]) -> str:
-    """What is left to send of an answer whose beginning was sent: nothing if the rest is calls."""
-    return "" if find_calls(text, tool_names(tools))[1] else text[len(sent) :]
+def calls_of(answer: Answer, tools: Sequence[Tool]) -> FoundCalls:
+    """The calls of these tools in an answer."""
+    return find_calls(answer.text, tool_names(tools), answer.finish_reason) if tools else FoundCalls(answer.text)
 
 
 def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
@@ -180,8 +174,9 @@ def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
 def chat_result(event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText) -> ChatResult:
     """The result of a call whose last event is `event`, an `Answer`."""
     assert isinstance(event, Answer)
-    content, calls = calls_of(event.text, tool_names(prompt.tools))
-    message = AIMessage(content=content, tool_calls=calls, **_reports(event, prompt, model, bool(calls)))
+    found = calls_of(event, prompt.tools)
+    calls = [tool_call(name=call.name, args=json.loads(call.arguments), id=call.id) for call in found.calls]
+    message = AIMessage(content=found.text, tool_calls=calls, **_reports(event, prompt, model, bool(calls)))
     info = _logprobs(event.logprobs, tokens)
     generation = ChatGeneration(message=message, generation_info=info)
     return ChatResult(generations=[generation], llm_output={"model_name": model})
@@ -192,12 +187,11 @@ def chat_chunk(
 ) -> ChatGenerationChunk | None:
     """The piece of a streamed message for `event`; `None` for an event without text and log probability."""
     if isinstance(event, Answer):
-        _, calls = calls_of(event.text, tool_names(prompt.tools))
         pieces = [
-            tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=number)
-            for number, call in enumerate(calls)
+            tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=number)
+            for number, call in enumerate(calls_of(event, prompt.tools).calls)
         ]
-        reports = _reports(event, prompt, model, bool(calls))
+        reports = _reports(event, prompt, model, bool(pieces))
         last = AIMessageChunk(content="", tool_call_chunks=pieces, chunk_position="last", **reports)
         return ChatGenerationChunk(message=last)
     info = _logprobs([event.logprob] if event.logprob else [], tokens)

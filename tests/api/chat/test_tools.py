@@ -77,9 +77,36 @@ FORMS = {
 def test_calls_are_found_in_every_form_that_families_write(form: str) -> None:
     text, count = FORMS[form]
     content, calls = find_calls(text, ["search"])
+    assert find_calls(text, ["search"], "length").calls[0].arguments == calls[0].arguments
     assert [call.name for call in calls] == ["search"] * count
     assert json.loads(calls[0].arguments) == {"query": "mill"} and "{" not in content
     assert len({call.id for call in calls}) == count and all(len(call.id) == 9 for call in calls)
+
+
+WHOLE = '{"name": "search", "arguments": {"query": "mill"}}'
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (f"Well. <tool_call>\n{WHOLE}\n</tool_call>\n<tool_call>\n{WHOLE}", ("Well.", 2)),
+        (f"[TOOL_CALLS] [{WHOLE}, {WHOLE}", ("", 2)),
+        (f"{WHOLE}; {WHOLE.replace('arguments', 'parameters')}", ("", 2)),
+        ('{"type": "function", "function": ' + WHOLE + "}", ("", 1)),
+        ("The mill of Marl [1].", ("The mill of Marl [1].", 0)),
+    ],
+)
+def test_a_call_that_is_cut_is_left_out_and_complete_ones_before_it_stay(
+    written: str, expected: tuple[str, int]
+) -> None:
+    text, most = expected
+    for end in range(len(written) + 1):
+        found = find_calls(written[:end], ["search"], "length")
+        assert text.startswith(found.text.rstrip("<[ ")) and len(found.calls) <= most
+        filtered = CallFilter(False)
+        filtered.add(written[:end])
+        assert (filtered.sent + found.behind(filtered.sent)).rstrip() == found.text.rstrip()
+    assert len(find_calls(written, ["search"], "length").calls) == most
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""Text from outside as token ids. Nothing in it is a control token: no document and no message forges a turn.
+
+A tokenizer makes one token of a text such as "<|im_start|>", wherever it stands. In text from outside it is cut behind
+its first character, and the parts are tokenized apart. A text without control tokens keeps its ids.
+"""
+
+import functools
+import re
+import unicodedata
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+
+def encode_markup(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The ids of what a chat template writes, control tokens included; without special tokens around it."""
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def encode_outside(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The ids of `text`, without special tokens around it and without control tokens in it."""
+    pieces = pieces_of(tokenizer, text)
+    if len(pieces) == 1:
+        return encode_markup(tokenizer, text)
+    return tuple(chain.from_iterable(tokenizer(pieces, add_special_tokens=False)["input_ids"]))
+
+
+def pieces_of(tokenizer: Any, text: str) -> list[str]:
+    """`text` in pieces without a control token; mostly it is one."""
+    control = _control_tokens(tokenizer, str(getattr(tokenizer, "chat_template", "")))
+    if control is None:
+        return [text]
+    cuts = [match.start() + 1 for match in control.finditer(text)]
+    if not text.isascii() and len(cuts) < len(control.findall(unicodedata.normalize("NFKC", text))):
+        return list(text)  # a tokenizer that normalizes would join another writing to a control token
+    return [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+
+
+def cuts_between(pieces: list[str]) -> tuple[int, ...]:
+    """Where the pieces behind the first one begin in their joined text."""
+    return tuple(accumulate(map(len, pieces[:-1])))
+
+
+@functools.lru_cache(16)
+def _control_tokens(tokenizer: Any, chat_template: str) -> re.Pattern[str] | None:
+    """Matches where a control token begins: a special token, or an added one that the chat template writes."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    found = {token.content for token in added if token.special or token.content in chat_template}
+    control = [content for content in found if len(content.strip()) > 1]  # one character cannot be cut
+    first = "".join(sorted({re.escape(content[0]) for content in control}))  # most text has none of them: it is faster
+    return re.compile(rf"(?=[{first}])(?={'|'.join(map(re.escape, control))})") if control else None
