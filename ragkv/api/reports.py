@@ -1,8 +1,8 @@
 """The engine's values as response bodies: sources, citations, the report of an answer, and markers in its text.
 
 A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that say what the answer
-says, and that the answer does not name, are named at its end.
-Markers belong to the server, not to the conversation: they are removed from an earlier answer that a client sends back.
+says, and that the answer does not name, are named at its end, behind a no-break space: so markers of the server are
+told from those of the model, and are removed from an earlier answer that a client sends back.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from ragkv.types import Answer, Chunk
 from .bodies.resources import CitationBody, ReuseBody, SourceBody, SpanBody, TimingBody
 
 _MARKER = re.compile(r"\[(\d{1,4})\]")
-_FINAL = re.compile(r" (?:\[\d{1,4}\])+$")
+_FINAL = re.compile("\u00a0(?:\\[\\d{1,4}\\])+$")
 
 
 def title_of(described: Document | DocumentSummary | Passage) -> str | None:
@@ -101,7 +101,7 @@ def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:
     """The markers to append to `text`: those of cited sources that it does not name."""
     named = {int(number) for number in _MARKER.findall(text)}
     missing = [citation.number for citation in citations if citation.number not in named]
-    return " " + "".join(f"[{number}]" for number in missing) if missing else ""
+    return "\u00a0" + "".join(f"[{number}]" for number in missing) if missing else ""
 
 
 def without_markers(text: str) -> str:

@@ -207,8 +207,8 @@ def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
 
     Whole words count, in any of their writings and whatever stands between them: a line break, `**bold**`.
     """
-    named = {int(number) - 1 for number in _MARKER.findall(answer)}
-    plain = _MARKER.sub("", answer).strip().strip(".")
+    named = {int(number) - 1 for number in _MARKER.findall(answer)} & set(range(len(chunks)))
+    plain = _MARKER.sub(lambda marker: "" if int(marker[1]) - 1 in named else marker[0], answer).strip().strip(".")
     found = []
     for index, chunk in enumerate(chunks):
         span = _place_of(plain, chunk.text)

@@ -6,6 +6,7 @@ characters when lengths are counted in tokens. Invariant: `document.text[start:e
 
 import bisect
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,12 +19,13 @@ from ragkv.runtime import Check, no_check
 from .values import Document, Passage, digest
 
 # `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next passage (white space is
-# then stripped from it). `\w` matches letters and no combining marks, so a mark stays with its letter.
-PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", r"(?=\w)", "")
+# then stripped from it).
+PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
 # `TITLE_CHARS` of a heading are in the metadata of each passage below it.
 TITLE_CHARS = 200
-_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*\w*")
+# `_FENCE` is a line that opens or closes code, also in a quotation, or has nothing at all.
+_FENCE = re.compile(r"[> \t]*(`{3,}[^`]*|~{3,}.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Splitter:
     @property
     def fingerprint(self) -> str:
         """Changes when the same document would be split differently."""
-        return f"recursive-2:{self.tokens}:{self.tokenizer_id}"
+        return f"recursive-3:{self.tokens}:{self.tokenizer_id}"
 
     def split(self, document: Document, check: Check = no_check) -> list[Passage]:
         """The passages of `document`, in order; none if it is blank. What `check` raises ends the splitting."""
@@ -75,7 +77,7 @@ class Splitter:
         waiting: tuple[int, int] | None = None
         for start, end in self._pieces(text, markdown, count):
             for span in _halve_until_it_fits(text, start, end, count, self.tokens):
-                if _FENCE.fullmatch(text, *span):
+                if all(map(_FENCE.fullmatch, text[slice(*span)].split("\n"))):
                     if waiting is not None and count(text[waiting[0] : span[1]]) <= self.tokens:
                         waiting = (waiting[0], span[1])
                     continue
@@ -103,8 +105,22 @@ class Splitter:
         for piece in cutter.split_text(masked):
             start = masked.index(piece, end)
             end = start + len(piece)
+            while spans and start == spans[-1][1] and start < end and _is_inside(text, start):
+                start += 1
+                spans[-1] = (spans[-1][0], start)
             spans.append((start, end))
         return spans
+
+
+def _is_inside(text: str, at: int) -> bool:
+    """Whether `at` is inside of what a reader sees as one character: a letter with its marks, a joined emoji."""
+    here = text[at]
+    return (
+        unicodedata.category(here)[0] == "M"
+        or "\u200d" in (here, text[at - 1])
+        or "\U0001f3fb" <= here <= "\U0001f3ff"  # colours of a skin
+        or "\U000e0020" <= here <= "\U000e007f"  # letters of a flag
+    )
 
 
 def _halve_until_it_fits(
@@ -117,7 +133,8 @@ def _halve_until_it_fits(
         return
     middle = (start + end) // 2
     space = max(text.rfind(" ", start + 1, middle + 1), text.rfind("\n", start + 1, middle + 1))
-    cut = space if space > start else middle
+    whole = next((at for at in range(middle, start, -1) if not _is_inside(text, at)), middle)
+    cut = space if space > start else whole
     yield from _halve_until_it_fits(text, start, cut, count, tokens)
     right = cut
     while right < end - 1 and text[right].isspace():

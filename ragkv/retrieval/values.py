@@ -36,14 +36,14 @@ class Document:
     def content_hash(self, salt: str = "") -> str:
         """A hash of everything that affects the index. `salt` stands for the way the text is split.
 
-        Raises `DocumentError` if the metadata is not JSON or a string holds half a surrogate pair.
+        Raises `DocumentError` if the metadata is not JSON, or if a string holds NUL or half a surrogate pair.
         """
         try:
             metadata = json.dumps(self.metadata, sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DocumentError(f"Metadata of document {self.id!r} is not JSON: {error}. Use JSON values.") from error
-        if _NUL.search(metadata):
-            raise DocumentError(f"Metadata of document {self.id!r} holds NUL, where SQLite ends a text. Remove it.")
+        if _NUL.search(metadata) or "\0" in f"{self.id}{self.source}{self.text}":
+            raise DocumentError(f"Document {self.id!r} or its metadata holds NUL, where SQLite ends a text. Remove it.")
         try:
             return digest(salt, self.id, self.source, metadata, ",".join(map(str, self.page_starts)), self.text)
         except UnicodeEncodeError as error:

@@ -17,11 +17,16 @@ import regex
 _UNSPACED = (
     r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u30fc\uff70\uff9e\uff9f]&&[\p{L}\p{M}\p{N}]]"
 )
-_LETTER = r"[\p{L}\p{M}\p{N}\p{Pc}]"
+# Underscores join the parts of a name; around a word they are emphasis.
+_LETTERS = rf"(?:(?!{_UNSPACED})[\p{{L}}\p{{M}}\p{{N}}][\u00ad\u200c\u200d]*+)++"
 _RUNS = regex.compile(
-    rf"(?V1)(?P<cut>{_UNSPACED}\p{{M}}*+)(?:{_UNSPACED}|\p{{M}})*+|(?:(?!{_UNSPACED}){_LETTER}[\u00ad\u200c\u200d]*+)++"
+    rf"(?V1)(?P<cut>{_UNSPACED}\p{{M}}*+)(?:{_UNSPACED}|\p{{M}})*+|{_LETTERS}(?:\p{{Pc}}++{_LETTERS})*+"
 )
-_CHARACTER = regex.compile(r"\X")
+_ASCII_RUNS = re.compile(r"[^\W_]++(?:_++[^\W_]++)*+")
+# `_SARA_AM` are a nasal mark and a tone mark of Thai or Lao before a long a, in the order in which some type them.
+_SARA_AM = regex.compile("([\u0e4d\u0ecd])([\u0e48-\u0e4b\u0ec8-\u0ecb])(?=[\u0e32\u0eb2])")
+# `_CHARACTER` is one that a reader sees; a long a behind a nasal mark is a part of it, however both are written.
+_CHARACTER = regex.compile(r"\X(?:(?<=[\u0e4d\u0ecd][\u0e48-\u0e4b\u0ec8-\u0ecb]?)[\u0e32\u0eb2])?")
 # `_LEFT_OUT` are the points of Hebrew and Arabic, the stretched line of Arabic, invisible joints, and the dot that
 # lower case gives to a Turkish capital I.
 _LEFT_OUT = regex.compile(
@@ -41,7 +46,7 @@ class Word(NamedTuple):
 def words(text: str) -> Iterator[Word]:
     """The words of `text` in order."""
     if text.isascii():  # most text, and several times as fast
-        yield from (Word(run[0].lower(), run.start(), run.end(), False) for run in re.finditer(r"\w+", text))
+        yield from (Word(run[0].lower(), run.start(), run.end(), False) for run in _ASCII_RUNS.finditer(text))
         return
     for run in _RUNS.finditer(text):
         if run["cut"] is None:
@@ -58,4 +63,4 @@ def normal(word: str) -> str:
     if word.isascii():
         return word.lower()
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
-    return str(_LEFT_OUT.sub("", folded))
+    return str(_SARA_AM.sub(r"\2\1", _LEFT_OUT.sub("", folded)))

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.bodies.chat import IGNORED
+from ragkv.api.reports import without_markers
 
 from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, questions
 
@@ -152,13 +153,20 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
         report, message = got["ragkv"], got["choices"][0]["message"]
         numbers = [citation["number"] for citation in report["citations"]]
         assert [source["text"] for source in report["sources"]] == [source["text"] for source in asked["sources"]]
-        assert message["content"] == asked["answer"] + (" " if numbers else "") + "".join(f"[{n}]" for n in numbers)
+        assert message["content"] == asked["answer"] + ("\u00a0" if numbers else "") + "".join(
+            f"[{n}]" for n in numbers
+        )
         for annotation, number in zip(message["annotations"], numbers, strict=True):
             there = annotation["url_citation"]
             assert message["content"][there["start_index"] : there["end_index"]] == f"[{number}]"
             assert there["url"] == report["sources"][number - 1]["source"]
             cited += 1
     assert cited
+
+
+@pytest.mark.parametrize("said", ["rows[0]", "see list [2]", "x = [1]", "a[1][2]", "See [1] and [2]."])
+def test_brackets_of_an_answer_stay_and_markers_of_the_server_go(said: str) -> None:
+    assert without_markers(said) == said == without_markers(f"{said}\u00a0[3][12]")
 
 
 def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None:

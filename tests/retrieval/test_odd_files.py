@@ -186,6 +186,11 @@ def test_the_form_of_a_page_is_that_of_markdown(markup: str, expected: str) -> N
         ("sep=;\nname;born\nAda;1,5\n", "name: Ada; born: 1,5"),
         ("sep=|\nname|born\nAda|1790\n", "name: Ada; born: 1790"),
         ("a;b\n1,5;2,5\n3,5;4,5\n", "a: 1,5; b: 2,5\na: 3,5; b: 4,5"),
+        (
+            "id;text\n0;one, two, and 0\n1;three, four, and 1\n",
+            "id: 0; text: one, two, and 0\nid: 1; text: three, four, and 1",
+        ),
+        ('"name, full"\tborn\nAda, Bo\t1\nCy, Di\t2\n', "name, full: Ada, Bo; born: 1\nname, full: Cy, Di; born: 2"),
         ("a|b\n1|x, y\n2|z\n", "a: 1; b: x, y\na: 2; b: z"),
         ("name\nAda Quill\nBo Reed\n", "name: Ada Quill\nname: Bo Reed"),
         ('a,b\n"x\ny;z",2\n', "a: x y;z; b: 2"),
@@ -258,13 +263,16 @@ def test_a_bad_chapter_costs_this_chapter() -> None:
         ('{"text": "x", "n": -Infinity}', "Infinity"),
         ('{"id": "one", "text": "other"}', "line 1 has the id 'one'"),
         ('{"text": "x", "m": "a\\u0000b"}', "NUL"),
+        ('{"text": "a\\u0000b"}', "NUL"),
+        ('{"text": "caf\udce9"}', "it is not utf-8: byte 0xe9 at offset 13"),
+        ('{"text": "a\0b"}', "zero byte"),
         ("[" * 100_000, "not JSON"),
         ('{"text": " "}', "`text`"),
     ],
 )
 def test_a_bad_line_costs_this_line(line: str, why: str) -> None:
     good = json.dumps({"id": "one", "text": "good"})
-    loaded = list(load_bytes(Path("a.jsonl"), f"{good}\n{line}\n{good}\n".encode()))
+    loaded = list(load_bytes(Path("a.jsonl"), f"{good}\n{line}\n{good}\n".encode("utf-8", "surrogateescape")))
     errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
     assert ([one.id for one in loaded if isinstance(one, Document)], len(errors)) == (["one", "one"], 1)
     assert "line 2: " in errors[0] and why in errors[0]

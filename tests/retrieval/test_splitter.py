@@ -104,18 +104,35 @@ def test_passage_ids_differ_by_document_and_survive_edits_elsewhere() -> None:
     assert len({p.id for p in [*after, *other]}) == 5
 
 
-def test_a_mark_stays_with_its_letter() -> None:
-    text = "e\u0301" * 30 + " \u0915\u093f\u0928\u0940"
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "e\u0301",
+        "\u0915\u093f\u0928\u0940",
+        "\u0e19\u0e49\u0e33",
+        "\u05e9\u05b8\u05dc\u05d5\u05b9\u05dd",
+        "\U0001f469\u200d\U0001f467\u200d\U0001f466",
+        "\U0001f44d\U0001f3fd\u2764\ufe0f",
+    ],
+)
+def test_no_passage_begins_inside_a_character(unit: str) -> None:
+    text = unit * 30 + " " + unit
     passages = Splitter(len, tokens=7).split(Document("d", text))
     assert "".join(passage.text for passage in passages) == text.replace(" ", "")
-    assert not [passage for passage in passages if unicodedata.category(passage.text[0]).startswith("M")]
+    assert not [p for p in passages if unicodedata.category(p.text[0])[0] == "M" or p.text[0] in "\u200d\U0001f3fd"]
+    assert not [passage for passage in passages if passage.text[-1] == "\u200d"]
 
 
-def test_no_passage_is_a_code_fence_alone() -> None:
-    text = "# A\n\n```python\n" + "one two three four\n" * 4 + "```\n\nfive six\n\n~~~\n~~~"
-    passages = word_splitter(8).split(Document("d", text, "d.md"))
-    assert not [passage.text for passage in passages if re.fullmatch(r"[`~]{3,}\w*", passage.text)]
-    assert sum(passage.text.count("three") for passage in passages) == 4
+@pytest.mark.parametrize("opening", ["```python", "```", "~~~ js", '``` {.c title="a b"}', "> ```"])
+def test_no_passage_is_a_code_fence_alone(opening: str) -> None:
+    closing = "".join(char for char in opening if char in "`~> ")
+    text = f"# A\n\n{opening}\n" + "one two three four\n" * 4 + f"{closing}\n\nfive six\n\n~~~\n~~~"
+    for tokens in (4, 5, 8):
+        passages = word_splitter(tokens).split(Document("d", text, "d.md"))
+        assert not [
+            passage.text for passage in passages if not re.sub(r"(?m)^[> ]*[`~]{3}.*$", "", passage.text).strip()
+        ]
+        assert sum(passage.text.count("three") for passage in passages) == 4
 
 
 def test_a_very_long_heading_is_cut_in_the_metadata_of_its_passages() -> None:

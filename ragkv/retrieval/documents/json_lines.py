@@ -1,24 +1,24 @@
 """JSON lines: a document a line. A bad line costs this line."""
 
-import io
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from ragkv.errors import DocumentError
 
 from ..values import Document
-from .reading import FileContent, Loaded
+from .reading import AUTO, FileContent, Loaded, decode, marked_encoding
 
 
 def load_jsonl(content: FileContent) -> Loaded:
     """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become metadata."""
     seen: dict[str, tuple[str, int]] = {}  # id -> what the first line with it holds, and the number of this line
-    for number, line in enumerate(io.StringIO(content.text(), newline="\n"), start=1):
+    for number, line in enumerate(_lines(content), start=1):
         content.limits.check("lines", number, f"{content.path}: the number of lines")
         if not line.strip():
             continue
         try:
-            document = _from_json(content, line.rstrip("\n"), number)
+            document = _from_json(content, decode("it", line, None) if isinstance(line, bytes) else line, number)
             found = (document.content_hash(), number)
             first, before = seen.setdefault(document.id, found)
             if first != found[0]:
@@ -27,6 +27,16 @@ def load_jsonl(content: FileContent) -> Loaded:
             yield DocumentError(f"{content.path}, line {number}: {error}")
         else:
             yield document
+
+
+def _lines(content: FileContent) -> Iterable[str | bytes]:
+    """The lines as text, or as bytes if not all of them are UTF-8."""
+    try:
+        return content.text().split("\n")
+    except DocumentError:
+        if content.encoding not in (None, AUTO) or marked_encoding(content.data):
+            raise
+        return content.data.split(b"\n")
 
 
 def _from_json(content: FileContent, line: str, number: int) -> Document:

@@ -1,6 +1,7 @@
 """Rows to text: each row is one line that names its columns, so a passage from the middle of a table makes sense.
 
-clevercsv finds what separates the columns, by how regular the table becomes; the standard library's reader reads it.
+Where the first line does not say what separates the columns, clevercsv finds it, by how regular the table becomes; the
+standard library's reader reads it.
 """
 
 import csv
@@ -44,7 +45,7 @@ def load_csv(content: FileContent) -> Loaded:
     if named := re.match(r"sep=(.)\n", text):
         delimiter, text = named.group(1), text[named.end() :]
     else:
-        delimiter = "\t" if content.path.suffix.lower() == ".tsv" else _delimiter(text[:SAMPLE_CHARS])
+        delimiter = "\t" if content.path.suffix.lower() == ".tsv" else _delimiter(text[:SAMPLE_CHARS].lstrip())
     with content.parsing("a table"):
         csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the process; a file has a limit of its own
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
@@ -64,10 +65,15 @@ def _counted(content: FileContent, rows: Any, lost: list[str], is_odd: bool) -> 
 
 
 def _delimiter(sample: str) -> str:
+    """What separates columns: the one candidate that the names of the columns have, else what makes a regular table."""
+    names = re.sub('"[^"]*"', "", sample.partition("\n")[0])
+    candidates = "".join(candidate for candidate in DELIMITERS if candidate in names) or DELIMITERS
+    if len(candidates) == 1:
+        return candidates
     import clevercsv  # takes a tenth of a second
 
     try:
-        found = clevercsv.Sniffer().sniff(sample, delimiters=DELIMITERS)
+        found = clevercsv.Sniffer().sniff(sample, delimiters=candidates)
     except clevercsv.exceptions.Error:  # one column, or no regular table
         return ","
     return (found and found.delimiter) or ","
