@@ -166,15 +166,11 @@ class Scheduler:
 
     def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
         """Return when no request runs, when `hurried` is true after a `wake`, or after `timeout_s`."""
-        self.wait(lambda: not self.busy or hurried(), timeout_s)
-
-    def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Return when `until` is true; whether it is. It is asked when a request begins or ends, and after a `wake`."""
         with self._turns.changed:
-            return self._turns.changed.wait_for(until, timeout_s)
+            self._turns.changed.wait_for(lambda: not self.busy or hurried(), timeout_s)
 
     def wake(self) -> None:
-        """Wake the threads that wait, so that they ask again."""
+        """Wake the threads in `wait_idle`, so that they ask `hurried` again."""
         self._add_requests(0)
 
     @contextmanager

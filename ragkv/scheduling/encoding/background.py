@@ -79,18 +79,16 @@ class BackgroundEncoder:
             self._flushing -= 1
 
     def settle(self, cancel: threading.Event | None = None) -> None:
-        """Return when no chunk waits, when a request begins, or when `cancel` is set.
+        """Return when no chunk waits that a request missed, when a request runs, or when `cancel` is set.
 
-        Who calls it between an answer and the next question finds stored then what the answer missed.
+        After this the next question finds stored what the last one missed, unless they came together.
         """
-
-        def over() -> bool:
-            is_idle = not (self._waiting or self._working)
-            return is_idle or self._closing or self._scheduler.busy or (cancel is not None and cancel.is_set())
-
         openmp.release_threads()
-        while not self._scheduler.wait(over, POLL_S):
-            pass
+        with self._changed:
+            while (self._waiting or self._working) and not (self._closing or self._scheduler.busy):
+                if cancel is not None and cancel.is_set():
+                    break
+                self._changed.wait(POLL_S)
 
     def finish(self, chunks: Iterable[tuple[Identity, tuple[int, ...]]], check: Check) -> None:
         """Encode those of `chunks` that wait, and return when they are stored. Raises what `check` raises.
@@ -149,7 +147,6 @@ class BackgroundEncoder:
             with self._changed:
                 self._working, self._current = False, None
                 self._changed.notify_all()
-            self._scheduler.wake()
 
     def _next(self) -> _Wanted | None:
         """The next one once it may begin; `None` when this is closed."""
