@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
-from .errors import RagKVError, UnsupportedError
+from .errors import RagKVError, UnsupportedError, check_kind
 from .fusion import Fusor, Readers, Scorer
 from .model.loading import READER_NOTE, READER_UNKNOWN, load
 from .prompt import (
@@ -90,6 +90,7 @@ class Engine(Closing):
         `with_config` passes a `SharedModel` instead. `backend` makes what computes the answers, if the model here does
         not. Raises `UnsupportedModelError` for a model whose KV cannot be fused exactly.
         """
+        check_kind("config", config, EngineConfig, type(None))
         self.config = config = config or EngineConfig()
         self.model = model if isinstance(model, SharedModel) else SharedModel.of(model, tokenizer, config)
         adapter, directory = self.model.adapter, config.store.directory
@@ -183,6 +184,8 @@ class Engine(Closing):
         """
         from .model.dtype_choice import choose_dtype
 
+        check_kind("name", name, str, os.PathLike)
+        check_kind("config", config, EngineConfig, type(None))
         config = config or EngineConfig()
         limit_kernel_caches()  # before the first product, by which the dtype is chosen
         store_bytes, weights = config.store.memory_bytes, config.weights
@@ -304,6 +307,7 @@ class Engine(Closing):
 
         Without `keep` the session is only read: no turn is added.
         """
+        check_kind("session", session, Session, type(None))
         kept = session if keep else None
         if not request.max_new_tokens and not self._backend.makes_kv:
             raise UnsupportedError("Another server computes this engine's answers, so it makes no KV of prompts.")

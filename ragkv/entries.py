@@ -12,7 +12,7 @@ from .config import EngineConfig
 from .prompt import ChunkLike, Intake
 from .runtime import Check, no_check
 from .scheduling import Scheduler
-from .scheduling.encoding import BackgroundEncoder, Encoder, Warmer, WarmReport
+from .scheduling.encoding import BackgroundEncoder, Encoder, StoredScores, Warmer, WarmReport
 from .store import EntryKey, Identity, Store
 from .types import Chunk
 
@@ -63,15 +63,29 @@ class Entries:
         chunks: Sequence[ChunkLike],
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
+        evict: bool = True,
     ) -> WarmReport:
-        """See `Engine.warm`."""
+        """See `Engine.warm`. Without `evict` chunks for which the store has no room are left, and counted."""
         checked = self._encodable(chunks)
-        return self._warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check)
+        return self._warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check, evict)
 
-    def warm_soon(self, chunks: Sequence[ChunkLike]) -> None:
-        """Compute and store the entries of `chunks` that are not stored, in the background, between requests."""
+    def warm_soon(self, chunks: Sequence[ChunkLike], *, last: bool = False) -> None:
+        """Compute and store the entries of `chunks` that are not stored, in the background, between requests.
+
+        With `last`: behind all that requests miss, and only while the store has room for them.
+        """
         for chunk in self._encodable(chunks):
-            self.background.add(chunk.token_ids)
+            self.background.add(chunk.token_ids, last=last)
+
+    def lacking(self, chunks: Sequence[ChunkLike]) -> tuple[list[Chunk], int]:
+        """Those of `chunks` that `warm` would compute, each once, and about how many bytes that will take."""
+        scores = StoredScores(self.encoder, self._store)
+        found = {
+            chunk.token_ids: chunk
+            for chunk in self._encodable(chunks)
+            if not self._store.is_durable(self.identity.key(chunk.token_ids)) or scores.lacking(chunk.token_ids)
+        }
+        return list(found.values()), sum(map(self.encoder.entry_bytes, map(len, found)))
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """See `Engine.delete`."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ragkv.runtime import brief
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -12,6 +14,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     text: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    __repr__ = brief
 
     @property
     def stored_ids(self) -> tuple[int, ...]:
@@ -31,6 +34,7 @@ class Excerpt(Chunk):
 
     whole: tuple[int, ...] = ()  # the ids of the stored chunk
     offset: int = 0  # how many of them stand before this part
+    __repr__ = brief
 
     @property
     def stored_ids(self) -> tuple[int, ...]:
@@ -134,6 +138,7 @@ class Answer:
     citations: tuple[Citation, ...] = ()
     spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run
     logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, if they were asked for
+    __repr__ = brief
 
     def with_notes(self, *notes: str) -> "Answer":
         """This answer, with `notes` added to its report."""

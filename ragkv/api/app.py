@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,13 @@ def create_app(
     engine: Engine | None = None,
     embedder: Embedder | None = None,
     replica: str | None = None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """The REST service of `config`. It loads the model in the background at startup, unless `engine` is given.
 
     `engine` holds the model to serve and no documents of its own; it is closed with the app.
-    `replica` names this process in logs, headers and stats; `None`: a random word. Raises `ConfigError`.
+    `replica` names this process in logs, headers and stats; `None`: a random word. `on_ready` is called when questions
+    are answered from now on. Raises `ConfigError`.
     """
     config = (config or ServeConfig()).of_home()
     config.check_servable()
@@ -53,7 +55,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.ensure_future(_load(service, engine, embedder))
+        loading = asyncio.ensure_future(_load(service, engine, embedder, on_ready))
         # Consume the exception: /readyz and the log report it.
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         if engine is not None:
@@ -92,7 +94,9 @@ def create_app(
     return app
 
 
-async def _load(service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
+async def _load(
+    service: Service, engine: Engine | None, embedder: Embedder | None, on_ready: Callable[[], None]
+) -> None:
     try:
         await asyncio.to_thread(service.load, engine, embedder)
     except Exception as error:
@@ -103,3 +107,4 @@ async def _load(service: Service, engine: Engine | None, embedder: Embedder | No
     if engine is None:  # this process is a server: what it has loaded stays
         await asyncio.to_thread(freeze_objects)
     service.unavailable_reason = None
+    on_ready()

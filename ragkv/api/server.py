@@ -45,10 +45,19 @@ WITHOUT_NGINX = (
 class GracefulServer(uvicorn.Server):
     """A uvicorn server that cuts requests which do not finish in time, and whose process always ends."""
 
-    def __init__(self, config: uvicorn.Config, cut: Callable[[], None], graceful_s: float, close_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, cut: Callable[[], None], settings: ServeConfig) -> None:
         """`cut` cancels the running requests."""
         super().__init__(config)
-        self._cut, self._graceful_s, self._close_s = cut, graceful_s, close_s
+        self._cut, self._graceful_s, self._close_s = cut, settings.graceful_s, settings.close_s
+        self._idle_s, self._requests, self._used_at = settings.idle_s, 0, time.monotonic()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end: after a signal, or when no request ran for `idle_s`."""
+        state = self.server_state
+        if state.tasks or state.total_requests != self._requests:
+            self._requests, self._used_at = state.total_requests, time.monotonic()
+        is_idle = self._idle_s is not None and time.monotonic() - self._used_at > self._idle_s
+        return await super().on_tick(counter) or is_idle
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start uvicorn and log its addresses."""
@@ -136,7 +145,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     with contextlib.ExitStack() as stack:
         if config.on_loopback:
             _announce(stack, config, listener, service.replica)
-        GracefulServer(settings, service.cut, config.graceful_s, config.close_s).run(sockets=[listener])
+        GracefulServer(settings, service.cut, config).run(sockets=[listener])
     logger().info("closed")
 
 

@@ -23,7 +23,7 @@ from ragkv.home import kept_at
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, make_private_folder, never_urgent
+from ragkv.runtime import Check, Closing, make_private_folder, never_urgent, server_file
 from ragkv.types import Reuse, Timing
 
 from .documents.parser import DocumentParser
@@ -62,7 +62,7 @@ class Service(Closing):
             key = os.environ.get(VLLM_KEY_VARIABLE, "")
             self.vllm = VllmServer(config.vllm.url, key, timeout_s=config.vllm.timeout_s)
         # Why requests are refused; None: they are accepted.
-        self.unavailable_reason: str | None = "The model is being loaded."
+        self.unavailable_reason: str | None = server_file.LOADING
         self.keys, self.limiter = KeyRing(config.keys_path), RateLimiter()
         self.metrics = Metrics(self.tenant_stats, self.replica, self.vllm)
 

@@ -44,7 +44,7 @@ class LimitsConfig:
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     inputs: int = 256  # texts in one embeddings request
     input_chars: int = 1_000_000  # characters of all texts in one embeddings request
-    upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # accepted file name endings
+    upload_types: tuple[str, ...] = ()  # accepted file name endings; none: all that `ragkv ingest` reads
 
     def __post_init__(self) -> None:
         at_least(self, **{f.name: 1 for f in dataclasses.fields(self) if f.name != "upload_types"})
@@ -163,6 +163,7 @@ class ServeConfig:
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
     open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
     open_collections: int = 256  # collections open at once, of all tenants; fewer if few files may be open (ulimit -n)
+    idle_s: float | None = None  # the server ends when no request came for so long; None: never
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM
     close_s: float = 10.0  # and then: how long cutting the others and writing may take before the process ends
     engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
@@ -177,7 +178,7 @@ class ServeConfig:
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:
-        at_least(self, port=0, open_tenants=1, open_collections=1, graceful_s=0.0, close_s=0.1)
+        at_least(self, port=0, open_tenants=1, open_collections=1, idle_s=0.0, graceful_s=0.0, close_s=0.1)
         one_of("answer_engine", self.answer_engine, ANSWER_ENGINES)
         if self.port > 65535:
             raise ConfigError(f"port is {self.port}; it must be at most 65535.")

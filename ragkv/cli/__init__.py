@@ -10,14 +10,12 @@ import sys
 
 from ragkv.errors import RagKVError
 
-INTERRUPTED = 130  # A command that Ctrl-C ended has this exit status.
-
 
 def main() -> None:
     """Run the command line. The package's own errors are printed without a traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    from .output import print_error
+    from .output import INTERRUPTED, print_error
 
     try:
         from .app import app

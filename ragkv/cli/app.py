@@ -8,6 +8,7 @@ import typer
 
 from ragkv import __version__
 from ragkv.config import POLICY_NAMES, SIMULATOR_POLICY_NAMES
+from ragkv.runtime import counted
 
 from . import output
 from .ask import ask
@@ -90,8 +91,8 @@ def size(
         print_json({"model": model, "dtype": dtype, "codec": codec, "bytes_per": numbers})
         return
     console.print(f"{output.size(numbers['token'])} per token")
-    console.print(f"{output.size(numbers['chunk'])} per chunk of {chunk_tokens} tokens")
-    console.print(f"{output.size(numbers['corpus'])} for {chunks:,} chunks")
+    console.print(f"{output.size(numbers['chunk'])} per chunk of {counted(chunk_tokens, 'token')}")
+    console.print(f"{output.size(numbers['corpus'])} for {counted(chunks, 'chunk')}")
 
 
 @with_engine_options
@@ -111,11 +112,10 @@ def gc(
         counts = {"other_models": others, "deleted_documents": deleted}
         print_json({"dry_run": dry_run, "entries": counts, "other_models_bytes": freed})
     elif freed is None:
-        console.print(f"Would drop {others} entries of other models and {deleted} of deleted documents.")
+        console.print(f"Would drop {counted(others, 'entry')} of other models and {deleted} of deleted documents.")
     else:
-        console.print(
-            f"Dropped {others} entries of other models ({output.size(freed)}) and {deleted} of deleted documents."
-        )
+        dropped = counted(others, "entry")
+        console.print(f"Dropped {dropped} of other models ({output.size(freed)}) and {deleted} of deleted documents.")
 
 
 def simulate(

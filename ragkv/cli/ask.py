@@ -1,12 +1,14 @@
 """`ragkv ask`: one question, answered by an engine of this process, or by the server that has the home."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragkv.config import ReuseMode
-from ragkv.errors import InputError
+from ragkv.errors import InputError, check_words
+from ragkv.runtime import seconds_of
 from ragkv.types import PromptSpan
 
 from . import output
@@ -28,7 +30,7 @@ from .options import (
     with_engine_options,
 )
 from .output import console, print_json, print_note
-from .running_server import ServedAnswer, ask_server
+from .running_server import ServedAnswer, ask_server, served_answer, server_of, start_server
 
 if TYPE_CHECKING:
     from ragkv.retrieval.rag import RagAnswer
@@ -49,14 +51,17 @@ def ask(
     ] = "fused",
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Leave a server running, for fast next answers, until it was idle for so long: 10m."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a question from the ingested documents. Shows the sources and how much KV was reused.
 
-    Where `ragkv serve` has the home, its server answers.
+    Where `ragkv serve` has the home, its server answers: it has loaded the model, which takes most of the time.
     """
-    if not question.strip():
-        raise InputError("The question is empty. Give a question of at least one word.")
+    check_words("question", question)
     require_index(options.home)
     filters = metadata_filter(where)
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
@@ -68,16 +73,26 @@ def ask(
         else:
             _show(answered)
 
-    if options.uses_server_settings and not temperature:
+    by_server = options.uses_server_settings and not temperature
+    if keep is not None and not by_server:
+        raise InputError(
+            "--keep starts a server with the home's settings: leave the model's options and --temperature out."
+        )
+    if keep is not None and server_of(options.home, options.model) is None:
+        with output.working("starting a server"):
+            start_server(options.home, options.model, options.settings, seconds_of(keep))
+    if by_server:
         body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
         body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
         if ratio is not None:
             body["ratio"] = ratio
-        if (answered := ask_server(options.home, options.model, body)) is not None:
+        if (answered := ask_server(options.home, options.model, "/v1/ask", body, served_answer)) is not None:
             show(answered)
             return
     with options.rag(reads=True) as rag:
         show(rag.ask(question, k, retriever=retriever, where=filters, order=order, **answering))
+        if by_server and not as_json:
+            print_note("most of this time is loading: with --keep 10m the next answers come from a server, sooner.")
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
 
@@ -98,6 +113,6 @@ def _show(answered: "RagAnswer | ServedAnswer") -> None:
     for number, hit in enumerate(answered.hits):
         mark = "*" if number in cited else " "
         console.print(f" {mark} [{number + 1}] {output.place(hit.passage)}")
-    output.print_reuse(answered.answer)
+    output.print_reuse(answered.answer, time.monotonic() - output.BEGAN)
     if reasons := _why_nothing_was_reused(answered.answer.spans):
         print_note(f"no passage's KV was reused: {'; '.join(reasons)}.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ragkv.runtime import counted
 from ragkv.types import Answer, TokenEvent
 
 from . import output
@@ -66,7 +67,7 @@ def chat(
             return hits, rag.stream(question, hits, chat, **answering)
 
         if chat.turns:
-            console.print(f"{chat.turns} turns so far.", style="dim")
+            console.print(f"{counted(chat.turns, 'turn')} so far.", style="dim")
         try:
             for line in _lines():
                 if not _execute(line, chat, answer):

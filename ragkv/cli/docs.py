@@ -1,14 +1,15 @@
 """`ragkv docs list | show | delete`: the ingested documents; `ragkv search`: the passages that a question retrieves."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragkv.errors import InputError
+from ragkv.errors import InputError, check_words
 from ragkv.home import kept_at
+from ragkv.runtime import counted
 
 from . import output
 from .options import (
@@ -26,13 +27,15 @@ from .options import (
     with_engine_options,
 )
 from .output import console, print_json, print_note
+from .running_server import ask_server, hits_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ragkv.retrieval import Index
+    from ragkv.retrieval import Hit, Index
 
 ALL = 2**62  # more documents than there are
+BEGINNING = 240  # characters of a found passage that are shown
 
 docs = command_group("The ingested documents: list, show, delete.", name="docs")
 
@@ -47,8 +50,10 @@ def list_(home: Home = HOME, as_json: AsJson = False) -> None:
         return
     for one in found:
         source = f" (from {one.source})" if one.source not in ("", one.id) else ""
-        console.print(f"{one.passages:>5} passages {one.characters:>9} characters  {one.id}{source}")
-    console.print(f"{len(found)} documents.", style="dim")
+        console.print(
+            f"{counted(one.passages, 'passage'):>14} {counted(one.characters, 'character'):>20}  {one.id}{source}"
+        )
+    console.print(f"{counted(len(found), 'document')}.", style="dim")
 
 
 @docs.command()
@@ -83,7 +88,22 @@ def delete(
         return
     for deleted in removal.deleted:
         console.print(f"Deleted {deleted}.")
-    console.print(f"{len(removal.removed_passages)} passages deleted.", style="dim")
+    console.print(f"{counted(len(removal.removed_passages), 'passage')} deleted.", style="dim")
+
+
+def _found(home: "Path", query: str, k: int, retriever: str | None, filters: dict[str, Any]) -> "Sequence[Hit]":
+    """What a search in this process finds. The embedder, whose packages take seconds to load, only if it is used."""
+    from ragkv.retrieval import Index, resolve_embedder
+
+    note_writer(home)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
+        embedder = None if retriever == "bm25" else resolve_embedder(kept_at(home).get("embedder"))
+        with output.quiet("ragkv.retrieval"), Index(home / "index", embedder=embedder, read_only=True) as index:
+            hits = index.search(query, k, retriever=retriever, where=filters)
+            if retriever != "bm25" and index.notice:
+                print_note(index.notice)
+    return hits
 
 
 @contextmanager
@@ -116,26 +136,19 @@ def search(
     k: Passages = 6,
     retriever: Retriever = None,
     where: Where = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Show the whole passages, not their beginnings.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the passages that a question retrieves, the best first, and their scores.
 
     Needs no model, and no lock on the home.
     """
-    from ragkv.retrieval import Index, resolve_embedder
-
-    if not query.strip():
-        raise InputError("The query is empty. Give at least one word.")
+    check_words("query", query)
     require_index(home)
-    note_writer(home)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
-        embedder = None if retriever == "bm25" else resolve_embedder(kept_at(home).get("embedder"))
-        with output.quiet("ragkv.retrieval"), Index(home / "index", embedder=embedder, read_only=True) as index:
-            hits = index.search(query, k, retriever=retriever, where=metadata_filter(where))
-            notice = None if retriever == "bm25" else index.notice
-    if notice:
-        print_note(notice)
+    filters = metadata_filter(where)
+    body = {"query": query, "k": k, "retriever": retriever, "filter": filters or None}
+    served = ask_server(home, "", "/v1/collections/default/search", body, lambda found: hits_of(found["hits"]))
+    hits = _found(home, query, k, retriever, filters) if served is None else served
     if as_json:
         print_json({"query": query, "hits": hits})
         return
@@ -143,4 +156,7 @@ def search(
         print_note("no passage matches.")
     for hit in hits:
         console.print(f"[{hit.rank}] {output.place(hit.passage)}  score {hit.score:.3g}", style="bold")
-        console.print(f"    {' '.join(hit.passage.text.split())}")
+        text = " ".join(hit.passage.text.split())
+        console.print(
+            f"    {text if whole or len(text) <= BEGINNING else f'{text[:BEGINNING].rstrip()} ... (--whole)'}"
+        )

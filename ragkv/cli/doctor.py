@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import RagKVError, StoreLockedError
-from ragkv.runtime import available_bytes, cores, cpu_features, cpu_model, crowding_hint, load, total_bytes
+from ragkv.runtime import available_bytes, cores, counted, cpu_features, cpu_model, crowding_hint, load, total_bytes
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
@@ -102,7 +102,8 @@ def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
 def _lines(model: str, found: Examination) -> Iterator[str]:
     machine, health = found.machine, found.home
     features = ", ".join(machine.features) or "none that matter"
-    yield f"processor: {machine.cpu}; {features}; {machine.threads} threads on {machine.cores} cores"
+    threads = f"{counted(machine.threads, 'thread')} on {counted(machine.cores, 'core')}"
+    yield f"processor: {machine.cpu}; {features}; {threads}"
     products = ", ".join(f"{name} {flops / 1e9:.0f} GFLOP/s" for name, flops in machine.flops.items())
     yield f"products of one thread: {products}"
     yield f"GPU: {', '.join(machine.gpus) or 'none'}"
@@ -113,11 +114,12 @@ def _lines(model: str, found: Examination) -> Iterator[str]:
     index = "nothing was ingested"
     if health.documents is not None:
         embedder = health.embedder or "none (BM25)"
-        index = f"{health.documents} documents, {health.passages} passages, model: {model}, embedder: {embedder}"
+        held = f"{counted(health.documents, 'document')}, {counted(health.passages or 0, 'passage')}"
+        index = f"{held}, model: {model}, embedder: {embedder}"
     yield f"{health.home}: {index}"
     dtypes = "".join(f", {count} in {name}" for name, count in health.dtypes.items())
     unreadable = f", {health.unreadable} unreadable" if health.unreadable else ""
-    yield f"stored KV: {health.entries} entries, {output.size(health.used_bytes)}{dtypes}{unreadable}"
+    yield f"stored KV: {counted(health.entries, 'entry')}, {output.size(health.used_bytes)}{dtypes}{unreadable}"
     yield from (f"  {problem}" for problem in health.problems)
     yield f"extras: {', '.join(extra for extra in EXTRAS if extra not in found.missing) or 'none'}"
     missing = (f"{extra} ({EXTRAS[extra][1]})" for extra in found.missing)
@@ -210,10 +212,11 @@ def advise(config: EngineConfig, found: Examination) -> Iterator[tuple[float, st
         yield 5, text + "lower it, or the machine swaps."
     others = {name: count for name, count in health.dtypes.items() if name != dtype and dtype != "auto"}
     if others:
-        text = f"{sum(others.values())} entries are in {', '.join(others)} and cannot be reused in {dtype}: "
+        text = f"In {', '.join(others)}, so not reused in {dtype}: {counted(sum(others.values()), 'entry')}; "
         yield 3, text + f"ingest again, and `ragkv gc --home {health.home}` frees their space."
     if health.unreadable:
-        yield 1, f"{health.unreadable} stored entries are damaged or of another version: `ragkv gc` drops them."
+        damaged = counted(health.unreadable, "entry")
+        yield 1, f"Damaged or of another version: {damaged}. `ragkv gc` drops what cannot be read."
     if health.documents is not None and not health.has_profile:
         yield 1, f"No profile is saved: `ragkv profile --home {health.home}`, which fusion.ratio = none needs."
     for extra in ADVISED_EXTRAS:

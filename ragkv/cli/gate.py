@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from ragkv.runtime import counted
+
 from . import output
 from .options import AsJson, EngineOptions, Passages, with_engine_options
 from .output import console, milliseconds, print_json, print_note
@@ -96,6 +98,6 @@ def _show(result: "GateResult") -> None:
     for point in result.confirmations:
         times = f"first token {milliseconds(point.fused_s)}, by full recompute {milliseconds(point.full_s)}"
         kl = f"KL {share(point.kl, 3)} (at most {share(point.kl_bound, 3)})"
-        lines.append(f"on {point.prompts} other prompts: {point.setting}, {point.agreed}, {kl}; {times}")
+        lines.append(f"on {counted(point.prompts, 'other prompt')}: {point.setting}, {point.agreed}, {kl}; {times}")
     for line in (*lines, result.machine):
         console.print(line, style="dim")

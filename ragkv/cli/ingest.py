@@ -1,8 +1,9 @@
-"""`ragkv ingest`: files and folders into the index and the store, with an outcome for every file.
+"""`ragkv ingest`: files and folders into the index, then KV into the store, with an outcome for every file.
 
 The report counts every file, and names each that was not read with the reason.
 """
 
+import math
 import os
 import time
 from collections import Counter
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragkv.config import GIB
-from ragkv.errors import DocumentError
-from ragkv.runtime import duration
+from ragkv.errors import CancelledError, DeadlineError, DocumentError
+from ragkv.runtime import Rate, counted, duration
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
-from .output import console, print_json, print_note
+from .output import INTERRUPTED, Stop, console, print_json, print_note
 
 if TYPE_CHECKING:
-    from ragkv.retrieval.rag import FileOptions, Rag, RagIngestReport
+    from ragkv.retrieval import IngestReport
+    from ragkv.retrieval.rag import FileOptions, FileProgress, Rag, RagIngestReport
+    from ragkv.scheduling.encoding import WarmReport
 
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
@@ -43,11 +46,15 @@ def ingest(
         bool, typer.Option("--prune", help="Delete documents whose files are gone from the folders.")
     ] = False,
     index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to the first questions.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="About how long KV is computed at most.", show_default="no limit")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Index documents and compute the KV of their chunks. Unchanged files are skipped.
+    """Index documents, then compute the KV of their chunks. Unchanged files are skipped.
 
-    Every file seen is reported as added, changed, unchanged, ignored or failed. The exit status is 1 if one failed.
+    Questions are answered once the index is made. Ctrl-C and SIGTERM keep what is done, and the same command goes on.
+    KV ends when store.disk_bytes are full. The exit status is 1 if a file failed.
     """
     missing = [path for path in paths if not os.path.lexists(path)]
     if len(missing) == len(paths):  # said before the model is loaded
@@ -57,34 +64,88 @@ def ingest(
     from ragkv.retrieval.rag import FileOptions, nothing_read
 
     began = time.monotonic()
-    with options.rag(chunk_tokens) as rag:
+    with (
+        options.rag(chunk_tokens) as rag,
+        Stop("Interrupted. What is done is kept, and the same command goes on.") as check,
+    ):
         how = FileOptions(encoding, prune=prune, limits=ParseLimits(inflated_bytes=GIB))
-        report = _ingested(rag, paths, how, encode=not index_only)
+        try:
+            report = _indexed(rag, paths, how, check, began)
+            if not as_json:
+                _show(report, rag.index.stats().passages)
+            if not index_only:
+                report = replace(report, kv=_encoded(rag, report.index, check, minutes))
+        except CancelledError as error:
+            print_note(str(error))
+            raise typer.Exit(INTERRUPTED) from None
         if rag.index.notice:
             print_note(rag.index.notice)
-    if failed := report.kv.failed:
-        print_note(f"{failed} entries could not be stored. Questions that need these chunks compute them.")
+    kv = report.kv
+    if kv.failed:
+        print_note(f"Not stored: {counted(kv.failed, 'entry')}. Questions that need these chunks compute them.")
     if as_json:
         print_json(_as_json(report, time.monotonic() - began))
-    else:
-        _show(report, time.monotonic() - began)
+    elif not index_only:
+        console.print(
+            f"KV: {counted(kv.encoded, 'chunk')} computed, {kv.present} there already, {kv.left} left, "
+            f"{output.size(kv.bytes_per_token)} a token; in all {duration(time.monotonic() - began)}."
+        )
+    if kv.left:
+        print_note("chunks without KV are computed by the first question that needs them, and kept.")
     if (problem := nothing_read(paths, report.files)) is not None:
         raise DocumentError(problem)
     if any(outcome.status == "failed" for outcome in report.files):
         raise typer.Exit(1)
+    if check.is_set:
+        print_note("the same command goes on.")
+        raise typer.Exit(INTERRUPTED)
 
 
-def _ingested(rag: "Rag", paths: Sequence[Path], how: "FileOptions", encode: bool) -> "RagIngestReport":
+def _indexed(rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Stop, began: float) -> "RagIngestReport":
+    """Read the files. Raises `CancelledError` between two files."""
+
+    def on_file(done: "FileProgress") -> None:
+        check()
+        show(done.files, done.files_total, f"reading {done.path}")
+
+    def on_embed(done: int, total: int) -> None:
+        check()
+        show(done, total, "embedding passages")
+
+    def on_indexed() -> None:
+        took = f"in {duration(time.monotonic() - began)}"
+        print_note(f"the files are read {took}: `ragkv ask` finds passages by their words now, and soon by meaning.")
+
     # Failures are in the report; pypdf's warnings do not name the file.
     with output.quiet("ragkv.retrieval.rag.files"), output.quiet("pypdf"), output.progress("reading") as show:
-        how = replace(
-            how,
-            on_file=lambda done: show(done.files, done.files_total, f"reading {done.path}"),
-            on_embed=lambda done, total: show(done, total, "embedding passages"),
-        )
-        return rag.ingest_files(
-            paths, how, encode=encode, on_encode=lambda done, total: show(done, total, "encoding KV, chunks")
-        )
+        how = replace(how, on_file=on_file, on_indexed=on_indexed, on_embed=on_embed)
+        return rag.ingest_files(paths, how, encode=False)
+
+
+def _encoded(rag: "Rag", index: "IngestReport", check: Stop, minutes: float | None) -> "WarmReport":
+    """Compute KV until it is complete, the time is over, the store is full, or it is stopped."""
+    ends, rate, size = math.inf if minutes is None else time.monotonic() + 60 * minutes, Rate(), ""
+
+    def go_on() -> None:
+        check()
+        if time.monotonic() > ends:
+            raise DeadlineError(f"The {minutes:g} minutes are over.")
+
+    def on_begin(chunks: int, nbytes: int) -> None:
+        nonlocal size
+        size = f"KV of {counted(chunks, 'chunk')}, {output.size(nbytes)}" if chunks else ""
+
+    def on_encode(done: int, total: int) -> None:
+        nonlocal size
+        rate.update(done, total)
+        show(done, total, "computing KV, chunks")
+        if size and rate.left:
+            print_note(f"{size}{rate.left}; Ctrl-C keeps what is done.")
+            size = ""
+
+    with output.progress("computing KV") as show:
+        documents = (*index.added, *index.changed, *index.unchanged)
+        return rag.encode(documents, on_encode, go_on, on_begin)
 
 
 def _as_json(report: "RagIngestReport", seconds: float) -> dict[str, Any]:
@@ -101,17 +162,14 @@ def _as_json(report: "RagIngestReport", seconds: float) -> dict[str, Any]:
     }
 
 
-def _show(report: "RagIngestReport", seconds: float) -> None:
+def _show(report: "RagIngestReport", passages: int) -> None:
     """Print the counts, then the files that were not read, with the reasons."""
-    index, kv = report.index, report.kv
+    index = report.index
     counts = ", ".join(f"{count} {status}" for status, count in _counts(report).items() if count)
-    console.print(f"Files: {counts or 'none'}, in {duration(seconds)}.")
+    console.print(f"Files: {counts or 'none'}.")
     documents = {"added": index.added, "changed": index.changed, "unchanged": index.unchanged, "deleted": index.deleted}
     parts = ", ".join(f"{len(ids)} {what}" for what, ids in documents.items() if ids)
-    console.print(
-        f"Documents: {parts or 'none'}. "
-        f"Chunks: {kv.encoded} encoded, {kv.present} already stored, {report.deleted_entries} dropped.",
-    )
+    console.print(f"Documents: {parts or 'none'}. In the index: {counted(passages, 'passage')}.")
     ignored: dict[str, list[str]] = {}
     for outcome in report.files:
         if outcome.status == "ignored":

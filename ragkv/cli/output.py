@@ -4,19 +4,21 @@ import dataclasses
 import json
 import logging
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ragkv.runtime import Rate
+from ragkv.errors import CancelledError
+from ragkv.runtime import Rate, counted, duration
 from ragkv.types import Answer, Reuse
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 # A log, where no bar is shown, gets a first line after so long, then one every so often.
 FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
+BEGAN = time.monotonic()  # of this command, as nearly as it can know
+INTERRUPTED = 130  # A command that Ctrl-C ended has this exit status.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # These are all control characters but tab and line feed.
 
 
@@ -97,11 +101,14 @@ def place(passage: "Passage") -> str:
     return f"{passage.source or passage.document_id} ({where})"
 
 
-def print_reuse(answer: Answer) -> None:
-    """Print what was reused and the time to the first token, then the notes of the report."""
+def print_reuse(answer: Answer, total_s: float | None = None) -> None:
+    """Print what was reused, the time to the first token and that of the whole command; then the report's notes."""
     reuse = answer.reuse
     read = ", ".join(f"{size(count)} from {tier}" for tier, count in reuse.bytes_by_tier.items() if count)
-    line = f"{reuse.tokens} tokens: {counts(reuse)} · first token {milliseconds(answer.timing.first_token_s)}"
+    line = (
+        f"{counted(reuse.tokens, 'token')}: {counts(reuse)} · first token {milliseconds(answer.timing.first_token_s)}"
+    )
+    line += "" if total_s is None else f" · in all {duration(total_s)}"
     console.print(line + (f" · read {read}" if read else ""), style="dim")
     for note in reuse.notes:
         print_note(note)
@@ -122,6 +129,29 @@ def quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+class Stop:
+    """A check that raises `CancelledError` from the first Ctrl-C or SIGTERM on; a second one ends the process."""
+
+    def __init__(self, why: str) -> None:
+        self._why, self.is_set = why, False
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __call__(self) -> None:
+        if self.is_set:
+            raise CancelledError(self._why)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _: object) -> None:
+        self.is_set = True
+        signal.signal(number, self._before[signal.Signals(number)])
 
 
 @contextmanager

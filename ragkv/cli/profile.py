@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ragkv.runtime import counted
+
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
 from .output import console, milliseconds, print_json, print_note
@@ -44,10 +46,12 @@ def profile(
 def _show(measured: "Profile") -> None:
     """Print the main speeds; `--json` has all of them."""
     subject, longest = measured.subject, max(measured.prefill.points, key=lambda point: point.size)
-    console.print(f"{subject.cpu}, {subject.threads} threads, {subject.device}, {subject.dtype}", style="dim")
+    console.print(
+        f"{subject.cpu}, {counted(subject.threads, 'thread')}, {subject.device}, {subject.dtype}", style="dim"
+    )
     step_s = measured.decode.at(longest.size)
-    console.print(f"prefill of {longest.size} tokens: {milliseconds(longest.measured_s)}")
-    console.print(f"decode step at {longest.size} tokens: {milliseconds(step_s)}")
+    console.print(f"prefill of {counted(longest.size, 'token')}: {milliseconds(longest.measured_s)}")
+    console.print(f"decode step at {counted(longest.size, 'token')}: {milliseconds(step_s)}")
     layer_s = measured.recompute.at(longest.size // 10, longest.size)
     console.print(f"a layer that recomputes a tenth of them: {milliseconds(layer_s)}")
     for name, speed in measured.tiers.items():

@@ -5,15 +5,21 @@ those of the home. Whatever goes wrong, the command reads the home itself. This 
 `ragkv.retrieval.rag`: the time of a command is otherwise mostly that of loading them.
 """
 
+import contextlib
 import http.client
 import json
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ragkv.errors import InputError
 from ragkv.home import model_or_default
-from ragkv.runtime import server_file
+from ragkv.runtime import duration, server_file
+from ragkv.store.directory import check_unlocked
 from ragkv.types import Answer, Citation, PromptSpan, Reuse, Timing
 
 from .output import print_note
@@ -22,8 +28,12 @@ if TYPE_CHECKING:
     from ragkv.retrieval import Hit
     from ragkv.runtime.server_file import ServerAddress
 
-LIVE_S = 2.0  # The longest wait for /livez, which answers at once.
+LIVE_S = 2.0  # The longest wait for /readyz, which answers at once.
+POLL_S = 0.05  # A server that is being started is asked again after so long.
 ANSWER_S = 600.0  # The longest wait for an answer; the server's own deadline is shorter by default.
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,18 @@ class Refused(Exception):
     """The server gave no answer; the text says why."""
 
 
+def _is_there(address: "ServerAddress | None", pid: int) -> bool:
+    """Whether the process answers at its address: it says where it will listen before it does."""
+    if address is None or address.pid != pid:
+        return False
+    with contextlib.suppress(Refused):  # the question will say why
+        try:
+            is_ready(address)
+        except OSError:
+            return False
+    return True
+
+
 def server_of(home: Path, model: str) -> "ServerAddress | None":
     """Where the server of `home` listens.
 
@@ -50,18 +72,53 @@ def server_of(home: Path, model: str) -> "ServerAddress | None":
     return address if model_or_default(model, address.model) == address.model else None
 
 
-def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> ServedAnswer | None:
-    """The answer of the server of `home` to the body of a `/v1/ask`, with a note; `None` if it gives none."""
+def ask_server(
+    home: Path, model: str, path: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
+) -> T | None:
+    """What `read` makes of the response to a POST at the server of `home`, with a note; `None` if it gives none."""
     if (address := server_of(home, model)) is None:
         return None
     try:
-        send(address, "GET", "/livez", None, LIVE_S)
-        answered = served_answer(send(address, "POST", "/v1/ask", body, ANSWER_S))
+        while not is_ready(address):
+            time.sleep(POLL_S)
+        answered = read(send(address, "POST", path, body, ANSWER_S))
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Refused) as error:
         print_note(f"the server at {address.url} does not answer this question: {error}")
         return None
     print_note(f"the server at {address.url} (pid {address.pid}), which has this home, answered, with its settings.")
     return answered
+
+
+def is_ready(address: "ServerAddress") -> bool:
+    """Whether a server has loaded its model. Raises `Refused` for one that could not."""
+    try:
+        send(address, "GET", "/readyz", None, LIVE_S)
+    except Refused as error:
+        if str(error) == server_file.LOADING:
+            return False
+        raise
+    return True
+
+
+def start_server(home: Path, model: str, settings: Path | None, idle_s: float) -> None:
+    """Start a server of `home` that ends when it was idle for `idle_s`; returns when it is there, loading its model.
+
+    Raises `StoreLockedError` if another process writes to the home, and `InputError` if the server does not start.
+    """
+    check_unlocked(home / "kv")
+    options = ["--home", home, "--port", "0", "--idle", f"{idle_s}", *(["--model", model] if model else [])]
+    options += [] if settings is None else ["--config", settings]
+    log = home / "server.log"
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "ragkv", "serve", *map(str, options)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    while not _is_there(server_of(home, model), process.pid):
+        if process.poll() is not None:
+            said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
+            raise InputError(f"The server did not start; {log} ends with: {said[-1]}")
+        time.sleep(POLL_S)
+    process.returncode = 0  # or Python warns that it goes on without this command
+    print_note(f"a server keeps the model for the next questions, and ends when it was idle for {duration(idle_s)}.")
 
 
 def send(
@@ -77,7 +134,7 @@ def send(
             raise Refused("another process listens there")
         found = json.loads(response.read())
         if response.status not in (200, 201):
-            raise Refused(str(found["error"]["message"]))
+            raise Refused(str(found["error"]["message"] if "error" in found else found["reason"]))
         return dict(found)
     finally:
         connection.close()

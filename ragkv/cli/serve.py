@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from ragkv.errors import ConfigError
+from ragkv.runtime import seconds_of
 
 from .options import FROM_SETTINGS, EngineOptions, with_engine_options
 from .output import errors
@@ -58,6 +59,7 @@ def serve(
     engine: AnsweredBy = None,
     vllm_url: VllmUrl = None,
     mcp: Mcp = False,
+    idle: Annotated[str | None, typer.Option(help="End when no request came for so long, such as 10m.")] = None,
 ) -> None:
     """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or SIGTERM ends it."""
     from ragkv.api import ServeConfig
@@ -73,6 +75,7 @@ def serve(
         "serve": {
             "host": host,
             "port": port,
+            "idle_s": None if idle is None else seconds_of(idle),
             "auth": {"required": False if no_auth else None},
             "cluster": {"replicas": replicas},
             "answer_engine": engine,
@@ -107,15 +110,15 @@ def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
     from ragkv.api import check_network_exposure, create_app
     from ragkv.api import serve as listen
 
-    app = create_app(settings)
+    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+    where = f" at http://{shown}:{settings.port}" if settings.port else ""
+    app = create_app(settings, on_ready=lambda: errors.print(f"ragkv serves {settings.model}{where}; Ctrl-C ends it."))
     if mcp:
         from ragkv.integrations.mcp import mount
 
         mount(app)
     check_network_exposure(settings, app.state.service.keys)
-    if settings.port:
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")
+    errors.print(f"loading {settings.model} ...")
     sys.stderr.flush()
     listen(app, settings)
     sys.stderr.flush()

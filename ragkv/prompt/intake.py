@@ -1,13 +1,13 @@
 """Intake: validates and tokenizes what callers give. What a request is refused for is found here, before any work."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
 from ragkv.config import R_STAR, EngineConfig, ReuseMode
-from ragkv.errors import InputError, PromptTooLongError
+from ragkv.errors import InputError, PromptTooLongError, check_kind
 from ragkv.fusion import make_selector
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
@@ -46,6 +46,7 @@ class Intake:
 
     def chunks(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
         """Chunks from chunks, texts and id sequences. Raises what `chunk` raises."""
+        check_kind("chunks", chunks, Iterable)
         if isinstance(chunks, str | Chunk):
             raise InputError("One chunk was given where a sequence of chunks is needed: put it in a list.")
         return tuple(self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks)
@@ -68,6 +69,7 @@ class Intake:
         Raises `InputError`, also for an option that is not in `known`.
         """
         _check_names(options, known)
+        check_kind("deadline_s", options.get("deadline_s"), int, float, type(None))
         request = Request(
             question=self.encode(question),
             chunks=self.chunks(chunks),
@@ -88,6 +90,8 @@ class Intake:
         """A request whose answer is decoded. Raises `InputError`."""
         request = self.prefill_request(question, chunks, options, known=AnswerOptions)
         max_new_tokens, stop = options.get("max_new_tokens", MAX_NEW_TOKENS), options.get("stop", ())
+        check_kind("max_new_tokens", max_new_tokens, int)
+        check_kind("stop", stop, str, Iterable)
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         logprobs = options.get("logprobs")

@@ -3,7 +3,7 @@
 Leases are opened here and closed by the caller's exit stack.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter
 from ragkv.scheduling import Scheduler
 from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
-from ragkv.store import CODECS, EntryKey, HintedEntry, Identity, Lease, PrefetchHint, Store
+from ragkv.store import EntryKey, HintedEntry, Identity, Lease, PrefetchHint, Store
 
 from .classify import FoundPrompt, FoundRun, Planned, RunWish, Wishes, classify, leaves_choice, wishes
 from .request import ActiveRequest, PrefillMethod, Prompt
@@ -83,7 +83,7 @@ class Planner:
             return next((one for one in preferred if self._store.contains(one.key(ids))), preferred[0])
 
         def hint(identity: Identity, ids: tuple[int, ...], group: str, scores_slot: str) -> HintedEntry:
-            return HintedEntry(identity, ids, self._bytes(ids), group, scores_slot)
+            return HintedEntry(identity, ids, self._encoder.entry_bytes(len(ids)), group, scores_slot)
 
         blocks = [
             hint(block.identity(identity), block.token_ids, active.session_id, inexact_slot if block.fused else "")
@@ -143,12 +143,6 @@ class Planner:
         """Whether a chunk to be fused has an entry alone, because an earlier version made it or it stood first."""
         fused = run.lease is not None and not wish.is_exact
         return fused and run.lease is not None and run.lease.info.identity != self._encoder.identity
-
-    def _bytes(self, token_ids: Sequence[int]) -> int:
-        """Stored bytes of an entry of these tokens."""
-        adapter, codec = self.adapter, CODECS[self._encoder.identity.codec]
-        shape = (2, adapter.kv_heads, len(token_ids), adapter.head_dim)
-        return adapter.layer_count * codec.layout(shape, adapter.dtype).nbytes
 
     def _of_this_model(self, lease: Lease) -> Lease | None:
         """The lease; `None` if its KV has another model's shape: who can write to shared storage can forge it."""

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError
-from ragkv.runtime import Check, acquired, no_check
+from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError, check_kind
+from ragkv.runtime import Check, acquired, counted, no_check
 
 from .database import Database
 from .embedders import Embedder
@@ -92,7 +92,9 @@ class Index(Database):
             return "No embedder: retrieval uses BM25 alone. " + HOW_TO_EMBED
         stats = self.stats()
         if missing := stats.texts - stats.embedded_texts:
-            return f"{missing} of {stats.texts} texts have no vector yet and are found by BM25 only: ingest again."
+            return (
+                f"{missing} of {counted(stats.texts, 'text')} found by BM25 only, without a vector yet: ingest again."
+            )
         return None
 
     def search(
@@ -109,6 +111,8 @@ class Index(Database):
         `retriever` is a name in `RETRIEVERS`; the default is "fused" with an embedder and "bm25" without. `where`
         filters by metadata before the ranking. What `check` raises between two steps ends the search.
         """
+        check_kind("query", query, str)
+        check_kind("k", k, int)
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 passage.")
         if retriever is None:
@@ -147,6 +151,7 @@ class Index(Database):
         check: Check = no_check,
         file: FileRecord | None = None,
         on_forget: OnForget | None = None,
+        embed: bool = True,
     ) -> IngestReport:
         """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
 
@@ -156,11 +161,13 @@ class Index(Database):
         computed so far are kept for the next call.
 
         `on_forget` is called with `forgotten_passages` before the change is committed, and undoes it if it raises.
+        Without `embed` new texts are found by BM25 only, until `embed` is called.
         """
         with self._writer(check):
             plan = self._plan(documents, check)
             gone = self._vanished(file, plan) if file is not None else []
-            embedded = self._embed(plan, progress, check)
+            texts = (passage.text for passage in plan.passages)
+            embedded = self._embed(texts, progress, check) if embed else 0
             if plan.writes:
                 self._before_write()
             with self.transaction():
@@ -177,8 +184,18 @@ class Index(Database):
         added, changed, unchanged = tuple(plan.added), tuple(plan.changed), tuple(plan.unchanged)
         return IngestReport(added, changed, unchanged, tuple(gone), removed, forgotten, embedded)
 
+    def embed(self, progress: Progress | None = None, check: Check = no_check) -> int:
+        """Embeds the texts that have no vector, and returns how many; what `check` raises keeps those made so far."""
+        with self._writer(check):
+            embedded = self._embed((), progress, check)
+            if embedded:
+                with self.transaction():
+                    self._new_revision()
+        return embedded
+
     def delete(self, document_ids: str | Iterable[str], on_forget: OnForget | None = None) -> IngestReport:
         """Deletes documents, their passages and vectors. Unknown ids are ignored. `on_forget` as for `ingest`."""
+        check_kind("document_ids", document_ids, str, Iterable)
         wanted = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
         with self._writer(), self.transaction():
             here = self.document_hashes(wanted)
@@ -256,11 +273,11 @@ class Index(Database):
         here = self.document_hashes(record.documents)
         return [name for name, content_hash in record.documents.items() if here.get(name) == content_hash]
 
-    def _embed(self, plan: _Plan, progress: Progress | None, check: Check) -> int:
-        """Embeds every text that has no vector, committed batch by batch; returns how many texts were embedded."""
+    def _embed(self, texts: Iterable[str], progress: Progress | None, check: Check) -> int:
+        """Embeds new `texts` and all others without a vector, committed batch by batch; returns how many."""
         if (embedder := self._embedder) is None:
             return 0
-        todo = self._without_vectors(dict.fromkeys(passage.text for passage in plan.passages))
+        todo = self._without_vectors(dict.fromkeys(texts))
         for start in range(0, len(todo), EMBED_BATCH):
             if progress is not None:
                 progress(start, len(todo))

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.errors import DocumentError
+from ragkv.errors import DocumentError, check_kind
+from ragkv.runtime import brief
 
 # `_NUL` is a NUL in JSON: it stands after an even number of backslashes.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -32,12 +33,15 @@ class Document:
     source: str = ""  # where it came from, shown to people
     metadata: Metadata = field(default_factory=dict, hash=False)
     page_starts: tuple[int, ...] = ()  # offset of each page in `text`, where the format has pages
+    __repr__ = brief
 
     def content_hash(self, salt: str = "") -> str:
         """A hash of everything that affects the index. `salt` stands for the way the text is split.
 
         Raises `DocumentError` if the metadata is not JSON, or if a string holds NUL or half a surrogate pair.
         """
+        check_kind("A document's id", self.id, str)
+        check_kind(f"The text of document {self.id!r}", self.text, str)
         try:
             metadata = json.dumps(self.metadata, sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -86,6 +90,7 @@ class Passage:
     span: tuple[int, int]  # start, end: character offsets in the document's text
     source: str = ""  # the document's
     metadata: Metadata = field(default_factory=dict, hash=False)  # the document's, with `page` and `section` if known
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ class IngestReport:
     removed_passages: tuple[Passage, ...] = ()  # of changed and deleted documents
     forgotten_passages: tuple[Passage, ...] = ()  # the removed ones whose text no document holds any more
     embedded_texts: int = 0  # distinct texts sent to the embedder
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from . import openmp
 from .addresses import is_loopback
 from .batches import Check, acquired, never_urgent, no_check
+from .brief import brief
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
 from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
-from .rates import Rate, duration
+from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
 from .thread_stream import iterate_in_thread, run_in_thread
 
@@ -24,7 +25,9 @@ __all__ = [
     "Wait",
     "acquired",
     "available_bytes",
+    "brief",
     "cores",
+    "counted",
     "cpu_features",
     "cpu_model",
     "create_private",
@@ -43,6 +46,7 @@ __all__ = [
     "release_memory",
     "replace_file",
     "run_in_thread",
+    "seconds_of",
     "state_of",
     "sync",
     "total_bytes",

@@ -1,7 +1,9 @@
-"""How fast a count grows, and when it reaches its total. Pure Python."""
+"""How fast a count grows, when it reaches its total, and both in words. Pure Python."""
 
 import time
 from collections import deque
+
+from ragkv.errors import ConfigError
 
 WINDOW_S = 60.0  # `WINDOW_S` is the time of which the rate is measured: what was stored already takes no time.
 
@@ -31,6 +33,21 @@ class Rate:
     def left(self) -> str:
         """Such as ", about 2 min 5 s left"; empty while nothing is known."""
         return f", about {duration(self._left / self.per_s)} left" if self._seen and self.per_s > 0 else ""
+
+
+def seconds_of(text: str) -> float:
+    """The seconds of such as 90, 90s, 10m or 2h. Raises `ConfigError`."""
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in ("s", "m", "h") else (text, "s")
+    try:
+        return float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no time; give such as 90s, 10m or 2h.") from error
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as 1 passage, 2 passages or 3 entries: every count of things that is shown to people."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else many}"
 
 
 def duration(seconds: float) -> str:

@@ -18,6 +18,7 @@ from .addresses import is_loopback
 from .files import make_private_folder, replace_file
 
 NAME = "server.json"  # `NAME` is the file in a home.
+LOADING = "The model is being loaded."  # /readyz gives `LOADING` as the reason until questions are answered.
 
 
 @dataclass(frozen=True, slots=True)

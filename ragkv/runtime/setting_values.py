@@ -94,6 +94,8 @@ def build(cls: type[Any], values: Mapping[str, Any], path: str = "", siblings: t
 
     `siblings` are names that are known at the same place but are not of `cls`: an error may suggest them.
     """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path.removesuffix('.') or 'A config'} is a group of settings, not {values!r:.80}.")
     hints = typing.get_type_hints(cls)
     arguments = {}
     for name, value in values.items():
@@ -124,8 +126,6 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(wanted):
         if isinstance(value, typing.cast(type[Any], wanted)):
             return value
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} is a group of settings, not {value!r}.")
         return build(typing.cast(type[Any], wanted), value, path=f"{path}.")
     if typing.get_origin(wanted) is tuple:
         return _convert_list(typing.get_args(wanted)[0], value, path)

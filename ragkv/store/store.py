@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -245,6 +246,15 @@ class Store(Closing):
         """The keys that `gc` would drop."""
         self.flush()
         return {key for tier in self._tiers for key in tier.refused(keep)}
+
+    def is_durable(self, key: EntryKey) -> bool:
+        """Whether every tier below memory has `key`."""
+        return all(tier.contains(key) for tier in self._durable)
+
+    def room_bytes(self) -> float:
+        """How much the fullest tier below memory takes without an eviction; infinite for one that counts no bytes."""
+        stats = [tier.stats() for tier in self._durable]
+        return min(inf if one.capacity_bytes is None else one.capacity_bytes - (one.used_bytes or 0) for one in stats)
 
     def speeds(self) -> dict[str, float]:
         """The recent speeds of the remote tiers in bytes a second, by kind, as far as they were measured."""

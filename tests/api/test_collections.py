@@ -53,6 +53,7 @@ def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(
         "failed": 0,
         "left": 0,
         "scored": 0,
+        "bytes_per_token": 4096,
     }
     new = {"id": "0", "text": "The harbour of Oro is closed.", "metadata": {"lang": "en"}}
     put = client.post(PATHS, json={"documents": [new]}).json()

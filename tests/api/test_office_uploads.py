@@ -1,4 +1,4 @@
-"""Office files are refused as uploads by default; a server that accepts them parses them within the limits."""
+"""A server takes every kind of file that the commands read, and parses Office files within the limits."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.retrieval import sample_files
 OFFICE = (".docx", ".pptx", ".xlsx", ".epub")
 MAKERS = (sample_files.docx, sample_files.pptx, sample_files.xlsx, sample_files.epub)
 DEFAULT = Upload("multipart/form-data; boundary=x", LimitsConfig().upload_types, 10, 100_000, ParseLimits())
-ACCEPTING = replace(DEFAULT, upload_types=OFFICE, limits=ParseLimits(inflated_bytes=1_000_000))
+ACCEPTING = replace(DEFAULT, limits=ParseLimits(inflated_bytes=1_000_000))
 
 
 def form(name: str, data: bytes) -> bytes:
@@ -22,12 +22,18 @@ def form(name: str, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("suffix", "make"), list(zip(OFFICE, MAKERS, strict=True)))
-def test_office_files_are_refused_unless_the_server_accepts_them(suffix: str, make: Callable[[], bytes]) -> None:
+def test_office_files_are_taken_unless_the_setting_names_other_kinds(suffix: str, make: Callable[[], bytes]) -> None:
     body = form(f"a{suffix}", make())
     with pytest.raises(UploadError, match=f"type '{suffix}' are not accepted"):
-        parse_upload(DEFAULT, body)
-    (document,) = parse_upload(ACCEPTING, body)
+        parse_upload(replace(DEFAULT, upload_types=(".txt",)), body)
+    (document,) = parse_upload(DEFAULT, body)
     assert (document.id, bool(document.text)) == (f"a{suffix}", True)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "README", "code.py", "notes.MD"])
+def test_what_the_commands_read_by_its_name_is_taken(name: str) -> None:
+    (document,) = parse_upload(DEFAULT, form(name, b"a,b\n1,2\n"))
+    assert document.id.startswith(name)
 
 
 @pytest.mark.parametrize("suffix", OFFICE)

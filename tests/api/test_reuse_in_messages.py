@@ -126,7 +126,7 @@ def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(talke
         filled(client, "facts", known)
         got = chat(client, [{"role": "user", "content": "\n\n".join(known) + ASK}], max_tokens=1)
     assert len(chunk_tokens(got)) == 2
-    assert got["ragkv"]["notes"] == ["3 passages are not looked for in messages: limits.known_chars is 300"]
+    assert got["ragkv"]["notes"] == ["Not looked for in messages: 3 passages; limits.known_chars is 300"]
 
 
 def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once(

@@ -42,7 +42,7 @@ def test_every_line_is_a_turn_with_its_own_retrieved_documents(
 def test_a_named_conversation_continues_in_the_next_chat(say: Say, tmp_path: Path) -> None:
     first = say("who founded marl ?", options=("--session", "mine"))
     assert "nothing was ingested" in first.err
-    assert "1 turns so far" in say("what ?", options=("--session", "mine")).out
+    assert "1 turn so far" in say("what ?", options=("--session", "mine")).out
     assert "2 turns so far" in say(options=("--session", "mine")).out
     assert manifests(tmp_path / "home") == 1
 
@@ -51,7 +51,7 @@ def test_reset_removes_all_turns(say: Say, tmp_path: Path) -> None:
     say("who ?", "/reset", options=("--session", "mine"))
     assert manifests(tmp_path / "home") == 0
     assert "turns so far" not in say("who ?", "/reset", "what ?", options=("--session", "mine")).out
-    assert "1 turns so far" in say(options=("--session", "mine")).out
+    assert "1 turn so far" in say(options=("--session", "mine")).out
 
 
 def test_an_unknown_command_prints_the_known_commands(say: Say) -> None:
@@ -78,7 +78,7 @@ def test_an_interrupt_ends_the_chat_without_a_traceback_and_drops_the_turn(
         patch.setattr(TextStream, "add", interrupted)
         left = say("what ?", "who ?", options=("--session", "mine"))
     assert (left.code, left.err.count("Traceback")) == (0, 0)
-    assert "1 turns so far" in say(options=("--session", "mine")).out
+    assert "1 turn so far" in say(options=("--session", "mine")).out
 
 
 def test_where_and_ratio_hold_for_every_turn(say: Say, run: Run, documents: Path) -> None:

@@ -91,7 +91,7 @@ def test_threads_on_full_processors_are_advised_against_and_more_threads_are_not
     [
         (EngineConfig(), replace(MACHINE, gpus=("a GPU",)), HEALTH, "device = cuda"),
         (EngineConfig(store=StoreConfig(memory_bytes=9 * GIB)), MACHINE, HEALTH, "swaps"),
-        (EngineConfig(), MACHINE, replace(HEALTH, dtypes={"bfloat16": 3}), "cannot be reused in float32"),
+        (EngineConfig(), MACHINE, replace(HEALTH, dtypes={"bfloat16": 3}), "not reused in float32: 3 entries"),
         (EngineConfig(), MACHINE, replace(HEALTH, has_profile=False), "ragkv profile"),
     ],
 )

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ragkv.runtime import server_file
 from tests.api.serving import Process, process
 
 from .conftest import CommandResult, Run
@@ -104,6 +106,7 @@ def test_an_answer_of_the_server_is_read_without_loading_torch() -> None:
     }
     code = f"""
 import sys
+import time
 from ragkv.cli import output, running_server
 served = running_server.served_answer({found!r})
 assert output.place(served.hits[0].passage) == "c (page 2)" and served.answer.reuse.notes == ("x",)
@@ -123,3 +126,25 @@ def test_another_process_at_the_address_of_a_server_is_not_asked(run: Run, docum
         assert f"the server at {other.url} does not answer this question: another process listens there" in ran.err
         other.signal(signal.SIGTERM)
         assert other.ended() == 0 and not (tmp_path / "other" / "server.json").exists()
+
+
+def test_a_kept_server_answers_the_next_question_and_ends_when_it_is_idle(
+    run: Run, documents: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("fastapi", reason="needs fastapi (extra api)")
+    run("ingest", documents)
+    first = ask(run, "--keep", "5s")
+    address = server_file.load(tmp_path / "home")
+    assert address is not None and "keeps the model" in first.err and f"(pid {address.pid})" in first.err
+    assert f"(pid {address.pid})" in ask(run, "--keep", "5s").err
+    assert "marl.md" in run("search", QUESTION).out
+    while (tmp_path / "home" / "server.json").exists():
+        time.sleep(0.1)
+    assert "ended" not in (tmp_path / "home" / "server.log").read_text()
+
+
+@pytest.mark.parametrize("option", [("--dtype", "float32"), ("--temperature", "0.5"), ("--keep", "soon")])
+def test_a_server_is_not_kept_for_what_it_could_not_answer(run: Run, documents: Path, option: tuple[str, str]) -> None:
+    run("ingest", documents)
+    ran = run("ask", QUESTION, "--keep", "5s", *option)
+    assert ran.code == 1 and ("--keep starts a server" in ran.err or "no time" in ran.err)

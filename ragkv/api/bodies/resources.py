@@ -227,8 +227,8 @@ class PrefillReport(Measured):
     prompt: list[SpanBody] = Field(description="The spans of the prompt, in order.")
 
 
-class AnswerReport(PrefillReport):
-    """How an answer was made, and what it rests on."""
+class Basis(BaseModel):
+    """What an answer rests on."""
 
     citations: list[CitationBody] = Field(description="Where the sources say what the answer says.")
     sources: list[SourceBody] = Field(description="The passages in the prompt, in order.")
@@ -236,12 +236,20 @@ class AnswerReport(PrefillReport):
     notes: list[str] = Field(default=[], description="What was ignored of the request.")
 
 
-class AskResponse(AnswerReport):
-    """An answer with its report."""
+class AnswerReport(PrefillReport, Basis):
+    """What an answer rests on, then how it was made: JSON has the fields of the last base first."""
 
-    id: str = Field(description="The answer's id.")
+
+class AskText(BaseModel):
+    """An answer without its report."""
+
     answer: str = Field(description="The answer's text.")
     finish_reason: Literal["stop", "length"] = Field(description="length: `max_tokens` ended it.")
+    id: str = Field(description="The answer's id.")
+
+
+class AskResponse(AnswerReport, AskText):
+    """An answer, then its report."""
 
 
 class CompareResponse(BaseModel):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ragkv.engine import Engine
-from ragkv.errors import QueueError, StoreError
+from ragkv.errors import DeadlineError, StoreError
 from ragkv.retrieval import Document, IngestReport, Passage
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 FILES = 5  # An open collection has so many: its database, a journal while it is written, mapped arrays of a snapshot.
 FEWEST = 4  # So many collections are kept open even if the process may have very few files open.
 LEASE_WAIT_S = 10.0  # A request waits so long for an open collection if all are in use.
+AT_ONCE_S = 5.0  # An upload waits so long for the KV of its documents; what is left then is computed later.
 LOOK_S = 5.0  # A tenant looks this often whether other processes deleted collections that are open here.
 
 
@@ -105,25 +106,22 @@ class Collections(Closing):
     def warm(self, name: str, rag: Rag, report: IngestReport, check: Check = no_check) -> WarmReport:
         """Compute and store the KV of the documents that an ingestion into the leased collection `name` has seen.
 
-        A `QueueError` of `check` ends this early; the report counts the chunks that are left.
+        What takes longer than `AT_ONCE_S`, or than `check` allows by a `QueueError`, is left to the background, behind
+        what questions miss. Nothing is evicted for it.
         """
-        ids = (*report.added, *report.changed, *report.unchanged)
-        passages = [passage for document in ids for passage in rag.index.passages(document)]
-        warmed = self._warm(rag, passages, check)
-        self.drop_if_deleted(name, [passage.text for passage in passages])
-        return warmed
+        ends, chunks = time.monotonic() + AT_ONCE_S, rag.chunks((*report.added, *report.changed, *report.unchanged))
 
-    def _warm(self, rag: Rag, passages: Sequence[Passage], check: Check) -> WarmReport:
-        """Compute the KV of `passages`, until a `QueueError` of `check`."""
-        chunks = []
-        try:
-            for passage in passages:
-                check()
-                chunks.append(rag.chunk(passage))
-        except QueueError:
-            return WarmReport(0, 0, 0, left=len(passages))
+        def go_on() -> None:
+            check()
+            if time.monotonic() > ends:
+                raise DeadlineError("The rest is left to the background.")
+
         self._take_out(self._engine.entries.keys(chunks))
-        return self._engine.warm(chunks, check=check)
+        warmed = self._engine.entries.warm(chunks, check=go_on, evict=False)
+        if warmed.left:
+            self._engine.entries.warm_soon(chunks, last=True)
+        self.drop_if_deleted(name, [chunk.text for chunk in chunks])
+        return warmed
 
     def remove(self, rag: Rag, document_ids: Sequence[str]) -> IngestReport:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ragkv.api.chat import PassageMatcher, key_of
 from ragkv.errors import StoreError
 from ragkv.retrieval import look_into, state_of
-from ragkv.runtime import FileState
+from ragkv.runtime import FileState, counted
 
 from .collection_folders import CollectionFolders, CollectionKey
 
@@ -49,7 +49,7 @@ class KnownPassages:
             if time.monotonic() >= self._look_at:
                 self._refresh()
             left = sum(known.left for known in self._known.values())
-        note = f"{left} passages are not looked for in messages: limits.known_chars is {self._limit}"
+        note = f"Not looked for in messages: {counted(left, 'passage')}; limits.known_chars is {self._limit}"
         return (note,) if left else ()
 
     def _refresh(self) -> None:

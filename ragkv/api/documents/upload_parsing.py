@@ -22,8 +22,9 @@ from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
-from ragkv.errors import DocumentError, DocumentLimitError
+from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 from ragkv.retrieval import LOADERS, Document, ParseLimits, load_bytes
+from ragkv.retrieval.documents.files import KNOWN, has_loader
 
 from ..bodies.documents import DocumentIn, DocumentsIn
 from ..validation import describe_errors
@@ -45,7 +46,7 @@ class Upload:
     """What is known of a body before it is parsed."""
 
     content_type: str
-    upload_types: tuple[str, ...]  # accepted file name endings
+    upload_types: tuple[str, ...]  # accepted file name endings; none: of every file that has a loader
     documents: int  # the most documents
     chars: int  # the most characters of all documents together
     limits: ParseLimits  # of each document and file
@@ -87,7 +88,7 @@ def parse_upload(upload: Upload, body: bytes) -> list[Document]:
     except DocumentLimitError as error:
         message = f"{error.problem}. Split it, or raise the server's setting limits.{error.limit}."
         raise UploadError(400, message, "documents", LIMIT_CODE) from error
-    except DocumentError as error:
+    except (DocumentError, MissingExtraError) as error:
         raise UploadError(400, str(error)) from error
     except ValidationError as error:
         message, param = describe_errors(error.errors(include_url=False, include_input=False))
@@ -134,8 +135,8 @@ def _checked_name(given: str, upload_types: tuple[str, ...]) -> str:
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
         raise UploadError(400, f"{given[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters.")
     suffix = Path(name).suffix.lower()
-    if suffix not in upload_types or suffix not in LOADERS:
-        accepted = " ".join(kind for kind in upload_types if kind in LOADERS)
+    if not has_loader(Path(name)) or (upload_types and suffix not in upload_types):
+        accepted = " ".join(kind for kind in upload_types if kind in LOADERS) or KNOWN
         message = f"Files of type {suffix[:20]!r} are not accepted: {name[:80]!r}. Accepted: {accepted}."
         raise UploadError(415, message, "files")
     return name

@@ -1,6 +1,7 @@
 """Authentication, admission and rates: who sends the request, and whether it is accepted now."""
 
 from starlette.datastructures import Headers
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from ..errors import invalid_key
@@ -24,6 +25,11 @@ def came_through_proxy(headers: Headers) -> bool:
     return any(name in headers for name in PROXY_HEADERS)
 
 
+def _is_known(scope: Scope) -> bool:
+    """Whether a route has this path: an unknown one is unknown at any time."""
+    return any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes)
+
+
 class AuthMiddleware(HTTPMiddleware):
     """Accepts a request while the server is ready, with a key where keys are required, at the key's rate."""
 
@@ -32,7 +38,8 @@ class AuthMiddleware(HTTPMiddleware):
             await self._app(scope, receive, send)
             return
         principal = scope["state"]["principal"] = self._principal(Headers(scope=scope))
-        self._service.check_ready()
+        if self._service.unavailable_reason is not None and _is_known(scope):
+            self._service.check_ready()
         self._service.limiter.take_request(principal)
         await self._app(scope, receive, send)
 

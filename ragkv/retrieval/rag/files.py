@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ragkv.errors import DocumentError, InputError, MissingExtraError
+from ragkv.runtime import counted
 
 from ..documents.files import KNOWN, FoundFile, find_files
 from ..documents.loaders import check_not_blank, load_bytes, read_bytes
@@ -60,6 +61,7 @@ class FileOptions:
     prune: bool = False  # delete the documents of files that are gone from the given folders
     limits: ParseLimits = UNLIMITED
     on_file: Callable[[FileProgress], None] | None = None
+    on_indexed: Callable[[], None] | None = None  # questions find all passages by their words now
     on_embed: Progress | None = None
 
 
@@ -87,6 +89,7 @@ class FileReader:
 
     def run(self, paths: Sequence[str | Path]) -> None:
         """Read the files that changed."""
+        paths = [Path(path).resolve() if ".." in Path(path).parts else Path(path) for path in paths]  # one name a file
         found = find_files(paths)
         named = {Path(path).absolute() for path in paths}
         for done, file in enumerate(found):
@@ -176,12 +179,12 @@ class FileReader:
         documents = [one for one in loaded if isinstance(one, Document)]
         errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
         self._own((document.id for document in documents), record.path)
-        report = self._index.ingest(documents, file=None if errors else record, progress=self._options.on_embed)
+        report = self._index.ingest(documents, file=None if errors else record, embed=False)
         self._changed(report)
         ids = tuple(dict.fromkeys(document.id for document in documents))
         if errors:
-            more = f" And {len(errors) - 1} more errors." if len(errors) > 1 else ""
-            read = "1 document of the file was read." if len(ids) == 1 else f"{len(ids)} documents of it were read."
+            more = f" And {counted(len(errors) - 1, 'more error')}." if len(errors) > 1 else ""
+            read = f"Read of it: {counted(len(ids), 'document')}."
             return FileOutcome(shown, "failed", printable(f"{errors[0]}{more} {read}"), ids)
         lost = "; ".join(loss for document in documents for loss in document.metadata.get(LOST, ()))
         is_changed, is_added = report.changed or report.deleted, report.added

@@ -5,21 +5,22 @@ tier the KV of passages that no document holds any more. This module knows no co
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, get_args
 
 from ragkv.config import EngineConfig
 from ragkv.conversations import Session
 from ragkv.engine import Engine
-from ragkv.errors import DocumentError, InputError
+from ragkv.errors import DocumentError, InputError, check_kind, check_words
 from ragkv.home import KnownHome
 from ragkv.prompt import AnswerOptions
 from ragkv.retrieval import Document, Embedder, Hit, Index, IngestReport, Passage, Splitter, Where, resolve_embedder
-from ragkv.runtime import Check, Closing, no_check
+from ragkv.runtime import Check, Closing, brief, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, Chunk, TokenEvent
 
@@ -38,6 +39,7 @@ class RagIngestReport:
     kv: WarmReport
     deleted_entries: int  # entries whose text no document holds any more
     files: tuple[FileOutcome, ...] = ()  # if files were ingested: what became of each
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class RagAnswer:
 
     answer: Answer
     hits: tuple[Hit, ...]
+    __repr__ = brief
 
 
 class Rag(Closing):
@@ -65,6 +68,7 @@ class Rag(Closing):
         Chunks have at most `chunk_tokens` tokens; `None`: as many as the `home` says, else 512 (128 for the bundled
         reader, which was trained on such). The home keeps what documents are ingested with.
         """
+        check_kind("engine", engine, Engine)
         tokens = chunk_tokens or (home and home.kept.get("chunk_tokens")) or (128 if engine.model.is_reader else 512)
 
         @functools.cache
@@ -126,7 +130,7 @@ class Rag(Closing):
         report = self.index.ingest(documents, progress=on_embed)
         deleted = self._forget(report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
-        return RagIngestReport(report, self._encode(ids if encode else (), on_encode), deleted)
+        return RagIngestReport(report, self.encode(ids if encode else (), on_encode), deleted)
 
     def ingest_files(
         self,
@@ -138,14 +142,39 @@ class Rag(Closing):
     ) -> RagIngestReport:
         """Add and update the documents of files and folders. A file that cannot be read is logged and reported.
 
-        Each file is committed when it is read, so after a kill the next call continues; then the KV is computed, chunk
-        by chunk.
+        Each file is committed when it is read, so after a kill the next call continues; then come the vectors of all
+        passages, and then the KV, as `encode` computes it.
         """
-        reader = FileReader(self.index, self._forget, options or FileOptions(), self._splitter.fingerprint)
+        options = options or FileOptions()
+        reader = FileReader(self.index, self._forget, options, self._splitter.fingerprint)
         reader.run(paths)
-        index = _joined(reader.reports, reader.documents)
-        kv = self._encode(reader.documents if encode else (), on_encode)
+        if options.on_indexed is not None:
+            options.on_indexed()
+        embedded = self.index.embed(options.on_embed)
+        index = replace(_joined(reader.reports, reader.documents), embedded_texts=embedded)
+        kv = self.encode(reader.documents if encode else (), on_encode)
         return RagIngestReport(index, kv, reader.deleted_entries, tuple(reader.outcomes))
+
+    def encode(
+        self,
+        document_ids: Iterable[str],
+        on_encode: Progress | None = None,
+        check: Check = no_check,
+        on_begin: Progress | None = None,
+    ) -> WarmReport:
+        """Compute and store the KV of documents that is not stored. A `QueueError` that `check` raises ends the work.
+
+        `on_begin` is told how many chunks lack KV, and how many bytes it will take.
+
+        It ends, too, when the store has no room left: nothing is evicted for KV that no question needed yet. What is
+        left is computed when a question needs it first, and kept.
+        """
+        chunks, entries = {chunk.token_ids: chunk for chunk in self.chunks(document_ids)}, self.engine.entries
+        lacking, nbytes = entries.lacking(list(chunks.values()))
+        if on_begin is not None:
+            on_begin(len(lacking), nbytes)
+        report = entries.warm(lacking, on_encode, check, evict=False)
+        return replace(report, present=report.present + len(chunks) - len(lacking))
 
     def delete(self, document_ids: str | Iterable[str]) -> IngestReport:
         """Delete documents with their passages, and the KV of each text that no other document holds."""
@@ -206,8 +235,7 @@ class Rag(Closing):
 
         Raises `InputError` for an empty question.
         """
-        if not question.strip():
-            raise InputError("The question is empty. Give a question of at least one word.")
+        check_words("question", question)
         hits = self.retrieve(question, k, retriever=retriever, where=where, order=order)
         answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
         return RagAnswer(answer, hits)
@@ -219,9 +247,12 @@ class Rag(Closing):
         """
         return self.engine.entries.retain(self.chunks())
 
-    def chunks(self) -> list[Chunk]:
-        """The chunks of all passages."""
-        return [self.chunk(passage) for passage in self.index.passages()]
+    def chunks(self, document_ids: Iterable[str] | None = None) -> list[Chunk]:
+        """The chunks of the passages of documents; `None`: of all."""
+        found = (
+            self.index.passages() if document_ids is None else itertools.chain(*map(self.index.passages, document_ids))
+        )
+        return [self.chunk(passage) for passage in found]
 
     def chunk(self, passage: Passage) -> Chunk:
         """The engine's chunk of a passage."""
@@ -232,11 +263,6 @@ class Rag(Closing):
         """Close the index, and the engine that `open` made. May be called twice."""
         self.index.close()
         self._closing.close()
-
-    def _encode(self, document_ids: Iterable[str], on_encode: Progress | None) -> WarmReport:
-        """Compute and store the KV of documents that is not stored."""
-        passages = [passage for document in document_ids for passage in self.index.passages(document)]
-        return self.engine.warm(list(map(self.chunk, passages)), on_encode)
 
     def _forget(self, passages: Iterable[Passage]) -> int:
         """Delete the KV of passages, and return how many entries were deleted."""

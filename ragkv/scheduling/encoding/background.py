@@ -31,13 +31,14 @@ class BackgroundEncoder:
     """The chunks of one encoder that wait to be encoded or scored, in the order in which they came. Thread-safe.
 
     One thread begins a chunk while no request runs on the model, when a request needs it, or when it waited for
-    `IDLE_PATIENCE_S`.
+    `IDLE_PATIENCE_S`. First come those that requests missed, then those of new documents, which evict nothing.
     """
 
     def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
         self._encoder, self._store, self._scheduler = encoder, store, scheduler
         self._scores = StoredScores(encoder, store)
         self._waiting: OrderedDict[_Wanted, None] = OrderedDict()
+        self._last: OrderedDict[_Wanted, None] = OrderedDict()  # when nothing else waits
         self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
         self._working = False
         self._closing = False
@@ -45,16 +46,18 @@ class BackgroundEncoder:
         self._changed = threading.Condition()  # guards the fields above
         self._thread: threading.Thread | None = None
 
-    def add(self, token_ids: tuple[int, ...], identity: Identity | None = None) -> None:
+    def add(self, token_ids: tuple[int, ...], identity: Identity | None = None, *, last: bool = False) -> None:
         """Encode this chunk when there is time; once, however often it is added. After `close` nothing is added.
 
-        `identity` is one of the encoder's `identities`; by default that of entries to be fused.
+        `identity` is one of the encoder's `identities`; by default that of entries to be fused. With `last` it waits
+        behind all that requests missed, and is not encoded if the store has no room for it then.
         """
         with self._changed:
             if self._closing:
                 return
             wanted = _Wanted(identity or self._encoder.identity, token_ids)
-            self._waiting[wanted] = None  # also if it is under way: it may have been deleted since that began
+            # Also if it is under way: it may have been deleted since that began.
+            (self._last if last else self._waiting)[wanted] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
                 self._thread.start()
@@ -75,7 +78,7 @@ class BackgroundEncoder:
         with self._changed:
             self._flushing += 1
             self._scheduler.wake()
-            self._changed.wait_for(lambda: self._closing or not (self._waiting or self._working))
+            self._changed.wait_for(lambda: self._closing or not (self._waiting or self._last or self._working))
             self._flushing -= 1
 
     def settle(self, cancel: threading.Event | None = None) -> None:
@@ -119,6 +122,7 @@ class BackgroundEncoder:
         with self._changed:
             self._closing = True
             self._waiting.clear()
+            self._last.clear()
             self._current = None
             self._changed.notify_all()
         self._scheduler.wake()
@@ -130,8 +134,9 @@ class BackgroundEncoder:
 
     def _forget(self, is_deleted: Callable[[_Wanted], bool]) -> None:
         with self._changed:
-            for wanted in [wanted for wanted in self._waiting if is_deleted(wanted)]:
-                del self._waiting[wanted]
+            for waiting in (self._waiting, self._last):
+                for wanted in [wanted for wanted in waiting if is_deleted(wanted)]:
+                    del waiting[wanted]
             if self._current is not None and is_deleted(self._current):
                 self._current = None
             self._changed.notify_all()
@@ -152,15 +157,23 @@ class BackgroundEncoder:
         """The next one once it may begin; `None` when this is closed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
+                self._changed.wait_for(lambda: self._waiting or self._last or self._closing)
             self._scheduler.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
             with self._changed:
                 if self._closing:
                     return None
-                if self._waiting:  # otherwise it was forgotten meanwhile
+                if not self._waiting and self._store.room_bytes() < self._next_bytes:
+                    self._last.clear()  # nothing is evicted for what no question needed yet
+                    self._changed.notify_all()
+                if waiting := self._waiting or self._last:  # otherwise it was forgotten meanwhile
                     self._working = True
-                    self._current, _ = self._waiting.popitem(last=False)
+                    self._current, _ = waiting.popitem(last=False)
                     return self._current
+
+    @property
+    def _next_bytes(self) -> int:
+        """The bytes of the next entry among those that wait last; 0 if there is none."""
+        return self._encoder.entry_bytes(len(next(iter(self._last)).token_ids)) if self._last else 0
 
     def _encode(self, wanted: _Wanted) -> None:
         if self._complete(wanted):

@@ -16,6 +16,7 @@ from .encoder import Encoder, StoredScores
 
 log = logging.getLogger(__name__)
 
+PER_TOKEN = 512  # Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
 LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
 
 Batch = dict[tuple[int, ...], Entry | None]  # Chunks that lack KV, or scores: then with their entry.
@@ -28,8 +29,9 @@ class WarmReport:
     encoded: int  # chunks computed and stored now
     present: int  # chunks that were stored already
     failed: int  # chunks that could not be stored: see the log
-    left: int = 0  # chunks not reached, because a deadline or a cancellation ended the work
+    left: int = 0  # chunks not reached: the time, the store's room or a cancellation ended the work, or it goes on
     scored: int = 0  # chunks that were stored already and got scores now
+    bytes_per_token: int = 0  # of stored KV
 
 
 class Warmer:
@@ -44,11 +46,12 @@ class Warmer:
         chunks: Sequence[tuple[int, ...]],
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
+        evict: bool = True,
     ) -> WarmReport:
         """Encode and store the chunks, given by their token ids, that are not stored; returns when all are durable.
 
         No chunk is given twice. A `QueueError` that `check` raises before a chunk ends the work; the report counts the
-        chunks that are left.
+        chunks that are left. Without `evict` chunks for which the store has no room are left, too.
         """
         done, batch = _Progress(len(chunks), on_progress), Batch()
         try:
@@ -57,7 +60,9 @@ class Warmer:
                 if batch and sum(map(len, batch)) + len(token_ids) > self._encoder.batch_tokens:
                     self._encode(chunks, batch, done)
                 if not self._store.ensure_durable(self._encoder.identity, token_ids):
-                    batch[token_ids] = None
+                    needed = self._encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
+                    if evict or self._store.room_bytes() >= needed:
+                        batch[token_ids] = None
                 elif (entry := self._scores.unscored(token_ids)) is not None:
                     batch[token_ids] = entry
                 else:
@@ -70,7 +75,8 @@ class Warmer:
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
         counts = done.counts
-        return WarmReport(counts["encoded"], counts["present"], counts["failed"], done.left, counts["scored"])
+        counted = (counts["encoded"], counts["present"], counts["failed"], done.left, counts["scored"])
+        return WarmReport(*counted, self._encoder.entry_bytes(PER_TOKEN) // PER_TOKEN)
 
     def _encode(self, chunks: Sequence[tuple[int, ...]], batch: Batch, done: "_Progress") -> None:
         """Compute the entries and scores that the batch lacks, and store them durably; then it is empty."""

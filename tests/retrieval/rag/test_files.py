@@ -76,7 +76,7 @@ def test_the_report_accounts_for_all_of_40_files(rag: Rag, tmp_path: Path) -> No
         assert bool(outcome.reason) == (outcome.status in ("ignored", "failed")), name
         assert outcome.status != "failed" or Path(name).name in outcome.reason
     assert found["broken.jsonl"].documents == ("three",)
-    assert "1 document of the file was read" in found["broken.jsonl"].reason
+    assert "Read of it: 1 document." in found["broken.jsonl"].reason
     again = {str(Path(outcome.path).relative_to(root)): outcome.status for outcome in ingest(rag, root).files}
     assert again == {name: "unchanged" if status == "added" else status for name, status in expected.items()}
 
