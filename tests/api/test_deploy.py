@@ -41,7 +41,7 @@ def test_environment_variables_of_image_and_compose_are_settings(compose: Any) -
     written = compose["services"]["ragkv"]["environment"]
     started = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in written.items()}
     config = ServeConfig.gather(environment={**image, **started})
-    assert (config.host, config.home, config.log.format, config.model) == ("127.0.0.1", "/data", "json", "reader")
+    assert (config.host, config.home, config.log.format, config.model) == ("127.0.0.1", "/data", "json", "")
     assert config.on_loopback and not config.is_private  # it stands behind nginx: keys are needed
     assert config.engine.store.memory_bytes == 1024**3
 

@@ -72,17 +72,6 @@ def test_a_pruned_document_leaves_no_entry(run: Run, documents: Path, tmp_path: 
     assert entries(tmp_path / "home") == 1
 
 
-def test_with_index_only_the_first_question_computes_and_stores_the_kv(
-    run: Run, documents: Path, tmp_path: Path
-) -> None:
-    assert run("ingest", documents, "--index-only", "--json").json["kv"]["encoded"] == 0
-    first = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
-    assert first["missed_chunks"] == 2
-    assert entries(tmp_path / "home") == 2
-    second = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
-    assert second["missed_chunks"] == 0
-
-
 def test_size_computes_the_bytes_of_a_token_a_chunk_and_a_corpus(run: Run, model_folder: Path) -> None:
     size = run("size", model_folder, "--dtype", "float32", "--chunk-tokens", "10", "--chunks", "3", "--json").json
     per_token = 4 * 2 * 2 * 16 * 4  # layers, K and V, KV heads, head dim, bytes
@@ -231,24 +220,6 @@ class TestErrors:
         run("ingest", documents)
         ran = run(command, question)
         assert (ran.code, "is empty" in ran.err, ran.out) == (1, True, "")
-
-    def test_a_second_writer_exits_with_1_and_says_who_writes(self, run: Run, documents: Path, tmp_path: Path) -> None:
-        run("ingest", documents)
-        with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
-            for command in (("ingest", documents), ("chat",), ("gc",), ("gate",)):
-                ran = run(*command)
-                assert (ran.code, "Traceback" in ran.err) == (1, False), command
-                assert "is written by this very process" in ran.err
-
-    def test_commands_that_only_read_open_a_home_that_is_written_to_and_say_so(
-        self, run: Run, documents: Path, tmp_path: Path
-    ) -> None:
-        run("ingest", documents)
-        with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
-            for command in (("ask", "who founded Marl?"), ("search", "mill")):
-                ran = run(*command)
-                assert (ran.code, ran.err.count("this very process writes to")) == (0, 1), (command, ran.err)
-        assert "writes to" not in run("search", "mill").err
 
     def test_a_prompt_longer_than_the_context_exits_with_1(self, run: Run, documents: Path) -> None:
         run("ingest", documents)

@@ -59,7 +59,7 @@ def test_commands_that_only_read_say_who_writes_and_answer(writer: int, run: Run
 def test_a_second_writer_is_refused_before_a_model_is_loaded(
     writer: int, run: Run, documents: Path, model_folder: Path
 ) -> None:
-    for command in (("ingest", documents), ("chat",), ("gc",)):
+    for command in (("ingest", documents), ("chat",), ("gc",), ("gate",)):
         began = time.monotonic()
         ran = run(*command, "--model", f"/nowhere/{model_folder.name}")
         assert (ran.code, f"is written by another process (pid {writer}" in ran.err) == (1, True), (command, ran.err)

@@ -94,7 +94,7 @@ class ChunkCatalogue:
         """Compute the KV of all ingested and registered texts that is not stored, between requests."""
         with self._lock:
             documents = list(self._ingested.values())
-        self._engine.entries.warm_soon([self._engine.chunk(document.text) for document in documents])
+        self._engine.entries.warm_soon([self._engine.chunk(document.text) for document in documents], last=True)
 
     def chunk(self, match: TextMatch, metadata: Mapping[str, Any] | None = None) -> Chunk:
         """The chunk of a text that was found in a prompt; `metadata` defaults to those of the ingested text.

@@ -40,7 +40,7 @@ class BackgroundEncoder:
         self._waiting: OrderedDict[_Wanted, None] = OrderedDict()
         self._last: OrderedDict[_Wanted, None] = OrderedDict()  # when nothing else waits
         self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
-        self._working = False
+        self._working = self._was_missed = False  # whether one is under way, and whether a request missed it
         self._closing = False
         self._flushing = 0  # calls of `flush` under way; meanwhile no chunk waits for idle time
         self._changed = threading.Condition()  # guards the fields above
@@ -88,7 +88,7 @@ class BackgroundEncoder:
         """
         openmp.release_threads()
         with self._changed:
-            while (self._waiting or self._working) and not (self._closing or self._scheduler.busy):
+            while (self._waiting or self._was_missed) and not (self._closing or self._scheduler.busy):
                 if cancel is not None and cancel.is_set():
                     break
                 self._changed.wait(POLL_S)
@@ -150,7 +150,7 @@ class BackgroundEncoder:
                 log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", tokens)
             openmp.release_threads()
             with self._changed:
-                self._working, self._current = False, None
+                self._working, self._was_missed, self._current = False, False, None
                 self._changed.notify_all()
 
     def _next(self) -> _Wanted | None:
@@ -166,7 +166,7 @@ class BackgroundEncoder:
                     self._last.clear()  # nothing is evicted for what no question needed yet
                     self._changed.notify_all()
                 if waiting := self._waiting or self._last:  # otherwise it was forgotten meanwhile
-                    self._working = True
+                    self._working, self._was_missed = True, waiting is self._waiting
                     self._current, _ = waiting.popitem(last=False)
                     return self._current
 

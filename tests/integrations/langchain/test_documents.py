@@ -111,7 +111,6 @@ def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> 
     tokens = len(llm.shared.engine.chunk(B.page_content))
     assert first.usage_metadata is not None
     assert first.usage_metadata["input_token_details"]["cache_creation"] == tokens
-    llm.shared.engine.flush()
     second = llm.invoke(f"{A.page_content}\n\n{B.page_content}\n\n{QUESTION}", documents=[A, B])
     assert kv(second)["reuse"]["missed_chunks"] == 0
     assert len(kv(second)["documents"]) == 2
@@ -135,9 +134,7 @@ def test_a_text_of_the_corpus_in_json_is_reused_from_the_second_call_on(tiny: st
     llm = chat(tiny, corpus=new)
     llm.ingest(new)
     prompt = f"Read: {json.dumps(new)} Why?"
-    first = llm.invoke(prompt)
-    llm.shared.engine.flush()
-    second = llm.invoke(prompt)
+    first, second = llm.invoke(prompt), llm.invoke(prompt)
     assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
     assert kv(second)["reuse"]["fused"] + kv(second)["reuse"]["exact"] > 60
     llm.forget(new)
