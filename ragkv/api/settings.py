@@ -39,7 +39,7 @@ class LimitsConfig:
     nesting: int = 32  # depth of metadata
     pages: int = 2_000  # pages of a PDF
     inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
-    known_chars: int = 16_000_000  # letters and digits of a tenant's passages that are looked for in its messages
+    known_chars: int = 16_000_000  # characters of the words of a tenant's passages that are looked for in its messages
     question_chars: int = 100_000  # characters of a question, a query or a message
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     inputs: int = 256  # texts in one embeddings request

@@ -113,7 +113,17 @@ def _source(name: str | os.PathLike[str]) -> str:
 
 
 def _not_loaded(name: object, error: BaseException) -> ModelNotFoundError:
-    return ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {_first_line(error)}")
+    why = _pointer(Path(str(name))) or f"{_first_line(error).rstrip('.')}. Is it complete?"
+    return ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {why}")
+
+
+def _pointer(path: Path) -> str | None:
+    """What to do if Git left a pointer in place of a large file; `None` if it did not."""
+    for file in filter(Path.is_file, [path] if path.is_file() else sorted(path.glob("*"))):
+        with file.open("rb") as stream:
+            if stream.read(23) == b"version https://git-lfs":
+                return f"{file.name} is a Git LFS pointer, not the file itself. Run git lfs pull, or download the file."
+    return None
 
 
 def config_of(name: str | os.PathLike[str]) -> Any:
@@ -191,9 +201,8 @@ def _tokenizer(path: str) -> Any | None:
     try:
         return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # the tokenizers library raises no narrower one
-        raise ModelNotFoundError(
-            f"The tokenizer of the model at {path} cannot be loaded: {_first_line(error)}"
-        ) from error
+        why = _pointer(folder) or _first_line(error)
+        raise ModelNotFoundError(f"The tokenizer of the model at {path} cannot be loaded: {why}") from error
 
 
 def kv_shape(model: str | os.PathLike[str]) -> KVShape:

@@ -139,7 +139,13 @@ class Index(Database):
                 "Dense retrieval needs an embedder, and this index was opened without one: search with "
                 f'retriever="bm25". {HOW_TO_EMBED}'
             )
-        return self._embedder.embed_query(query)
+        vector, width = self._embedder.embed_query(query), int(self.fact("dimension") or 0)
+        if vector.ndim != 1 or len(vector) != (width or len(vector)):
+            name = self._embedder.name
+            raise ModelError(
+                f"Embedder {name} gave a vector of shape {vector.shape} where the index has {width} numbers."
+            )
+        return vector
 
     # Writing
 

@@ -70,6 +70,22 @@ def test_damaged_weights_are_refused(folder: Path) -> None:
     assert "model.safetensors" in refused(folder)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "weights.gguf"])
+def test_a_pointer_in_place_of_a_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    if name.endswith("gguf"):
+        pytest.importorskip("gguf")
+        folder = folder / name
+    assert f"{name} is a Git LFS pointer" in refused(folder)
+
+
+@pytest.mark.parametrize("size", [0, 4, 1000])
+def test_a_file_that_is_cut_is_refused_in_a_sentence(folder: Path, size: int) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    assert "Is it complete?" in refused(folder)
+
+
 def test_incomplete_weights_are_refused_and_not_initialized_at_random(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]

@@ -13,6 +13,7 @@ from ragkv.errors import (
     ConfigError,
     DocumentError,
     InputError,
+    ModelError,
     StoreError,
     StoreLockedError,
     StoreReadOnlyError,
@@ -202,7 +203,7 @@ def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingest
         index.ingest([A])
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
         assert index.notice is not None
-        assert "1 of 1 texts have no vector" in index.notice
+        assert "1 of 1 text found by BM25 only" in index.notice
         assert index.search("fish", retriever="dense") == []
         assert index.ingest([A]).embedded_texts == 1
         assert len(index.search("fish", retriever="dense")) == 1
@@ -214,6 +215,15 @@ def test_a_different_embedder_is_refused_with_both_names(tmp_path: Path) -> None
         index.ingest([A])
     with pytest.raises(ConfigError, match=r"vectors of hash \(64 dimensions, hash:64:None\), not of hash \(hash:32"):
         Index(tmp_path, embedder=HashEmbedder(32))
+
+
+def test_an_embedder_that_changes_its_width_is_named(tmp_path: Path) -> None:
+    embedder = HashEmbedder(64)
+    with Index(tmp_path, splitter=word_splitter(), embedder=embedder) as index:
+        index.ingest([A])
+        embedder._dimension = 32
+        with pytest.raises(ModelError, match=r"hash gave a vector of shape \(32,\) where the index has 64"):
+            index.search("fish")
 
 
 def test_progress_is_reported_from_zero_to_all_texts(index: Index) -> None:

@@ -1,13 +1,14 @@
 """Finds known passages in a prompt although a template changed their writing: tolerant where it does no harm.
 
-Passages and prompt are compared by their letters and digits alone, so indentation, line breaks, quoting, punctuation
+Passages and prompt are compared by their words (`runtime/words.py`), so indentation, line breaks, quoting, punctuation
 and everything around a passage do not matter. JSON and HTML escapes are read as what they stand for. What is found is a
 *range of the prompt*: the prompt's own text, as it stands there, becomes the chunk. So a wrong match could only cut the
 prompt at another place, and no text of a passage ever replaces text of a prompt.
+
+Passages are known by their first characters. Where a word of the prompt begins so, they are compared themselves.
 """
 
 import bisect
-import functools
 import hashlib
 import html
 import json
@@ -15,22 +16,18 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from ragkv.runtime.words import Word, words
 
-from .text_matcher import TextMatcher, alike_chars
-
+WINDOW = 16  # Passages with a shorter key are not found, because reusing a few tokens gains nothing.
 MAX_CHARS = 2_000_000  # So much of a prompt is searched.
 MAX_FOUND = 256  # At most so many passages are found in one prompt.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|"  # a pair of surrogates is one character
     r"\\(?:u[0-9a-fA-F]{4}|[\"\\/bfnrt])|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8});|<br ?/?>"
 )
-_NO_LETTER = "\n"  # Escapes of control characters, quotes and line breaks stand for this: none is a letter.
-
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +37,21 @@ class TextMatch:
     start: int  # character offsets
     stop: int
     text: str  # as it stands there
-    key: str  # its letters and digits
+    key: str  # its words
     word_for_word: bool  # whether the prompt has exactly the known text
 
 
 class _Passage(NamedTuple):
     """A known passage."""
 
-    before: str  # what stands before its first letter
-    after: str  # what stands after its last letter
+    before: str  # what stands before its first word
+    after: str  # what stands after its last word
     digest: bytes  # of its text
 
 
-@dataclass(frozen=True, slots=True)
-class _Letters:
-    """The letters and digits of a text."""
-
-    text: str
-    starts: Positions  # where each of them begins in the whole text
-    stops: Positions  # and ends; an escape has several characters
-
-
 def key_of(passage: str) -> str:
-    """The letters and digits of a passage: equal for all its writings."""
-    return _letters(passage, unescape=False).text
+    """The words of a passage, each with a line's end: equal for all its writings."""
+    return _key(words(passage))
 
 
 class PassageMatcher:
@@ -71,60 +59,97 @@ class PassageMatcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._matcher = TextMatcher()
         self._known: dict[str, _Passage] = {}  # by key
-        self.chars = 0  # letters and digits of all known passages
+        self._alike: dict[str, list[str]] = {}  # keys by their first `WINDOW` characters, sorted
+        self.chars = 0  # characters of all keys
 
-    def add(self, passages: Iterable[str]) -> None:
-        """Know `passages`. Very short ones are not found."""
-        added: dict[str, _Passage] = {}
+    def add(self, passages: Iterable[str], most_chars: float = float("inf")) -> list[str | None]:
+        """Know `passages` while their keys have at most so many characters in all; `None` in place of a key: too many.
+
+        Very short ones are not found.
+        """
+        keys = list[str | None]()
         for passage in passages:
-            letters = _letters(passage, unescape=False)
-            if letters.text:
-                before, after = passage[: int(letters.starts[0])], passage[int(letters.stops[-1]) :]
-                added[letters.text] = _Passage(before, after, _digest(passage))
-        with self._lock:
-            self.chars += sum(len(key) for key in added if key not in self._known)
-            self._known.update(added)
-        self._matcher.add(added)
+            found = list(words(passage))
+            key = _key(found)
+            before, after = (passage[: found[0].start], passage[found[-1].end :]) if found else ("", "")
+            with self._lock:
+                is_new = key not in self._known
+                if is_new and self.chars + len(key) > most_chars:
+                    keys.append(None)
+                    continue
+                keys.append(key)
+                self._known[key] = _Passage(before, after, _digest(passage))
+                if is_new:
+                    self.chars += len(key)
+                    bisect.insort(self._alike.setdefault(key[:WINDOW], []), key)
+        return keys
 
     def discard(self, keys: Iterable[str]) -> None:
         """Forget the passages of these keys."""
-        dropped = list(keys)
         with self._lock:
-            self.chars -= sum(len(key) for key in dropped if self._known.pop(key, None) is not None)
-        self._matcher.discard(dropped)
+            for key in keys:
+                if self._known.pop(key, None) is not None:
+                    self.chars -= len(key)
+                    alike = self._alike[key[:WINDOW]]
+                    del alike[bisect.bisect_left(alike, key)]
+                    if not alike:
+                        del self._alike[key[:WINDOW]]
 
     def find(self, prompt: str) -> list[TextMatch]:
-        """The known passages in `prompt`, in order and without overlaps. Text beyond `MAX_CHARS` is not searched."""
+        """The known passages in `prompt`, in order and without overlaps. Text beyond `MAX_CHARS` is not searched.
+
+        The leftmost ones, and of several at one place the longest; never a part of a word.
+        """
         if not self._known:
             return []
         prompt = prompt[:MAX_CHARS]
-        found = self._find(prompt, _letters(prompt, unescape=False))
+        found = self._find(prompt, list(words(prompt)))
         if _ESCAPE.search(prompt):
-            found = joined(found, self._find(prompt, _letters(prompt, unescape=True)))
+            found = joined(found, self._find(prompt, _unescaped_words(prompt)))
         return found
 
-    def _find(self, prompt: str, letters: _Letters) -> list[TextMatch]:
-        def is_border(start: int, stop: int) -> bool:
-            """Whether no word of the prompt crosses either end of these letters."""
-            before = start > 0 and letters.stops[start - 1] == letters.starts[start]
-            after = stop < len(letters.text) and letters.stops[stop - 1] == letters.starts[stop]
-            return not (before or after)
-
-        found = list[TextMatch]()
-        for at, key in self._matcher.find(letters.text, is_border):
-            start, stop = int(letters.starts[at]), int(letters.stops[at + len(key) - 1])
-            if (known := self._known.get(key)) is None:
-                continue  # forgotten meanwhile
-            free = prompt[max(found[-1].stop if found else 0, start - len(known.before)) : start]
-            start -= alike_chars(reversed(free), reversed(known.before))
-            stop += alike_chars(prompt[stop : stop + len(known.after)], known.after)
-            text = prompt[start:stop]
-            found.append(TextMatch(start, stop, text, key, _digest(text) == known.digest))
-            if len(found) == MAX_FOUND:
-                break
+    def _find(self, prompt: str, there: Sequence[Word]) -> list[TextMatch]:
+        key = _key(there)
+        starts = list(accumulate((len(word.text) + 1 for word in there), initial=0))
+        found, after = list[TextMatch](), 0
+        with self._lock:
+            for number, start in enumerate(starts):
+                if start < after or (match := self._longest_at(start, key)) is None:
+                    continue
+                after = start + len(match)
+                last = bisect.bisect_left(starts, after) - 1
+                found.append(self._match(match, prompt, there[number], there[last], found[-1].stop if found else 0))
+                if len(found) == MAX_FOUND:
+                    break
         return found
+
+    def _match(self, key: str, prompt: str, first: Word, last: Word, free_from: int) -> TextMatch:
+        """A passage from one word of the prompt to another, with the marks around them that it has there, too."""
+        known = self._known[key]
+        free = prompt[max(free_from, first.start - len(known.before)) : first.start]
+        start = first.start - _alike_chars(reversed(free), reversed(known.before))
+        stop = last.end + _alike_chars(prompt[last.end : last.end + len(known.after)], known.after)
+        text = prompt[start:stop]
+        return TextMatch(start, stop, text, key, _digest(text) == known.digest)
+
+    def _longest_at(self, start: int, prompt: str) -> str | None:
+        """The longest of the known keys with which a prompt's key goes on at `start`, or `None`."""
+        alike, stop = self._alike.get(prompt[start : start + WINDOW], ()), len(prompt)
+        if len(prompt) - start < WINDOW:
+            return None
+
+        def is_behind(key: str) -> bool:
+            """Whether `key` is sorted behind the prompt from `start` to `stop`."""
+            return key > prompt[start : min(stop, start + len(key))]
+
+        # All keys that begin the prompt here are in front of it, and each of them begins the last one in front.
+        while at := bisect.bisect_left(alike, True, key=is_behind):
+            last = alike[at - 1]
+            if start + len(last) <= stop and prompt.startswith(last, start):
+                return last
+            stop = start + _alike_chars(last, prompt[start : min(stop, start + len(last))])
+        return None
 
 
 def joined(first: Sequence[TextMatch], others: Iterable[TextMatch]) -> list[TextMatch]:
@@ -138,32 +163,34 @@ def joined(first: Sequence[TextMatch], others: Iterable[TextMatch]) -> list[Text
     return sorted([*first, *filter(is_free, others)], key=lambda one: one.start)
 
 
+def _key(found: Iterable[Word]) -> str:
+    return "".join(f"{word.text}\n" for word in found)
+
+
+def _unescaped_words(prompt: str) -> list[Word]:
+    """The words of a prompt whose escapes of JSON and HTML are what they stand for; offsets are the prompt's."""
+    parts, origin, at = list[str](), list[int](), 0
+    for escape in _ESCAPE.finditer(prompt):
+        meant = _meaning(escape[0])
+        parts += (prompt[at : escape.start()], meant)
+        origin += [*range(at, escape.start()), *[escape.start()] * len(meant)]
+        at = escape.end()
+    origin += range(at, len(prompt) + 1)
+    found = words("".join((*parts, prompt[at:])))
+    return [word._replace(start=origin[word.start], end=origin[word.end]) for word in found]
+
+
+def _meaning(escape: str) -> str:
+    """The character that an escape of JSON or HTML stands for; a line break for controls and `<br>`."""
+    if escape.startswith("\\u"):
+        return str(json.loads(f'"{escape}"'))
+    return html.unescape(escape) if escape.startswith("&") else "\n"
+
+
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _letters(text: str, *, unescape: bool) -> _Letters:
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
-    stops: Positions = np.arange(1, len(codes) + 1)
-    mask = _is_letter()[codes]
-    for escape in _ESCAPE.finditer(text) if unescape else ():
-        mask[escape.start() : escape.end()] = False
-        meant = _meaning(escape[0])
-        if len(meant) == 1 and meant.isalnum():
-            codes[escape.start()], mask[escape.start()] = ord(meant), True
-            stops[escape.start()] = escape.end()
-    starts: Positions = np.flatnonzero(mask)
-    return _Letters(codes[starts].tobytes().decode("utf-32-le"), starts, stops[starts])
-
-
-def _meaning(escape: str) -> str:
-    """The character that an escape of JSON or HTML stands for."""
-    if escape.startswith("\\u"):
-        return str(json.loads(f'"{escape}"'))
-    return html.unescape(escape) if escape.startswith("&") else _NO_LETTER
-
-
-@functools.cache
-def _is_letter() -> npt.NDArray[np.bool_]:
-    """For each code point whether it is a letter or a digit."""
-    return np.fromiter((chr(code).isalnum() for code in range(0x110000)), np.bool_, 0x110000)
+def _alike_chars(one: Iterable[str], other: Iterable[str]) -> int:
+    """How many characters at the beginning of both are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

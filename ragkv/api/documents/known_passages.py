@@ -1,6 +1,6 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
-When a collection has changed, its new passages are read. Only the letters and digits of passages are held, up to a
+When a collection has changed, its new passages are read. Only the words of passages are held, up to a
 limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so. To look at all
 collections takes .1 ms for each, so requests spend at most a tenth of the time on it: with 2,000 collections, a passage
 that has just been stored is found in messages about two seconds later.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ragkv.api.chat import PassageMatcher, key_of
+from ragkv.api.chat import PassageMatcher
 from ragkv.errors import StoreError
 from ragkv.retrieval import look_into, state_of
 from ragkv.runtime import FileState, counted
@@ -90,16 +90,10 @@ class KnownPassages:
 
     def _add(self, known: _Known, texts: Mapping[int, str]) -> None:
         """Know these texts, as far as the limit allows."""
-        chars, added = self._matcher.chars, list[str]()
-        for number, text in texts.items():
-            key = key_of(text)
-            if chars + len(key) > self._limit:
-                continue
-            chars += len(key)
-            known.keys[number] = key
-            known.left -= 1
-            added.append(text)
-        self._matcher.add(added)
+        for number, key in zip(texts, self._matcher.add(texts.values(), self._limit), strict=True):
+            if key is not None:
+                known.keys[number] = key
+                known.left -= 1
 
     def _forget(self, keys: Iterable[str]) -> None:
         """Forget the passages that no collection has any more."""

@@ -4,12 +4,15 @@ import html
 import json
 import textwrap
 import time
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.api.chat.passage_matcher import MAX_FOUND, PassageMatcher, key_of
+from ragkv.api.chat.passage_matcher import MAX_FOUND, WINDOW, PassageMatcher, key_of
+from ragkv.runtime.words import words
 
 PASSAGE = 'The "old" harbour of Oró was built in 1832;\nits ropes & sails are <sold>\tas far as Irvburg.'
 OTHER = "The mill stands on the hill behind the chapel, and its wheel has not turned since the war."
@@ -66,6 +69,63 @@ def test_a_forgotten_passage_is_not_found() -> None:
     matcher.discard([key_of(PASSAGE)])
     assert [one.key for one in matcher.find(PASSAGE + "\n" + OTHER)] == [key_of(OTHER)]
     assert matcher.chars == len(key_of(OTHER))
+
+
+@pytest.mark.parametrize(
+    ("passage", "written"),
+    [
+        ("\u5317\u4eac\u7684\u8001\u949f\u697c\u5efa\u4e8e\u660e\u671d", "\u8bf7\u770b{}\u548c\u5176\u4ed6"),
+        (
+            "\u0e19\u0e49\u0e33\u0e15\u0e01\u0e2d\u0e22\u0e39\u0e48\u0e43\u0e19\u0e1b\u0e48\u0e32\u0e17\u0e32\u0e07\u0e40\u0e2b\u0e19\u0e37\u0e2d",
+            "\u0e14\u0e39{}\u0e04\u0e23\u0e31\u0e1a",
+        ),
+        (
+            "\u0930\u093e\u091c\u093e \u0915\u093e \u092c\u0917\u0940\u091a\u093e \u0928\u0926\u0940",
+            "\u0926\u0947\u0916\u094b {}\u0964",
+        ),
+        ("Die Stra\u00dfe am alten M\u00fchlbach", "**{}**"),
+    ],
+)
+def test_a_passage_is_found_in_every_script_and_normal_form(passage: str, written: str) -> None:
+    for text in (passage, unicodedata.normalize("NFD", passage), passage.upper()):
+        prompt = written.format(text)
+        (found,) = matcher_of(passage).find(prompt)
+        assert (found.text, found.word_for_word) == (text, text == passage)
+        (found,) = matcher_of(passage).find(json.dumps(prompt))
+        assert json.loads(f'"{found.text}"') == text
+
+
+def naive(prompt: str, known: list[str]) -> list[str]:
+    """Leftmost, longest, whole words: tries every passage at every word."""
+    there, found, at = [word.text for word in words(prompt)], [], 0
+    keys = sorted({key for key in map(key_of, known) if len(key) >= WINDOW}, key=len, reverse=True)
+    while at < len(there):
+        rest = "".join(f"{word}\n" for word in there[at:])
+        key = next((key for key in keys if rest.startswith(key)), "")
+        found += [key] if key else []
+        at += max(1, key.count("\n"))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_it_finds_what_an_exhaustive_search_finds(data: st.DataObject) -> None:
+    text = st.text(alphabet="ab \n\U0001d4b3", min_size=WINDOW, max_size=WINDOW + 8)
+    corpus = data.draw(st.lists(text, min_size=1, max_size=6))
+    parts = data.draw(st.lists(st.one_of(st.sampled_from(corpus), st.text(alphabet="ab \n", max_size=9)), max_size=8))
+    prompt = "".join(parts)
+    assert [one.key for one in matcher_of(*corpus).find(prompt)] == naive(prompt, corpus)
+
+
+def test_threads_can_add_and_find_at_the_same_time() -> None:
+    corpus = [f"The mill number {n} of Marl makes paper." for n in range(400)]
+    matcher = matcher_of(corpus[0])
+    with ThreadPoolExecutor(8) as pool:
+        adding = [pool.submit(matcher.add, [text]) for text in corpus]
+        assert all(pool.map(lambda _: matcher.find(f"x {corpus[0]} y")[0].text == corpus[0], range(200)))
+        for done in adding:
+            done.result()
+    assert {match.text for text in corpus for match in matcher.find(text)} == set(corpus)
 
 
 @given(st.text(max_size=300))
