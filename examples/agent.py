@@ -1,10 +1,10 @@
 """A LangChain agent of three turns whose tool is the retriever: what is reused of each prompt, turn after turn.
 
-The bundled reader is no able model: it cannot decide to search, and answers badly behind a description of tools. So
-`SearchFirst` requires a call of the tool when a turn begins, and the tool takes the user's question as its query. A
-model that calls tools by itself runs without the middleware: `--free`.
+A small model cannot decide to search, and answers badly behind a description of tools. So `SearchFirst` requires a call
+of the tool when a turn begins, and the tool takes the user's question as its query. A model that calls tools by itself
+runs without the middleware: `--free`.
 
-python examples/agent.py [--model PATH] [--free]
+python examples/agent.py [--model PATH] [--docs FOLDER] [--free]
 """
 
 import argparse
@@ -24,8 +24,7 @@ from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 from ragkv.retrieval import Document as Source
 from ragkv.retrieval import Index, Splitter
 
-CORPUS = Path(__file__).parent / "corpus"
-QUESTIONS = ["What does Nesibissa do for a living?", "What is the job of Kiralus?", "Where does Nesibissa work?"]
+QUESTIONS = ["Who was the architect of the flax mill?", "On which mountain does the Severn rise?", "How long is it?"]
 
 
 class SearchFirst(AgentMiddleware):
@@ -38,11 +37,12 @@ class SearchFirst(AgentMiddleware):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
+    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
+    parser.add_argument("--docs", type=Path, default=Path(__file__).parent / "corpus")
     parser.add_argument("--free", action="store_true", help="the model decides by itself when to search")
     options = parser.parse_args()
     llm = ChatRagKV(model=options.model, max_tokens=128)
-    retriever = ingest(llm, CORPUS)
+    retriever = ingest(llm, options.docs)
     for question, answer in turns(llm, retriever, QUESTIONS, free=options.free):
         kv = answer.response_metadata["kv_cache"]
         parts = ", ".join(f"{kv['reuse'][name]} {name}" for name in ("exact", "fused", "recomputed", "computed"))

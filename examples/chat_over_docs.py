@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
+    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--context", type=int, default=768, help="tokens; 0: the model's own")
@@ -38,7 +38,7 @@ def main() -> None:
         rag.ingest(options.docs)
         session = engine.session("chat")
         for number, question in enumerate(typed() if options.interactive else prepared(options.turns), 1):
-            answer = rag.ask(question, options.k, order="document", session=session, max_new_tokens=16).answer
+            answer = rag.ask(question, options.k, order="document", session=session, max_new_tokens=32).answer
             computed += answer.reuse.computed + answer.reuse.recomputed
             print(f"{number}. {question}\n   {answer.text.strip()}")
             reused = f"{answer.reuse.tokens} tokens, {answer.reuse.exact + answer.reuse.fused} of them reused"
@@ -50,7 +50,7 @@ def prepared(turns: int) -> Iterator[str]:
     """The example questions, one after the other."""
     lines = (HERE / "questions.jsonl").read_text("utf-8").splitlines()
     records = [json.loads(line) for line in lines if line]
-    questions = [record["question"] for record in records if record["type"] in ("local", "alias", "pron", "hop2")]
+    questions = [record["question"] for record in records if "before" not in record]
     for turn in range(turns):
         yield questions[turn % len(questions)]
 

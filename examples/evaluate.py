@@ -26,7 +26,7 @@ MAPPED = {"MapRerank": map_rerank, "MapReduce": map_reduce}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
+    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
     parser.add_argument("-k", type=int, default=6, help="how many of a question's own contexts are retrieved")
     parser.add_argument("--questions", type=int, default=50, help="at most this many questions")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)

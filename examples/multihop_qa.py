@@ -13,18 +13,18 @@ from ragkv.retrieval.rag import Rag
 
 HERE = Path(__file__).parent
 QUESTIONS = {
-    "bridge": "What does the sponsor of Halfair sell?",  # fair -> its sponsor -> what it sells
-    "comparison": "Which company was founded earlier, Verlab or Gatdyne?",
-    "compositional": "When was the sponsor of Ulmalfete founded?",  # over a reference to an earlier document
+    "bridge": "Where was the engineer born who built the bridge at Buildwas?",  # bridge -> its engineer -> his birth
+    "comparison": "Which has the longer span, the Iron Bridge or the bridge at Buildwas?",
+    "compositional": "Who made the chains of the bridge across the Menai Strait?",
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("questions", nargs="*")
-    parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
+    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
-    parser.add_argument("-k", type=int, default=10, help="passages per question")
+    parser.add_argument("-k", type=int, default=6, help="passages per question")
     options = parser.parse_args()
     questions = {f"question {n}": text for n, text in enumerate(options.questions, 1)} or QUESTIONS
 
@@ -38,7 +38,7 @@ def main() -> None:
             print(f"{len(rag.index.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n")
             for kind, question in questions.items():
                 # In document order, so that "she" and "that company" follow the name that they refer to.
-                found = rag.ask(question, options.k, order="document", max_new_tokens=16)
+                found = rag.ask(question, options.k, order="document", max_new_tokens=32)
                 print(f"{kind}: {question}\n  {found.answer.text.strip()}")
                 print(f"  sources: {', '.join(sources(found.answer)) or 'not found word for word'}")
                 print(f"  {reused(found.answer)}\n")

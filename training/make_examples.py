@@ -2,9 +2,9 @@
 
     python -m training.make_examples --reader ragkv/model/reader
 
-Writes `examples/corpus/*.md`, one document for each chunk, and `examples/questions.jsonl`. A question lists its
+Writes `tests/world/corpus/*.md`, one document for each chunk, and `tests/world/questions.jsonl`. A question lists its
 documents in the order of the world, so that references keep their meaning: those that support it, and some others. The
-files in `examples/` were made with earlier templates, and one question (desc-2) by hand: this would make another world.
+files there were made with earlier templates, and one question (desc-2) by hand: this would make another world.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--reader", type=Path, help="keep questions this reader answers right")
     parser.add_argument("--per-type", type=int, default=PER_TYPE, help="questions of each type at most")
-    parser.add_argument("--out", type=Path, default=Path("examples"))
+    parser.add_argument("--out", type=Path, default=Path("tests/world"))
     options = parser.parse_args()
     made = example(options.seed)
     corpus = options.out / "corpus"

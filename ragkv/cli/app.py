@@ -142,15 +142,14 @@ def simulate(
 
 
 def demo(
-    model: Model = "reader",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
+    model: Model = "smollm2",
     questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ingest the example corpus and answer its questions four ways: full, exact prefix, fused cold, fused warm."""
+    """Answer questions over the example articles four ways: full, exact prefix, fused cold, fused warm."""
     from .demo import run
 
-    run(model, repeats, questions, as_json)
+    run(model, questions, as_json)
 
 
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them

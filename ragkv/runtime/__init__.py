@@ -6,7 +6,7 @@ from .batches import Check, acquired, never_urgent, no_check
 from .brief import brief
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
-from .files import make_private_folder, replace_file, sync
+from .files import examples, make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
@@ -34,6 +34,7 @@ __all__ = [
     "crowding_hint",
     "current_owner",
     "duration",
+    "examples",
     "freeze_objects",
     "is_loopback",
     "iterate_in_thread",

@@ -19,7 +19,7 @@ from ragkv.api import ServeConfig, create_app
 from ragkv.api.service import Service
 from tests.retrieval.fakes import HashEmbedder
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+WORLD = Path(__file__).parents[1] / "world"  # the invented world that the bundled reader reads
 BARE = EngineConfig(store=StoreConfig(memory_bytes=0))  # config of the engine that only holds the model
 FACTS = ["The harbour of Oro was built by Lena Moss.", "The mill of Oro was built by Tam Reed in 1832."]
 
@@ -27,12 +27,12 @@ FACTS = ["The harbour of Oro was built by Lena Moss.", "The mill of Oro was buil
 @functools.cache
 def questions() -> list[dict[str, Any]]:
     """The example questions."""
-    return [json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()]
+    return [json.loads(line) for line in (WORLD / "questions.jsonl").read_text("utf-8").splitlines()]
 
 
 def corpus() -> list[tuple[str, tuple[str, bytes]]]:
     """The example corpus, as the files of a form."""
-    return [("files", (path.name, path.read_bytes())) for path in sorted((EXAMPLES / "corpus").glob("*.md"))]
+    return [("files", (path.name, path.read_bytes())) for path in sorted((WORLD / "corpus").glob("*.md"))]
 
 
 def app_on(loaded: Engine, home: Path, **config: Any) -> FastAPI:

@@ -11,7 +11,7 @@ from ragkv import Engine
 from ragkv.api.bodies.chat import IGNORED
 from ragkv.api.reports import without_markers
 
-from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, questions
+from .helpers import FACTS, WORLD, app_on, client_of, corpus, engine_of, events, questions
 
 HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
 DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
@@ -105,7 +105,7 @@ def test_log_probabilities_come_with_every_token_also_streamed(talk: TestClient)
 def test_a_field_without_effect_is_accepted_and_a_note_says_so(talk: TestClient, field: str) -> None:
     assert chat(talk, **{field: {"any": "value"}})["ragkv"]["notes"] == [f"{field} is ignored: {IGNORED[field]}"]
     assert chat(talk, **{field: None})["ragkv"]["notes"] == []
-    assert f"`{field}`" in (EXAMPLES.parent / "docs" / "api.md").read_text("utf-8")
+    assert f"`{field}`" in (WORLD.parents[1] / "docs" / "api.md").read_text("utf-8")
 
 
 def test_values_that_clients_send_and_that_ask_for_nothing_are_answered(talk: TestClient) -> None:

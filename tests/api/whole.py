@@ -17,7 +17,7 @@ from ragkv.config import MIB
 from ragkv.model.loading import READER
 
 from . import serving
-from .helpers import EXAMPLES
+from .helpers import WORLD
 
 ENGINE = EngineConfig(store=StoreConfig(memory_bytes=32 * MIB, disk_bytes=256 * MIB))
 SMALL = {
@@ -61,7 +61,7 @@ def key(
 
 def documents(count: int | None = None) -> list[dict[str, str]]:
     """The documents of the example corpus, as JSON."""
-    paths = sorted((EXAMPLES / "corpus").iterdir())[:count]
+    paths = sorted((WORLD / "corpus").iterdir())[:count]
     return [{"id": path.name, "text": path.read_text("utf-8")} for path in paths]
 
 

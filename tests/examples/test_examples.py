@@ -1,4 +1,4 @@
-"""The examples run unchanged and print the expected output. Each runs in its own process, on the bundled reader."""
+"""The examples run unchanged and print what is expected. Each runs in its own process, on the reader and its world."""
 
 import json
 import os
@@ -12,7 +12,8 @@ import pytest
 from ragkv.model.loading import READER
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
+EXAMPLES, WORLD = ROOT / "examples", ROOT / "tests" / "world"
+READER_ON_ITS_WORLD = ("--model", "reader", "--docs", WORLD / "corpus")
 SHOWN = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "plain_transformers"]
 
 pytestmark = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
@@ -32,14 +33,19 @@ def test_an_example_has_at_most_80_lines(path: Path) -> None:
 
 
 def test_multi_hop_questions_are_answered_with_sources_and_a_report() -> None:
-    output = run("multihop_qa")
-    for kind, answer in (("bridge", "ovens"), ("comparison", "Gatdyne"), ("compositional", "1924")):
-        assert re.search(rf"{kind}: .*\n  {answer}\n  sources: \S+\.md:\d+-\d+", output), output
+    asked = {
+        "What does the sponsor of Halfair sell?": "ovens",  # fair -> its sponsor -> what it sells
+        "Which company was founded earlier, Verlab or Gatdyne?": "Gatdyne",
+        "When was the sponsor of Ulmalfete founded?": "1924",
+    }
+    output = run("multihop_qa", *READER_ON_ITS_WORLD, "-k", "10", *asked)
+    for number, answer in enumerate(asked.values(), 1):
+        assert re.search(rf"question {number}: .*\n  {answer}\n  sources: \S+\.md:\d+-\d+", output), output
     assert len(re.findall(r"\d+ exact, \d+ fused, \d+ recomputed, \d+ computed", output)) == 3
 
 
 def test_a_conversation_continues_beyond_its_context_window_and_reuses_its_history() -> None:
-    output = run("chat_over_docs", "--turns", "8", "--context", "768")
+    output = run("chat_over_docs", *READER_ON_ITS_WORLD, "--turns", "8", "--context", "768")
     assert len(re.findall(r"^\d+\. ", output, re.MULTILINE)) == 8
     assert "history truncated" in output
     sizes = [(int(all_), int(reused)) for all_, reused in re.findall(r"(\d+) tokens, (\d+) of them reused", output)]
@@ -48,7 +54,8 @@ def test_a_conversation_continues_beyond_its_context_window_and_reuses_its_histo
 
 
 def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:
-    output = run("langchain_rag", "--ratio", "1")
+    asked = ("What does Nesibissa do for a living?", "What does Verlab sell?", "What does the sponsor of Halfair sell?")
+    output = run("langchain_rag", *READER_ON_ITS_WORLD, "--ratio", "1", "-k", "12", *asked)
     pairs = re.findall(r"before: (.*)  \(\d+ ms\)\n  after:  (.*)  \(\d+ ms\)", output)
     assert [before for before, _ in pairs] == ["dancer", "pens", "ovens"]
     assert all(before == after for before, after in pairs)
@@ -56,7 +63,7 @@ def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:
 
 def test_an_agent_of_three_turns_reuses_its_chunks_and_its_history() -> None:
     pytest.importorskip("langchain", reason="needs langchain (extra agents)")
-    output = run("agent")
+    output = run("agent", *READER_ON_ITS_WORLD)
     found = re.findall(r"(\d+) of (\d+) prompt tokens reused \((\d+) exact, (\d+) fused, \d+ recomputed", output)
     assert len(found) == 3, output
     counts = [tuple(map(int, one)) for one in found]
@@ -66,11 +73,22 @@ def test_an_agent_of_three_turns_reuses_its_chunks_and_its_history() -> None:
 
 
 def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> None:
-    chunks = [path.read_text("utf-8").strip() for path in sorted((EXAMPLES / "corpus").glob("*.md"))]
+    chunks = [path.read_text("utf-8").strip() for path in sorted((WORLD / "corpus").glob("*.md"))]
     asked = {"question": "What does Verlab sell?", "contexts": chunks, "answers": ["pens"]}
     (tmp_path / "q.jsonl").write_text(json.dumps(asked) + "\n", "utf-8")
     methods = ("full prefill", "fused", "MapRerank")
-    output = run("evaluate", tmp_path / "q.jsonl", "-k", "3", "--methods", *methods, "--plot", tmp_path / "plot.png")
+    output = run(
+        "evaluate",
+        tmp_path / "q.jsonl",
+        "--model",
+        "reader",
+        "-k",
+        "3",
+        "--methods",
+        *methods,
+        "--plot",
+        tmp_path / "plot.png",
+    )
     for method in methods:
         assert re.search(rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", output, re.MULTILINE), output
     assert (tmp_path / "plot.png").stat().st_size > 5_000

@@ -16,10 +16,32 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 LIMIT_S = 560  # on a machine that four other processes keep busy; alone each takes well under a minute
 
+# The bundled reader takes the place of the model, and its world that of the articles: quick, with known answers.
+# In a notebook's file, quotes of code stand behind a backslash.
+_WORLD = ROOT / "tests" / "world"
+_MODEL = ((r"smollm2\"", r"reader\""), ("../corpus", f"{_WORLD}/corpus"))
+READER_ON_ITS_WORLD = {
+    "first_steps": (
+        *_MODEL,
+        ("Which famous scientist was born in Shrewsbury in 1809?", "What does Nesibissa do for a living?"),
+    ),
+    "quality_and_compute": (
+        *_MODEL,
+        ("../questions.jsonl", f"{_WORLD}/questions.jsonl"),
+        (r"one[\"answers\"][0]", r"one[\"answer\"]"),
+        (r"\"before\" not", r"\"history\" not"),
+        ("K = 4 ", "K = 10 "),
+    ),
+}
+
 # Not in this process: the kernel needs sockets, and its packages warn.
 DRIVER = """
-import sys, nbclient, nbformat
-notebook = nbformat.read(sys.argv[1], as_version=4)
+import pathlib, sys, nbclient, nbformat
+source = pathlib.Path(sys.argv[1]).read_text()
+for shown, run in zip(sys.argv[3::2], sys.argv[4::2]):
+    assert shown in source, shown
+    source = source.replace(shown, run)
+notebook = nbformat.reads(source, as_version=4)
 where = {"metadata": {"path": sys.argv[2]}}
 nbclient.NotebookClient(notebook, timeout=500, kernel_name="python3", resources=where).execute()
 print(nbformat.writes(notebook))
@@ -41,7 +63,7 @@ def executed(path: Path, home: Path) -> dict[str, Any]:
     own = {"IPYTHONDIR": str(home), "JUPYTER_DATA_DIR": str(home), "JUPYTER_RUNTIME_DIR": str(home / "runtime")}
     own |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     own |= {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slowest where others compute as well
-    command = [sys.executable, "-c", DRIVER, str(path), str(path.parent)]
+    command = [sys.executable, "-c", DRIVER, str(path), str(path.parent), *sum(READER_ON_ITS_WORLD[path.stem], ())]
     ran = subprocess.run(
         command, env={**os.environ, **own}, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -83,8 +105,8 @@ class TestExecuted:
         rows = {
             tuple(row.split()[:2]): float(row.split()[2])
             for row in said.splitlines()
-            if row[:7] in ("sensiti", "random ")
+            if row[:7] in ("attenti", "random ")
         }
-        assert rows["sensitivity", "1.0"] == rows["random", "1.0"] >= rows["sensitivity", "0.0"]
+        assert rows["attention", "1.0"] == rows["random", "1.0"] >= rows["attention", "0.0"]
         enough = re.search(r"the lowest ratio that answers as many questions as the full prefill: ([\d.]+)", said)
         assert enough is not None and 0.0 < float(enough[1]) <= 1.0

@@ -16,7 +16,7 @@ from ragkv.model.loading import READER
 from tests import tiny_models
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
-CORPUS = Path(__file__).parents[3] / "examples" / "corpus"
+CORPUS = Path(__file__).parents[2] / "world" / "corpus"
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -33,7 +33,7 @@ def asked(folder: Path) -> Any:
     shutil.copytree(READER, model)
     weights = {"weight_map": {"model.norm.weight": "model.safetensors"}}  # or vLLM would load ragkv's scores, too
     (model / "model.safetensors.index.json").write_text(json.dumps(weights))
-    questions = [json.loads(line)["question"] for line in (ROOT / "examples" / "questions.jsonl").open()][:6]
+    questions = [json.loads(line)["question"] for line in (ROOT / "tests" / "world" / "questions.jsonl").open()][:6]
     found: dict[str, Any] = {"questions": len(questions)}
     with _ragkv(folder / "own") as own:
         _fill(own)
@@ -130,7 +130,8 @@ def _wait(true: Any, process: Any) -> None:
 def _fill(client: httpx.Client) -> None:
     """Store the example corpus."""
     files = [
-        {"id": path.name, "text": path.read_text()} for path in sorted((ROOT / "examples" / "corpus").glob("*.md"))
+        {"id": path.name, "text": path.read_text()}
+        for path in sorted((ROOT / "tests" / "world" / "corpus").glob("*.md"))
     ]
     assert client.post("/v1/collections", json={"name": "docs"}).status_code in (200, 201)
     stored = client.post("/v1/collections/docs/documents", json={"documents": files})
