@@ -42,9 +42,9 @@ from .bodies.chat_answer import (
     UrlCitation,
     UsageBody,
 )
-from .bodies.resources import AnswerReport, SourceBody
+from .bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from .bodies.tools import NamedTool, ToolDefinition, called, check_choice
-from .errors import ApiError, check_at_most, unknown_model
+from .errors import ApiError, check_at_most
 from .keys import Principal
 from .reports import (
     answer_fields,
@@ -72,8 +72,7 @@ class ChatCompletion:
     def check(self) -> None:
         """Raise `ApiError` for everything that can be refused before any work."""
         body, limits = self.body, self.service.config.limits
-        if body.model != self.service.model_id:
-            raise unknown_model(body.model, repr(self.service.model_id))
+        rag = self._rag
         if not any(message.role == "user" for message in body.messages):
             raise ApiError(400, "There is no user message: the prompt needs a question.", param="messages")
         if body.stream_options and body.stream_options.include_usage and not body.stream:
@@ -81,8 +80,8 @@ class ChatCompletion:
         for number, message in enumerate(body.messages):
             check_text(message.text, limits, f"messages.{number}")
         documents = body.documents or []
-        check_at_most(len(documents) + (body.rag.k if body.rag else 0), limits.documents, "documents", "documents")
-        check_filter(body.rag.filter if body.rag else None, limits, "rag.filter")
+        check_at_most(len(documents) + (rag.k if rag else 0), limits.documents, "documents", "documents")
+        check_filter(rag.filter if rag else None, limits, "rag.filter")
         for number, document in enumerate(documents):
             check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
         if body.top_logprobs and not body.logprobs:
@@ -96,6 +95,17 @@ class ChatCompletion:
     def _max_tokens(self) -> tuple[int, list[str]]:
         """The most tokens of the answer, and notes on them."""
         return max_tokens_of(self.body.max_completion_tokens or self.body.max_tokens, self.service.config.limits)
+
+    @property
+    def _rag(self) -> RetrievalBody | None:
+        """Which passages to find: as `rag` says, by default in the collection that the model's name has.
+
+        Raises `ApiError` for an unknown model.
+        """
+        collection, given = self.service.collection_of(self.body.model), self.body.rag
+        if collection is None or (given is not None and "collection" in given.model_fields_set):
+            return given
+        return (given or RetrievalBody()).model_copy(update={"collection": collection})
 
     @property
     def _tools(self) -> Sequence[ToolDefinition]:
@@ -160,8 +170,8 @@ class ChatCompletion:
         content += left
         if left:
             yield Piece(left)
-        if self.body.rag is not None:
-            tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
+        if (rag := self._rag) is not None:
+            tenant.collections.drop_if_deleted(rag.collection, [source.text for source in sources])
         response = self._response(tenant, prompt, answer, content, sources, found)
         response.ragkv.notes += left_out
         yield response
@@ -192,10 +202,10 @@ class ChatCompletion:
             )
             for number, document in enumerate(self.body.documents or [], 1)
         ]
-        if (rag := self.body.rag) is None:
+        if (rag := self._rag) is None:
             return sources
-        scheduler = tenant.engine.scheduler
-        with scheduler.request(), tenant.collections.lease(rag.collection, "rag.collection") as collection:
+        scheduler, param = tenant.engine.scheduler, "rag.collection" if self.body.rag else "model"
+        with scheduler.request(), tenant.collections.lease(rag.collection, param) as collection:
             hits = collection.retrieve(
                 self._question, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check
             )

@@ -108,13 +108,13 @@ class ApiError(HTTPException):
         """The JSON body of the error response."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    @property
-    def response(self) -> JSONResponse:
-        """The error response."""
+    def response(self, path: str) -> JSONResponse:
+        """The error response to a request of `path`: a client of Ollama's API reads nothing but a text."""
         headers = dict(self.headers or {})
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after_s)))
-        return JSONResponse(self.body, self.status, headers)
+        body = {"error": self.message} if path.startswith("/api/") else self.body
+        return JSONResponse(body, self.status, headers)
 
 
 def not_found(kind: str, name: str, param: str | None = None) -> ApiError:
@@ -167,8 +167,8 @@ def as_api_error(error: BaseException) -> ApiError:
 def install(app: FastAPI) -> None:
     """Make `app` answer every failure in this shape."""
 
-    async def handle(_: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response(request.url.path)
 
     for kind in (ApiError, errors.RagKVError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)

@@ -27,7 +27,7 @@ from ragkv.runtime import Check, Closing, make_private_folder, never_urgent, ser
 from ragkv.types import Reuse, Timing
 
 from .documents.parser import DocumentParser
-from .errors import ApiError
+from .errors import ApiError, unknown_model
 from .keys import ANONYMOUS, KeyRing, Principal
 from .limits import RateLimiter
 from .logs import RequestStats
@@ -80,6 +80,17 @@ class Service(Closing):
     def model_id(self) -> str:
         """The model's name: its hub id, or its folder's name."""
         return Path(self.config.model).name if Path(self.config.model).is_absolute() else self.config.model
+
+    def collection_of(self, model: str) -> str | None:
+        """The collection in a model's name, as in `smollm2:handbook`; `None`: it is the model alone.
+
+        Raises `ApiError` 404 for another model.
+        """
+        if model == self.model_id:
+            return None
+        if not model.startswith(f"{self.model_id}:"):
+            raise unknown_model(model, f"{self.model_id!r}, alone or with a collection, as in {self.model_id}:default")
+        return model.removeprefix(f"{self.model_id}:")
 
     @property
     def tenants(self) -> Tenants:

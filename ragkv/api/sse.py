@@ -40,10 +40,8 @@ async def openai_events(
 class EventStream(StreamingResponse):
     """Events as they come. The source is closed when the client disconnects, is cut off, or has read everything."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, source: AsyncGenerator[str, None]) -> None:
-        super().__init__(source, headers={"x-accel-buffering": "no"})
+    def __init__(self, source: AsyncGenerator[str, None], media_type: str = "text/event-stream") -> None:
+        super().__init__(source, headers={"x-accel-buffering": "no"}, media_type=media_type)
         self._source = source
 
     async def stream_response(self, send: Send) -> None:

@@ -31,7 +31,7 @@ def test_every_ragkv_error_has_its_status_and_code(error: Exception, status: int
     found = as_api_error(error)
     assert (found.status, found.type, found.code) == (status, kind, code)
     assert (status == 500) != (found.message == str(error))
-    assert ("retry-after" in found.response.headers) == (status == 503)
+    assert ("retry-after" in found.response("/").headers) == (status == 503)
 
 
 def test_an_error_body_is_one_object_with_four_fields() -> None:

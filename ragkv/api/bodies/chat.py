@@ -98,7 +98,7 @@ class Message(ClientPart):
         description="Who says it.", examples=["user"]
     )
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = Field(
-        default=None, description="The text.", examples=["What is the job of Kiralus?"]
+        default=None, description="The text.", examples=["When was the Iron Bridge opened?"]
     )
     name: str | None = Field(default=None, description=_IGNORED)
     refusal: str | None = Field(default=None, description=_IGNORED)

@@ -58,18 +58,20 @@ class Strict(RequestPart):
 class GivenDocument(RequestPart):
     """A document in a request."""
 
-    id: Id | None = Field(default=None, description="Left out: derived from the text.", examples=["kiralus"])
+    id: Id | None = Field(default=None, description="Left out: derived from the text.", examples=["bridge"])
     title: Title | None = Field(
-        default=None, description="Shown with the source, and the metadata `title`.", examples=["Kiralus"]
+        default=None, description="Shown with the source, and the metadata `title`.", examples=["The bridge"]
     )
-    text: str = Field(min_length=1, description="The text.", examples=["Kiralus works as a librarian."])
+    text: str = Field(min_length=1, description="The text.", examples=["The Iron Bridge was opened in 1781."])
 
 
 class DocumentIn(GivenDocument):
     """A document to store."""
 
     text: str = Field(
-        min_length=1, description="The text; it is split into passages.", examples=["Kiralus works as a librarian."]
+        min_length=1,
+        description="The text; it is split into passages.",
+        examples=["The Iron Bridge was opened in 1781."],
     )
     metadata: dict[str, Any] | None = Field(
         default=None, description="JSON values to filter by.", examples=[{"year": 1931, "lang": "en"}]

@@ -107,7 +107,7 @@ class Search(Strict):
 class SearchRequest(Search):
     """A search in one collection."""
 
-    query: str = Field(min_length=1, description="What to search for.", examples=["librarian"])
+    query: str = Field(min_length=1, description="What to search for.", examples=["bridge"])
 
 
 class RetrievalBody(Search):
@@ -123,7 +123,7 @@ class RetrievalBody(Search):
 class CompareRequest(RetrievalBody, FusionOptions):
     """A question whose prompt is timed both ways."""
 
-    question: str = Field(min_length=1, description="The question.", examples=["What is the job of Kiralus?"])
+    question: str = Field(min_length=1, description="The question.", examples=["When was the Iron Bridge opened?"])
 
 
 class AskRequest(CompareRequest, ReuseOptions):

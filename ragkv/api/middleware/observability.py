@@ -56,7 +56,7 @@ class ObservabilityMiddleware(HTTPMiddleware):
         except Exception as error:
             if response.status is not None:
                 raise  # too late for an error response: uvicorn logs the error and cuts the connection
-            await as_api_error(error).response(scope, receive, response.send)
+            await as_api_error(error).response(scope["path"])(scope, receive, response.send)
 
     def _record(self, scope: Scope, response: "_Response", seconds: float) -> None:
         """Write the access line and the metrics."""

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from . import ask, chat, collections, embeddings, models, sessions, stats
+from . import ask, chat, collections, embeddings, models, ollama, sessions, stats
 
 ROUTERS: tuple[APIRouter, ...] = (
     chat.router,
@@ -10,6 +10,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     collections.router,
     embeddings.router,
     models.router,
+    ollama.router,
     sessions.router,
     stats.router,
 )

@@ -24,7 +24,7 @@ CollectionName = Annotated[
     str, Path(pattern=schemas.NAME_PATTERN, description="The collection's name.", examples=["docs"])
 ]
 DocumentId = Annotated[
-    str, Path(pattern=ID_PATTERN, description="The document's id; it may hold slashes.", examples=["kiralus"])
+    str, Path(pattern=ID_PATTERN, description="The document's id; it may hold slashes.", examples=["bridge"])
 ]
 
 _FILES = {

@@ -26,7 +26,7 @@ class EmbeddingsRequest(Strict):
     """Texts to embed."""
 
     model: str = Field(description="The embedding model of `GET /v1/models`.")
-    input: Text | Texts = Field(description="A text or texts.", examples=["Kiralus works as a librarian."])
+    input: Text | Texts = Field(description="A text or texts.", examples=["The Iron Bridge was opened in 1781."])
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64: little-endian float32 numbers."
     )

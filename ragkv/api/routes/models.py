@@ -1,15 +1,18 @@
-"""/v1/models: OpenAI's endpoint, with the language model and the embedding model."""
+"""/v1/models: the language model, alone and with each collection, and on request the embedding model."""
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from ..bodies.documents import ID_PATTERN
 from ..errors import unknown_model
-from ..service import Service, ServiceDep
+from ..service import Service, ServiceDep, TenantExecutorDep
+from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
+
+Kind = Literal["chat", "embedding"]
 
 
 class Model(BaseModel):
@@ -29,25 +32,39 @@ class ModelList(BaseModel):
 
 
 @router.get("", summary="List models")
-async def list_models(service: ServiceDep) -> ModelList:
-    """The language model, then the embedding model, if there is one."""
-    return ModelList(data=_models(service))
+async def list_models(
+    service: ServiceDep,
+    executor: TenantExecutorDep,
+    type: Annotated[
+        Kind, Query(description="chat: what can answer, so that chat clients offer nothing else.")
+    ] = "chat",
+) -> ModelList:
+    """The language model, then `model:collection` for each collection: it answers from that collection."""
+    return ModelList(data=await executor.run(lambda tenant: models_of(service, tenant, type)))
 
 
 @router.get("/{model:path}", summary="Show a model")
 async def show_model(
     model: Annotated[str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["reader"])],
     service: ServiceDep,
+    executor: TenantExecutorDep,
 ) -> Model:
-    """One of the models, by its id."""
-    models = _models(service)
+    """One of the models, of either type, by its id."""
+
+    def work(tenant: Tenant) -> list[Model]:
+        return models_of(service, tenant) + models_of(service, tenant, "embedding")
+
+    models = await executor.run(work)
     for one in models:
         if one.id == model:
             return one
-    raise unknown_model(model, " and ".join(repr(one.id) for one in models))
+    raise unknown_model(model, ", ".join(repr(one.id) for one in models))
 
 
-def _models(service: Service) -> list[Model]:
+def models_of(service: Service, tenant: Tenant, type: Kind = "chat") -> list[Model]:
+    """The models of a tenant."""
     embedder = service.tenants.embedder
-    names = [service.model_id, *([embedder.name] if embedder else [])]
+    names = [service.model_id, *(f"{service.model_id}:{name}" for name in tenant.collections.folders.names())]
+    if type == "embedding":
+        names = [embedder.name] if embedder else []
     return [Model(id=name, created=service.created) for name in names]

@@ -145,7 +145,7 @@ class Front:
             parts = self._answer(await self._read(request))
             start = await anext(parts)
         except ApiError as error:
-            return error.response
+            return error.response(request.url.path)
         assert isinstance(start, ResponseStart)
         response = StreamingResponse(_body(parts), status_code=start.status)
         response.raw_headers = [header for header in start.headers if header[0] != b"x-request-id"]  # Ray adds it

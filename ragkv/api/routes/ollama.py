@@ -1,0 +1,200 @@
+"""Ollama's API for chat: `/api/tags`, `/api/show`, `/api/chat`, `/api/generate` and `/api/version`.
+
+A request becomes one of /v1/chat/completions, so a model with a collection's name answers from that collection. What
+Ollama's clients set for Ollama alone, such as its threads, is ignored and noted in the report at the end of the answer.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import ConfigDict, Field, ValidationError
+
+from ragkv import __version__
+
+from ..bodies.chat import ChatRequest
+from ..bodies.chat_answer import ChatResponse, Piece
+from ..bodies.documents import Strict
+from ..chat_completion import ChatCompletion
+from ..errors import ApiError, as_api_error
+from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
+from ..sse import EventStream
+from ..tenants import Tenant
+from .models import models_of
+
+router = APIRouter(prefix="/api", include_in_schema=False)
+
+SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+# Ollama's options, and the fields of /v1/chat/completions that mean the same.
+OPTIONS = {**dict(zip(SAME, SAME, strict=True)), "repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+NOT_OFFERED = ("images", "think", "raw", "suffix", "template", "context")  # These fields would change the answer.
+
+Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]  # a piece of text and calls of tools as an answer's fields
+
+
+class OllamaRequest(Strict):
+    """A request to `/api/chat`, which has messages, or to `/api/generate`, which has a prompt."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    messages: list[dict[str, Any]] = Field(default=[], max_length=1000)
+    tools: list[Any] | None = None
+    prompt: str = ""
+    system: str = ""
+
+    def as_chat(self, model_id: str) -> ChatRequest:
+        """The same request to /v1/chat/completions. Raises `RequestValidationError` and `ApiError`."""
+        for name in NOT_OFFERED:
+            if (self.model_extra or {}).get(name) or any(message.get(name) for message in self.messages):
+                raise ApiError(400, f"{name} is not offered here; leave it out.", param=name)
+        fields = {OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS}
+        if fields.get("max_tokens") in (-1, -2):  # Ollama's words for no limit of the request's own
+            del fields["max_tokens"]
+        if fields.get("stop") == []:
+            del fields["stop"]
+        if self.format:
+            kind = "json_object" if self.format == "json" else "json_schema"
+            schema = {"json_schema": {"schema": self.format}} if kind == "json_schema" else {}
+            fields["response_format"] = {"type": kind, **schema}
+        fields["model"] = model_id if self.model == f"{model_id}:latest" else self.model
+        fields |= {"messages": self._messages(), "tools": self.tools or None}
+        try:
+            return ChatRequest.model_validate(fields)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+
+    @property
+    def ignored(self) -> list[str]:
+        """Notes on what was set and changes nothing."""
+        names = (self.options or {}).keys() - OPTIONS.keys() | (self.model_extra or {}).keys()
+        return [f"{name} is ignored" for name in sorted(names)]
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """The messages in OpenAI's form: calls have ids, which Ollama's do not, and arguments as text."""
+        if not self.messages:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            return [*system, {"role": "user", "content": self.prompt}]
+        found, calls = [], 0
+        for message in self.messages:
+            made: dict[str, Any] = {name: message[name] for name in ("role", "content") if name in message}
+            for call in message.get("tool_calls") or ():
+                function = call.get("function") or {}
+                said = {"name": function.get("name"), "arguments": json.dumps(function.get("arguments") or {})}
+                made.setdefault("tool_calls", []).append({"id": f"call_{calls}", "type": "function", "function": said})
+                calls += 1
+            if made.get("role") == "tool":
+                made |= {"tool_call_id": f"call_{calls - 1}", "name": message.get("tool_name") or message.get("name")}
+            found.append(made)
+        return found
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """ragkv's version."""
+    return {"version": __version__}
+
+
+@router.get("/tags")
+async def tags(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
+    """The models of `/v1/models`."""
+    return await executor.run(
+        lambda tenant: {"models": [_described(service, tenant, one.id) for one in models_of(service, tenant)]}
+    )
+
+
+@router.post("/show")
+async def show(body: dict[str, Any], service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
+    """What is known of a model."""
+    name = str(body.get("model") or body.get("name"))
+    service.collection_of(name.removesuffix(":latest"))  # raises for an unknown model
+    found = await executor.run(lambda tenant: _described(service, tenant, name))
+    return {**found, "capabilities": ["completion", "tools"], "template": "", "parameters": ""}
+
+
+@router.post("/chat")
+async def chat(body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Answer a chat."""
+
+    def form(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}}
+
+    return await _answered(
+        body, request, ChatCompletion(service, principal, body.as_chat(service.model_id), None), form
+    )
+
+
+@router.post("/generate")
+async def generate(body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep) -> Response:
+    """Answer a prompt."""
+    completion = ChatCompletion(service, principal, body.as_chat(service.model_id), None)
+    return await _answered(body, request, completion, lambda text, _: {"response": text})
+
+
+async def _answered(body: OllamaRequest, request: Request, completion: ChatCompletion, form: Form) -> Response:
+    """The answer, in lines or whole."""
+
+    def line(text: str, calls: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat()
+        return {"model": body.model, "created_at": now, **form(text, calls), "done": False, **more}
+
+    def last(response: ChatResponse, text: str) -> dict[str, Any]:
+        choice, timing, usage = response.choices[0], response.ragkv.timing, response.usage
+        made = [call.function for call in choice.message.tool_calls or ()]
+        calls = [{"function": {"name": one.name, "arguments": json.loads(one.arguments)}} for one in made]
+        response.ragkv.notes += body.ignored
+        return line(
+            text,
+            calls,
+            done=True,
+            done_reason="length" if choice.finish_reason == "length" else "stop",
+            total_duration=int(1e9 * (timing.first_token_s + timing.decode_s)),  # Ollama counts nanoseconds
+            load_duration=0,
+            prompt_eval_count=usage.prompt_tokens,
+            prompt_eval_duration=int(1e9 * timing.prefill_s),
+            eval_count=usage.completion_tokens,
+            eval_duration=int(1e9 * timing.decode_s),
+            ragkv=response.ragkv.model_dump(),
+        )
+
+    completion.check()
+    pool = completion.service.answer_pool
+    if not (body.messages or body.prompt):  # how clients ask for a model to be loaded
+        return JSONResponse(line("", [], done=True, done_reason="load"))
+    if not body.stream:
+        whole = await pool.run_stream(request, completion.events, ChatResponse)
+        return JSONResponse(last(whole, whole.choices[0].message.content or ""))
+    items = await pool.stream(request, completion.events)
+
+    async def lines() -> AsyncGenerator[str, None]:
+        try:
+            async for item in items:
+                yield json.dumps(line(item.text, []) if isinstance(item, Piece) else last(item, "")) + "\n"
+        except Exception as error:
+            yield json.dumps({"error": as_api_error(error).message}) + "\n"
+        finally:
+            await items.aclose()
+
+    return EventStream(lines(), "application/x-ndjson")
+
+
+def _described(service: Service, tenant: Tenant, name: str) -> dict[str, Any]:
+    """A model, as `/api/tags` and `/api/show` have it."""
+    stats, model = tenant.engine.stats(), tenant.engine.model
+    family = stats.architecture
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
+        "size": 0,
+        "digest": model.identity.weights,
+        "details": {"format": "safetensors", "family": family, "families": [family], "quantization_level": stats.dtype},
+        "model_info": {"general.architecture": family, f"{family}.context_length": model.adapter.context_length},
+    }
