@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from ragkv import __version__
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Embedder
-from ragkv.runtime import freeze_objects
+from ragkv.runtime import examples, freeze_objects
 
 from . import errors, health, middleware
 from .routes import ROUTERS
@@ -88,6 +89,18 @@ def create_app(
         async def page() -> FileResponse:
             """The page."""
             return FileResponse(PAGE / "index.html", media_type="text/html")
+
+        @app.get("/static/examples.json", include_in_schema=False)
+        def example_documents() -> dict[str, Any]:
+            """The example articles and the questions about them, which the page offers."""
+            if (folder := examples()) is None:
+                return {"documents": [], "questions": []}
+            texts = {file.name: file.read_text("utf-8") for file in sorted((folder / "corpus").glob("*.md"))}
+            asked = [json.loads(line) for line in (folder / "questions.jsonl").read_text("utf-8").splitlines()]
+            documents = [
+                {"id": id, "title": text.split("\n")[0].strip("# "), "text": text} for id, text in texts.items()
+            ]
+            return {"documents": documents, "questions": [one["question"] for one in asked if "before" not in one]}
 
         app.mount("/static", StaticFiles(directory=PAGE), name="static")
     middleware.install(app, service)

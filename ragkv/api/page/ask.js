@@ -2,6 +2,7 @@
 
 import { events, Failure, patiently } from "./api.js";
 import { el, say, small } from "./dom.js";
+import { rendered } from "./markdown.js";
 import { chips, marked, show } from "./sources.js";
 import { strip } from "./strip.js";
 import { spent, waited } from "./timing.js";
@@ -34,7 +35,7 @@ export class Turn {
     /** @type {Citation[]} */
     this.citations = [];
     this.text = "";
-    this.answer = el("p", { class: "answer", "aria-live": "polite", "aria-busy": "true" });
+    this.answer = el("div", { class: "answer", "aria-live": "polite", "aria-busy": "true" });
     this.notice = el("div", { class: "notices" });
     this.from = el("div", { class: "sources" });
     this.made = el("details", { class: "made", open: !small.matches, hidden: true });
@@ -71,6 +72,15 @@ export class Turn {
       this.node.classList.remove("working");
       this.answer.setAttribute("aria-busy", "false");
     }
+  }
+
+  /** Show an answer that came earlier. @param {import("./types.js").Answer} answer */
+  restore(answer) {
+    this.node.classList.remove("working");
+    this.answer.setAttribute("aria-busy", "false");
+    this.finished(answer);
+    this.made.open = false;
+    return this;
   }
 
   async followed() {
@@ -157,7 +167,7 @@ export class Turn {
     this.text = answer.answer;
     this.citations = answer.citations ?? [];
     this.given(answer.sources);
-    this.answer.replaceChildren(...marked(answer.answer, this.citations, this.sources, this.show));
+    this.answer.replaceChildren(...rendered(marked(answer.answer, this.citations, this.sources, this.show)));
     if (!answer.answer.trim()) this.tell("The model answered with nothing.");
     if (answer.finish_reason === "length") this.tell("The answer was cut at the server's longest.");
     this.prefilled(answer.prompt, answer.reuse, answer.timing);

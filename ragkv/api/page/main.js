@@ -1,6 +1,6 @@
 /** The page: connects its parts. All data comes from the public API. */
 
-import { Failure, key, onKeyNeeded, patiently, setKey } from "./api.js";
+import { Failure, get, key, onKeyNeeded, patiently, setKey } from "./api.js";
 import { Turn } from "./ask.js";
 import * as collections from "./collections.js";
 import { dialog } from "./dialog.js";
@@ -13,6 +13,7 @@ import * as sessions from "./sessions.js";
 import * as settings from "./settings.js";
 import { bus, changed, update, view } from "./state.js";
 import * as tiers from "./tiers.js";
+import * as transcripts from "./transcripts.js";
 import { measure } from "./timing.js";
 import { count } from "./words.js";
 
@@ -50,7 +51,10 @@ async function pose(body, comparison, follows) {
   current = null;
   busy(false);
   bottom();
-  if (answer) say("The answer is complete.");
+  if (answer) {
+    say("The answer is complete.");
+    transcripts.keep(body.session_id, [...transcripts.load(body.session_id), { body, answer }]);
+  }
   changed();
 }
 
@@ -78,6 +82,7 @@ function busy(on) {
 
 /** Show the conversation, or what to do first. */
 function draw() {
+  if (view.session && !said.has(view.session)) restore(view.session);
   const turns = said.get(view.session) ?? [];
   const past = view.session && !turns.length;
   const nodes = turns.length ? turns : past ? [goOn()] : [welcome()];
@@ -85,6 +90,16 @@ function draw() {
   if (shown.length !== nodes.length || nodes.some((node, at) => node !== shown[at]))
     $("turns").replaceChildren(...nodes);
   hint();
+}
+
+/** Show what this browser kept of a conversation. @param {string} session */
+function restore(session) {
+  const kept = transcripts.load(session);
+  const shown = kept.map(({ body, answer }, at) => {
+    const { reuse: _, session_id: _id, stream: _stream, ...comparison } = body;
+    return new Turn(body, measure(comparison, at > 0), () => ask(body.question)).restore(answer).node;
+  });
+  if (shown.length) said.set(session, shown);
 }
 
 const goOn = () =>
@@ -96,7 +111,7 @@ const goOn = () =>
       "p",
       {},
       "The server stores its history as tokens and KV, and puts it before your next question. " +
-        "The text from before this page was opened is not shown here.",
+        "Its text is kept in the browser where it was asked.",
     ),
   );
 
@@ -112,10 +127,10 @@ function welcome() {
         "p",
         {},
         `The collection ${collection.name} holds ${count(collection.documents, "document")} in ` +
-          `${count(collection.chunks, "chunk")}, their KV stored. ` +
+          `${count(collection.chunks, "chunk")}. ` +
           `An answer comes with its sources, and with its prompt: which tokens were reused, and which had to be computed.`,
       ),
-      examples.chosen() && examples.questions(ask),
+      examples.questions(ask),
     );
   }
   return el(
@@ -162,6 +177,7 @@ async function begin() {
       Infinity,
     );
     banner("");
+    $("model").textContent = (await get("models")).data[0]?.id ?? "";
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     if (error.kind === "key") banner("This server asks for an API key.", "Enter the key", begin);
@@ -206,10 +222,11 @@ async function askForKey(refused) {
 async function forgetKey() {
   const done = await dialog(
     "API key",
-    [el("p", {}, "This tab sends a key with every request.")],
+    [el("p", {}, "This tab sends a key with every request. Without it, the texts kept in this browser are deleted too.")],
     "Forget it",
     () => {
       setKey(null);
+      transcripts.forgetAll();
       return true;
     },
     "danger",
@@ -291,6 +308,7 @@ bus.addEventListener("trouble", (event) =>
 );
 bus.addEventListener("forked", (event) => {
   const { from, to } = /** @type {CustomEvent} */ (event).detail;
+  transcripts.keep(to, transcripts.load(from));
   said.set(
     to,
     (said.get(from) ?? []).filter((node) => node.classList.contains("whole")),

@@ -4,6 +4,7 @@ import { Failure, get, post, remove } from "./api.js";
 import { dialog } from "./dialog.js";
 import { $, el, icon, say } from "./dom.js";
 import { bus, update, view } from "./state.js";
+import * as transcripts from "./transcripts.js";
 import { ago, count } from "./words.js";
 
 /**
@@ -131,6 +132,7 @@ async function drop(session, title) {
     "danger",
   );
   if (!done) return;
+  transcripts.forget(session.id);
   if (session.id === view.session) choose("");
   else draw();
   say("Deleted.");

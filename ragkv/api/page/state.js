@@ -1,4 +1,4 @@
-/** The state in the address: collection, conversation, and how to answer. Everything else is lost on a reload. */
+/** The state in the address: collection, conversation, and how to answer. `transcripts.js` keeps what was said. */
 
 /**
  * @typedef {object} View

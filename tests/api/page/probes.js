@@ -81,15 +81,11 @@
     },
 
     /** The last answer's text, without its markers. */
-    answer: () =>
-      all(".answer")
-        .at(-1)
-        .cloneNode(true)
-        .childNodes.values()
-        .filter((node) => node.nodeType === 3)
-        .map((node) => node.data)
-        .toArray()
-        .join(""),
+    answer() {
+      const answer = all(".answer").at(-1).cloneNode(true);
+      for (const marker of all(".cite", answer)) marker.remove();
+      return answer.textContent;
+    },
 
     /** What the last strip shows: pixels and counts, by colour, and its width. */
     drawn() {

@@ -168,3 +168,16 @@ def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
     with asked.expect_request("**/v1/ask") as sent:
         ask(asked)
     assert "ratio" not in sent.value.post_data_json
+
+
+def test_an_answer_in_markdown_is_shown_as_such_and_never_as_markup(asked: Any) -> None:
+    text = "## Ovens\n**Ostmax** sells [1]:\n1. `ovens`\n2. <b>no</b> [a](javascript:alert(1))\n\n```\n*raw*\n```"
+    streaming(asked, stream(("answer", answer(text, [source()], []))), times=1)
+    asked.fill("#question", "What?")
+    asked.press("#question", "Enter")
+    asked.wait_for_selector(".turn.whole")
+    shown = asked.locator(".answer")
+    for tag, words in (("p.head", "Ovens"), ("strong", "Ostmax"), ("ol code", "ovens"), ("pre", "*raw*")):
+        assert shown.locator(tag).inner_text() == words
+    assert shown.locator("li").last.inner_text() == "<b>no</b> [a](javascript:alert(1))"
+    assert shown.locator("b, a, script").count() == 0 and shown.locator("p .cite").inner_text() == "[1]"

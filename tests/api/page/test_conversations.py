@@ -48,7 +48,10 @@ def test_a_follow_up_question_has_its_history_in_the_strip(talked: Any) -> None:
 
 
 def test_a_title_is_kept_by_the_server_and_not_by_the_browser(talked: Any, browser: Any, server: str) -> None:
-    assert talked.evaluate("[sessionStorage.length, localStorage.length]") == [0, 0]
+    assert talked.evaluate("[sessionStorage.length, ...Object.keys(localStorage)]") == [
+        0,
+        f"ragkv.said.{current(talked)['id']}",
+    ]
     title = talked.locator(".session.current .title").inner_text()
     ask(talked, SECOND)
     assert current(talked)["title"] == title == FIRST  # the first question's, also after the second
@@ -58,13 +61,16 @@ def test_a_title_is_kept_by_the_server_and_not_by_the_browser(talked: Any, brows
     row = other.locator(f".session[data-session='{current(talked)['id']}'] .title")
     row.wait_for()
     assert row.inner_text() == FIRST
+    row.click()
+    assert other.locator(".welcome h1").inner_text() == "Continue this conversation"  # its text is in the first browser
     context.close()
 
 
-def test_a_conversation_continues_after_a_reload(talked: Any) -> None:
+def test_a_conversation_is_shown_and_continues_after_a_reload(talked: Any) -> None:
+    answer = talked.evaluate("probes.answer()")
     talked.reload()
-    talked.wait_for_selector(".session.current")
-    assert talked.locator(".welcome h1").inner_text() == "Continue this conversation"
+    talked.wait_for_selector(".turn.whole")
+    assert talked.locator(".turn h3").all_inner_texts() == [FIRST] and talked.evaluate("probes.answer()") == answer
     said = ask(talked, SECOND)
     assert any(span["kind"] == "history" for span in said["prompt"])
 
