@@ -146,7 +146,7 @@ class FusionConfig:
     read_ahead_layers: int | None = None  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
-    learned_scores: bool = True  # use the score network of the store's directory or of the model's folder
+    learned_scores: bool = True  # use the score network of the model's folder
 
     def __post_init__(self) -> None:
         if self.selector is not None:

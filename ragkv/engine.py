@@ -147,13 +147,13 @@ class Engine(Closing):
         openmp.release_threads()  # this thread loaded and packed weights; another one may compute next
 
     def _score_network(self) -> "ScoreModel | None":
-        """The learned scores of the store's directory or of the model's folder, if the settings allow them."""
+        """The learned scores of the model's folder, if the settings allow them."""
         from .fusion import learned
 
         fusion = self.config.fusion
         if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
             return None
-        return learned.load_for(self.model.adapter, self.config.store.directory)
+        return learned.load_for(self.model.adapter)
 
     def _encoder(self, identity: Identity, network: "ScoreModel | None") -> Encoder:
         """What encodes chunks behind the application's prefix, and scores them if the settings want it."""

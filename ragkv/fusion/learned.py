@@ -8,8 +8,7 @@ a model's own full prefills to predict the effect of recomputing the token (`tra
 At ingest it gives each token a score, which replaces `sensitivity`, and topics, a few numbers. At question time its
 other part reads the question's tokens and raises the scores of the tokens with matching topics, by products of small
 matrices, without a pass of the model. It has some 250,000 weights, in a file next to the model's weights, as the
-bundled reader has it. One that an earlier version trained for a store's directory is used first. It knows nothing of
-requests.
+bundled reader has it. It knows nothing of requests.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ from ragkv.model.fingerprint import rounded_digest
 
 from .variance import scored_layers
 
-FILE_NAME = "ragkv-scores.safetensors"  # `FILE_NAME` lies in a store's directory, or in a model's folder.
+FILE_NAME = "ragkv-scores.safetensors"  # `FILE_NAME` lies in a model's folder.
 TEXTS = 2  # The network reads a chunk's KV behind `TEXTS` texts: k of the scorer.
 WIDTH = 64
 KERNEL = 5  # A convolution sees `KERNEL` tokens.
@@ -68,7 +67,6 @@ class ScoreModel(nn.Module):
     """
 
     topics, question_tokens = TOPICS, QUESTION_TOKENS
-    slot: torch.Tensor  # (1,) uint8
     depth: torch.Tensor  # (1,) int32: L
     taught_by: torch.Tensor
 
@@ -87,7 +85,6 @@ class ScoreModel(nn.Module):
         self.digest = ""  # of the file it was read from
         self.register_buffer("taught_by", torch.zeros(16, dtype=torch.uint8))  # `rounded_digest` of the model's weights
         self.register_buffer("depth", torch.tensor([layers], dtype=torch.int32))
-        self.register_buffer("slot", torch.zeros(1, dtype=torch.uint8))  # 1: its scores lie in the second slot
 
     @property
     def teacher(self) -> str:
@@ -134,6 +131,7 @@ class ScoreModel(nn.Module):
         """Inverse of `to_bytes`; raises `ValueError` on anything else."""
         try:
             tensors = load(data)
+            tensors.pop("slot", None)  # of earlier files
             layers = int(tensors["depth"])
             if tensors["worth.read.weight"].shape[1] != _distances(layers):  # seen before anything of that size is made
                 raise ValueError("not a file of learned scores: sizes do not fit")
@@ -204,26 +202,18 @@ def _few_layers(kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.split(kv, max(1, CACHED_BYTES // layer_bytes) if kv.device.type == "cpu" else len(kv))
 
 
-def load_for(adapter: Adapter, directory: str | Path | None = None) -> ScoreModel | None:
-    """The network in the store's `directory`, else that in the folder the model was loaded from; `None` without one.
-
-    Unusable ones are logged and ignored.
-    """
-    folders = [folder for folder in (directory, getattr(adapter.config, "_name_or_path", "")) if folder]
-    found = (_usable(adapter, Path(folder) / FILE_NAME) for folder in folders)
-    return next((model for model in found if model is not None), None)
-
-
-def _usable(adapter: Adapter, path: Path) -> ScoreModel | None:
-    if not path.is_file():
+def load_for(adapter: Adapter) -> ScoreModel | None:
+    """The network in the model's folder; `None` without one. An unusable one is logged and ignored."""
+    folder = getattr(adapter.config, "_name_or_path", "")
+    path = Path(folder) / FILE_NAME
+    if not folder or not path.is_file():
         return None
     try:
         model = ScoreModel.from_bytes(path.read_bytes())
         if (why := _misfit(adapter, model)) is not None:
             raise ValueError(why)
     except (OSError, ValueError) as error:
-        otherwise = "Where no other file fits, scores are the measured variance."
-        log.warning("The learned scores in %s are not used: %s. %s", path, error, otherwise)
+        log.warning("The learned scores in %s are not used: %s. Scores are the measured variance.", path, error)
         return None
     return model.to(adapter.device)
 

@@ -70,7 +70,7 @@ class Scorer:
         self.columns = 1 + learned.topics if learned else 1  # numbers a token
         self._most_moved = MOST_MOVED_LEARNED if learned else MOST_MOVED
         self.made_as = f"{LEARNED}-{learned.digest}" if learned else VARIANCE
-        self.name = f"{'b' if learned and learned.slot.item() else 'a'}-{self.made_as}"  # before the dash, their slot
+        self.name = f"a-{self.made_as}"  # in the identity of scores
         self._between = between
         self._layers = range(scored_layers(adapter.layer_count).stop)  # computed behind texts
         self._texts: list[_KeptText] = []  # at most k + 1, because a chunk cannot use the text that contains it

@@ -74,24 +74,24 @@ class Planner:
         """What `plan` will look up in the store, as far as it is known before: history in order, then chunks."""
         prompt, method, identity = active.prompt, active.request.method, self._encoder.identity
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
-        slot = self._encoder.scores_slot
-        inexact_slot = slot if method.inexact_use == "select" else ""
+        scored = self._encoder.makes_scores
+        block_scored = scored and method.inexact_use == "select"
 
         def stored(ids: tuple[int, ...], wish: RunWish) -> Identity:
             """Of the entry that will be read, or of the one that is wanted if none is stored."""
             preferred = self._encoder.preferred(is_exact=wish.is_exact)
             return next((one for one in preferred if self._store.contains(one.key(ids))), preferred[0])
 
-        def hint(identity: Identity, ids: tuple[int, ...], group: str, scores_slot: str) -> HintedEntry:
-            return HintedEntry(identity, ids, self._encoder.entry_bytes(len(ids)), group, scores_slot)
+        def hint(identity: Identity, ids: tuple[int, ...], group: str, scored: bool) -> HintedEntry:
+            return HintedEntry(identity, ids, self._encoder.entry_bytes(len(ids)), group, scored)
 
         blocks = [
-            hint(block.identity(identity), block.token_ids, active.session_id, inexact_slot if block.fused else "")
+            hint(block.identity(identity), block.token_ids, active.session_id, block_scored and block.fused)
             for block, wish in zip(prompt.history.blocks, wished.blocks, strict=True)
             if wish.is_wanted
         ]
         chunks = [
-            hint(stored(ids, wish), ids, "", slot)
+            hint(stored(ids, wish), ids, "", scored)
             for ids, wish in zip(prompt.stored_ids, wished.chunks, strict=True)
             if wish.is_wanted
         ]
@@ -135,8 +135,7 @@ class Planner:
             prefix = self._encoder.prefix(len(prompt.token_ids), self._scheduler.turn)
         blocks = tuple(map(find_block, prompt.history.blocks, wished.blocks))
         chunks = tuple(map(find_chunk, prompt.stored_ids, wished.chunks))
-        is_still_used = scorer is not None and scorer is self._encoder.scorer  # else scores were made by two networks
-        name = scorer.name if scorer is not None and is_still_used else ""
+        name = "" if scorer is None else scorer.name
         return FoundPrompt(prefix, blocks, chunks, name, tuple(self._store.away()))
 
     def _is_alone(self, wish: RunWish, run: FoundRun) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ids_bytes,
         ids_digest,
     )
-    from .key import SCORE_SLOTS, EntryKey
+    from .key import EntryKey
     from .prefetch import HintedEntry, PrefetchHint
     from .store import Store, StoreStats
     from .tiers import (
@@ -61,7 +61,6 @@ __all__ = [
     "EntryInfo",
     "EntryKey",
     "FORMAT_VERSION",
-    "SCORE_SLOTS",
     "HintedEntry",
     "Identity",
     "Item",

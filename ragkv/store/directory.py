@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 PROBE_S = 0.3  # A writer waits so long for the lock, which `check_unlocked` holds for a moment.
 _HOLDER = "writer.txt"
 _SUFFIX = ".safetensors"
-# A directory with this file has scores next to entries. Earlier ones had them inside, and are refused.
-_FORMAT = "scores-apart"
 
 
 class EntryDirectory:
@@ -50,8 +48,7 @@ class EntryDirectory:
     def open_for_writing(self) -> None:
         """Make the directory, acquire the writer's lock, remove files that a killed writer left in `tmp/`.
 
-        Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory cannot be written or
-        has an earlier format.
+        Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory cannot be written.
         """
         try:
             make_private_folder(self.root)
@@ -59,14 +56,8 @@ class EntryDirectory:
                 make_private_folder(folder)
                 folder.chmod(0o700)  # it may have existed with another mode; the root may hold other people's files
             self._lock = acquire(self.root)
-            self._refuse_earlier_format()
             for orphan in self._temporary.iterdir():
                 orphan.unlink(missing_ok=True)
-            if not (self.root / _FORMAT).exists():
-                replace_file(self.root / _FORMAT, b"")
-        except StoreError:
-            self.release()
-            raise
         except OSError as error:
             self.release()
             raise StoreError(
@@ -75,7 +66,7 @@ class EntryDirectory:
             ) from error
 
     def open_for_reading(self) -> None:
-        """Raise `StoreError` if there is no store to read, or one of an earlier format. Writes nothing."""
+        """Raise `StoreError` if there is no store to read. Writes nothing."""
         try:
             with os.scandir(self._entries):
                 pass
@@ -84,7 +75,6 @@ class EntryDirectory:
                 f"There is no store to read in {self.root}: {error.strerror or error}. "
                 "Check the directory, or open it once without read_only."
             ) from error
-        self._refuse_earlier_format()
 
     def release(self) -> None:
         """Release the writer's lock. Twice is harmless."""
@@ -120,14 +110,6 @@ class EntryDirectory:
             self.path(key).unlink()
             if durably:
                 sync(self.path(key).parent)
-
-    def _refuse_earlier_format(self) -> None:
-        if not (self.root / _FORMAT).exists() and next(self.scan(), None) is not None:
-            raise StoreError(
-                f"The entries in {self.root} were stored by an early version, in a format that is not read any more. "
-                f"Nothing was changed. Choose another directory, or delete {self._entries}: what was stored there is "
-                "computed again when it is asked for."
-            )
 
 
 def check_unlocked(root: str | Path) -> None:

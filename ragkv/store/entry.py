@@ -1,7 +1,7 @@
 """Entries: the KV of one run of tokens, stored without positions, and the identity that decides who may use it.
 
 Sensitivity scores lie next to their entry, as a small entry without layers. Their identity is the KV's and that of the
-network that made them, their key is the entry's with a slot. So scores can be made anew while the KV stays.
+network that made them, and they have a key of their own. So scores can be made anew while the KV stays.
 
 An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its identity and its token
 ids. The stored record repeats both, so a hit is proven and does not rely on the hash alone (CacheBlend section 5.1, "KV
@@ -45,13 +45,13 @@ class Identity:
     tenant: str = ""  # salt: tenants never share entries
     codec: str = "raw"  # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
     behind: str = ""  # digest of the neutral text between that context and an expected entry; "" for all other KV
-    scorer: str = ""  # "" for KV; of scores: their slot, a dash, and how they were made, with the digest of a network
+    scorer: str = ""  # "" for KV; of scores: how they were made, with the digest of a network
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> EntryKey:
-        """The digest of the KV's identity and the token ids; of scores: the same digest, and their slot."""
+        """The digest of the KV's identity and the token ids; of scores: the same digest."""
         digest = hashlib.blake2b(self.of_kv.to_json().encode() + ids_bytes(token_ids), digest_size=32)
-        return EntryKey(digest.hexdigest(), self.scorer[:1])
+        return EntryKey(digest.hexdigest(), bool(self.scorer))
 
     @property
     def of_kv(self) -> "Identity":

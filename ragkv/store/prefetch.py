@@ -32,7 +32,7 @@ class HintedEntry:
     token_ids: tuple[int, ...]
     size_bytes: int  # in memory, as far as it is known
     group: str = ""  # the conversation it is stored under; "" for a chunk
-    scores_slot: str = ""  # where the scores next to it lie that are looked up as well; "" for none
+    with_scores: bool = False  # whether the scores next to it are looked up as well
     key: EntryKey = field(init=False)
 
     def __post_init__(self) -> None:

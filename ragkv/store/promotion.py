@@ -61,10 +61,8 @@ class Writers:
         return next((entry for entry in found if entry is not None), None)
 
     def discard(self, key: EntryKey) -> bool:
-        """Drop every job of `key` and of its scores, and wait for the running ones; whether `key` had any."""
-        for each in key.scores:
-            self.discard(each)
-        found = [thread.discard(key) for thread in self._threads.values()]
+        """Drop every job of `key` and of its scores, and wait for the running ones; whether there were any."""
+        found = [thread.discard(each) for each in key.with_scores for thread in self._threads.values()]
         return any(found)
 
     def flush(self) -> None:

@@ -11,7 +11,7 @@ import atexit
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import ParamSpec, TypeVar
 
@@ -95,10 +95,10 @@ class Store(Closing):
         """Whether a tier is read-only."""
         return any(tier.read_only for tier in self._tiers)
 
-    def lease(self, identity: Identity, token_ids: Sequence[int], *, promote: bool = True) -> Lease | None:
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
 
-        A hit below the fastest tier is promoted in the background after the lease is closed, unless told otherwise.
+        A hit below the fastest tier is promoted in the background after the lease is closed.
         """
         below = self._tiers
         if self._tiers and self._tiers[0].kind is TierKind.MEMORY:
@@ -112,7 +112,7 @@ class Store(Closing):
         for depth, tier in enumerate(below, len(self._tiers) - len(below)):
             lease = _or_none("look up an entry", tier.lease, identity, token_ids)
             if lease is not None:
-                return self._promoter.promoting(lease, promotion, depth) if depth and promote else lease
+                return self._promoter.promoting(lease, promotion, depth) if depth else lease
         if waiting is not None and waiting.info.matches(identity, token_ids):
             return MemoryLease(waiting, on_read=lambda _: None)
         return None
@@ -126,7 +126,7 @@ class Store(Closing):
             return lease.sensitivity
 
     def put_scores(self, scores: Entry, *, durably: bool = False) -> None:
-        """Put scores next to their entry, in place of those that another network left in their slot.
+        """Put scores next to their entry, in place of those of another network.
 
         Read-only tiers are left out. Scores whose entry was deleted meanwhile are deleted, too.
         """
@@ -310,7 +310,7 @@ class Store(Closing):
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has, all at once."""
         keys = [entry.key for entry in hint.entries]
-        keys += [replace(entry.key, slot=entry.scores_slot) for entry in hint.entries if entry.scores_slot]
+        keys += [entry.key.scores for entry in hint.entries if entry.with_scores]
         near = {key for key in keys if self._writers.entry(key) or any(tier.contains(key) for tier in self._local)}
         for tier in self._remote:
             tier.look_up_ahead([key for key in keys if key not in near])

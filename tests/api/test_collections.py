@@ -52,7 +52,6 @@ def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(
         "present": 1,
         "failed": 0,
         "left": 0,
-        "scored": 0,
         "bytes_per_token": 4096,
     }
     new = {"id": "0", "text": "The harbour of Oro is closed.", "metadata": {"lang": "en"}}

@@ -144,7 +144,7 @@ class TestSelect:
             engine.answer(question(2), session=session, **FOUR)
             fused = [block.fused for block in session.state.history.blocks]
             hint = engine._backend._planner.prefetch_hint(active_request(engine, question(3), session=session))
-            assert [bool(entry.scores_slot) for entry in hint.entries] == fused
+            assert [entry.with_scores for entry in hint.entries] == fused
             assert {True, False} == set(fused)
 
     def test_new_chunks_without_scores_leave_history_as_it_is(self, tmp_path: Path) -> None:

@@ -133,37 +133,18 @@ class TestUse:
             engine.warm(CHUNKS)
         assert computed == [(math.ceil(0.3 * len(chunk)), len(chunk)) for chunk in CHUNKS]
 
-    def test_scores_of_another_network_are_not_used_and_the_kv_is(self, tmp_path: Path) -> None:
+    def test_scores_of_another_network_are_not_used_but_made_again(self, tmp_path: Path) -> None:
         model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
             learned = self.scores(engine)
         without = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", learned_scores=False))
         with Engine.from_pretrained(model, without) as engine:
             assert engine.entries.encoder.scorer.network_digest == ""
-            report = engine.warm(CHUNKS)
-            assert (report.encoded, report.present, report.scored) == (0, len(CHUNKS), len(CHUNKS))
+            assert engine.warm(CHUNKS).encoded == len(CHUNKS)
             assert self.scores(engine) != learned
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
-            assert engine.warm(CHUNKS).encoded == 0
-            assert self.scores(engine) == pytest.approx(learned, rel=1e-2)
-
-    def test_a_network_in_the_stores_directory_has_the_second_slot_and_gc_drops_the_scores_in_the_first(
-        self, tmp_path: Path
-    ) -> None:
-        store, model = StoreConfig(directory=str(tmp_path)), tiny_models.model("llama")
-        config = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity"))
-        with Engine(model, config=config) as engine:
             engine.warm(CHUNKS)
-        made = network(teacher=model)
-        made.slot = torch.ones(1, dtype=torch.uint8)  # as earlier versions wrote it there
-        (tmp_path / FILE_NAME).write_bytes(made.to_bytes())
-        with Engine(model, config=config) as engine:
-            found = self.scores(engine)
-            assert engine.entries.encoder.scores_identity.scorer.startswith("b-learned")
-            assert engine.entries.gc() > 0
-            assert self.scores(engine) == found and engine.entries.gc() == 0
-            engine.delete(CHUNKS)
-        assert not list(tmp_path.glob("entries/*/*"))
+            assert self.scores(engine) == pytest.approx(learned, rel=1e-2)
 
     def test_a_network_for_another_model_is_not_used(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:

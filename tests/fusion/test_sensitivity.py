@@ -168,7 +168,7 @@ class TestStoredScores:
             again = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
         assert torch.equal(before, again)
 
-    def test_unscored_entries_are_scored_in_the_background_and_hkvd_gradual_is_used_until_then(
+    def test_unscored_entries_are_scored_in_the_background_and_attention_is_used_until_then(
         self, tmp_path: Path
     ) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))) as engine:
@@ -188,7 +188,7 @@ class TestStoredScores:
             engine.store.lease(engine.entries.encoder.identity, tuple(helpers.CHUNKS[1])) as lease,
         ):
             assert scored(engine, helpers.CHUNKS[1]) is not None
-            assert torch.equal(lease.read_layer(2), kv)  # the KV is scored as it is stored
+            assert torch.equal(lease.read_layer(2), kv)  # what was stored stays
 
     def test_without_a_scorer_unscored_entries_stay_unscored(self) -> None:
         with helpers.engine(sensitivity_prefixes=0) as engine:

@@ -315,19 +315,7 @@ def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntr
     assert [info.key for info in tier.infos()] == [entry.info.key]
 
 
-def test_two_networks_have_a_slot_each(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
-    tier.put(entry)
-    for network, value in (("a-one", 1.0), ("b-two", 2.0)):
-        tier.put(scores_entry(entry, network, value))
-    for network, value in (("a-one", 1.0), ("b-two", 2.0)):
-        with leased(tier, scores_entry(entry, network)) as lease:
-            assert lease.sensitivity is not None and (lease.sensitivity == value).all()
-
-
-def test_scores_of_another_network_in_the_same_slot_are_a_miss_and_no_damage(
-    entry_of: MakeEntry, make_tier: MakeTier
-) -> None:
+def test_scores_of_another_network_are_a_miss_and_no_damage(entry_of: MakeEntry, make_tier: MakeTier) -> None:
     tier, entry = make_tier(), entry_of(1)
     tier.put(entry)
     tier.put(scores_entry(entry, "a-one"))
@@ -341,10 +329,9 @@ def test_a_deleted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier
     tier = make_tier()
     for number in (1, 2):
         tier.put(entry_of(number))
-        for network in ("a-one", "b-two"):
-            tier.put(scores_entry(entry_of(number), network))
+        tier.put(scores_entry(entry_of(number)))
     assert tier.delete(entry_of(1).info.key)
-    assert {key for key, _ in tier.scan()} == {entry_of(2).info.key, *entry_of(2).info.key.scores}
+    assert {key for key, _ in tier.scan()} == set(entry_of(2).info.key.with_scores)
 
 
 @bounded

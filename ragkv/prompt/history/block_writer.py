@@ -1,8 +1,8 @@
 """Saves history while the model continues (CachedAttention section 3.2.2): one thread and a bounded buffer.
 
 A request hands over views of the KV it recorded, which costs nothing. The thread copies them, informs the store's
-policies and stores them. A block that does not fit into the buffer is not saved: it is counted, no request waits for
-it, and the next turn that misses it computes it again. A block can be found as soon as it is in the buffer.
+policies and stores them. A block that does not fit into the buffer is not saved: no request waits for it, and the
+next turn that misses it computes it again. A block can be found as soon as it is in the buffer.
 """
 
 import logging
@@ -27,17 +27,6 @@ class BlockWriter:
         """`base` is the engine's identity; its context does not count."""
         self.base, self._store = base, store
         self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
-        self._dropped = 0
-
-    @property
-    def dropped_blocks(self) -> int:
-        """Blocks that were never saved because the buffer was full."""
-        return self._dropped
-
-    @property
-    def waiting_bytes(self) -> int:
-        """KV in the buffer."""
-        return self._worker.pending_bytes
 
     def key(self, block: Block) -> EntryKey:
         """The key of a block's entry."""
@@ -74,7 +63,6 @@ class BlockWriter:
         info = EntryInfo(key, identity, block.token_ids, block.frequencies, *shape, group, block.index)
         entry = Entry(info, kv)
         if not self._worker.submit(Job(lambda: self._store.put(entry), key, info.size_bytes, entry)):
-            self._dropped += 1
             return False
         if scores is not None:  # without them the block is history that is kept as it is
             scored = Entry.of_scores(info, scorer, scores)
@@ -92,7 +80,7 @@ class BlockWriter:
 
     def delete(self, key: EntryKey) -> None:
         """Delete a block from the buffer and from every tier before this returns."""
-        for one in (key, *key.scores):
+        for one in key.with_scores:
             self._worker.discard(one)
         try:
             self._store.delete(key)

@@ -1,4 +1,4 @@
-"""Encodes missed chunks in the background, between requests, and scores chunks that were stored without scores."""
+"""Encodes missed chunks in the background, between requests, also those that were stored without scores."""
 
 import logging
 import threading
@@ -21,14 +21,14 @@ IDLE_PATIENCE_S = 30.0  # `IDLE_PATIENCE_S` is how long a background encoding wa
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """An entry to be made, or to be given scores."""
+    """An entry to be made."""
 
     identity: Identity
     token_ids: tuple[int, ...]
 
 
 class BackgroundEncoder:
-    """The chunks of one encoder that wait to be encoded or scored, in the order in which they came. Thread-safe.
+    """The chunks of one encoder that wait to be encoded, in the order in which they came. Thread-safe.
 
     One thread begins a chunk while no request runs on the model, when a request needs it, or when it waited for
     `IDLE_PATIENCE_S`. First come those that requests missed, then those of new documents, which evict nothing.
@@ -178,16 +178,13 @@ class BackgroundEncoder:
     def _encode(self, wanted: _Wanted) -> None:
         if self._complete(wanted):
             return
-        entry = self._scores.unscored(wanted.token_ids) if self._gets_scores(wanted) else None
-        lacks_kv = entry is None
         with self._scheduler.encoding_turn():
-            entry = entry or self._encoder.chunk(wanted.token_ids, wanted.identity)
+            entry = self._encoder.chunk(wanted.token_ids, wanted.identity)
             scores = self._encoder.scores([entry]) if self._gets_scores(wanted) else []
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
-            if lacks_kv:
-                self._store.put(entry)
+            self._store.put(entry)
             for own in scores:
                 self._store.put_scores(own)
 

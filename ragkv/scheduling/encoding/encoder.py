@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from ragkv.errors import EntryDamagedError
 from ragkv.fusion import ResidentLease, Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.store import CODECS, Entry, EntryInfo, Identity, Store, ids_digest
@@ -105,13 +104,8 @@ class Encoder:
         return dataclasses.replace(self.identity, scorer=self.scorer.name)
 
     @property
-    def scores_slot(self) -> str:
-        """The slot of these scores; "" if none are made."""
-        return self.scorer.name[0] if self.scorer is not None and self._makes_scores else ""
-
-    @property
     def measured_as(self) -> Identity:
-        """What measurements of fusion are saved under: the chunks' identity, and how they are scored, in any slot."""
+        """What measurements of fusion are saved under: the chunks' identity, and how they are scored."""
         return dataclasses.replace(self.identity, scorer=self.scorer.made_as if self.scorer else "")
 
     def make_scores(self) -> None:
@@ -159,12 +153,12 @@ class Encoder:
         return [self._entry(ids, kv, identity, run.stop) for ids, kv, run in zip(chunks, found, runs, strict=True)]
 
     def scores(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The scores to be put next to the entries of chunks, made now or long ago; none if it makes no scores.
+        """The scores to be put next to the entries of chunks; none if it makes no scores.
 
         The caller holds the compute lock.
         """
         scorer = self.scorer
-        if scorer is None or not self._makes_scores or not entries:
+        if scorer is None or not self._makes_scores:
             return []
         scores = scorer.scores([entry.info.token_ids for entry in entries], [entry.kv for entry in entries])
         return [Entry.of_scores(entry.info, scorer.name, own) for entry, own in zip(entries, scores, strict=True)]
@@ -223,20 +217,6 @@ class StoredScores:
     def lacking(self, token_ids: tuple[int, ...]) -> bool:
         """Whether the encoder makes scores, and this chunk has none."""
         return self._encoder.makes_scores and self.find(token_ids) is None
-
-    def unscored(self, token_ids: tuple[int, ...]) -> Entry | None:
-        """The stored entry of a chunk that lacks scores; `None` if it has them, or is not stored or cannot be read."""
-        if not self.lacking(token_ids):
-            return None
-        lease = self._store.lease(self._encoder.identity, token_ids, promote=False)
-        if lease is None:
-            return None
-        with lease:
-            try:
-                layers = [lease.read_layer(layer).clone() for layer in range(lease.info.layers)]
-            except EntryDamagedError:  # the tier has dropped it
-                return None
-        return Entry(lease.info, torch.stack(layers))
 
 
 def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from ragkv.errors import QueueError
 from ragkv.runtime import Check, Rate, no_check, openmp
 from ragkv.scheduling import Scheduler
-from ragkv.store import Entry, Store
+from ragkv.store import Store
 
 from .encoder import Encoder, StoredScores
 
@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 PER_TOKEN = 512  # Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
 LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
-
-Batch = dict[tuple[int, ...], Entry | None]  # Chunks that lack KV, or scores: then with their entry.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,6 @@ class WarmReport:
     present: int  # chunks that were stored already
     failed: int  # chunks that could not be stored: see the log
     left: int = 0  # chunks not reached: the time, the store's room or a cancellation ended the work, or it goes on
-    scored: int = 0  # chunks that were stored already and got scores now
     bytes_per_token: int = 0  # of stored KV
 
 
@@ -48,25 +45,24 @@ class Warmer:
         check: Check = no_check,
         evict: bool = True,
     ) -> WarmReport:
-        """Encode and store the chunks, given by their token ids, that are not stored; returns when all are durable.
+        """Encode and store the chunks, given by their token ids, that are not stored, or lack the scores they should have.
 
-        No chunk is given twice. A `QueueError` that `check` raises before a chunk ends the work; the report counts the
-        chunks that are left. Without `evict` chunks for which the store has no room are left, too.
+        Returns when all are durable. No chunk is given twice. A `QueueError` that `check` raises before a chunk ends the
+        work; the report counts the chunks that are left. Without `evict` chunks for which the store has no room are
+        left, too.
         """
-        done, batch = _Progress(len(chunks), on_progress), Batch()
+        done, batch = _Progress(len(chunks), on_progress), list[tuple[int, ...]]()
         try:
             for token_ids in chunks:
                 check()
                 if batch and sum(map(len, batch)) + len(token_ids) > self._encoder.batch_tokens:
                     self._encode(chunks, batch, done)
-                if not self._store.ensure_durable(self._encoder.identity, token_ids):
-                    needed = self._encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
-                    if evict or self._store.room_bytes() >= needed:
-                        batch[token_ids] = None
-                elif (entry := self._scores.unscored(token_ids)) is not None:
-                    batch[token_ids] = entry
-                else:
+                is_stored = self._store.ensure_durable(self._encoder.identity, token_ids)
+                needed = self._encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
+                if is_stored and not self._scores.lacking(token_ids):
                     done.count("present")
+                elif is_stored or evict or self._store.room_bytes() >= needed:
+                    batch.append(token_ids)
             if batch:
                 check()
                 self._encode(chunks, batch, done)
@@ -75,23 +71,20 @@ class Warmer:
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
         counts = done.counts
-        counted = (counts["encoded"], counts["present"], counts["failed"], done.left, counts["scored"])
+        counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
         return WarmReport(*counted, self._encoder.entry_bytes(PER_TOKEN) // PER_TOKEN)
 
-    def _encode(self, chunks: Sequence[tuple[int, ...]], batch: Batch, done: "_Progress") -> None:
-        """Compute the entries and scores that the batch lacks, and store them durably; then it is empty."""
+    def _encode(self, chunks: Sequence[tuple[int, ...]], batch: list[tuple[int, ...]], done: "_Progress") -> None:
+        """Compute entries and scores of the batch, and store them durably; then it is empty."""
         with self._scheduler.encoding_turn():
             self._encoder.register(chunks)
-            made = iter(self._encoder.chunks([ids for ids, entry in batch.items() if entry is None]))
-            entries = [entry or next(made) for entry in batch.values()]
+            entries = self._encoder.chunks(batch)
             scores = self._encoder.scores(entries)  # none if it makes none
-        for stored, entry, own in zip_longest(batch.values(), entries, scores):
-            is_stored = stored is not None or self._store.put_durably(entry)
+        for entry, own in zip_longest(entries, scores):
+            is_stored = self._store.put_durably(entry)
             if own is not None and is_stored:
                 self._store.put_scores(own, durably=True)
-            if stored is not None:
-                done.counts["scored"] += 1
-            done.count("present" if stored is not None else "encoded" if is_stored else "failed")
+            done.count("encoded" if is_stored else "failed")
         batch.clear()
 
 

@@ -92,7 +92,7 @@ class RedisConnector(Connector):
         return True
 
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
-        names = [self._name(each) for each in (key, *key.scores)]
+        names = [self._name(each) for each in reversed(key.with_scores)]  # the entry first
         with self._call():
             return bool(self._client.eval(_DROP, len(names), *names, content_digest or b"", CHECKSUM_START))
 

@@ -77,7 +77,7 @@ class S3Connector(Connector):
                 return False
         there = self.exists(key)
         with self._call():  # the heads first, so that no lookup finds a part
-            obstore.delete(self._store, [self._path(each, 0) for each in (*key.scores, key)])
+            obstore.delete(self._store, [self._path(each, 0) for each in key.with_scores])
             rest = [item["path"] for page in obstore.list(self._store, self._folder(key)) for item in page]
             if rest:
                 obstore.delete(self._store, rest)

@@ -71,7 +71,7 @@ class Ledger(Generic[P]):
 
     def with_scores(self, key: EntryKey) -> list[Slot[P]]:
         """The slots of `key` and of the scores that lie next to it, which come first; empty if none is held."""
-        return [slot for each in (*key.scores, key) if (slot := self._slots.get(each)) is not None]
+        return [slot for each in key.with_scores if (slot := self._slots.get(each)) is not None]
 
     def served(self, turn: TurnSize, now: float) -> None:
         """Tell the policy that a conversation's turn was served; it may trim."""
