@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.errors import InputError, RagKVError
+from ragkv.errors import InputError
 from tests.engine.helpers import A, B
 
 from .helpers import ask, engine_at, files, is_full_prefill, question, talk, with_kv
@@ -237,13 +237,6 @@ class TestOneSessionAtATime:
     def test_a_session_id_must_be_a_nonempty_string(self, wrong: Any) -> None:
         with engine_at(None) as engine, pytest.raises(InputError, match="id must be a string"):
             engine.session(wrong)
-
-
-def test_a_closed_engine_opens_no_session(tmp_path: Path) -> None:
-    engine = engine_at(tmp_path)
-    engine.close()
-    with pytest.raises(RagKVError, match="closed"):
-        engine.session("s")
 
 
 def test_a_read_only_store_keeps_sessions_in_memory(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine, RagKVError, StoreConfig
+from ragkv import RagKVError, StoreConfig
 from tests import tiny_models
 
 from .helpers import A, B, C, Q, engine_of, stored
@@ -113,13 +113,6 @@ class TestClosing:
 
         together([ask, ask, ask, close])
 
-    def test_a_closed_engine_leaves_no_thread_behind(self, tmp_path: Path) -> None:
-        before = set(threading.enumerate())
-        for directory in (None, str(tmp_path)):
-            with engine_of(store=StoreConfig(directory=directory)) as engine:
-                engine.prefill(Q, [A])
-        assert set(threading.enumerate()) <= before
-
 
 def test_requests_go_before_background_encoding() -> None:
     with engine_of() as engine:
@@ -129,12 +122,6 @@ def test_requests_go_before_background_encoding() -> None:
             assert stored(engine, A) is None
         engine.flush()
         assert stored(engine, A) is not None
-
-
-def test_a_with_block_closes_its_engine() -> None:
-    with pytest.raises(ZeroDivisionError), Engine(tiny_models.model("llama")) as engine:
-        raise ZeroDivisionError
-    assert not engine._shut.alive
 
 
 def test_a_process_that_does_not_close_its_engine_ends_cleanly() -> None:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, PromptConfig, StoreConfig
-from ragkv.errors import RagKVError, StoreLockedError
-from ragkv.store import TierKind
+from ragkv.errors import RagKVError
 from tests import tiny_models
 
 from .helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
@@ -30,17 +29,6 @@ def test_a_second_engine_on_the_same_directory_finds_the_entries(tmp_path: Path)
         assert prefill.reuse.bytes_by_tier["disk"] > 0
         assert torch.equal(prefill.logits, logits)
         assert engine.warm([A, B, C]).present == 3
-
-
-def test_closing_drops_nothing_that_was_computed(tmp_path: Path) -> None:
-    engine = Engine(tiny_models.model("llama"), config=config(tmp_path))
-    writer = engine.store._writers._threads[TierKind.DISK]
-    with writer._changed:  # nothing is written before close
-        entry = engine.entries.encoder.chunk(tuple(A))
-        engine.store.put(entry)
-    engine.close()
-    with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
-        assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
 
 
 def other_weights() -> Any:
@@ -77,12 +65,6 @@ def test_gc_deletes_entries_of_other_models_and_no_own_ones(tmp_path: Path) -> N
 
 
 class TestTwoEnginesOnOneDirectory:
-    def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
-        store = StoreConfig(directory=str(tmp_path))
-        with engine_of(store=store), pytest.raises(StoreLockedError, match="read_only"):
-            engine_of(store=store)
-        engine_of(store=store).close()
-
     def test_an_engine_that_could_not_be_built_holds_no_lock(self, tmp_path: Path) -> None:
         with pytest.raises(RagKVError):
             engine_of(store=StoreConfig(directory=str(tmp_path)), prompt=PromptConfig(system="text"))

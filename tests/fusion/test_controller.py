@@ -13,7 +13,6 @@ from ragkv.fusion.controller import (
     choose_tier,
     crossing,
     decide,
-    loads_slower,
 )
 from ragkv.fusion.estimators import MARGIN, Load, Selection, Shape, load_s, recompute_s, ttft_s
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
@@ -61,15 +60,6 @@ class TestRatio:
             assert choose_ratio(on_disk(9.0), shape, LOADS, 0.4).ratio == 0.4
         free = dataclasses.replace(on_disk(9.0), recompute=RecomputeFit(1.0, 0.0, 0.0, 0.0))
         assert choose_ratio(free, SHAPE, LOADS, 0.4).ratio == 0.4
-
-    def test_the_default_r_star_is_the_papers(self) -> None:
-        assert choose_ratio(on_disk(0.0), SHAPE, LOADS).ratio == 0.15
-
-    def test_the_raised_ratio_costs_no_time(self) -> None:
-        for seconds in (0.5, 1.3, 1.7, 2.05):
-            made = on_disk(seconds)
-            decision = choose_ratio(made, SHAPE, LOADS, 0.15)
-            assert decision.ttft_s == pytest.approx(ttft_s(made, SHAPE, 0.15, LOADS))
 
     def test_the_ratio_of_a_checking_selector_is_that_of_its_later_layers(self) -> None:
         checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
@@ -152,13 +142,6 @@ class TestComputedInstead:
         loading = load_s(made, kept)
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 
-    def test_chunks_of_a_slow_tier_are_computed_while_those_of_a_fast_tier_load(self) -> None:
-        made = profile(tiers={"disk": disk(0.001), "redis": disk(1.0)})
-        loads = [Load("disk", 50), Load("redis", 25), Load("disk", 25), Load("redis", 10)]
-        decision = choose_computed(made, Shape(100, 10, 120), loads, 0.15)
-        assert decision.computed == (1, 3)
-        assert "2 of 4 chunks are computed" in decision.why[0]
-
     def test_some_slow_chunks_still_load_while_others_are_computed(self) -> None:
         """Each takes 1.5 times as long to load as to compute, yet computing all six is not the fastest."""
         made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
@@ -167,12 +150,6 @@ class TestComputedInstead:
         computed = choose_computed(made, shape, loads, 0.0).computed
         assert 0 < len(computed) < 6
         assert len(computed) == 4  # 3 s of loading in parallel with 4 s of computing
-
-    def test_a_chunk_that_loads_faster_than_it_computes_is_never_computed(self) -> None:
-        made = profile(tiers={"disk": disk(0.0099)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
-        assert not loads_slower(made, Shape(600, 0, 600), Load("disk", 100))
-        decision = choose_computed(made, Shape(600, 0, 600), [Load("disk", 100)] * 6, 0.0)
-        assert (decision.computed, decision.why) == ((), ())
 
     def test_a_fixed_load_is_never_computed(self) -> None:
         made = profile(tiers={"disk": disk(1.0)})
@@ -186,14 +163,6 @@ class TestComputedInstead:
         decision = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0)
         divisible = 0.5 + 2 * tokens * 0.006 + 0.006 * tokens  # .015 x = .01 (1 - x): x = .4
         assert divisible <= decision.ttft_s + 1e-9 <= divisible * 1.05
-
-    def test_among_many_chunks_the_slowest_are_computed_first(self) -> None:
-        speeds = {"disk": disk(0.011), "redis": disk(0.1)}
-        made = profile(tiers=speeds, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
-        loads = [Load("redis" if i % 4 == 1 else "disk", 20 + i) for i in range(24)]
-        tokens = sum(load.tokens for load in loads)
-        computed = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0).computed
-        assert {1, 5, 9, 13, 17, 21} < set(computed) < set(range(24))
 
     def test_a_chunk_that_ends_the_prompt_may_be_computed_although_its_last_token_is_forced(self) -> None:
         """Without a question the last token of the last chunk is forced, so it is not among the fused tokens."""

@@ -65,11 +65,6 @@ class TestThroughTheEngine:
         for one, other in zip(first.selected_by_layer, second.selected_by_layer, strict=True):
             assert torch.equal(one, other)
 
-    @pytest.mark.parametrize("name", NAMES)
-    def test_a_prompt_without_fused_chunks_has_no_selected_tokens(self, engine: Engine, name: str) -> None:
-        prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS[:1], ratio=0.5, selector=name)
-        assert [len(selected) for selected in prefill.selected_by_layer] == [0] * 4
-
     def test_no_selector_changes_a_stored_byte(self, engine: Engine) -> None:
         before = self._bytes(engine)
         for name in SELECTORS:
@@ -90,11 +85,6 @@ class TestThroughTheEngine:
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match="hkvd-gradual"):
         make_selector("hkdv")
-
-
-def test_a_selector_instance_is_used_as_it_is() -> None:
-    made = SELECTORS["hkvd"]()
-    assert make_selector(made) is made
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if SELECTORS[name].needs_scores])

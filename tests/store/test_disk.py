@@ -355,17 +355,6 @@ def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptu
     assert caplog.records == []
 
 
-def test_a_file_that_ends_too_early_is_damage(tier: DiskTier, tmp_path: Path) -> None:
-    entry = make_entry(1, layers=8)
-    tier.put(entry)
-    path = file_of(tmp_path, 1)
-    with leased(tier, entry) as lease:
-        os.truncate(path, path.stat().st_size - 2 * 4096)
-        with pytest.raises(EntryDamagedError, match="layer 6"):
-            lease.read_layer(6)
-    assert not tier.contains(entry.info.key)
-
-
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 def test_many_threads_can_read_the_layers_of_one_entry(tier: DiskTier, codec: str) -> None:
     entry = make_entry(1, tokens=33, layers=24, identity=with_codec(codec))

@@ -232,18 +232,6 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
         assert sum(slot.pins for slot in files._ledger) == 0
 
 
-def test_a_flipped_byte_never_reaches_memory(open_store: OpenStore, tmp_path: Path) -> None:
-    gated = open_store(fits=4, on_disk=1)
-    (file,) = tmp_path.glob("0/entries/*/*.safetensors")
-    data = bytearray(file.read_bytes())
-    data[2 * 4096 + 5] ^= 1  # in layer 0
-    file.write_bytes(data)
-    gated.store.queued(hint_of(0))
-    until(lambda: not gated.files.contains(key(0)))
-    assert gated.in_memory() == set()
-    assert gated.store.lease(IDENTITY, ids_of(0)) is None
-
-
 def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenStore) -> None:
     gated = open_store(fits=2, on_disk=3)
     gated.memory.put(make_entry(0))  # the least recently used, and the first request in the queue needs it
@@ -272,24 +260,6 @@ def test_entries_of_a_waiting_request_are_not_evicted_by_puts(open_store: OpenSt
     for number in range(40, 50):
         gated.store.put(make_entry(number))
     assert gated.in_memory().isdisjoint({0, 1, 2})
-
-
-def test_a_cancelled_request_protects_its_entries_no_longer_but_others_still_do(
-    open_store: OpenStore,
-) -> None:
-    gated = open_store(fits=2, on_disk=0)
-    gated.store.put(make_entry(0))
-    first, second = hint_of(0), hint_of(0)
-    gated.store.queued(first)
-    gated.store.queued(second)
-    gated.store.left(first)
-    for number in range(10, 15):
-        gated.store.put(make_entry(number))
-    assert 0 in gated.in_memory()
-    gated.store.left(second)
-    for number in range(15, 20):
-        gated.store.put(make_entry(number))
-    assert 0 not in gated.in_memory()
 
 
 def test_lookahead_forgets_the_request_that_left_and_not_another_of_its_group() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ragkv.config import StoreConfig
-from ragkv.errors import EntryDamagedError, StoreReadOnlyError
+from ragkv.errors import StoreReadOnlyError
 from ragkv.store import LRU, DiskTier, Entry, Identity, Lease, MemoryTier, Store, TierKind
 from tests.store.fakes import WrappedTier
 
-from .entries import IDENTITY, ids_of, leased, make_entry, other_identities, read_all, same
+from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same
 
 ENTRY_BYTES = make_entry().size_bytes
 
@@ -166,15 +166,6 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
         assert not store.contains(make_entry(1).info.key)
 
 
-def test_gc_drops_entries_of_other_models_from_every_tier(store: Store) -> None:
-    other = other_identities()[0][1]
-    store.put(make_entry(1))
-    store.put(make_entry(2, identity=other))
-    assert store.gc(lambda identity: identity == IDENTITY) > 0
-    assert [info.key for info in store.infos()] == [make_entry(1).info.key]
-    assert [tier.entries for tier in store.stats().tiers] == [1, 1]
-
-
 def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(store: Store, tmp_path: Path) -> None:
     store.put_durably(make_entry(1))
     with Store.open(config(tmp_path, read_only=True)) as reader:
@@ -208,23 +199,6 @@ def test_a_failing_tier_is_a_miss_and_fails_no_request(tmp_path: Path, caplog: p
         store.flush()
         assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
     assert "could not look up an entry" in caplog.text
-
-
-def test_an_entry_found_damaged_is_a_miss_from_then_on(tmp_path: Path) -> None:
-    with Store.open(config(tmp_path)) as store:
-        store.put_durably(make_entry(1))
-    (file,) = tmp_path.glob("entries/*/*.safetensors")
-    data = bytearray(file.read_bytes())
-    data[2 * 4096 + 5] ^= 1  # in layer 0
-    file.write_bytes(data)
-    with Store.open(config(tmp_path)) as store:
-        with leased(store, make_entry(1)) as lease, pytest.raises(EntryDamagedError):
-            lease.read_layer(0)
-        store.flush()
-        assert served(store, 1) is None
-        assert store.stats().tiers[1].damaged == 1
-        assert store.put_durably(make_entry(1))
-        assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
 
 
 def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) -> None:

@@ -45,11 +45,10 @@ class Warmer:
         check: Check = no_check,
         evict: bool = True,
     ) -> WarmReport:
-        """Encode and store the chunks, given by their token ids, that are not stored, or lack the scores they should have.
+        """Encode and store the chunks, given by their token ids, that are not stored or lack scores, each given once.
 
-        Returns when all are durable. No chunk is given twice. A `QueueError` that `check` raises before a chunk ends the
-        work; the report counts the chunks that are left. Without `evict` chunks for which the store has no room are
-        left, too.
+        Returns when all are durable. A `QueueError` that `check` raises before a chunk ends the work; the report counts
+        the chunks that are left. Without `evict` chunks for which the store has no room are left, too.
         """
         done, batch = _Progress(len(chunks), on_progress), list[tuple[int, ...]]()
         try:

@@ -18,13 +18,11 @@ class ReturnGaps:
     """The most recent return gaps, in seconds, and their quantiles."""
 
     def __init__(self) -> None:
-        self.count = 0  # gaps ever added
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
 
     def add(self, gap: float) -> None:
         """One more conversation returned after `gap` seconds."""
-        self.count += 1
         self._recent.append(gap)
         insort(self._sorted, gap)
         if len(self._recent) > RECENT_GAPS:

@@ -8,7 +8,6 @@ Blocks of equal P(Q >= q) are one class and are evicted together. All conversati
 cancels.
 """
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Container
 from math import inf, log
@@ -89,23 +88,18 @@ class ETLRU(Policy):
             return 0
         return self._model.worth(self._held[group] - length + self.settings.xi_blocks)
 
-    def _floor(self, group: str, worth: int) -> int:
-        """The blocks that are left once all of class `worth` and above are evicted."""
-        length = self._known[group].length
+    def _floor(self, group: str) -> int:
+        """The blocks that are left once all of the last one's class are evicted."""
+        length, worth = self._known[group].length, self._worth(group)
         if length is None or worth == 0:
             return 0
         return max(0, length - self.settings.xi_blocks + self._model.steps[worth - 1])
 
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        first, bound = self._ranking.first_two(pinned)
+        first = self._ranking.first(pinned)
         if first is None:
             return None
-        _, group = first
-        worth, base = self._worth(group), self._rank(group, 0)[0]
-        lowest = max(0, bisect_right(self._costs, base - bound[0]) - 1)
-        while lowest < worth and self._rank(group, lowest) >= bound:  # one step or two: the bisection rounds
-            lowest += 1
-        return Cut(group, self._floor(group, min(worth, lowest)))
+        return Cut(first[1], self._floor(first[1]))
 
     def _rank(self, group: str, worth: int) -> Rank:
         known = self._known[group]
@@ -117,4 +111,4 @@ class ETLRU(Policy):
     def _forget_ranks(self) -> None:
         """Drop all ranks: the model changed."""
         self._ranking = Ranking()
-        self._costs = [-log(share) if share else inf for share in self._model.shares]  # by class, rising
+        self._costs = [-log(share) if share else inf for share in self._model.shares]  # by class

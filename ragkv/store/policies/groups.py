@@ -6,7 +6,6 @@ from heapq import heapify, heappop, heappush
 
 Rank = tuple[float, int]  # the lowest is evicted first; the second number breaks ties
 
-LAST: Rank = (float("inf"), 0)
 MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
 
 
@@ -19,9 +18,6 @@ class Ranking:
 
     def __contains__(self, group: object) -> bool:
         return group in self._rank
-
-    def __bool__(self) -> bool:
-        return bool(self._rank)
 
     def put(self, group: str, rank: Rank) -> None:
         """Add `group`, or change its rank."""
@@ -49,16 +45,6 @@ class Ranking:
         for entry in passed:
             heappush(heap, entry)
         return found
-
-    def first_two(self, pinned: Container[str] = ()) -> tuple[tuple[Rank, str] | None, Rank]:
-        """The first, and the rank of the second (infinite if there is none)."""
-        first = self.first(pinned)
-        if first is None:
-            return None, LAST
-        popped = heappop(self._heap)
-        second = self.first(pinned)
-        heappush(self._heap, popped)
-        return first, second[0] if second is not None else LAST
 
 
 class Departed:

@@ -115,15 +115,6 @@ class TestDamage:
             reuse = engine.prefill(Q, [A, B, B]).reuse
             assert (reuse.missed_chunks, len(reuse.notes)) == (2, 1)
 
-    def test_damage_shows_in_the_report_of_the_answer(self, tmp_path: Path) -> None:
-        with on_disk(tmp_path) as engine:
-            engine.warm([A, B])
-            clean = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
-            damage_layer(file_of(engine, tmp_path, A), 3)
-            damaged = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
-            assert damaged.token_ids == clean.token_ids
-            assert len(damaged.reuse.notes) == 1
-
     @pytest.mark.parametrize("tier", [MemoryTier, DiskTier])
     @pytest.mark.parametrize("error", [EntryDamagedError("?", "why"), OSError("gone"), RuntimeError("broken")])
     def test_any_error_that_a_tier_raises_while_reading_is_a_miss(
@@ -153,16 +144,6 @@ class TestDamage:
 
 
 class TestDeletion:
-    def test_a_deleted_entry_is_in_no_tier(self, tmp_path: Path) -> None:
-        with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
-            engine.warm([A, B])
-            assert engine.delete([A, C]) == 1
-            assert engine.delete([A]) == 0
-            assert stored(engine, A) is None
-            assert [tier.entries for tier in engine.stats().store.tiers] == [1, 1]
-            assert len(list(tmp_path.glob(f"entries/*/{'?' * 64}.safetensors"))) == 1
-            assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 1
-
     def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(self) -> None:
         with engine_of() as engine:
             with engine.scheduler.request():  # background encoding waits
