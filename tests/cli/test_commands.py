@@ -21,7 +21,7 @@ def test_ask_after_ingest_prints_answer_sources_and_reuse(run: Run, documents: P
     done = run("ingest", documents)
     assert done.code == 0, done.err
     assert "2 added" in done.out
-    assert "2 encoded" in done.out
+    assert "KV: 2 chunks computed" in done.out
     assert entries(tmp_path / "home") == 2
     answered = run("ask", "Who founded Marl?", "--max-new-tokens", "3")
     assert answered.code == 0, answered.err
