@@ -39,6 +39,7 @@ SELECTOR_NAMES = (
     "random",
     "sensitivity",
 )
+EXPECTED_CODEC = "int8"  # `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
 STORED_KV = ("expected", "alone")  # They are the kinds of entries that chunks get.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
 TRUNCATIONS = ("kv", "tokens")
@@ -125,13 +126,15 @@ class StoreConfig:
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
-    codec: str = "raw"  # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16)
+    # "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16); None: int8 of expected KV, raw of the rest
+    codec: str | None = None  # of KV in every tier: docs/selection.md
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still
 
     def __post_init__(self) -> None:
         at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0)
-        one_of("store.codec", self.codec, CODEC_NAMES)
+        if self.codec is not None:
+            one_of("store.codec", self.codec, CODEC_NAMES)
         one_of("store.policy", self.policy, POLICY_NAMES)
 
 

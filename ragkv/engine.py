@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from .config import EngineConfig
+from .config import EXPECTED_CODEC, EngineConfig
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
 from .errors import RagKVError, UnsupportedError, check_kind
@@ -109,7 +109,7 @@ class Engine(Closing):
         )
         self.scheduler = scheduler = Scheduler(self.model.turns, config.scheduler, store)
         settings, own = config.store, self.model.identity
-        identity = replace(own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec)
+        identity = replace(own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec or "raw")
         encoder = self._encoder(identity, network)
         background = BackgroundEncoder(encoder, store, scheduler)
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
@@ -171,6 +171,7 @@ class Engine(Closing):
             scorer,
             between,
             neutral_ids=neutral,
+            codec=self.config.store.codec or EXPECTED_CODEC,
             contexts=self.model.contexts,
             makes_scores=makes_scores,
         )

@@ -148,9 +148,8 @@ class Entries:
     def _is_own(self, identity: Identity) -> bool:
         """Whether entries of `identity` are of this model, dtype, adapter and tokenizer, and of a kind in use."""
         own, used = self.encoder.alone, "" if self.encoder.scorer is None else self.encoder.scorer.name
-        kinds = {one.behind for one in self.encoder.identities}
-        kv = replace(identity.of_kv, context=own.context, tenant=own.tenant, behind="")
-        return identity.scorer in ("", used) and identity.behind in kinds and kv == own
+        kv = replace(identity.of_kv, context=own.context, tenant=own.tenant)
+        return identity.scorer in ("", used) and kv in self.encoder.identities
 
 
 def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:

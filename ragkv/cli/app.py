@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ragkv import __version__
-from ragkv.config import POLICY_NAMES, SIMULATOR_POLICY_NAMES
+from ragkv.config import EXPECTED_CODEC, POLICY_NAMES, SIMULATOR_POLICY_NAMES
 from ragkv.runtime import counted
 
 from . import output
@@ -77,7 +77,7 @@ def size(
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
     dtype: Annotated[KvDtype, typer.Option(help="Number format of the KV.")] = "bfloat16",
-    codec: Annotated[CodecChoice, typer.Option(help="Codec of the stored KV.")] = "raw",
+    codec: Annotated[CodecChoice, typer.Option(help="Codec of the stored KV.")] = EXPECTED_CODEC,
     as_json: AsJson = False,
 ) -> None:
     """Show how many bytes a model's KV takes: per token, per chunk and for a corpus."""

@@ -73,7 +73,8 @@ def test_a_pruned_document_leaves_no_entry(run: Run, documents: Path, tmp_path: 
 
 
 def test_size_computes_the_bytes_of_a_token_a_chunk_and_a_corpus(run: Run, model_folder: Path) -> None:
-    size = run("size", model_folder, "--dtype", "float32", "--chunk-tokens", "10", "--chunks", "3", "--json").json
+    options = ("--codec", "raw", "--dtype", "float32", "--chunk-tokens", "10", "--chunks", "3", "--json")
+    size = run("size", model_folder, *options).json
     per_token = 4 * 2 * 2 * 16 * 4  # layers, K and V, KV heads, head dim, bytes
     assert size["bytes_per"] == {"token": per_token, "chunk": per_token * 10, "corpus": per_token * 30}
 

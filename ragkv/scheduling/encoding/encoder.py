@@ -50,10 +50,11 @@ class Encoder:
         between: Callable[[], None] = lambda: None,
         *,
         neutral_ids: tuple[int, ...] = (),
+        codec: str = "raw",
         contexts: MutableMapping[tuple[int, ...], Context] | None = None,
         makes_scores: bool = True,
     ) -> None:
-        """Chunks that are fused are encoded behind `neutral_ids`; without them every entry is one alone.
+        """Chunks that are fused are encoded behind `neutral_ids`, and stored in `codec`; without them all are alone.
 
         `contexts` keeps the KV of prefix and neutral text, for all encoders on one model. The caller of what encodes
         holds its compute lock.
@@ -66,7 +67,8 @@ class Encoder:
         self.scorer, self._makes_scores = scorer, makes_scores
         self.alone = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks encoded alone
         # `identity` is that of the chunks that are fused.
-        self.identity = dataclasses.replace(self.alone, behind=ids_digest(neutral_ids)) if neutral_ids else self.alone
+        expected = dataclasses.replace(self.alone, behind=ids_digest(neutral_ids), codec=codec)
+        self.identity = expected if neutral_ids else self.alone
         self._neutral_ids, self._contexts = neutral_ids, {} if contexts is None else contexts
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()

@@ -39,7 +39,7 @@ class TestEveryFamily:
         ids = PREFIX + NEUTRAL + A
         _, cache = reference.full_prefill(tiny_models.model(family), ids)
         start = len(ids) - len(A)
-        with engine_of(family) as engine:
+        with engine_of(family, StoreConfig(codec="raw")) as engine:
             engine.warm([A])
             adapter, tables, kv = engine.model.adapter, engine.model.adapter.rope.tables(len(ids)), stored(engine, A)
         if adapter.rope.frequencies(start) != tables.frequencies:
@@ -69,8 +69,10 @@ class TestWhichEntryIsUsed:
             engine.prefill(Q, [A, B])
             engine.flush()
             expected, alone = engine.entries.encoder.identities
+            assert engine.entries.gc() == 0
             found = [[engine.store.contains(one.key(chunk)) for one in (expected, alone)] for chunk in (A, B)]
         assert found == [[True, True], [True, False]]
+        assert (expected.codec, alone.codec) == ("int8", "raw")  # what is exact nowhere may be rounded
 
     def test_exact_reuse_computes_the_first_passage_until_its_entry_alone_is_there(self) -> None:
         with engine_of() as engine:
