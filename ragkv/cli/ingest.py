@@ -60,6 +60,8 @@ def ingest(
     if len(missing) == len(paths):  # said before the model is loaded
         raise DocumentError(f"Cannot read {missing[0]}: there is no such file or folder. Check the path.")
     options.check_writable()
+    if options.known_home.model == "reader":
+        print_note("the bundled reader reads invented worlds only; for other documents leave --model reader out.")
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.rag import FileOptions, nothing_read
 
@@ -114,7 +116,8 @@ def _indexed(rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Stop,
 
     def on_indexed() -> None:
         took = f"in {duration(time.monotonic() - began)}"
-        print_note(f"the files are read {took}: `ragkv ask` finds passages by their words now, and soon by meaning.")
+        if rag.index.stats().passages:
+            print_note(f"the files are read {took}: `ragkv ask` finds passages by their words from now on.")
 
     # Failures are in the report; pypdf's warnings do not name the file.
     with output.quiet("ragkv.retrieval.rag.files"), output.quiet("pypdf"), output.progress("reading") as show:

@@ -6,6 +6,8 @@
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,8 @@ def load(
     path = _source(name)
     auto: Any = AutoModelForCausalLM
     try:
-        model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True)
+        with without_bars():
+            model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _not_loaded(name, error) from error
     if missing := sorted(found["missing_keys"]):  # transformers would initialize them at random
@@ -231,6 +234,20 @@ def quiet_transformers() -> None:
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Load without transformers' progress bars: who calls the library did not ask for output."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _first_line(error: BaseException) -> str:

@@ -145,21 +145,16 @@ class SentenceTransformerEmbedder(Embedder):
         """The model, loaded without a progress bar."""
         if self._loaded is None:
             import sentence_transformers  # an extra; takes seconds to import
-            import transformers
 
-            logging: Any = transformers.utils.logging
-            shown = logging.is_progress_bar_enabled()
-            logging.disable_progress_bar()
-            try:
+            from ragkv.model.loading import without_bars
+
+            with without_bars():
                 self._loaded = sentence_transformers.SentenceTransformer(
                     str(self._path),
                     device=self._device,
                     local_files_only=True,
                     model_kwargs={"use_safetensors": True},  # never unpickled
                 )
-            finally:
-                if shown:
-                    logging.enable_progress_bar()
         return self._loaded
 
 
