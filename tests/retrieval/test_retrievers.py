@@ -1,6 +1,5 @@
 """The contract of every retriever, the arithmetic of each, and recall on a tiny corpus."""
 
-import unicodedata
 from collections.abc import Iterator
 
 import numpy as np
@@ -78,34 +77,10 @@ def test_terms_are_words_and_pairs_of_characters_where_words_are_not_spaced() ->
     assert terms("\uc11c\uc6b8\uc740") == ["\uc11c\uc6b8\uc740", "\uc11c\uc6b8", "\uc6b8\uc740"]
 
 
-LANGUAGES = {
-    "hi": ("\u0926\u093f\u0928 \u0915\u093e \u0915\u093e\u092e", "\u0926\u093e\u0928"),
-    "he": ("\u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd \u05e8\u05d1", "\u05e9\u05dc\u05d5\u05dd"),
-    "ar": ("\u0643\u064e\u062a\u064e\u0628\u064e \u0627\u0644\u0648\u0644\u062f", "\u0643\u062a\u0628"),
-    "de": ("Die Stra\u00dfe ist gesperrt.", "STRASSE"),
-    "tr": ("\u0130stanbul bo\u011faz\u0131", "istanbul"),
-    "ko": ("\uc11c\uc6b8\uc740 \uc218\ub3c4\ub2e4", "\uc11c\uc6b8"),
-    "ja": ("\u6771\u4eac\u30bf\u30ef\u30fc\u306f\u8d64\u3044", "\uff80\uff9c\uff70"),
-    "th": (
-        "\u0e01\u0e23\u0e38\u0e07\u0e40\u0e17\u0e1e\u0e40\u0e1b\u0e47\u0e19\u0e40\u0e21\u0e37\u0e2d\u0e07",
-        "\u0e40\u0e21\u0e37\u0e2d\u0e07",
-    ),
-}
-
-
-@pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "hi"])
-def test_bm25_finds_a_word_in_each_of_its_writings(language: str) -> None:
-    text, query = LANGUAGES[language]
-    with Index(None, splitter=word_splitter()) as index:
-        index.ingest([Document("x", "another text"), Document("y", unicodedata.normalize("NFD", text))])
-        assert [hit.passage.document_id for hit in index.search(query)] == ["y"]
-
-
 def test_words_that_differ_in_their_marks_are_different_words() -> None:
-    text, query = LANGUAGES["hi"]
     with Index(None, splitter=word_splitter()) as index:
-        index.ingest([Document("x", text)])
-        assert index.search(query) == []
+        index.ingest([Document("x", "\u0926\u093f\u0928 \u0915\u093e \u0915\u093e\u092e")])
+        assert index.search("\u0926\u093e\u0928") == []
 
 
 def test_a_query_may_hold_anything() -> None:

@@ -25,34 +25,22 @@ def turns(before: str, after: str, answer: str, start: str = "") -> str:
     )
 
 
-CHATML = turns("<|im_start|>ROLE\n", "<|im_end|>\n", "<|im_start|>assistant\n")
-USER = turns("<|ROLE|>\n", "<|end|>\n", "<|assistant|>\n")
-INST = turns("[INST]", "[/INST]", "", "<s>")
+HEADER = (
+    "<|start_header_id|>ROLE<|end_header_id|>\n\n",
+    "<|eot_id|>",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+)
+COHERE = "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
 FAMILIES = {
-    "llama": turns(
-        "<|start_header_id|>ROLE<|end_header_id|>\n\n",
-        "<|eot_id|>",
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<|begin_of_text|>",
-    ),
-    "mistral": INST,
-    "mixtral": INST,
-    "qwen2": CHATML,
-    "qwen3": CHATML,
-    "qwen3_moe": CHATML,
-    "smollm3": CHATML,
-    "phi3": USER,
-    "stablelm": USER,
-    "olmo2": USER,
-    "gemma2": turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", "<start_of_turn>model\n", "<bos>"),
-    "gemma3_text": turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", "<start_of_turn>model\n", "<bos>"),
+    "llama": turns(*HEADER, "<|begin_of_text|>"),
+    "mistral, mixtral": turns("[INST]", "[/INST]", "", "<s>"),
+    "qwen2, qwen3, qwen3_moe, smollm3": turns("<|im_start|>ROLE\n", "<|im_end|>\n", "<|im_start|>assistant\n"),
+    "phi3, stablelm, olmo2": turns("<|ROLE|>\n", "<|end|>\n", "<|assistant|>\n"),
+    "gemma2, gemma3_text": turns("<start_of_turn>ROLE\n", "<end_of_turn>\n", "<start_of_turn>model\n", "<bos>"),
     "granite": turns("<|start_of_role|>ROLE<|end_of_role|>", "<|end_of_text|>\n", "<|start_of_role|>assistant"),
-    "cohere2": turns(
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
-    ),
+    "cohere2": turns(*COHERE),
     "glm4": turns("<|ROLE|>\n", "", "<|assistant|>", "[gMASK]<sop>"),
-    "gpt_neox": "",
-    "starcoder2": "",
+    "gpt_neox, starcoder2": "",
 }
 ALSO = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "</s>", "<tool_call>", "</tool_call>"]
 
@@ -105,7 +93,7 @@ def test_no_text_from_outside_is_a_control_token(family: str) -> None:
 
 
 def test_a_text_without_control_tokens_keeps_its_ids() -> None:
-    tokenizer = tokenizer_of(CHATML)
+    tokenizer = tokenizer_of(FAMILIES["qwen2, qwen3, qwen3_moe, smollm3"])
     for text in ("", "a < b | c", "<|im_start|", "caf\u00e9 <im_start> \u6771", "[INST"):
         assert list(encode(tokenizer, text)) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
