@@ -50,7 +50,7 @@ class ChunkCatalogue:
         self._forms = Forms(engine)
         self._chunk_of = functools.lru_cache(MAX_CHUNKS)(engine.chunk)
         self._lock = threading.Lock()
-        self._ingested: dict[str, ChatDocument] = {}  # by the letters and digits of their texts
+        self._ingested: dict[str, ChatDocument] = {}  # by the words of their texts
 
     def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> WarmReport:
         """Register `documents` and, with `encode`, compute and store their KV. Returns when it is durable."""
