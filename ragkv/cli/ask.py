@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ragkv.config import ReuseMode
 from ragkv.errors import InputError, check_words
 from ragkv.runtime import seconds_of
-from ragkv.types import PromptSpan
+from ragkv.types import Answer, PromptSpan
 
 from . import output
 from .options import (
@@ -31,9 +31,6 @@ from .options import (
 )
 from .output import console, print_json, print_note
 from .running_server import ServedAnswer, ask_server, served_answer, server_of, start_server
-
-if TYPE_CHECKING:
-    from ragkv.retrieval.rag import RagAnswer
 
 
 @with_engine_options
@@ -67,7 +64,7 @@ def ask(
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     answering["reuse"] = reuse
 
-    def show(answered: "RagAnswer | ServedAnswer") -> None:
+    def show(answered: ServedAnswer) -> None:
         if as_json:
             print_json({"question": question, **output.plain(answered)})
         else:
@@ -90,7 +87,10 @@ def ask(
             show(answered)
             return
     with options.rag(reads=True) as rag:
-        show(rag.ask(question, k, retriever=retriever, where=filters, order=order, **answering))
+        hits = rag.retrieve(question, k, retriever=retriever, where=filters, order=order)
+        *_, answer = rag.stream(question, hits, **answering)
+        assert isinstance(answer, Answer)
+        show(ServedAnswer(answer, hits))
         if by_server and not as_json:
             print_note("most of this time is loading: with --keep 10m the next answers come from a server, sooner.")
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
@@ -104,7 +104,7 @@ def _why_nothing_was_reused(spans: Sequence[PromptSpan]) -> list[str]:
     return list(dict.fromkeys(span.why for span in chunks if span.why))
 
 
-def _show(answered: "RagAnswer | ServedAnswer") -> None:
+def _show(answered: ServedAnswer) -> None:
     """Print an answer, its sources and what was reused."""
     if not answered.hits:
         print_note("no passage matches; the model answered without documents.")

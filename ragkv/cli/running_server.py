@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
-    """A server's answer, with the fields of `RagAnswer`. Token ids and the ids of passages are not known."""
+    """An answer, with the fields of `RagAnswer`. Of a server's, token ids and the ids of passages are not known."""
 
     answer: Answer
     hits: "tuple[Hit, ...]"  # in prompt order

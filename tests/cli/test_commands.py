@@ -44,8 +44,8 @@ def test_without_a_temperature_it_is_0_which_decodes_greedily(
 ) -> None:
     run("ingest", documents)
     seen: list[dict[str, object]] = []
-    real = Rag.ask
-    monkeypatch.setattr(Rag, "ask", lambda *given, **how: seen.append(how) or real(*given, **how))
+    real = Rag.stream
+    monkeypatch.setattr(Rag, "stream", lambda *given, **how: seen.append(how) or real(*given, **how))
     for options in ((), ("--temperature", "0"), ("--temperature", "0.7", "--ratio", "0.5")):
         assert run("ask", "who?", "--max-new-tokens", "1", *options).code == 0
     greedy, zero, sampled = seen
