@@ -58,21 +58,18 @@ class KnownHome:
 
     def settings_over(self, config: EngineConfig) -> EngineConfig:
         """`config`, with what the home keeps where `config` has the default. What makes KV useless is logged once."""
-        default = _settings(EngineConfig())
-        for name, kept in {**default, **self.kept.get("settings", {})}.items():
-            given = attrgetter(name)(config)
-            if given == default[name]:
-                group, _, leaf = name.rpartition(".")
+        for name, kept in self.kept.get("settings", {}).items():
+            given, group, leaf = attrgetter(name)(config), *name.rpartition(".")[::2]
+            if given == attrgetter(name)(EngineConfig()):
                 inner = replace(getattr(config, group), **{leaf: kept}) if group else kept
                 config = replace(config, **{group or leaf: inner})
-            elif given != kept and name in IDENTIFYING and self.kept:
+            elif given != kept and name in IDENTIFYING:
                 _say_once(f"{self.path} was made with {name} = {kept!r}; with {given!r} none of its KV is reused.")
         return config
 
     def keep(self, config: EngineConfig, chunk_tokens: int, embedder: str | None) -> None:
         """Write what documents are ingested with. `embedder` is a folder; `None`: the default. Raises `OSError`."""
-        default = _settings(EngineConfig())
-        settings = {name: value for name, value in _settings(config).items() if value != default[name]}
+        settings = {name: attrgetter(name)(config) for name in KEPT}
         values = {"model": self.model, "chunk_tokens": chunk_tokens, "embedder": embedder, "settings": settings}
         if values != self.kept:
             make_private_folder(self.path)
@@ -98,10 +95,6 @@ def model_or_default(model: str, default: str = NAMES[0]) -> str:
     name = model or os.environ.get(VARIABLE, "") or default
     path = Path(name).expanduser()
     return str(path.absolute()) if name and name not in NAMES and path.exists() else name
-
-
-def _settings(config: EngineConfig) -> dict[str, Any]:
-    return {name: attrgetter(name)(config) for name in KEPT}
 
 
 @functools.cache

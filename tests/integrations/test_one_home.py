@@ -103,7 +103,7 @@ def test_a_home_knows_its_model_and_settings_and_refuses_another_model(home: Pat
     with pytest.raises(ConfigError, match=r"was made with the model 'reader'.*Leave the model out"):
         Rag.open(home, "smollm2")
     known = KnownHome.at(home)
-    assert (known.model, known.kept["chunk_tokens"], known.kept["settings"]) == ("reader", 64, {"dtype": "float32"})
+    assert (known.model, known.kept["chunk_tokens"], known.kept["settings"]["dtype"]) == ("reader", 64, "float32")
     assert known.config(EngineConfig()).dtype == "float32"
     known.config(EngineConfig(adapter_id="other"))
     assert "was made with adapter_id = ''; with 'other' none of its KV is reused" in caplog.text
