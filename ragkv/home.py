@@ -59,7 +59,7 @@ class KnownHome:
     def settings_over(self, config: EngineConfig) -> EngineConfig:
         """`config`, with what the home keeps where `config` has the default. What makes KV useless is logged once."""
         for name, kept in self.kept.get("settings", {}).items():
-            given, group, leaf = attrgetter(name)(config), *name.rpartition(".")[::2]
+            given, (group, _, leaf) = attrgetter(name)(config), name.rpartition(".")
             if given == attrgetter(name)(EngineConfig()):
                 inner = replace(getattr(config, group), **{leaf: kept}) if group else kept
                 config = replace(config, **{group or leaf: inner})
