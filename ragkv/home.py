@@ -25,6 +25,13 @@ FILE = "home.json"  # `FILE` is in a home.
 IDENTIFYING = ("weights", "adapter", "adapter_id", "prompt.system", "store.codec", "fusion.stored_kv")
 # A home keeps the settings `KEPT`. The engine tells of entries in another dtype; KV does not depend on the separator.
 KEPT = (*IDENTIFYING, "dtype", "prompt.separator")
+# New homes of a model: a small one reads short passages best, and needs a plain instruction (docs/models.md).
+OF_NEW: Mapping[str, Mapping[str, Any]] = {
+    "smollm2": {
+        "chunk_tokens": 128,
+        "settings": {"prompt.system": "Use the passages to answer the question in one short sentence."},
+    }
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,11 @@ class KnownHome:
             )
         return cls(Path(path), given or own, kept)
 
+    @property
+    def made_with(self) -> Mapping[str, Any]:
+        """What the home keeps, or if nothing was ingested yet what fits the model."""
+        return self.kept or OF_NEW.get(self.model, {})
+
     def config(self, config: EngineConfig) -> EngineConfig:
         """`config` for an engine of this home: what the home keeps, and by default the home's own folder of KV."""
         config = self.settings_over(config)
@@ -58,12 +70,12 @@ class KnownHome:
 
     def settings_over(self, config: EngineConfig) -> EngineConfig:
         """`config`, with what the home keeps where `config` has the default. What makes KV useless is logged once."""
-        for name, kept in self.kept.get("settings", {}).items():
+        for name, kept in self.made_with.get("settings", {}).items():
             given, (group, _, leaf) = attrgetter(name)(config), name.rpartition(".")
             if given == attrgetter(name)(EngineConfig()):
                 inner = replace(getattr(config, group), **{leaf: kept}) if group else kept
                 config = replace(config, **{group or leaf: inner})
-            elif given != kept and name in IDENTIFYING:
+            elif given != kept and name in IDENTIFYING and self.kept:
                 _say_once(f"{self.path} was made with {name} = {kept!r}; with {given!r} none of its KV is reused.")
         return config
 

@@ -10,11 +10,10 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragkv.config import PromptConfig, ReuseMode
+from ragkv.config import ReuseMode
 from ragkv.errors import InputError
 from ragkv.runtime import examples
 from ragkv.types import Answer, Chunk
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from ragkv.retrieval.rag import Rag
 
 _NEW_TOKENS = 40
-_PASSAGES, _CHUNK_TOKENS = 4, 128  # A small model reads few and short passages best, and needs a plain instruction:
-_SYSTEM = "Use the passages to answer the question in one short sentence."
+_PASSAGES, _CHUNK_TOKENS = 4, 128  # A small model reads few and short passages best.
 _WAYS: dict[str, ReuseMode] = {"full": "none", "prefix": "prefix", "cold": "fused", "warm": "fused"}
 
 Answers = dict[str, Answer]  # the answers to one question, by way
@@ -66,15 +64,14 @@ def _opened(home: Path, model: str, stack: ExitStack) -> "Rag":
         from ragkv.retrieval.rag import Rag
 
         quiet_transformers()
-        config = replace(EngineOptions(home, model).config(), prompt=PromptConfig(system=_SYSTEM))
-        engine = stack.enter_context(Engine.from_pretrained(model, config))
+        engine = stack.enter_context(Engine.from_pretrained(model, EngineOptions(home, model).config()))
         return stack.enter_context(Rag(engine, home / "index", chunk_tokens=_CHUNK_TOKENS))
 
 
 def _ask(rag: "Rag", question: dict[str, Any]) -> Answers:
     """Answer one question and print it; of a follow-up, the questions before it are not timed."""
     turns = (*question.get("before", ()), question["question"])
-    hits = rag.retrieve(turns[0], k=_PASSAGES)
+    hits = rag.retrieve(turns[0], k=_PASSAGES)[::-1]  # The best one is read best next to the question.
     chunks = [rag.chunk(hit.passage) for hit in hits]
     rag.engine.delete(chunks)  # an earlier question may have stored them
     console.print(" ... ".join(turns))

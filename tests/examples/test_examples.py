@@ -54,10 +54,10 @@ def test_a_conversation_continues_beyond_its_context_window_and_reuses_its_histo
 
 
 def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:
-    asked = ("What does Nesibissa do for a living?", "What does Verlab sell?", "What does the sponsor of Halfair sell?")
+    asked = ("What does Nesibissa do for a living?", "What does Verlab sell?")
     output = run("langchain_rag", *READER_ON_ITS_WORLD, "--ratio", "1", "-k", "12", *asked)
     pairs = re.findall(r"before: (.*)  \(\d+ ms\)\n  after:  (.*)  \(\d+ ms\)", output)
-    assert [before for before, _ in pairs] == ["dancer", "pens", "ovens"]
+    assert [before for before, _ in pairs] == ["dancer", "pens"]
     assert all(before == after for before, after in pairs)
 
 

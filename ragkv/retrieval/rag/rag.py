@@ -65,11 +65,13 @@ class Rag(Closing):
     ) -> None:
         """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used.
 
-        Chunks have at most `chunk_tokens` tokens; `None`: as many as the `home` says, else 512 (128 for the bundled
-        reader, which was trained on such). The home keeps what documents are ingested with.
+        Chunks have at most `chunk_tokens` tokens; `None`: as many as the `home` says (a new one of smollm2: 128), else
+        512 (128 for the bundled reader, which was trained on such). The home keeps what documents are ingested with.
         """
         check_kind("engine", engine, Engine)
-        tokens = chunk_tokens or (home and home.kept.get("chunk_tokens")) or (128 if engine.model.is_reader else 512)
+        tokens = (
+            chunk_tokens or (home and home.made_with.get("chunk_tokens")) or (128 if engine.model.is_reader else 512)
+        )
 
         @functools.cache
         def keep() -> None:
