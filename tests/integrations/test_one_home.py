@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ragkv import EngineConfig
+from ragkv import EngineConfig, PromptConfig
 from ragkv.errors import ConfigError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Document
@@ -110,4 +110,7 @@ def test_a_home_knows_its_model_and_settings_and_refuses_another_model(home: Pat
     (home / "home.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         KnownHome.at(home)
-    assert KnownHome.at(home.parent).model == "smollm2"
+    new = KnownHome.at(home.parent)
+    assert (new.model, new.made_with["chunk_tokens"]) == ("smollm2", 128)  # what fits the model
+    assert "one short sentence" in new.config(EngineConfig()).prompt.system
+    assert new.config(EngineConfig(prompt=PromptConfig("Be kind."))).prompt.system == "Be kind."
