@@ -5,14 +5,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 COMMAND = "make demo"
+FIRST, LAST = 23, 4  # lines of what was printed
 WIDTH, LINE, LEFT, TOP, CHAR = 118, 19, 18, 62, 7.83  # columns; then pixels: a line, the text's corner, a character
 COLORS = {"full": "#a9b1bb", "prefix": "#a9b1bb", "cold": "#f7b05e", "warm": "#63cabf"}  # of the demo's ways to answer
 
 
 def shown() -> list[str]:
-    """The lines, cut at the picture's width."""
-    text = (HERE / "terminal.txt").read_text("utf-8").rstrip()
-    lines = [f"$ {COMMAND}", *text.splitlines()]
+    """The first and the last lines, cut at the picture's width."""
+    printed = (HERE / "terminal.txt").read_text("utf-8").rstrip().splitlines()
+    lines = [f"$ {COMMAND}", *printed[:FIRST], "…", "", *printed[-LAST:]]
     return [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines]
 
 

@@ -116,7 +116,8 @@ def _summary(questions: Sequence[dict[str, Any]], answered: Sequence[Answers]) -
     first = by_way(lambda way: statistics.median(answers[way].timing.first_token_s for answers in alone))
     counted = [" · ".join(f"{way} {value:.3g}" for way, value in figures.items()) for figures in (right, same)]
     return (
-        f"Right, of {len(asked)} questions: {counted[0]}. Words as by full recompute (mean F1): {counted[1]}.\n"
+        f"Right, of {len(asked)} questions: {counted[0]}.\n"
+        f"Words as by full recompute (mean F1): {counted[1]}.\n"
         f"Median whole answer: {output.times(whole)}.\n"
         f"Median first token: {output.times(first)}: warm {first['full'] / first['warm']:.1f}x as fast as full."
     )
