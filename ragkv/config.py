@@ -264,11 +264,12 @@ class EngineConfig:
     dtype: str = "auto"  # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
     weights: str = "plain"  # "int8": linear layers in 8 bits, on a CPU: faster, rounded; "plain": as they are loaded
     packed_bytes: int = 3 * GIB  # most memory for copies of weights that make products faster (CPU)
+    drafts: int = 16  # most tokens that a decoding step verifies because they follow in the prompt; 0: none
     adapter: str = ""  # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
     adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
 
     def __post_init__(self) -> None:
-        at_least(self, packed_bytes=0)
+        at_least(self, packed_bytes=0, drafts=0)
         one_of("weights", self.weights, WEIGHTS)
         if self.session.shared and self.store.redis is None:
             raise ConfigError("session.shared needs store.redis: the server on which conversations are kept.")

@@ -140,7 +140,7 @@ class Engine(Closing):
         if backend is not None:
             self._backend = backend(self.model, self._entries)
         else:
-            generator = AnswerGenerator(adapter, tokenizer, scheduler.batch)
+            generator = AnswerGenerator(adapter, tokenizer, scheduler.batch, config.drafts)
             self._backend = ModelBackend(planner, prefiller, generator)
         # Also runs when the engine is garbage-collected or the process ends: no thread may be inside the model then.
         self._shut = weakref.finalize(self, _shut, background, scheduler, self._conversations, store, readers)

@@ -64,6 +64,8 @@ class Timing:
     prefill_s: float = 0.0  # the whole pass over the prompt, load_s and fuse_s included
     first_token_s: float = 0.0  # TTFT: from the call to the first token
     decode_s: float = 0.0  # from the first token to the last
+    drafted: int = 0  # tokens of the answer that were proposed because they followed in the prompt, and verified
+    accepted: int = 0  # how many of them were right: so many decoding steps were saved
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class Metrics:
             "ragkv_prompt_tokens", "Prompt tokens, by how they were obtained", ["state"], registry=registry
         )
         self._answer_tokens = Counter("ragkv_answer_tokens", "Generated tokens", registry=registry)
+        self._drafted = Counter("ragkv_drafted_tokens", "Answer tokens drafted from the prompt", registry=registry)
+        self._accepted = Counter("ragkv_accepted_tokens", "Drafted tokens that were right", registry=registry)
         self._embedding_tokens = Counter("ragkv_embedding_tokens", "Embedded tokens", registry=registry)
         self._missed = Counter("ragkv_missed_chunks", "Prompt chunks without a usable entry", registry=registry)
         self._ready = Gauge("ragkv_ready", "1 while requests are accepted", registry=registry)
@@ -112,6 +114,8 @@ class Metrics:
         if reuse.fused or reuse.recomputed:
             self._ratio.observe(reuse.ratio)
         self._answer_tokens.inc(answer_tokens)
+        self._drafted.inc(timing.drafted)
+        self._accepted.inc(timing.accepted)
         self._missed.inc(reuse.missed_chunks)
 
     def record_embedding(self, tokens: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Cache, DynamicCache
 
-from .attention import LayerPass, Watch, attend, attend_one
+from .attention import LayerPass, Watch, attend
 from .rows import Rows
 
 
@@ -26,6 +26,8 @@ class KVShape(NamedTuple):
 
 class PromptKV:
     """Rotated keys and values of one prompt, per layer (1, G, capacity, D)."""
+
+    takes_drafts = True  # whether a decoding step may have several rows
 
     def __init__(
         self,
@@ -65,11 +67,11 @@ class PromptKV:
         return self.keys[layer].narrow(2, 0, length), self.values[layer].narrow(2, 0, length)
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
+        self, layer: int, q_rot: torch.Tensor, rows: Rows, window: int | None, scaling: float, softcap: float | None
     ) -> torch.Tensor:
-        """Attention of the row being decoded, q_rot (1, H, 1, D): it has just been `put` at position `length`."""
-        k_rot, v = self.view(layer, self.length + 1)
-        return attend_one(q_rot, k_rot, v, window, scaling, softcap)
+        """Attention of the rows being decoded, q_rot (1, H, R, D): they have just been `put` at `length` and behind."""
+        k_rot, v = self.view(layer, rows.stop)
+        return attend(q_rot, k_rot, v, rows, window, scaling, softcap)
 
     def finish_prefill(self, layer: int, length: int) -> None:
         """Called when the prefill of `layer` is complete: `length` positions are valid, only decoding follows."""

@@ -30,8 +30,8 @@ class Rows:
 
     @cached_property
     def stop(self) -> int:
-        """One past the last position; read from the device once."""
-        return int(self.positions[-1]) + 1
+        """One past the last position; read from the device at most once."""
+        return int(self.positions[-1]) + 1 if self.start is None else self.start + len(self)
 
     @classmethod
     def of(cls, positions: torch.Tensor) -> "Rows":

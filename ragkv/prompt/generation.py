@@ -15,6 +15,7 @@ from ragkv.scheduling import DecodeBatch
 from ragkv.store import PrefetchHint
 from ragkv.types import Answer, Chunk, Citation, TokenEvent, TokenLogprob
 
+from .drafts import Drafts
 from .planner import Planner
 from .prefill import Prefiller
 from .request import ActiveRequest, Prefill, Request
@@ -75,6 +76,11 @@ class ActiveAnswer:
         """What its report says about this answer."""
         return self._active.request.sampling.notes
 
+    @property
+    def draft_counts(self) -> dict[str, int]:
+        """The fields `drafted` and `accepted` of its timing, if tokens were drafted."""
+        return {}
+
     def end(self) -> None:
         """Its next token is an end token, which is not part of it."""
         self._note_token()
@@ -105,7 +111,7 @@ class ActiveAnswer:
             text=self._text.text,
             token_ids=tuple(self.tokens),
             finish_reason=self.reason,
-            timing=replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s),
+            timing=replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s, **self.draft_counts),
             reuse=served.reuse,
             citations=cite(self._text.text, self._active.request.chunks),
             spans=served.spans,
@@ -119,8 +125,9 @@ class ActiveAnswer:
 class AnswerGenerator:
     """Decodes answers for one model. Holds no request's state."""
 
-    def __init__(self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch) -> None:
-        self._adapter, self.tokenizer, self._batch = adapter, tokenizer, batch
+    def __init__(self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch, most_drafts: int) -> None:
+        """A step verifies at most `most_drafts` tokens that are found in the prompt."""
+        self._adapter, self.tokenizer, self._batch, self._most_drafts = adapter, tokenizer, batch, most_drafts
         self._end_tokens = end_tokens(adapter.model, tokenizer)
 
     def stream(self, active: ActiveRequest) -> AnswerEvents:
@@ -130,15 +137,29 @@ class AnswerGenerator:
         """
         prefill = active.prefill
         assert isinstance(prefill, Prefill)
-        answer, logits = _SampledAnswer(active, prefill.token_ids, self), prefill.logits
+        drafts = Drafts(prefill.token_ids.tolist(), self._most_drafts)
+        answer, rows = _SampledAnswer(active, prefill.token_ids, self, drafts), prefill.logits.unsqueeze(0)
         prepared = () if answer.constraint is None else (answer.constraint.prepare,)
+        tried: tuple[int, ...] = ()
+        took_s = 0.0
         with self._batch.slot(prefill.fused.kv, prefill.turn_kv.record if prefill.turn_kv else None) as slot:
             while True:
-                if (event := answer.choose(logits)) is not None:
-                    yield event
+                accepted = 0
+                for logits, draft in zip(rows, (*tried, None), strict=True):
+                    event = answer.choose(logits)
+                    if is_right := not answer.ended and answer.tokens[-1] == draft:
+                        accepted += 1
+                    else:
+                        slot.keep(len(tried), accepted)  # before anybody sees the token: its KV is not there yet
+                    if event is not None:
+                        yield event
+                    if not is_right:
+                        break
+                drafts.verified(len(tried), accepted, took_s)
                 if answer.ended:
                     break
-                logits = slot.step(answer.tokens[-1], meanwhile=prepared)
+                tried = drafts.propose(slot.room)
+                rows, took_s = slot.verify(answer.tokens[-1], tried, meanwhile=prepared), slot.step_s
         yield from answer.finish()
 
     def sampler(self, active: ActiveRequest, token_ids: torch.Tensor, constraint: "TokenConstraint | None") -> Sampler:
@@ -175,8 +196,11 @@ class ModelBackend:
 class _SampledAnswer(ActiveAnswer):
     """An answer whose tokens are chosen here."""
 
-    def __init__(self, active: ActiveRequest, prompt_ids: torch.Tensor, generator: AnswerGenerator) -> None:
+    def __init__(
+        self, active: ActiveRequest, prompt_ids: torch.Tensor, generator: AnswerGenerator, drafts: Drafts
+    ) -> None:
         super().__init__(active, generator.tokenizer)
+        self._drafts = drafts
         self._generator, grammar = generator, active.request.grammar
         self.constraint = None if grammar is None else grammar.start()
         self._sampler = generator.sampler(active, prompt_ids, self.constraint)
@@ -187,11 +211,17 @@ class _SampledAnswer(ActiveAnswer):
         if self._generator.is_end(token, self.constraint):
             self.end()
             return None
+        self._drafts.add(token)
         alternatives = self._active.request.logprobs
         event = self.add(token, None if alternatives is None else token_logprob(logits, token, alternatives))
         if self.constraint is not None and self.constraint.finished:
             self.reason = "stop"
         return event
+
+    @property
+    def draft_counts(self) -> dict[str, int]:
+        """How many tokens were drafted, and how many of them were right."""
+        return {"drafted": self._drafts.proposed, "accepted": self._drafts.accepted}
 
     @property
     def notes(self) -> tuple[str, ...]:

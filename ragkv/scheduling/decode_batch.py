@@ -23,6 +23,8 @@ from ragkv.runtime import Closing, FairLock, Wait, openmp
 # `PATIENCE` is the share of the last step's time for which the leader of a step waits for the requests that were served
 # in it and will ask again. Without it the first request steps alone and the others together: half the batch on average.
 PATIENCE = 0.125
+# `DRAFTING_SLOTS` is the most requests that decode together with drafts: more of them fill a step's rows themselves.
+DRAFTING_SLOTS = 4
 # `SHARED_ROWS` is the most rows of one owner in a step while another owner's request waits: it must not pay for many.
 SHARED_ROWS = 8
 
@@ -34,16 +36,42 @@ class DecodeSlot(Closing):
         self._batch, self._kv, self._record = batch, kv, record
         self.taken = True
 
-    def step(self, token: int, meanwhile: Sequence[Callable[[], None]] = ()) -> torch.Tensor:
-        """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits until a step ran.
+    def step(self, token: int) -> torch.Tensor:
+        """The logits (V,) float32 after `token`, as `verify` gives them."""
+        return self.verify(token)[0]
 
-        `meanwhile` are called once other requests may run the step; they raise nothing.
+    def verify(
+        self, token: int, drafts: Sequence[int] = (), meanwhile: Sequence[Callable[[], None]] = ()
+    ) -> torch.Tensor:
+        """The logits (1 + drafts, V) float32 after `token` and after each draft. Waits until a step ran.
+
+        Their KV is appended (and recorded); with drafts, `keep` must follow. `meanwhile` are called once other requests
+        may run the step; they raise nothing.
         """
-        return self._batch.logits_after(self.request(token), meanwhile)
+        return self._batch.logits_after(self.request(token, drafts), meanwhile)
 
-    def request(self, token: int) -> "_TokenRequest":
-        """The request for the logits after `token`."""
-        return _TokenRequest(self, DecodeRow(self._kv, token, self._record))
+    def request(self, token: int, drafts: Sequence[int] = ()) -> "_TokenRequest":
+        """The request for the logits after `token` and its `drafts`."""
+        return _TokenRequest(self, DecodeRow(self._kv, token, self._record, tuple(drafts)))
+
+    def keep(self, drafted: int, accepted: int) -> None:
+        """Of the last step's drafts, which were `drafted`, only the first `accepted` are part of the answer."""
+        if accepted == drafted:
+            return
+        self._kv.length -= drafted - accepted
+        if self._record is not None:
+            self._record.filled_to = min(self._record.filled_to, self._kv.length)
+
+    @property
+    def step_s(self) -> float:
+        """How long the last step took."""
+        return self._batch.step_s
+
+    @property
+    def room(self) -> int:
+        """How many drafts a step may have now: none for a KV that takes none, nor while many others decode."""
+        takes = self._kv.takes_drafts and not self._batch.rope_depends_on_length
+        return self._kv.capacity - self._kv.length - 1 if takes and self._batch.slots <= DRAFTING_SLOTS else 0
 
     def close(self) -> None:
         """Leave the batch: no step waits for this request any more. Twice is harmless."""
@@ -51,13 +79,13 @@ class DecodeSlot(Closing):
 
 
 class _TokenRequest:
-    """A request for one token."""
+    """A request for one token, and for those behind its drafts."""
 
     def __init__(self, slot: DecodeSlot, row: DecodeRow) -> None:
         self.slot, self.row = slot, row
         self.length = row.kv.length
         self.wait = Wait()
-        self.logits: torch.Tensor | None = None  # (V,)
+        self.logits: torch.Tensor | None = None  # (1 + drafts, V)
         self.error: Exception | None = None
 
     @property
@@ -65,7 +93,7 @@ class _TokenRequest:
         return self.logits is not None or self.error is not None
 
     def result(self) -> torch.Tensor:
-        """The logits (V,); raises the step's error."""
+        """The logits (1 + drafts, V); raises the step's error."""
         if self.error is not None:
             raise self.error
         assert self.logits is not None
@@ -78,11 +106,12 @@ class DecodeBatch:
     def __init__(self, adapter: Adapter, lock: FairLock, patience: float = PATIENCE) -> None:
         """`patience` is the share of a step's time that a leader waits for latecomers."""
         self._adapter, self.lock, self._patience = adapter, lock, patience
+        self.rope_depends_on_length = adapter.rope.depends_on_length
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
         self._expected: set[DecodeSlot] = set()  # served by the last step, and not waiting again yet
-        self._slots = 0  # taken and not left
-        self._step_s = 0.0  # how long the last step took
+        self.slots = 0  # taken and not left
+        self.step_s = 0.0  # how long the last step took
         self._stepped_at = 0.0  # when it ended
 
     @property
@@ -93,12 +122,12 @@ class DecodeBatch:
     @property
     def is_due(self) -> bool:
         """Whether `step_waiting` runs a step now. Read without a lock: usually no request waits."""
-        return bool(self._waiting) and time.perf_counter() - self._stepped_at >= self._step_s
+        return bool(self._waiting) and time.perf_counter() - self._stepped_at >= self.step_s
 
     def slot(self, kv: PromptKV, record: Recording | None = None) -> DecodeSlot:
         """A slot for the prompt of `kv`, which has space for its answer; `record` receives the decoded KV."""
         with self._changed:
-            self._slots += 1
+            self.slots += 1
         return DecodeSlot(self, kv, record)
 
     def step_waiting(self) -> None:
@@ -134,11 +163,11 @@ class DecodeBatch:
                 while not request.done:  # a step may serve other owners' requests first
                     self._step()
             finally:
-                self.lock.release(coming_back=self._slots == 1)
+                self.lock.release(coming_back=self.slots == 1)
 
     def _leave(self, slot: DecodeSlot) -> None:
         with self._changed:
-            self._slots -= slot.taken
+            self.slots -= slot.taken
             slot.taken = False
             self._expected.discard(slot)
             self._changed.notify_all()
@@ -148,7 +177,7 @@ class DecodeBatch:
         """Wait briefly for the rows of the last step; skip latecomers, until they are served again."""
         with self._changed:
             if self._expected:
-                self._changed.wait_for(lambda: not self._expected, self._step_s * self._patience)
+                self._changed.wait_for(lambda: not self._expected, self.step_s * self._patience)
 
     def _step(self) -> None:
         """One step for all waiting requests. The caller holds the compute lock."""
@@ -166,8 +195,8 @@ class DecodeBatch:
                 self._waiting = [request for request in requests if not request.done] + self._waiting
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
-            self._step_s = self._stepped_at - began
-            self.lock.share([request.wait.owner for request in requests], self._step_s)
+            self.step_s = self._stepped_at - began
+            self.lock.share([request.wait.owner for request in requests], self.step_s)
             self.lock.dismiss(request.wait for request in served)
 
     def _next_requests(self) -> list[_TokenRequest]:
@@ -184,9 +213,8 @@ class DecodeBatch:
     def _serve(self, requests: list[_TokenRequest]) -> None:
         """Give every request its logits or its error. If a step for all fails, each request is tried alone."""
         try:
-            together: Iterable[torch.Tensor] = decode_rows(
-                self._adapter, [request.row for request in requests]
-            )  # (B, V)
+            rows = decode_rows(self._adapter, [request.row for request in requests])  # (B, V)
+            together: Iterable[torch.Tensor] = rows.split([len(request.row.tokens) for request in requests])
             if len(requests) > 1:  # copies: a slow consumer must not keep the logits of the whole step in memory
                 together = [logits.clone() for logits in together]
             self._adapter.wait_for_device()  # other threads read these logits, perhaps on another stream

@@ -197,6 +197,8 @@ class TimingBody(EngineValue):
     prefill_s: float = Field(description="The whole prefill, `load_s` and `fuse_s` included.")
     first_token_s: float = Field(description="TTFT: from the call of the engine to the first token.")
     decode_s: float = Field(description="From the first token to the last.")
+    drafted: int = Field(description="Tokens that were proposed because they followed in the prompt, and verified.")
+    accepted: int = Field(description="How many of them were right.")
 
 
 class SpanBody(BaseModel):

@@ -1,8 +1,9 @@
-"""Batched decoding: one step of B prompts, each with its own KV, length and positions.
+"""Batched decoding: one step of several prompts, each with its own KV, length and positions.
 
-The B tokens are B rows of one hidden (1, B, E), so projections, MLPs, experts and the head run once for all rows, in
-every family; only attention runs row by row. The rows are independent: each step may have other rows, and a batch of
-one costs as much as a single prompt.
+The tokens are B rows of one hidden (1, B, E), so projections, MLPs, experts and the head run once for all rows, in
+every family; only attention runs prompt by prompt. The prompts are independent: each step may have others, and a batch
+of one costs as much as a single prompt. A prompt may bring drafts, tokens that may follow its last one: then it has a
+row for each of them, and the caller keeps those that turn out to be right.
 
 A row is written and attended only through `put` and `attend` of its `PromptKV`. A KV that stores its values elsewhere
 overrides these two methods, and this file does not change.
@@ -24,29 +25,37 @@ from ..rows import Rows
 class DecodeRow:
     """One prompt in a step."""
 
-    kv: PromptKV  # of every position before the token, with space for one more
+    kv: PromptKV  # of every position before the token, with space for all of these
     token: int  # the last decoded token; its position is `kv.length`
-    record: Recording | None = None  # receives the token's raw KV
+    record: Recording | None = None  # receives the tokens' raw KV
+    drafts: tuple[int, ...] = ()  # tokens that may follow; only for a KV that `takes_drafts`
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token and its drafts."""
+        return (self.token, *self.drafts)
 
 
 @torch.no_grad()
 def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
-    """One step of B rows: logits (B, V) float32; each row's KV grows by one position.
+    """One step: logits (B, V) float32 behind each token and draft; each prompt's KV grows by as many positions.
 
-    If it raises, no KV has grown, so the step may be tried again with all or some of the rows.
+    If it raises, no KV has grown, so the step may be tried again with all or some of the prompts.
     """
-    lengths = [row.kv.length for row in rows]
-    positions = torch.tensor(lengths, device=adapter.device)  # (B,)
-    hidden = adapter.embed(torch.tensor([row.token for row in rows], device=adapter.device))
+    lengths, sizes = [row.kv.length for row in rows], [1 + len(row.drafts) for row in rows]
+    ends = [length + size for length, size in zip(lengths, sizes, strict=True)]
+    places = [at for length, end in zip(lengths, ends, strict=True) for at in range(length, end)]
+    positions = torch.tensor(places, device=adapter.device)  # (B,)
+    hidden = adapter.embed(torch.tensor([token for row in rows for token in row.tokens], device=adapter.device))
     rotations = {kind: _rotation(adapter, kind, lengths, positions) for kind in adapter.rope_kinds()}
-    own_rows = [Rows(positions[index : index + 1], length) for index, length in enumerate(lengths)]
+    own_rows = [Rows(own, length) for own, length in zip(positions.split(sizes), lengths, strict=True)]
     step, step_rows = _Step(adapter, rows, own_rows), Rows(positions, None)
     for layer in range(adapter.layer_count):
         step.enter(layer, rotations[adapter.rope_kind(layer)])
         hidden = adapter.call_layer(layer, hidden, step_rows, step)
     logits = adapter.logits(hidden)
-    for row, length in zip(rows, lengths, strict=True):
-        row.kv.length = length + 1
+    for row, end in zip(rows, ends, strict=True):
+        row.kv.length = end
     return logits
 
 
@@ -55,7 +64,7 @@ def _rotation(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each (1, B, rotary dims), of each row's position with the frequencies of its own length."""
     if not adapter.rope.depends_on_length:
-        return adapter.rope.tables(max(lengths) + 1).rows(kind, positions)
+        return adapter.rope.tables(int(positions.max()) + 1).rows(kind, positions)
     own = [adapter.rope.tables(length + 1, length).span(kind, length, length + 1) for length in lengths]
     cos, sin = (torch.cat(parts, dim=1) for parts in zip(*own, strict=True))
     return cos, sin
@@ -68,6 +77,7 @@ class _Step(LayerPass):
         """`own_rows` are the positions, one for each of `rows`."""
         super().__init__()
         self._adapter, self._rows, self._own_rows = adapter, rows, own_rows
+        self._sizes = [len(own) for own in own_rows]
         self._layer = 0
         self._rotation: tuple[torch.Tensor, torch.Tensor]
 
@@ -80,7 +90,7 @@ class _Step(LayerPass):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
         k_rot, layer = self._rotated(key_states), self._layer
-        own = (states.chunk(len(self._rows), dim=2) for states in (key_states, k_rot, value_states))
+        own = (states.split(self._sizes, dim=2) for states in (key_states, k_rot, value_states))
         for row, place, k_raw, own_k_rot, v in zip(self._rows, self._own_rows, *own, strict=True):
             assert place.start is not None
             row.kv.put(layer, place.start, own_k_rot, v)
@@ -93,9 +103,9 @@ class _Step(LayerPass):
     ) -> torch.Tensor:
         """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
         layer, window = self._layer, self._adapter.window(self._layer)
-        queries = self._rotated(query).chunk(len(self._rows), dim=2)
-        own = zip(self._rows, queries, strict=True)
-        out = [row.kv.attend(layer, q_rot, window, scaling, softcap) for row, q_rot in own]
+        queries = self._rotated(query).split(self._sizes, dim=2)
+        own = zip(self._rows, self._own_rows, queries, strict=True)
+        out = [row.kv.attend(layer, q_rot, place, window, scaling, softcap) for row, place, q_rot in own]
         return torch.cat(out, dim=2) if len(out) > 1 else out[0]
 
     def _rotated(self, raw: torch.Tensor) -> torch.Tensor:

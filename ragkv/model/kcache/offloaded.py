@@ -23,6 +23,8 @@ from .values import HostValues, copy_stream
 class OffloadedKV(PromptKV):
     """Rotated keys of one prompt on the device; values of the layers from `resident_layers` on in host memory."""
 
+    takes_drafts = False  # each row has values of its own to fetch
+
     def __init__(
         self, shape: KVShape, capacity: int, dtype: torch.dtype, device: torch.device, config: KCacheConfig
     ) -> None:
@@ -65,13 +67,13 @@ class OffloadedKV(PromptKV):
         self.values[layer] = v.new_empty((1, v.shape[1], 0, v.shape[3]))
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
+        self, layer: int, q_rot: torch.Tensor, rows: Rows, window: int | None, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """Attention of the decoded row, q_rot (1, H, 1, D), with the V rows of its N largest weights."""
         on_host = self._on_host[layer]
         if on_host is None:
-            return super().attend(layer, q_rot, window, scaling, softcap)
-        stop = self.length + 1
+            return super().attend(layer, q_rot, rows, window, scaling, softcap)
+        stop = rows.stop
         start = 0 if window is None else max(0, stop - window)
         k_rot = self.keys[layer].narrow(2, start, stop - start)
         grouped = q_rot.view(k_rot.shape[1], -1, q_rot.shape[3])  # (G, H / G, D)

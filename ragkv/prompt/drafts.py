@@ -1,0 +1,63 @@
+"""Drafts from the prompt: answers over passages copy from them, so what followed the last tokens there may follow here.
+
+A decoding step of a few rows takes hardly longer than one of a single row, because both read all weights. So the
+tokens behind an earlier place with the same last tokens are verified in one step: each is kept that the model would
+have chosen anyway. The answer is the same with and without drafts, greedy or sampled.
+"""
+
+from collections.abc import Sequence
+
+LONGEST_MATCH, SHORTEST_MATCH = 3, 2  # So many of the last tokens must be found again; more are tried first.
+FIRST_DRAFTS = 4  # The first step has so many drafts. All accepted: twice as many next time; else as many as were.
+LEAST_TRIALS = 3  # After so many steps with drafts it is asked whether they pay.
+FIRST_PAUSE = 16  # If they do not, so many tokens are decoded without; twice as many the next time.
+
+
+class Drafts:
+    """What may follow in one answer, found in its prompt and in what it has so far."""
+
+    def __init__(self, prompt_ids: Sequence[int], most: int) -> None:
+        """A step has at most `most` drafts; 0 turns them off."""
+        self._ids: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # the last place behind each run of tokens, but for the very end
+        self._most, self._length = most, FIRST_DRAFTS
+        self._trials, self._gained, self._trial_s = 0, 0, 0.0  # since drafts were begun or taken up again
+        self._plain_s: float | None = None  # of a step without drafts
+        self._pause, self._resumes_at = FIRST_PAUSE, 0
+        self.proposed = self.accepted = 0
+        if most:
+            for token in prompt_ids:
+                self.add(token)
+
+    def add(self, token: int) -> None:
+        """The next token of prompt or answer."""
+        if not self._most:
+            return
+        end = len(self._ids)
+        for length in range(SHORTEST_MATCH, min(LONGEST_MATCH, end) + 1):
+            self._ends[tuple(self._ids[end - length :])] = end
+        self._ids.append(token)
+
+    def propose(self, room: int) -> tuple[int, ...]:
+        """Tokens that may follow, at most `room`; none if nothing like it stood before, or if drafts do not pay."""
+        if not self._most or self._plain_s is None or len(self._ids) < self._resumes_at:
+            return ()
+        for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
+            if (end := self._ends.get(tuple(self._ids[-length:]))) is not None:
+                return tuple(self._ids[end : end + min(self._length, self._most, room)])
+        return ()
+
+    def verified(self, drafted: int, accepted: int, seconds: float) -> None:
+        """A step with so many drafts took so long, and `accepted` of them were right."""
+        if not drafted:
+            if seconds:  # the first token comes without a step
+                self._plain_s = seconds if self._plain_s is None else 0.8 * self._plain_s + 0.2 * seconds
+            return
+        self.proposed, self.accepted = self.proposed + drafted, self.accepted + accepted
+        self._length = 2 * drafted if accepted == drafted else max(SHORTEST_MATCH, accepted)
+        self._trials, self._gained = self._trials + 1, self._gained + 1 + accepted
+        self._trial_s += seconds
+        assert self._plain_s is not None
+        if self._trials >= LEAST_TRIALS and self._trial_s > self._gained * self._plain_s:
+            self._resumes_at, self._pause = len(self._ids) + self._pause, 2 * self._pause
+            self._trials, self._gained, self._trial_s = 0, 0, 0.0

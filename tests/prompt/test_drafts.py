@@ -1,0 +1,137 @@
+"""Drafts from the prompt change how fast an answer comes, and nothing of the answer."""
+
+import itertools
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Answer, Engine, EngineConfig, ResponseFormat, SessionConfig, TokenEvent
+from ragkv.prompt.drafts import FIRST_DRAFTS, FIRST_PAUSE, LEAST_TRIALS, Drafts
+from tests import tiny_models
+from tests.engine.helpers import engine_of, text_engine
+
+STORY = [*range(10, 30), 5, *range(30, 50)]
+
+
+def copying(engine: Engine) -> None:
+    """Make the model continue as `STORY` does, but for one jump, which no draft foresees."""
+    adapter, original, embed = engine.model.adapter, engine.model.adapter.logits, engine.model.adapter.embed
+    follows, seen = {**dict(pairwise(STORY)), 22: 40}, []
+
+    def embedding(tokens: Any) -> Any:
+        seen[:] = tokens.tolist()
+        return embed(tokens)
+
+    def logits(hidden: Any) -> Any:
+        out = original(hidden)
+        for row, token in zip(out, seen[-len(out) :], strict=True):
+            if token in follows:
+                row[follows[token]] += 40.0
+        return out
+
+    adapter.embed, adapter.logits = embedding, logits  # type: ignore[method-assign]
+
+
+def answers(family: str, **options: Any) -> list[tuple[Answer, Answer]]:
+    """Two answers of an engine with drafts, and the same of one without."""
+    made = []
+    for drafts in (16, 0):
+        with engine_of(family, drafts=drafts) as engine:
+            copying(engine)
+            made.append([engine.answer([7, *STORY[:3]], [STORY], max_new_tokens=30, **options) for _ in range(2)])
+    return list(zip(*made, strict=True))
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_a_greedy_answer_is_the_same_token_for_token_in_every_family(family: str) -> None:
+    rope = engine_of(family).model.adapter.rope
+    for drafted, plain in answers(family):
+        assert drafted.token_ids == plain.token_ids and len(plain.token_ids) >= 15
+        assert plain.timing.drafted == 0
+        if rope.depends_on_length:  # a key's rotation is then another one in each step
+            assert drafted.timing.drafted == 0
+        else:
+            assert drafted.timing.drafted > drafted.timing.accepted >= 8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(temperature=0.9, seed=3),
+        dict(frequency_penalty=0.7, logprobs=2),
+        dict(repetition_penalty=1.3),
+        dict(ratio=1.0),
+    ],
+    ids=str,
+)
+def test_sampling_penalties_and_log_probabilities_are_the_same(options: dict[str, Any]) -> None:
+    for drafted, plain in answers("llama", **options):
+        assert drafted.token_ids == plain.token_ids and drafted.timing.accepted > 0
+        for mine, other in zip(drafted.logprobs, plain.logprobs, strict=True):
+            assert mine.token_id == other.token_id and mine.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("after", [*range(1, 24), 30])
+def test_a_conversation_goes_on_from_the_same_history_wherever_its_reader_leaves(after: int) -> None:
+    found = []
+    for drafts in (16, 0):
+        with engine_of("llama", drafts=drafts, session=SessionConfig(block_tokens=1)) as engine:
+            copying(engine)
+            talk = engine.session("s")
+            stream = engine.stream([7, *STORY[:3]], [STORY], talk, max_new_tokens=30)
+            tokens = [event.token_id for event in itertools.islice(stream, after) if isinstance(event, TokenEvent)]
+            if after == 30:
+                list(stream)
+            stream.close()  # type: ignore[attr-defined]
+            found.append((tokens, engine.prefill([8, 9], [], talk)))
+    (drafted, with_drafts), (plain, without) = found
+    assert drafted == plain and with_drafts.reuse.exact == without.reuse.exact
+    torch.testing.assert_close(with_drafts.logits, without.logits, atol=1e-3, rtol=1e-3)
+
+
+def test_stop_strings_and_formats_end_an_answer_as_they_do_without_drafts() -> None:
+    schema = {"type": "array", "items": {"enum": ["abab", "cd"]}, "minItems": 6, "maxItems": 6}
+    form = ResponseFormat.json_schema(schema)
+    for options in (dict(stop=["b"]), dict(response_format=form)):
+        found = []
+        for drafts in (16, 0):
+            with text_engine(drafts=drafts) as engine:
+                found.append(engine.answer("Why?", ["abab", '["abab","cd","abab"]'], max_new_tokens=70, **options))
+        assert found[0].text == found[1].text and found[0].finish_reason == found[1].finish_reason
+        assert found[0].reuse.notes == found[1].reuse.notes
+
+
+def test_what_followed_in_the_prompt_is_proposed_and_more_of_it_once_it_was_right() -> None:
+    drafts = Drafts([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 1, 2], 16)
+    assert drafts.propose(99) == ()  # a step without drafts must have shown how long one takes
+    drafts.verified(0, 0, 1.0)
+    assert drafts.propose(99) == (3, 4, 5, 6) and len(drafts.propose(99)) == FIRST_DRAFTS
+    assert drafts.propose(2) == (3, 4) and drafts.propose(0) == ()
+    drafts.verified(4, 4, 1.0)
+    for token in (3, 4, 5, 6, 7):
+        drafts.add(token)
+    assert drafts.propose(99) == (8, 9, 10, 11, 12, 13, 1, 2)
+    drafts.add(99)
+    assert drafts.propose(99) == ()
+    assert (drafts.proposed, drafts.accepted) == (4, 4)
+
+
+def test_drafts_that_do_not_pay_pause_and_are_tried_again() -> None:
+    drafts = Drafts([1, 2, 1, 2], 16)
+    drafts.verified(0, 0, 1.0)
+    for _ in range(LEAST_TRIALS):
+        assert drafts.propose(99)
+        drafts.verified(4, 0, 2.0)
+    for count in range(3 * FIRST_PAUSE):
+        assert bool(drafts.propose(99)) == (count >= FIRST_PAUSE)
+        drafts.add(1 + count % 2)
+
+
+def test_without_drafts_nothing_is_kept_of_the_prompt() -> None:
+    drafts = Drafts([1, 2, 1, 2], 0)
+    drafts.verified(0, 0, 1.0)
+    assert drafts.propose(99) == ()
+    with pytest.raises(Exception, match="drafts is -1"):
+        EngineConfig(drafts=-1)
