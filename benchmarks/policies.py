@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.queueing import QueueServer, serve
 from benchmarks.report import parser, save, table
-from ragkv.lab.simulate import (
+from benchmarks.simulate import (
     ReplaySetting,
     Report,
     ShareGPTLike,

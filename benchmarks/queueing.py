@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
-from ragkv.lab.simulate.policies import make_any_policy
-from ragkv.lab.simulate.workloads import GeneratedSession
+from benchmarks.simulate.policies import make_any_policy
+from benchmarks.simulate.workloads import GeneratedSession
 from ragkv.store.policies import PolicySettings
 from ragkv.store.policies.prefix_tier import PrefixTier
 

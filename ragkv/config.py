@@ -25,8 +25,6 @@ CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CO
 WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
 # These are the keys of ragkv.store.POLICIES.
 POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru-auto", "threshold-lru")
-# These are the keys of ragkv.lab.simulate.SIMULATOR_ONLY.
-SIMULATOR_POLICY_NAMES = ("belady", "end-aware", "fifo", "length-aware", "t-lru", "t-lru-guarded", "tail-belady")
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
 SELECTOR_NAMES = (

@@ -15,11 +15,9 @@ from ragkv.config import (
     POLICY_NAMES,
     RETRIEVER_NAMES,
     SELECTOR_NAMES,
-    SIMULATOR_POLICY_NAMES,
 )
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
-from ragkv.lab.simulate import SIMULATOR_ONLY
 from ragkv.prompt.history import TDLS
 from ragkv.retrieval.retrievers import RETRIEVERS
 from ragkv.store import CODECS, POLICIES
@@ -207,12 +205,11 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
     [
         (CODEC_NAMES, CODECS),
         (POLICY_NAMES, POLICIES),
-        (SIMULATOR_POLICY_NAMES, SIMULATOR_ONLY),
         (SELECTOR_NAMES, SELECTORS),
         (RETRIEVER_NAMES, RETRIEVERS),
         (DISCARDING_LISTS, TDLS),
     ],
-    ids=["codecs", "policies", "simulator policies", "selectors", "retrievers", "discarding lists"],
+    ids=["codecs", "policies", "selectors", "retrievers", "discarding lists"],
 )
 def test_the_settings_know_every_registered_name(known: tuple[str, ...], registered: Collection[str]) -> None:
     assert sorted(known) == sorted(registered)

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ragkv import __version__
+<<<<<<< HEAD
 from ragkv.config import EXPECTED_CODEC, POLICY_NAMES, SIMULATOR_POLICY_NAMES
+=======
+>>>>>>> 0786f25 (The simulator of policies moves to benchmarks: python -m benchmarks.simulate in place of ragkv simulate)
 from ragkv.runtime import counted
 
 from . import output
@@ -36,8 +39,6 @@ from .profile import profile
 from .serve import serve
 
 KvDtype = Literal["float32", "bfloat16", "float16"]
-COMPARED_POLICIES = "lru,t-lru,t-lru-auto,tail-belady"
-POLICIES = sorted((*POLICY_NAMES, *SIMULATOR_POLICY_NAMES))
 
 app = command_group(
     "Answer questions over documents from stored KV: chunks are computed once and fused at question time.",
@@ -118,29 +119,6 @@ def gc(
         console.print(f"Dropped {dropped} of other models ({output.size(freed)}) and {deleted} of deleted documents.")
 
 
-def simulate(
-    trace: Annotated[str, typer.Option(help="A CSV, or birth-death or sharegpt-like: docs/policies.md.")],
-    policy: Annotated[
-        str,
-        typer.Option(
-            help=f"Separated by commas, of: {', '.join(POLICIES)}.", show_default=COMPARED_POLICIES.replace(",", ", ")
-        ),
-    ] = COMPARED_POLICIES,
-    capacity_blocks: Annotated[int | None, typer.Option(help="Capacity in blocks.")] = None,
-    capacity_share: Annotated[float | None, typer.Option(help="Capacity as a share of the peak live blocks.")] = None,
-    xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), a TTFT target (200ms), or auto.")] = None,
-    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
-    slo_ms: Annotated[float, typer.Option(help="TTFT limit of a request.")] = 200.0,
-    forced: Annotated[bool, typer.Option("--forced", help="Forced caching: never evict what was just served.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Replay a trace through eviction policies and compare hits, TTFT and TEL."""
-    options = dict(locals())
-    from ragkv.lab.simulate.command import run
-
-    run(options.pop("trace"), options.pop("policy"), **options, console=console)
-
-
 def demo(
     model: Model = "smollm2",
     questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
@@ -156,7 +134,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the o
     "Ask": (ask, chat, search),
     "Look": (docs, size),
     "Serve": (serve, mcp, keys),
-    "Maintain": (doctor, gc, gate, profile, simulate),
+    "Maintain": (doctor, gc, gate, profile),
 }
 for panel, commands in GROUPS.items():
     for command in commands:

@@ -1,7 +1,7 @@
 """Sessions in a queue over memory and disk, with small numbers."""
 
 from benchmarks.queueing import QueueServer, serve
-from ragkv.lab.simulate.workloads import GeneratedSession, ShareGPTLike
+from benchmarks.simulate.workloads import GeneratedSession, ShareGPTLike
 
 LOAD = ShareGPTLike(sessions=300).draw()
 MANY = QueueServer(memory_tokens=10**9, disk_tokens=10**9)

@@ -86,7 +86,6 @@ def test_search_and_docs_print_names_and_texts_as_they_are(run: Run, bracketed: 
         ("gate", "--model", "/[red]home"),
         ("serve", "--model", "/[red]home"),
         ("keys", "revoke", "[red]home"),
-        ("simulate", "--trace", "[red]home.csv", "--capacity-blocks", "9"),
     ],
     ids=lambda command: " ".join(command[:1]),
 )

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.lab.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
 from ragkv.store import Policy, Store, make_policy
 from ragkv.store.policies import PolicySettings, TurnSize
 from ragkv.store.policies.conversation_model import RECENT_GAPS, ReturnGaps
@@ -85,7 +85,7 @@ def test_an_unknown_policy_is_refused_naming_the_known_ones() -> None:
 
 
 def test_a_policy_that_needs_the_future_is_refused_outside_the_simulator() -> None:
-    with pytest.raises(ConfigError, match=r"no policy 'belady'.*lru.*ragkv simulate"):
+    with pytest.raises(ConfigError, match=r"no policy 'belady'.*lru.*benchmarks.simulate"):
         make_policy("belady")
 
 

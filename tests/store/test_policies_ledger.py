@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.lab.simulate import ALL_POLICIES, make_any_policy
+from benchmarks.simulate import ALL_POLICIES, make_any_policy
 from ragkv.store import EntryKey, Item, Policy, TurnSize, make_policy
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Ledger, Slot

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulate import BirthDeath, ShareGPTLike, Trace, TraceRow, read_rows
 from ragkv.errors import InputError
-from ragkv.lab.simulate import BirthDeath, ShareGPTLike, Trace, TraceRow, read_rows
 from ragkv.store.policies import NEVER, NextRequest
 
 HEADER = "t,request,conversation,in,sh,L\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.lab.simulate import ALL_POLICIES, Trace, TraceRow, make_any_policy, replay
+from benchmarks.simulate import ALL_POLICIES, Trace, TraceRow, make_any_policy, replay
 from ragkv.store.policies import Policy, PolicySettings, TurnSize
 from ragkv.store.policies.prefix_tier import PrefixTier
 

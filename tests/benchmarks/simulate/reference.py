@@ -7,7 +7,7 @@ import itertools
 import random
 from math import exp
 
-from ragkv.lab.simulate import TraceRow
+from benchmarks.simulate import TraceRow
 
 BLOCK_TOKENS = 16
 RECENCY = {"lru", "threshold-lru"}  # LRU, after what `trim` does

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragkv.lab.simulate import ALL_POLICIES, Trace, make_any_policy, replay
+from benchmarks.simulate import ALL_POLICIES, Trace, make_any_policy, replay
 from ragkv.store import Entry, MemoryTier, TurnSize
 from ragkv.store.policies import PolicySettings
 from tests.store.entries import IDENTITY, make_entry

@@ -1,4 +1,4 @@
-"""The command `ragkv simulate`: reads options, writes tables and JSON."""
+"""Reads the options of `python -m benchmarks.simulate`, and writes tables and JSON."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def run(
     as_json: bool,
     console: Console,
 ) -> None:
-    """Replay and print. The options are those of `ragkv simulate`. Raises `InputError` or `ConfigError`."""
+    """Replay and print. The options are those of the command. Raises `InputError` or `ConfigError`."""
     if block_tokens < 1:
         raise ConfigError(f"--block-tokens is {block_tokens}; it must be at least 1.")
     trace = load_trace(trace_name, block_tokens)

@@ -1,16 +1,20 @@
-"""`ragkv simulate`: exact integers, and errors in one sentence."""
+"""`python -m benchmarks.simulate`: exact integers, and errors in one sentence."""
 
 import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer import Typer
 from typer.testing import CliRunner
 
-from ragkv.cli.app import app
+from benchmarks.simulate import xi_blocks
+from benchmarks.simulate.__main__ import simulate
+from benchmarks.simulate.command import run
 from ragkv.errors import RagKVError
-from ragkv.lab.simulate import xi_blocks
-from ragkv.lab.simulate.command import run
+
+app = Typer()
+app.command()(simulate)
 
 FIGURE_1 = "t,request,conversation,in,sh,L\n0,0,A,100,0,100\n1,1,B,100,0,100\n2,2,A,200,100,200\n"
 
@@ -24,7 +28,7 @@ def rows(tmp_path: Path) -> Path:
 def test_json_output_has_one_object_per_policy_with_the_exact_integers(rows: Path) -> None:
     arguments = ["--capacity-blocks", "100", "--xi", "2400", "--json"]
     done = CliRunner().invoke(
-        app, ["simulate", "--trace", str(rows), "--policy", "lru,t-lru,tail-belady", *arguments], catch_exceptions=False
+        app, ["--trace", str(rows), "--policy", "lru,t-lru,tail-belady", *arguments], catch_exceptions=False
     )
     names = ("policy", "uncached_blocks", "tel_blocks", "max_uncached_blocks")
     assert [tuple(report[name] for name in names) for report in json.loads(done.stdout)] == [
@@ -35,7 +39,7 @@ def test_json_output_has_one_object_per_policy_with_the_exact_integers(rows: Pat
 
 
 def test_the_table_names_the_trace_the_capacity_and_every_policy(rows: Path) -> None:
-    done = CliRunner().invoke(app, ["simulate", "--trace", str(rows), "--policy", "lru,fifo", "--capacity-share", "1"])
+    done = CliRunner().invoke(app, ["--trace", str(rows), "--policy", "lru,fifo", "--capacity-share", "1"])
     assert done.exit_code == 0
     for word in ("rows.csv", "1.00 of peak live", "simulated", "lru", "fifo", "P95"):
         assert word in done.stdout
