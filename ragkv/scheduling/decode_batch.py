@@ -214,7 +214,7 @@ class DecodeBatch:
         """Give every request its logits or its error. If a step for all fails, each request is tried alone."""
         try:
             rows = decode_rows(self._adapter, [request.row for request in requests])  # (B, V)
-            together: Iterable[torch.Tensor] = rows.split([len(request.row.tokens) for request in requests])
+            together: Iterable[torch.Tensor] = torch.split(rows, [len(request.row.tokens) for request in requests])
             if len(requests) > 1:  # copies: a slow consumer must not keep the logits of the whole step in memory
                 together = [logits.clone() for logits in together]
             self._adapter.wait_for_device()  # other threads read these logits, perhaps on another stream

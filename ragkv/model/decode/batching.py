@@ -48,7 +48,7 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     positions = torch.tensor(places, device=adapter.device)  # (B,)
     hidden = adapter.embed(torch.tensor([token for row in rows for token in row.tokens], device=adapter.device))
     rotations = {kind: _rotation(adapter, kind, lengths, positions) for kind in adapter.rope_kinds()}
-    own_rows = [Rows(own, length) for own, length in zip(positions.split(sizes), lengths, strict=True)]
+    own_rows = [Rows(own, length) for own, length in zip(torch.split(positions, sizes), lengths, strict=True)]
     step, step_rows = _Step(adapter, rows, own_rows), Rows(positions, None)
     for layer in range(adapter.layer_count):
         step.enter(layer, rotations[adapter.rope_kind(layer)])
@@ -90,7 +90,7 @@ class _Step(LayerPass):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
         k_rot, layer = self._rotated(key_states), self._layer
-        own = (states.split(self._sizes, dim=2) for states in (key_states, k_rot, value_states))
+        own = (torch.split(states, self._sizes, dim=2) for states in (key_states, k_rot, value_states))
         for row, place, k_raw, own_k_rot, v in zip(self._rows, self._own_rows, *own, strict=True):
             assert place.start is not None
             row.kv.put(layer, place.start, own_k_rot, v)
@@ -103,7 +103,7 @@ class _Step(LayerPass):
     ) -> torch.Tensor:
         """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
         layer, window = self._layer, self._adapter.window(self._layer)
-        queries = self._rotated(query).split(self._sizes, dim=2)
+        queries = torch.split(self._rotated(query), self._sizes, dim=2)
         own = zip(self._rows, self._own_rows, queries, strict=True)
         out = [row.kv.attend(layer, q_rot, place, window, scaling, softcap) for row, place, q_rot in own]
         return torch.cat(out, dim=2) if len(out) > 1 else out[0]
