@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ragkv import __version__
-<<<<<<< HEAD
-from ragkv.config import EXPECTED_CODEC, POLICY_NAMES, SIMULATOR_POLICY_NAMES
-=======
->>>>>>> 0786f25 (The simulator of policies moves to benchmarks: python -m benchmarks.simulate in place of ragkv simulate)
+from ragkv.config import EXPECTED_CODEC
 from ragkv.runtime import counted
 
 from . import output
