@@ -1,40 +1,27 @@
 """`ragkv doctor`."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ragkv.cli.doctor import Examination, HomeHealth, Machine, advise
+from ragkv.cli.doctor import advise
 from ragkv.config import EngineConfig, StoreConfig
 
 from .conftest import Run
 
 GIB = 2**30
-MACHINE = Machine(
-    cpu="a processor",
-    features=("avx2",),
-    cores=2,
-    threads=2,
-    load=0.5,
-    gpus=(),
-    flops={"float32": 90e9, "bfloat16": 20e9},
-    memory_bytes=16 * GIB,
-    available_bytes=8 * GIB,
-    disk_free_bytes=GIB,
-)
-HEALTH = HomeHealth(Path("home"), 1, 2, None, 3, 0, 100, {"float32": 3}, True)
+FLOPS = {"float32": 90e9, "bfloat16": 20e9}
+MACHINE = {"cores": 2, "threads": 2, "load": 0.5, "gpus": (), "flops": FLOPS, "available_bytes": 8 * GIB}
+HOME = {"home": "home", "documents": 1, "unreadable": 0, "dtypes": {"float32": 3}, "has_profile": True}
 
 
-def advice(
-    config: EngineConfig | None = None,
-    machine: Machine = MACHINE,
-    missing: tuple[str, ...] = (),
-    health: HomeHealth = HEALTH,
-) -> list[tuple[float, str]]:
+def advice(config: EngineConfig | None = None, missing: tuple[str, ...] = (), **found: Any) -> list[tuple[float, str]]:
+    """The advice for a good machine and home, but for what was `found`."""
+    machine, home = ({name: found.get(name, usual[name]) for name in usual} for usual in (MACHINE, HOME))
     config = config or EngineConfig()
     dtype = "float32" if config.dtype == "auto" else config.dtype
-    return list(advise(config, Examination(machine, dtype, "why", "float32", health, missing)))
+    return list(advise(config, machine, home, list(missing), dtype, "float32"))
 
 
 @pytest.fixture
@@ -74,34 +61,27 @@ def test_a_damaged_entry_is_counted_and_leads_to_advice(
 
 
 def test_a_slow_dtype_of_the_settings_and_unused_cores_are_named_with_their_gain() -> None:
-    health = replace(HEALTH, dtypes={"bfloat16": 3})
-    slow = advice(EngineConfig(dtype="bfloat16"), replace(MACHINE, threads=1), health=health)
+    slow = advice(EngineConfig(dtype="bfloat16"), threads=1, dtypes={"bfloat16": 3})
     assert [gain for gain, _ in slow] == [pytest.approx(4.5), 2.0]
     assert "dtype = auto" in slow[0][1] and "OMP_NUM_THREADS" in slow[1][1]
 
 
 def test_threads_on_full_processors_are_advised_against_and_more_threads_are_not_advised() -> None:
-    ((_, text),) = advice(machine=replace(MACHINE, load=7.5))
+    ((_, text),) = advice(load=7.5)
     assert "2 threads while the processors are full (load 7.5 on 2)" in text and "OMP_NUM_THREADS=1" in text
-    assert advice(machine=replace(MACHINE, load=7.5, threads=1)) == []
+    assert advice(load=7.5, threads=1) == []
 
 
 @pytest.mark.parametrize(
-    ("config", "machine", "health", "word"),
+    ("found", "text"),
     [
-        (EngineConfig(), replace(MACHINE, gpus=("a GPU",)), HEALTH, "device = cuda"),
-        (EngineConfig(store=StoreConfig(memory_bytes=9 * GIB)), MACHINE, HEALTH, "swaps"),
-        (EngineConfig(), MACHINE, replace(HEALTH, dtypes={"bfloat16": 3}), "not reused in float32: 3 entries"),
-        (EngineConfig(), MACHINE, replace(HEALTH, has_profile=False), "ragkv profile"),
+        ({"gpus": ("a GPU",)}, "device = cuda"),
+        ({"config": EngineConfig(store=StoreConfig(memory_bytes=9 * GIB))}, "swaps"),
+        ({"dtypes": {"bfloat16": 3}}, "not reused in float32: 3 entries"),
+        ({"has_profile": False}, "ragkv profile"),
+        ({"missing": ("pdf",)}, 'For PDF files: pip install "ragkv[pdf]".'),
     ],
 )
-def test_what_is_slow_or_useless_is_named(
-    config: EngineConfig, machine: Machine, health: HomeHealth, word: str
-) -> None:
-    ((_, text),) = advice(config, machine, health=health)
-    assert word in text
-
-
-def test_a_missing_package_is_named_with_its_extra() -> None:
-    ((_, text),) = advice(missing=("pdf",))
-    assert text == 'For PDF files: pip install "ragkv[pdf]".'
+def test_what_is_slow_useless_or_not_installed_is_named(found: dict[str, Any], text: str) -> None:
+    ((_, said),) = advice(**found)
+    assert text in said
