@@ -104,7 +104,7 @@ class Tenants(Closing):
         self._backend = None if vllm is None else VllmBackend.on(vllm)
         self._config, self._model = config, model
         self._ending = False  # the server shuts down
-        self._tenants: LeasePool[str, Tenant] = LeasePool("open_tenants", config.open_tenants, self._close_tenant)
+        self._tenants: LeasePool[str, Tenant] = LeasePool(config.open_tenants, self._close_tenant)
         self._collections = collection_pool(config.open_collections)
 
     @property

@@ -4,10 +4,9 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Generic, TypeVar
 
-from ragkv.errors import QueueFullError, RagKVError
+from ragkv.errors import RagKVError
 
 from .closing import Closing
 
@@ -23,7 +22,6 @@ class _Slot(Generic[V]):
         self.discarded = False  # to be closed when its last lease ends; guarded by the table's lock
         self.lock = threading.Lock()  # held while the value is opened or closed
         self.value: V | None = None
-        self.make_place: Callable[[], None] | None = None  # closes another value, before this one is opened
 
 
 class LeasePool(Closing, Generic[K, V]):
@@ -34,21 +32,10 @@ class LeasePool(Closing, Generic[K, V]):
     """
 
     def __init__(
-        self,
-        name: str,
-        limit: int,
-        close: Callable[[V], None],
-        *,
-        group: Callable[[K], Hashable] = lambda key: key,
-        wait_s: float | None = None,
+        self, limit: int, close: Callable[[V], None], *, group: Callable[[K], Hashable] = lambda key: key
     ) -> None:
-        """`limit` values stay open; `name` is the setting that says so. `close` must not raise.
-
-        If all are leased, a further lease waits up to `wait_s` for one to end. With `None` it does not wait: more than
-        `limit` are open until leases end.
-        """
-        self._name, self._limit, self._close_value = name, limit, close
-        self._group, self._wait_s = group, wait_s
+        """`limit` values stay open, and more while all of them are leased. `close` must not raise."""
+        self._limit, self._close_value, self._group = limit, close, group
         self._changed = threading.Condition()  # guards the table; never held while a value is opened or closed
         self._slots: OrderedDict[K, _Slot[V]] = OrderedDict()  # least recently used first
         self._closing: set[K] = set()  # keys whose value a thread is closing; they are not in `_slots`
@@ -58,18 +45,16 @@ class LeasePool(Closing, Generic[K, V]):
     def lease(self, key: K, open_value: Callable[[], V]) -> Iterator[V]:
         """The value of `key`, open until the lease ends; `open_value` opens it. Blocks while it is opened or closed.
 
-        Raises what `open_value` raises, and `QueueFullError` if all stay leased.
+        Raises what `open_value` raises.
         """
         slot = self._acquire(key)
         try:
+            self._close_idle()
             with slot.lock:
-                value = slot.value
-                if value is None:
-                    if slot.make_place is not None:
-                        slot.make_place()
-                        slot.make_place = None
+                if slot.value is None:
                     self._check_open()
-                    value = slot.value = open_value()
+                    slot.value = open_value()
+                value = slot.value
             yield value
         finally:
             self._release(key, slot)
@@ -103,31 +88,12 @@ class LeasePool(Closing, Generic[K, V]):
 
     def _acquire(self, key: K) -> _Slot[V]:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._can_begin(key), self._wait_s):
-                raise QueueFullError(
-                    f"All {self._limit} of the setting {self._name} were in use for {self._wait_s:g} s. Ask again, or "
-                    "raise the setting or the process's limit of open files (ulimit -n)."
-                )
+            self._changed.wait_for(lambda: self._closed or not self._is_going(key))
             self._check_open()
-            slot = self._slots.get(key)
-            if slot is None:
-                full = len(self._slots) + len(self._closing) >= self._limit
-                idle = self._idle() if full else None
-                slot = self._slots[key] = _Slot()
-                slot.make_place = None if idle is None else partial(self._finish, idle, self._claim(idle))
+            slot = self._slots.setdefault(key, _Slot())
             slot.users += 1
             self._slots.move_to_end(key)
             return slot
-
-    def _can_begin(self, key: K) -> bool:
-        """Whether a lease of `key` need not wait. The caller holds the table's lock."""
-        if self._closed:
-            return True
-        if self._is_going(key):
-            return False
-        if key in self._slots or self._wait_s is None:
-            return True
-        return len(self._slots) + len(self._closing) < self._limit or self._idle() is not None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -139,23 +105,27 @@ class LeasePool(Closing, Generic[K, V]):
         return key in self._closing or (slot is not None and slot.discarded)
 
     def _release(self, key: K, slot: _Slot[V]) -> None:
-        ended = []
         with self._changed:
             slot.users -= 1
-            if not self._closed:
-                if not slot.users and (slot.discarded or slot.value is None):  # it has none if opening it failed
-                    ended.append((key, self._claim(key)))
-                while len(self._slots) > self._limit and (idle := self._idle()) is not None:
-                    ended.append((idle, self._claim(idle)))
+            ended = not self._closed and not slot.users and (slot.discarded or slot.value is None)  # opening it failed
+            if ended:
+                self._claim(key)
             self._changed.notify_all()
-        for one in ended:
-            self._finish(*one)
+        if ended:
+            self._finish(key, slot)
+        self._close_idle()
 
-    def _idle(self) -> K | None:
-        """The key whose value is to be closed next; `None` if all are leased. The caller holds the table's lock."""
-        sizes = Counter(self._group(key) for key in self._slots)
-        idle = [key for key, slot in self._slots.items() if not slot.users]
-        return max(idle, key=lambda key: sizes[self._group(key)], default=None)  # of equals, `max` takes the first
+    def _close_idle(self) -> None:
+        """Close idle values until there are no more than `limit`, or all are leased."""
+        while True:
+            with self._changed:
+                sizes = Counter(self._group(key) for key in self._slots)
+                idle = [key for key, slot in self._slots.items() if not slot.users]
+                if len(self._slots) <= self._limit or not idle:
+                    return
+                key = max(idle, key=lambda key: sizes[self._group(key)])  # of equals, `max` takes the first
+                slot = self._claim(key)
+            self._finish(key, slot)
 
     def _claim(self, key: K) -> _Slot[V]:
         """Take an idle slot out of the table; `_finish` must follow. The caller holds the table's lock."""

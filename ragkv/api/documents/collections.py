@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 FILES = 5  # An open collection has so many: its database, a journal while it is written, mapped arrays of a snapshot.
 FEWEST = 4  # So many collections are kept open even if the process may have very few files open.
-LEASE_WAIT_S = 10.0  # A request waits so long for an open collection if all are in use.
 AT_ONCE_S = 5.0  # An upload waits so long for the KV of its documents; what is left then is computed later.
 LOOK_S = 5.0  # A tenant looks this often whether other processes deleted collections that are open here.
 
@@ -38,14 +37,14 @@ CollectionPool = LeasePool[CollectionKey, Rag]
 
 
 def collection_pool(limit: int) -> CollectionPool:
-    """The open collections of all tenants, `limit` at most. A tenant that opens many closes its own.
+    """The open collections of all tenants, `limit` of them and those in use. A tenant that opens many closes its own.
 
     They take at most half of the files that the process may have open: the rest is for connections and stores.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY:
         limit = min(limit, max(FEWEST, files // 2 // FILES))
-    return LeasePool("open_collections", limit, _close, group=lambda key: key.path.parent, wait_s=LEASE_WAIT_S)
+    return LeasePool(limit, _close, group=lambda key: key.path.parent)
 
 
 class Collections(Closing):
