@@ -6,8 +6,9 @@ tenants as keys, and no session, document or path is a label.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,11 +31,9 @@ from ragkv.types import Reuse, Timing
 
 PARTS = ("queue", "lookup", "load", "fuse", "prefill")
 STATES = ("exact", "fused", "recomputed", "computed")
-TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-PART_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
-REQUEST_S = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
+# `SECONDS` and `RATIOS` are the upper bounds of the histograms' buckets.
+SECONDS = (*(one * 10.0**power for power in (-3, -2, -1, 0, 1) for one in (1.0, 2.5, 5.0)), 100.0, 300.0)
+RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 
 class TenantStats(NamedTuple):
@@ -57,47 +56,36 @@ class Metrics:
         """
         self.registry = registry = CollectorRegistry()
 
-        def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-            return Histogram(name, help_, labels, registry=registry, buckets=buckets)
-
-        self._ttft = histogram(
-            "gen_ai_server_time_to_first_token_seconds", "Time from the request to its first token", TTFT_S
-        )
-        self._parts = histogram(
-            "ragkv_time_to_first_token_part_seconds",
-            "Parts of the time to the first token; prefill includes load and fuse",
-            PART_S,
-            ["part"],
-        )
-        self._per_token = histogram(
-            "gen_ai_server_time_per_output_token_seconds", "Mean time per token after the first", TOKEN_S
-        )
-        self._requests = histogram(
+        seconds = partial(Histogram, registry=registry, buckets=SECONDS)
+        count, gauge, info = (partial(kind, registry=registry) for kind in (Counter, Gauge, Info))
+        self._ttft = seconds("gen_ai_server_time_to_first_token_seconds", "Time from the request to its first token")
+        parts = "Parts of the time to the first token; prefill includes load and fuse"
+        self._parts = seconds("ragkv_time_to_first_token_part_seconds", parts, ["part"])
+        self._per_token = seconds("gen_ai_server_time_per_output_token_seconds", "Mean time per token after the first")
+        self._requests = seconds(
             "http_server_request_duration_seconds",
             "Time from a request to the end of its response, streams included",
-            REQUEST_S,
             ["http_route", "http_request_method", "http_response_status_code"],
         )
-        self._ratio = histogram("ragkv_recompute_ratio", "Recompute ratio of prompts with fused tokens", RATIOS)
-        self._running = Gauge("ragkv_requests_running", "Running requests", registry=registry)
-        self._prompt_tokens = Counter(
-            "ragkv_prompt_tokens", "Prompt tokens, by how they were obtained", ["state"], registry=registry
-        )
-        self._answer_tokens = Counter("ragkv_answer_tokens", "Generated tokens", registry=registry)
-        self._drafted = Counter("ragkv_drafted_tokens", "Answer tokens drafted from the prompt", registry=registry)
-        self._accepted = Counter("ragkv_accepted_tokens", "Drafted tokens that were right", registry=registry)
-        self._embedding_tokens = Counter("ragkv_embedding_tokens", "Embedded tokens", registry=registry)
-        self._missed = Counter("ragkv_missed_chunks", "Prompt chunks without a usable entry", registry=registry)
-        self._ready = Gauge("ragkv_ready", "1 while requests are accepted", registry=registry)
-        Info("ragkv_build", "Version of ragkv", registry=registry).info({"version": __version__})
-        Info("ragkv_replica", "This process, as in the header x-replica", registry=registry).info({"replica": replica})
+        ratio = "Recompute ratio of prompts with fused tokens"
+        self._ratio = Histogram("ragkv_recompute_ratio", ratio, registry=registry, buckets=RATIOS)
+        self._running = gauge("ragkv_requests_running", "Running requests")
+        self._prompt_tokens = count("ragkv_prompt_tokens", "Prompt tokens, by how they were obtained", ["state"])
+        self._answer_tokens = count("ragkv_answer_tokens", "Generated tokens")
+        self._drafted = count("ragkv_drafted_tokens", "Answer tokens drafted from the prompt")
+        self._accepted = count("ragkv_accepted_tokens", "Drafted tokens that were right")
+        self._embedding_tokens = count("ragkv_embedding_tokens", "Embedded tokens")
+        self._missed = count("ragkv_missed_chunks", "Prompt chunks without a usable entry")
+        self._ready = gauge("ragkv_ready", "1 while requests are accepted")
+        info("ragkv_build", "Version of ragkv").info({"version": __version__})
+        info("ragkv_replica", "This process, as in the header x-replica").info({"replica": replica})
         for part in PARTS:
             self._parts.labels(part)
         for state in STATES:
             self._prompt_tokens.labels(state)
         registry.register(_EngineCollector(tenants))
         if vllm is not None:
-            answers = Gauge("ragkv_vllm_answers", "1 while the vLLM server answers", registry=registry)
+            answers = gauge("ragkv_vllm_answers", "1 while the vLLM server answers")
             answers.set_function(lambda: vllm.failure() is None)  # It is asked at each scrape.
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -136,51 +124,47 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Read(NamedTuple):
-    """A metric that is read from the open tenants at each scrape."""
-
-    name: str  # without "ragkv_"
-    help_: str
-    value: str  # the attribute of a tenant, a tier or a remote storage
-    family: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily
-
-
-_GAUGE = GaugeMetricFamily
-
-
-_OF_TENANTS = (
-    _Read("queue_served", "Prefilled requests", "engine.queue.served"),
-    _Read("queue_refused", "Requests refused by a full queue", "engine.queue.refused"),
-    _Read("queue_expired", "Requests whose deadline passed", "engine.queue.expired"),
-    _Read("queue_cancelled", "Cancelled requests", "engine.queue.cancelled"),
-    _Read("store_dropped_writes", "Entries that were never written", "engine.store.dropped_writes"),
-    _Read("store_prefetched", "Entries fetched for waiting requests", "engine.store.prefetched"),
-    _Read("queue_waiting", "Requests that wait for their prefill", "engine.queue.waiting", _GAUGE),
-    _Read("queue_admitted", "Requests in planning or prefill", "engine.queue.admitted", _GAUGE),
-    _Read("store_pending_bytes", "Bytes that wait to be written", "engine.store.pending_bytes", _GAUGE),
-    _Read("sessions", "Stored conversations", "sessions", _GAUGE),
-)
-_OF_TIERS = (
-    _Read("tier_hits", "Lookups that found an entry", "hits"),
-    _Read("tier_misses", "Lookups that found no entry", "misses"),
-    _Read("tier_evictions", "Evicted entries", "evictions"),
-    _Read("tier_damaged", "Entries dropped because their bytes were wrong", "damaged"),
-    _Read("tier_read_bytes", "Bytes read", "read_bytes"),
-    _Read("tier_written_bytes", "Bytes written", "written_bytes"),
-    _Read("tier_entries", "Stored entries", "entries", _GAUGE),
-    _Read("tier_used_bytes", "Stored bytes", "used_bytes", _GAUGE),
-    _Read("tier_capacity_bytes", "Bytes the tier may store", "capacity_bytes", _GAUGE),
-)
-_OF_REMOTES = (
-    _Read("remote_away_seconds", "Time in which it did not answer", "away_s"),
-    _Read("remote_failures", "Calls that failed, timeouts included", "failures"),
-    _Read("remote_skipped", "Calls that were not made because it did not answer before", "skipped"),
-    _Read("remote_answers", "1 if shared storage answered its last call", "answers", _GAUGE),
-    _Read(
-        "remote_pending_deletions", "Deletions that shared storage has not confirmed yet", "pending_deletions", _GAUGE
+# What is read at each scrape: names without "ragkv_", helps, and attributes of a tenant, a tier or shared storage.
+_COUNTERS = {
+    "tenant": (
+        ("queue_served", "Prefilled requests", "engine.queue.served"),
+        ("queue_refused", "Requests refused by a full queue", "engine.queue.refused"),
+        ("queue_expired", "Requests whose deadline passed", "engine.queue.expired"),
+        ("queue_cancelled", "Cancelled requests", "engine.queue.cancelled"),
+        ("store_dropped_writes", "Entries that were never written", "engine.store.dropped_writes"),
+        ("store_prefetched", "Entries fetched for waiting requests", "engine.store.prefetched"),
     ),
-)
-_LABELS = {_OF_TENANTS: ["tenant"], _OF_TIERS: ["tenant", "tier"], _OF_REMOTES: ["tenant", "remote"]}
+    "tier": (
+        ("tier_hits", "Lookups that found an entry", "hits"),
+        ("tier_misses", "Lookups that found no entry", "misses"),
+        ("tier_evictions", "Evicted entries", "evictions"),
+        ("tier_damaged", "Entries dropped because their bytes were wrong", "damaged"),
+        ("tier_read_bytes", "Bytes read", "read_bytes"),
+        ("tier_written_bytes", "Bytes written", "written_bytes"),
+    ),
+    "remote": (
+        ("remote_away_seconds", "Time in which it did not answer", "away_s"),
+        ("remote_failures", "Calls that failed, timeouts included", "failures"),
+        ("remote_skipped", "Calls that were not made because it did not answer before", "skipped"),
+    ),
+}
+_GAUGES = {
+    "tenant": (
+        ("queue_waiting", "Requests that wait for their prefill", "engine.queue.waiting"),
+        ("queue_admitted", "Requests in planning or prefill", "engine.queue.admitted"),
+        ("store_pending_bytes", "Bytes that wait to be written", "engine.store.pending_bytes"),
+        ("sessions", "Stored conversations", "sessions"),
+    ),
+    "tier": (
+        ("tier_entries", "Stored entries", "entries"),
+        ("tier_used_bytes", "Stored bytes", "used_bytes"),
+        ("tier_capacity_bytes", "Bytes the tier may store", "capacity_bytes"),
+    ),
+    "remote": (
+        ("remote_answers", "1 if shared storage answered its last call", "answers"),
+        ("remote_pending_deletions", "Deletions that shared storage has not confirmed yet", "pending_deletions"),
+    ),
+}
 
 
 class _EngineCollector(Collector):
@@ -197,21 +181,16 @@ class _EngineCollector(Collector):
         """All gauges and counters of the open engines; values that are unknown are left out."""
         tenants = self._tenants()
         yield GaugeMetricFamily("ragkv_tenants_open", "Open tenants", value=len(tenants))
-        for metrics, labels in _LABELS.items():
-            for metric in metrics:
-                family = metric.family(f"ragkv_{metric.name}", metric.help_, labels=labels)
-                for label_values, source in _sources(tenants, labels):
-                    if (value := attrgetter(metric.value)(source)) is not None:
-                        family.add_metric(label_values, value)
-                yield family
-
-
-def _sources(tenants: Sequence[TenantStats], labels: Sequence[str]) -> Iterator[tuple[list[str], object]]:
-    """The tenants, their tiers or their remotes, as the `labels` say, each with the values of the labels."""
-    for tenant in tenants:
-        if "tier" in labels:
-            yield from (([tenant.name, tier.kind.value], tier) for tier in tenant.engine.store.tiers)
-        elif "remote" in labels:
-            yield from (([tenant.name, name], remote) for name, remote in tenant.engine.remotes.items())
-        else:
-            yield [tenant.name], tenant
+        sources: dict[str, list[tuple[list[str], Any]]] = {
+            "tenant": [([one.name], one) for one in tenants],
+            "tier": [([one.name, tier.kind.value], tier) for one in tenants for tier in one.engine.store.tiers],
+            "remote": [([one.name, name], remote) for one in tenants for name, remote in one.engine.remotes.items()],
+        }
+        for make, tables in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for kind, table in tables.items():
+                for name, help_, attribute in table:
+                    family = make(f"ragkv_{name}", help_, labels=list(dict.fromkeys(("tenant", kind))))
+                    for labels, source in sources[kind]:
+                        if (value := attrgetter(attribute)(source)) is not None:
+                            family.add_metric(labels, value)
+                    yield family
