@@ -186,12 +186,12 @@ def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
             prompt = prompts.make(100 * round_ + number)
             server = ragkv if name in wishes else alone
             took_s, told = server.first_token(prompt, wishes.get(name))
-            if bool(told.get("fused")) != (name in inside):
+            if bool(told.get("reuse", {}).get("fused")) != (name in inside):
                 raise RuntimeError(f"{name}: the prompt was fused where it should not be, or the reverse: {told}")
             if round_:
                 taken[name].append(took_s)
             if round_ and name in inside:
-                inside[name].append(told["seconds"]["whole"])
+                inside[name].append(told["timing"]["prefill_s"])
         _say(f"round {round_} of {options.runs}")
     full = statistics.median(taken["vLLM alone"])
     return [

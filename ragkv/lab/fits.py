@@ -73,6 +73,3 @@ def _fit(columns: Sequence[Sequence[float]], times: Sequence[float]) -> list[flo
     if used:
         fitted[used] = found / scale[used]
     return [float(value) for value in fitted]
-
-
-__all__ = ["fit_length", "fit_recompute", "fit_tier"]

@@ -67,6 +67,3 @@ def _of_documents(rag: Rag, k: int) -> Iterator[Probe]:
             hits = [hit for hit in found if hit.passage.text != passage.text][:k]
             if len(hits) >= LEAST_CHUNKS:
                 yield Probe.of(_chunks(rag, rag.in_order(hits, rag.default_order)), text)
-
-
-__all__ = ["gate_prompts", "read_questions"]

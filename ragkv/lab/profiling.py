@@ -305,6 +305,3 @@ def _drop_pages(folder: Path) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
-
-
-__all__ = ["measure", "save"]

@@ -110,6 +110,3 @@ _ByHead = dict[tuple[int, ...], list[tuple[int, ...]]]  # token ids by some of t
 
 def _add(by_head: _ByHead, head: tuple[int, ...], ids: tuple[int, ...]) -> None:
     bisect.insort(by_head.setdefault(head, []), ids, key=lambda known: -len(known))
-
-
-__all__ = ["ChunkIndex", "Occurrence"]

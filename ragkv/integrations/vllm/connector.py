@@ -153,6 +153,3 @@ def _engine(name: str, config: EngineConfig, cache: PagedCache) -> tuple[Engine,
             f"ragkv keeps a second copy of the weights, {size:.2f} GB, because vLLM's are not shared: {shared}.",
         )
     return engine, f"ragkv computes with vLLM's own weights ({size:.2f} GB); it keeps no copy of them."
-
-
-__all__ = ["RagKVConnector"]

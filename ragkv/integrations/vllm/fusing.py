@@ -34,8 +34,6 @@ class PromptJob:
         self.prefill: Prefill | None = None  # set before `done` is
         self.why = ""  # why vLLM computes the prompt
         self.missed: list[int] = []  # lengths of its chunks that have no stored KV, if that is why
-        self.began = time.perf_counter()
-        self.took_s = 0.0  # from the first question for it to its end
 
 
 class FusingQueue(Closing):
@@ -80,7 +78,6 @@ class FusingQueue(Closing):
         except Exception as error:
             log.exception("A prompt of %d tokens could not be fused; vLLM computes it.", len(job.layout.token_ids))
             job.why = f"fusing failed: {error}"
-        job.took_s = time.perf_counter() - job.began
         with self._guard:
             self._unfinished -= 1
             self._progress = time.monotonic()
@@ -123,6 +120,3 @@ def _use_all_processors() -> None:
             with suppress(OSError):
                 allowed |= os.sched_getaffinity(int(task.name))
         os.sched_setaffinity(0, allowed)
-
-
-__all__ = ["FusingQueue", "PromptJob"]

@@ -59,7 +59,6 @@ class FusedLayout:
     token_ids: tuple[int, ...]  # (S,) the whole prompt
     runs: tuple[Chunk, ...]  # chunks, and `Text` between them, from the start of the prompt
     promised: int  # tokens before the end of the last chunk, at most S - 1: vLLM computes the others
-    chunks: int  # how many of the runs are chunks
     options: Mapping[str, Any]  # for `Engine.prefill`
 
     def question(self, whole: bool) -> tuple[int, ...]:
@@ -89,7 +88,7 @@ def layout(token_ids: Sequence[int], wish: Wish, index: ChunkIndex, prefix: Sequ
             runs.append(Text(ids[at : one.start]))
         runs.append(one.chunk(ids))
         at = one.stop
-    return FusedLayout(ids, tuple(runs), min(at, len(ids) - 1), len(found), wish.options)
+    return FusedLayout(ids, tuple(runs), min(at, len(ids) - 1), wish.options)
 
 
 def _name(given: Mapping[str, Any], key: str) -> str | None:
@@ -120,6 +119,3 @@ def _whole(number: Any) -> int:
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError
     return number
-
-
-__all__ = ["FusedLayout", "Wish", "layout"]

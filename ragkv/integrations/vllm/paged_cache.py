@@ -155,6 +155,3 @@ class PagedCache:
         """Write key and value (T, G, D) at `slots` (T,)."""
         attention = self._layers[layer]
         attention.impl.do_kv_cache_update(attention, key, value, self._caches[layer], slots)
-
-
-__all__ = ["PagedCache"]

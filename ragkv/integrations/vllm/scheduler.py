@@ -80,7 +80,6 @@ class PromptScheduler:
         if job is None or job.prefill is None or not tokens:
             return
         self._loads.append(PagedLoad(job.prefill.fused.kv, tokens, tuple(block_ids)))
-        self._reports[request.request_id] = _report(job)
         self._keep(request.request_id, fused_report(job.prefill, job.layout.promised))
 
     def take_loads(self, *, idle: bool) -> tuple[PagedLoad, ...]:
@@ -153,7 +152,7 @@ class PromptScheduler:
         if wish.name is not None:
             self._names[request.request_id] = wish.name
             if wish.name not in self._named:  # another answer to the same prompt, or this one before vLLM preempted it
-                self._keep(request.request_id, left_report())
+                self._name(wish.name, left_report())
         found = layout(ids, wish, self._index, self._engine.intake.runs.before_documents)
         return None if found is None else PromptJob(found)
 
@@ -164,16 +163,19 @@ class PromptScheduler:
             job.cancel.set()
         self._jobs[name] = None
         self._submitted.discard(name)
-        self._reports[name] = {"promised_tokens": 0, "notes": [why]}
         self._keep(name, left_report(why, [] if job is None else job.missed))
         return 0
 
     def _keep(self, request: str, report: dict[str, Any]) -> None:
-        """Keep the report of a request that gave it a name."""
+        """Keep the report of a request for its response, and under the name that it gave it."""
+        self._reports[request] = report
         if (name := self._names.get(request)) is not None:
-            self._named[name] = report
-            while len(self._named) > MOST_NAMED:
-                self._named.popitem(last=False)
+            self._name(name, report)
+
+    def _name(self, name: str, report: dict[str, Any]) -> None:
+        self._named[name] = report
+        while len(self._named) > MOST_NAMED:
+            self._named.popitem(last=False)
 
     def _answer(self, name: str) -> dict[str, Any]:
         """What a request gets that asks for a report; it is kept no longer."""
@@ -182,26 +184,3 @@ class PromptScheduler:
         identity = self._engine.entries.encoder.identity
         answer: dict[str, Any] = connector_answer(self._named.pop(name, None), identity, ratio, method.selector.name)
         return answer
-
-
-def _report(job: PromptJob) -> dict[str, Any]:
-    """What the response of a fused prompt says in `kv_transfer_params.ragkv`."""
-    assert job.prefill is not None
-    reuse, timing = job.prefill.reuse, job.prefill.timing
-    return {
-        "promised_tokens": job.layout.promised,  # vLLM computed the others
-        "chunks": job.layout.chunks,
-        "exact": reuse.exact,
-        "fused": reuse.fused,
-        "recomputed": reuse.recomputed,
-        "computed": reuse.computed,
-        "missed_chunks": reuse.missed_chunks,
-        "selector": reuse.selector,
-        "ratio": reuse.ratio,
-        "bytes_by_tier": dict(reuse.bytes_by_tier),
-        "seconds": {"whole": job.took_s, "load": timing.load_s, "fuse": timing.fuse_s, "prefill": timing.prefill_s},
-        "notes": list(reuse.notes),
-    }
-
-
-__all__ = ["PagedLoad", "PromptScheduler"]

@@ -97,6 +97,3 @@ def check_layer(layer: int, attention: Any, adapter: Adapter) -> None:
             f"Layer {layer} has (KV heads, head size, sliding window) {found} in vLLM and {wanted} in ragkv; "
             "RagKVConnector cannot serve this model."
         )
-
-
-__all__ = ["ConnectorSettings", "check_config", "check_layer"]

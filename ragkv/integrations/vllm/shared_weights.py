@@ -113,6 +113,3 @@ def _check(served: nn.Module, model: nn.Module) -> None:
 def _tensors(result: Any) -> Iterator[torch.Tensor]:
     """The tensors that a linear layer returned: vLLM's return a pair."""
     yield from (one for one in (result if isinstance(result, tuple) else (result,)) if isinstance(one, torch.Tensor))
-
-
-__all__ = ["served_model", "shared_model"]

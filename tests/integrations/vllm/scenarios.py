@@ -85,8 +85,9 @@ def generated(output: Any) -> list[int]:
 
 
 def report(output: Any) -> dict[str, Any]:
-    """ragkv's report in an output; empty if ragkv had nothing to do with it."""
-    return dict((output.kv_transfer_params or {}).get("ragkv", {}))
+    """ragkv's report in an output, with what was reused; empty if ragkv had nothing to do with it."""
+    found = (output.kv_transfer_params or {}).get("ragkv", {})
+    return {**found.get("reuse", {}), **found}
 
 
 def tokens(folder: Path, family: str) -> Any:
