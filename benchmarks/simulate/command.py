@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
+from rich.table import Column, Table
 
 from ragkv.errors import ConfigError
 
@@ -82,11 +83,11 @@ def show(trace: Trace, setting: ReplaySetting, reports: Sequence[Report], consol
     )
     for note in trace.notes:
         console.print(note, style="dim")
-    rows = [HEADINGS, *(cells(report) for report in reports)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADINGS))]
-    for name, *numbers in rows:
-        right = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
-        console.print("  ".join([name.ljust(widths[0]), *right]))
+    first, *others = HEADINGS
+    table = Table(first, *(Column(name, justify="right") for name in others), box=None)
+    for report in reports:
+        table.add_row(*cells(report))
+    console.print(table)
 
 
 def cells(r: Report) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -145,18 +145,18 @@ class _Measuring:
 
     def _pass(self, plan: Plan, ratio: float) -> "_TimedPass":
         """One pass of the fusor. Placing is timed separately on a CPU; a GPU does it asynchronously."""
-        engine, device = self._engine, self._adapter.device
+        engine, adapter = self._engine, self._adapter
         with (
             engine.fusor.open(plan, make_selector("first-k"), ratio) as fusing,
             engine.scheduler.turn(),
         ):
-            _settle(device)
+            adapter.wait_for_device()
             began = time.perf_counter()
             fused = fusing.run()
-            _settle(device)
+            adapter.wait_for_device()
             whole_s = time.perf_counter() - began - fused.load_s
         rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
-        return _TimedPass(rows, whole_s, fused.fuse_s if device.type == "cpu" else 0.0)
+        return _TimedPass(rows, whole_s, fused.fuse_s if adapter.device.type == "cpu" else 0.0)
 
     def _fused_plan(self, entries: Sequence[Entry], length: int) -> tuple[Plan, int]:
         """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are placed."""
@@ -186,10 +186,10 @@ class _Measuring:
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:
         with self._engine.scheduler.turn():
-            _settle(self._adapter.device)
+            self._adapter.wait_for_device()
             began = time.perf_counter()
             work()
-            _settle(self._adapter.device)
+            self._adapter.wait_for_device()
             return time.perf_counter() - began
 
     # Tiers
@@ -229,7 +229,7 @@ class _Measuring:
         with LayerReader(leases, adapter.layer_count, UNMEASURED, readers, adapter.device) as reader:
             for layer in range(adapter.layer_count):
                 reader.layer(layer)
-            _settle(adapter.device)
+            adapter.wait_for_device()
             return time.perf_counter() - began
 
     # Random data
@@ -254,8 +254,7 @@ class _Measuring:
         self._on_progress(self._done, self._total)
 
 
-@dataclass(frozen=True, slots=True)
-class _TimedPass:
+class _TimedPass(NamedTuple):
     """The times of one pass."""
 
     rows: int  # R, in each layer
@@ -281,12 +280,6 @@ def _copy_bytes_per_s(device: torch.device) -> float:
         torch.cuda.synchronize(device)
         rates.append(COPY_BYTES / (time.perf_counter() - began))
     return statistics.median(rates)
-
-
-def _settle(device: torch.device) -> None:
-    """Wait until the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _lease(tier: Tier, entry: Entry) -> Lease:

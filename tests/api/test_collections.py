@@ -1,6 +1,5 @@
 """Collections: stored documents are found, deleted ones leave nothing behind, tenants are separate."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.keys import KeyFile, Principal
+from ragkv.api.keys import KeyFile
 from ragkv.api.settings import LimitsConfig
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
@@ -175,29 +174,6 @@ def test_an_idle_tenant_is_closed_for_the_next_and_opened_again(two: tuple[TestC
     assert set(tenants.opened()) == {"beta"}
     assert one.get("/v1/collections/facts").json()["documents"] == 2
     assert set(tenants.opened()) == {"alpha"}
-
-
-def test_many_threads_can_open_and_close_tenants_at_once(two: tuple[TestClient, TestClient]) -> None:
-    one, _ = two
-    tenants = service_of(one.app).tenants  # type: ignore[arg-type]
-    wrong: list[BaseException] = []
-
-    def use(number: int) -> None:
-        try:
-            for step in range(12):
-                name = f"t{(number + step) % 3}"
-                with tenants.lease(Principal("", "", name)) as tenant:
-                    assert tenant.engine.config.store.tenant == name
-                    assert tenant.engine.answer("Who?", [FACTS[0]], max_new_tokens=1).token_ids
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert wrong == [] and len(tenants.opened()) == 1
 
 
 def test_documents_ingested_on_the_command_line_are_the_default_collection(reader: Engine, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -142,15 +141,13 @@ def test_a_replica_that_missed_more_than_is_kept_compares_everything(
     assert replica.follow(3) == ["e", "e"] and replica.engine.retained is None
 
 
-def test_a_new_replica_reads_the_latest_notes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deleting = Replica(tmp_path, "deleting")
-    clock: Any = SimpleNamespace(time=lambda: 1_000.0)
-    monkeypatch.setattr(deletions, "time", clock)
-    deleting.journal.add(named("old"))
-    clock.time = lambda: 100_000.0
-    deleting.journal.add(named("new"))
-    assert set(Replica(tmp_path, "empty", is_new=True).follow(3)) == {"new"}
-    assert set(Replica(tmp_path, "with entries").follow(3)) == {"old", "new"}
+def test_a_new_replica_follows_what_is_kept_and_compares_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletions, "KEPT", 2)
+    Replica(tmp_path, "deleting").journal.add(named("a", "b", "c"))
+    new = Replica(tmp_path, "empty", is_new=True)
+    assert set(new.follow(3)) == {"b", "c"} and new.engine.retained is None
 
 
 def test_a_home_that_was_restored_from_a_backup_is_followed_from_its_beginning(tmp_path: Path) -> None:

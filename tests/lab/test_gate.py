@@ -17,11 +17,6 @@ from tests.fusion import helpers
 
 from .gate_corpus import PASSAGES, windows
 
-STORIES = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "stories260K"
-needs_stories = pytest.mark.skipif(
-    not (STORIES / "config.json").exists(), reason="stories260K is not in ../shared: nothing here was trained on text"
-)
-
 
 def unrotated(self: "fusor._FusionPass", layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
     """`place`, broken on purpose: keys keep the positions at which they were encoded."""
@@ -32,65 +27,17 @@ def unrotated(self: "fusor._FusionPass", layer: int, spans: Sequence, slices: Se
         self.kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
 
 
-@pytest.fixture(scope="module")
-def model() -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(STORIES).eval()
-
-
-@pytest.fixture(scope="module")
-def chunks(model: torch.nn.Module) -> list[list[int]]:
-    """The model's own text, 60 chunks of 48 tokens: the first half for the gate, the other half held out."""
-    fidelity = pytest.importorskip("benchmarks.fidelity")
-    return [chunk for text in fidelity.sampled(model, 10, 6, 48, 0) for chunk in text.chunks]
-
-
-LOOSE = Tolerance(agreement=0.9)  # what few prompts can show
-
-
-@needs_stories
-@pytest.mark.parametrize("selector", ["sensitivity", "hkvd-gradual"])
-class TestStories:
-    def test_a_correct_engine_has_a_setting_that_keeps_the_tolerance_on_prompts_that_did_not_choose_it(
-        self, model: torch.nn.Module, chunks: list[list[int]], selector: str
-    ) -> None:
-        with Engine(model) as engine:
-            result = gate(engine, windows(chunks[:40]), selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.3, 0.5])
-        kept = [point for point in result.points if point.keeps(LOOSE)]
-        assert kept and max(point.ratio for point in kept) == 0.5
-        assert all(point.selector == selector for point in result.points)
-
-    def test_an_engine_without_re_rotation_is_refused(
-        self, model: torch.nn.Module, chunks: list[list[int]], selector: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with Engine(model) as engine:
-            right = engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits
-            monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
-            assert torch.equal(engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits, right)
-            result = gate(engine, windows(chunks[:30]), selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.5])
-        assert result.answer is None
-        assert "full recompute: no setting stays within 10 %" in str(result)
-
-
-@needs_stories
-def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(
-    model: torch.nn.Module, chunks: list[list[int]], tmp_path: Path
-) -> None:
-    config = EngineConfig(store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="sensitivity"))
-    with Engine(model, config=config) as engine:
-        strict = gate(engine, windows(chunks[:12]), tolerance=Tolerance(kl=1e-9), ratios=[0.3])
+def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_path: Path) -> None:
+    config = EngineConfig(store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="first-k"))
+    with Engine(tiny_models.model("llama"), config=config) as engine:
+        strict = gate(engine, windows(helpers.CHUNKS), tolerance=Tolerance(kl=1e-9), ratios=[0.3], selectors=["none"])
         assert save(engine, strict) == tmp_path / "gate.json"
-        assert engine.prefill(chunks[9], chunks[:3]).reuse.fused == 0
-    with Engine(model, config=config) as engine:
-        reuse = engine.prefill(chunks[9], chunks[:3]).reuse
+        assert engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse.fused == 0
+    with Engine(tiny_models.model("llama"), config=config) as engine:
+        reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
     assert reuse.fused == 0 and "full recompute: no setting" in reuse.notes[0]
 
 
-READER = Path(__file__).resolve().parents[2] / "ragkv" / "model" / "reader" / "model.safetensors"
-
-
-@pytest.mark.skipif(not READER.exists(), reason="the reader's weights are not in the package yet")
 def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,6 +49,7 @@ def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(
         monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
         broken = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
     assert not broken.points[0].keeps_mean(near) and broken.answer is None
+    assert "full recompute: no setting stays within 10 %" in str(broken)
 
 
 def test_ratio_1_equals_a_full_prefill_and_progress_is_reported() -> None:

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 FILE = "deletions.sqlite"
 FOLLOWED = "deletions-followed.json"  # in the KV directory of each replica
 POLL_S = 2.0
-# A replica without entries reads the notes of so many seconds: they may be of a replica that was killed.
-NEW_S = 3600.0
 KEPT = 10_000  # So many notes are kept.
 WAIT_S = 30.0  # A change waits so long for another process that writes.
 
@@ -115,15 +113,12 @@ class DeletionJournal:
         notes = tuple(Note(number, key, is_own) for number, key, is_own in known if key is not None)
         return Notes(notes, end, since >= dropped)
 
-    def before(self, seconds: float) -> Position:
-        """The position of the last note that is older than so many seconds."""
+    def start(self) -> Position:
+        """The position before the notes that are kept."""
         if self.state() is None:
             return Position()
         with self._transaction() as connection:
-            journal, dropped = _facts(connection)
-            query = "SELECT MAX(number) FROM deletions WHERE at < ?"
-            last = connection.execute(query, (time.time() - seconds,)).fetchone()[0]
-        return Position(journal, max(last or 0, dropped))  # what was dropped is older
+            return Position(*_facts(connection))
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -233,8 +228,8 @@ class DeletionFollower(Closing):
             found = json.loads(self._path.read_text(encoding="utf-8"))
             return Position(str(found["journal"]), int(found["number"]))
         except FileNotFoundError:
-            is_new = not self._engine.store.sample(1)
-            return self._journal.before(NEW_S) if is_new else Position()
+            # A replica without entries lacks nothing of what is not kept; what is kept may be of a killed replica.
+            return Position() if self._engine.store.sample(1) else self._journal.start()
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%s): all notes of deletions are followed again.", self._path, error)
             return Position()

@@ -6,7 +6,6 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import ApiError
-from ..settings import LimitsConfig
 from .base import HTTPMiddleware
 
 # Bodies of these paths are JSON or forms, and are parsed in processes of their own.
@@ -28,12 +27,14 @@ class BodyMiddleware(HTTPMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits, headers = self._service.config.limits, Headers(scope=scope)
         holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
-        announced = headers.get("content-length", "")
-        if announced.isdigit():
-            _check_size(int(announced[:20]), limits, holds_documents)
-        if announced not in ("", "0") or "transfer-encoding" in headers:
-            _check_type(headers.get("content-type", ""), holds_documents)
-        size, values = 0, 0
+        setting = "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
+        size, values, most = 0, 0, getattr(limits, setting)
+
+        def check(size: int) -> None:
+            if size > most:
+                raise _too_large(f"is larger than {most} bytes (limits.{setting})")
+            if values > limits.json_values:
+                raise _too_large(f"has more than {limits.json_values} commas and opening brackets (limits.json_values)")
 
         async def receive_counted() -> Message:
             nonlocal size, values
@@ -41,24 +42,14 @@ class BodyMiddleware(HTTPMiddleware):
             piece = message.get("body", b"")
             size += len(piece)
             values += 0 if holds_documents else count_values(piece)
-            _check_size(size, limits, holds_documents)
-            _check_values(values, limits)
+            check(size)
             return message
 
+        announced = headers.get("content-length", "0")
+        check(int(announced[:20]) if announced.isdigit() else 0)
+        if announced != "0" or "transfer-encoding" in headers:
+            _check_type(headers.get("content-type", ""), holds_documents)
         await self._app(scope, receive_counted, send)
-
-
-def _check_size(size: int, limits: LimitsConfig, holds_documents: bool) -> None:
-    """Raise `ApiError` 413 for a body of too many bytes."""
-    setting = "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
-    if size > (most := getattr(limits, setting)):
-        raise _too_large(f"is larger than {most} bytes (limits.{setting})")
-
-
-def _check_values(values: int, limits: LimitsConfig) -> None:
-    """Raise `ApiError` 413 for a JSON body of too many values, which are much work to parse however short they are."""
-    if values > limits.json_values:
-        raise _too_large(f"has more than {limits.json_values} commas and opening brackets (limits.json_values)")
 
 
 def _too_large(problem: str) -> ApiError:
@@ -73,9 +64,7 @@ def _check_type(content_type: str, takes_forms: bool) -> None:
     """
     kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
     charsets = [p.partition("=")[2].strip('"') for p in parameters if p.startswith("charset=")]
-    if kind == "application/json" and all(charset in ("utf-8", "utf8") for charset in charsets):
-        return
-    if takes_forms and kind == "multipart/form-data":
-        return
-    accepted = "application/json (UTF-8)" + (" or multipart/form-data" if takes_forms else "")
-    raise ApiError(415, f"The content type {content_type[:100]!r} is not accepted here; send {accepted}.")
+    is_json = kind == "application/json" and all(charset in ("utf-8", "utf8") for charset in charsets)
+    if not is_json and not (takes_forms and kind == "multipart/form-data"):
+        accepted = "application/json (UTF-8)" + (" or multipart/form-data" if takes_forms else "")
+        raise ApiError(415, f"The content type {content_type[:100]!r} is not accepted here; send {accepted}.")

@@ -41,10 +41,7 @@ def test_a_stream_gives_the_same_log_probabilities(llm: ChatRagKV) -> None:
     assert content(whole) == content(llm.invoke("Who?"))
 
 
-def test_an_answer_without_the_setting_has_none(tiny: str) -> None:
-    assert "logprobs" not in chat(tiny).invoke("Who?").response_metadata
-
-
 def test_top_logprobs_need_logprobs(tiny: str) -> None:
     with pytest.raises(InputError, match="top_logprobs need logprobs"):
         chat(tiny).invoke("Who?", top_logprobs=2)
+    assert "logprobs" not in chat(tiny).invoke("Who?").response_metadata

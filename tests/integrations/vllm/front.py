@@ -39,7 +39,6 @@ def asked(folder: Path) -> Any:
         _fill(own)
         wanted = {ratio: [_ask(own, question, ratio) for question in questions] for ratio in (0.0, 0.15)}
         full = [_ask(own, question, reuse="none") for question in questions]
-        talk = _talk(own, questions)
     url = f"http://127.0.0.1:{_free_port()}"
     with _ragkv(folder / "front", "--engine", "vllm", "--vllm-url", url) as front:
         found["ready without vLLM"] = front.get("/readyz").status_code
@@ -54,10 +53,6 @@ def asked(folder: Path) -> Any:
                 found[f"counted at {ratio}"] = sum(map(_counted, given, answers))
             found["differ from full"] = sum(not _same(one, other) for one, other in zip(wanted[0.0], full, strict=True))
             found["equal in full"] = sum(map(_same, (_ask(front, one, reuse="none") for one in questions), full))
-            found["equal in a conversation"] = sum(
-                one == other for one, other in zip(_talk(front, questions), talk, strict=True)
-            )
-            found["streamed"] = _streamed(front, questions[0]) == _streamed_as(wanted[0.15][0])
             found["answers"] = "ragkv_vllm_answers 1.0" in front.get("/metrics").text
             found["killed"] = _killed(front, server, "Go on for long.")
             refused = front.post("/v1/ask", json={**ASK, "question": questions[0]}).json()
@@ -144,31 +139,6 @@ def _ask(client: httpx.Client, question: str, ratio: float | None = None, **body
     answer = client.post("/v1/ask", json={**ASK, "question": question, **named, **body})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
-
-
-def _talk(client: httpx.Client, questions: list[str]) -> list[str]:
-    """The answers of a conversation, computed in full: kept history is exact in ragkv's own engine."""
-    return [_ask(client, question, reuse="none", session_id="talk")["answer"] for question in questions[:3]]
-
-
-def _streamed(client: httpx.Client, question: str) -> dict[str, Any]:
-    """The text of a stream, and the counts that its prompt's event has."""
-    body = {**ASK, "question": question, "ratio": 0.15, "stream": True}
-    text, counts, name = "", {}, ""
-    with client.stream("POST", "/v1/ask", json=body) as answer:
-        for line in answer.iter_lines():
-            key, _, value = line.partition(": ")
-            if key == "event":
-                name = value
-            elif key == "data" and name == "token":
-                text += json.loads(value)["text"]
-            elif key == "data" and name == "prompt":
-                counts = _counts(json.loads(value))
-    return {"answer": text, "counts": counts}
-
-
-def _streamed_as(answer: dict[str, Any]) -> dict[str, Any]:
-    return {"answer": answer["answer"], "counts": _counts(answer)}
 
 
 def _counts(answer: dict[str, Any]) -> dict[str, Any]:

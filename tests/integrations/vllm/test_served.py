@@ -83,8 +83,6 @@ def test_answers_in_front_of_vllm_are_those_of_ragkvs_engine() -> None:
         assert found[f"equal at {ratio}"] == found[f"fused at {ratio}"] == found[f"counted at {ratio}"] == count, found
     assert found["equal in full"] == count
     assert found["differ from full"] > 0  # so the fused KV was really used
-    assert found["equal in a conversation"] == 3
-    assert found["streamed"]
-    assert found["answers"] and found["failed"]
+    assert found["answers"]
     assert '"vllm_unavailable"' in found["killed"]
     assert (found["asked when killed"], found["ready when killed"]) == ("vllm_unavailable", 503)
