@@ -16,21 +16,18 @@ for _package in ("fastapi", "uvicorn"):
     if importlib.util.find_spec(_package) is None:
         raise MissingExtraError(_package, "api", "The REST service")
 
-from ragkv.runtime import is_loopback  # noqa: E402
-
-from .keys import ANONYMOUS, Key, KeyFile, KeyRing, Quota, RateLimit  # noqa: E402 - after the check for packages
+from .keys import Key, KeyFile, KeyRing, Quota, RateLimit  # noqa: E402 - after the check for packages
 from .settings import ServeConfig  # noqa: E402
 
 if TYPE_CHECKING:
     from .app import create_app
-    from .documents.collection_folders import COLLECTION_NAME, DEFAULT_COLLECTION
+    from .documents.collection_folders import DEFAULT_COLLECTION
     from .errors import ApiError
     from .logs import configure_logging
     from .server import check_network_exposure, serve
     from .sse import format_event
 
 _LAZY = {  # These names are imported at first use, because their modules load FastAPI, uvicorn or torch.
-    "COLLECTION_NAME": "documents.collection_folders",
     "DEFAULT_COLLECTION": "documents.collection_folders",
     "ApiError": "errors",
     "check_network_exposure": "server",
@@ -48,8 +45,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "ANONYMOUS",
-    "COLLECTION_NAME",
     "DEFAULT_COLLECTION",
     "ApiError",
     "Key",
@@ -62,6 +57,5 @@ __all__ = [
     "configure_logging",
     "create_app",
     "format_event",
-    "is_loopback",
     "serve",
 ]

@@ -55,9 +55,9 @@ class Metrics:
         `vllm` is the server that computes the answers, if one does.
         """
         self.registry = registry = CollectorRegistry()
-
         seconds = partial(Histogram, registry=registry, buckets=SECONDS)
-        count, gauge, info = (partial(kind, registry=registry) for kind in (Counter, Gauge, Info))
+        count, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        info = partial(Info, registry=registry)
         self._ttft = seconds("gen_ai_server_time_to_first_token_seconds", "Time from the request to its first token")
         parts = "Parts of the time to the first token; prefill includes load and fuse"
         self._parts = seconds("ragkv_time_to_first_token_part_seconds", parts, ["part"])

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError, DeadlineError
-from ragkv.runtime import Check, openmp, release_memory, working_for
+from ragkv.runtime import Channel, Check, openmp, release_memory, working_for
 
 from .errors import CLIENT_GONE, ApiError
 
@@ -27,7 +27,6 @@ T = TypeVar("T")
 WaitIdle = Callable[[float, Callable[[], bool]], None]
 
 AHEAD = 64  # A stream's thread may be so many items ahead of the reader.
-POLL_S = 0.1  # A thread that waits for its reader looks this often whether it is cancelled.
 BURST = 8  # After so many jobs at once, their freed memory is given back when none is left ...
 RELEASE_S = 60.0  # ... and on a server that is never idle, so often.
 BATCH_S = 0.01  # Less computing than this is not worth a pause.
@@ -204,14 +203,14 @@ class WorkerPool:
     async def _items(
         self, request: Request, work: Callable[[WorkContext], Generator[T, None, None]]
     ) -> AsyncGenerator[T, None]:
-        channel: _Channel[T] = _Channel(asyncio.get_running_loop())
+        channel = Channel[T](AHEAD)
 
         def drain(context: WorkContext) -> None:
             with contextlib.closing(work(context)) as items:
                 for item in items:
-                    if not channel.put(item, context):
+                    channel.put(item, context.check)
+                    if context.cancelled.is_set():
                         context.check()
-                        break
 
         context, task = self._start(request, drain)
         task.add_done_callback(lambda task: channel.end(_error_of(task)))
@@ -281,42 +280,6 @@ class WorkerPool:
         if burst_ended or time.monotonic() - self._released_at > RELEASE_S:
             self._most, self._released_at = 0, time.monotonic()
             threading.Thread(target=release_memory, name="ragkv-release", daemon=True).start()  # it may take a while
-
-
-class _Channel(Generic[T]):
-    """A queue of at most `AHEAD` unread items from a thread to the event loop. The thread never waits for the loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._free = threading.Semaphore(AHEAD)
-        self._items: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
-
-    def put(self, item: T, context: WorkContext) -> bool:
-        """Wait for a free place, add `item`; `False` if the reader has stopped. Raises what `context.check` raises."""
-        while not self._free.acquire(timeout=POLL_S):
-            context.check()
-        if context.cancelled.is_set():
-            return False
-        try:
-            self._loop.call_soon_threadsafe(self._items.put_nowait, (item,))
-        except RuntimeError:  # the loop is closed
-            return False
-        return True
-
-    def end(self, error: BaseException | None) -> None:
-        """End the stream, with an error if there is one."""
-        self._items.put_nowait(error)
-
-    def stop_reading(self) -> None:
-        """Wake a thread that waits for a free place, so that it sees `cancelled`."""
-        self._free.release()
-
-    async def __aiter__(self) -> AsyncIterator[T]:
-        while (item := await self._items.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            self._free.release()
-            yield item[0]
 
 
 async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") -> T:

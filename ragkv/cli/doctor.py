@@ -42,7 +42,7 @@ def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
     quiet_transformers()
     settings, model = options.config(), options.known_home.model
     with output.working("examining"):
-        found = {
+        found: dict[str, Any] = {
             "machine": _machine(options.home),
             **_dtypes(model, settings),
             "home": _home(options.home),

@@ -12,9 +12,10 @@ from .memory import available_bytes, freeze_objects, limit_kernel_caches, releas
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
-from .thread_stream import iterate_in_thread, run_in_thread
+from .thread_stream import Channel, iterate_in_thread, run_in_thread
 
 __all__ = [
+    "Channel",
     "Check",
     "Closing",
     "FairLock",

@@ -14,8 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ragkv.errors import ConfigError
+
 from .addresses import is_loopback
 from .files import make_private_folder, replace_file
+from .setting_values import build
 
 NAME = "server.json"  # `NAME` is the file in a home.
 LOADING = "The model is being loaded."  # /readyz gives `LOADING` as the reason until questions are answered.
@@ -68,10 +71,7 @@ def load(home: Path) -> ServerAddress | None:
 
 def _read(home: Path) -> ServerAddress | None:
     try:
-        values = json.loads((home / NAME).read_text(encoding="utf-8"))
-        address = ServerAddress(**values)
-    except (OSError, ValueError, TypeError):
+        address: ServerAddress = build(ServerAddress, json.loads((home / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, ConfigError):
         return None
-    kinds = {field.name: type(getattr(address, field.name)) for field in dataclasses.fields(address)}
-    strings = all(kinds[name] is str for name in ("host", "model", "replica", "machine"))
-    return address if strings and kinds["port"] is int and kinds["pid"] is int and address.pid > 0 else None
+    return address if address.pid > 0 else None

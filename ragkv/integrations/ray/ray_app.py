@@ -24,8 +24,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
-from ragkv.api import ApiError, ServeConfig, format_event, is_loopback
+from ragkv.api import ApiError, ServeConfig, format_event
 from ragkv.errors import ConfigError, MissingExtraError
+from ragkv.runtime import is_loopback
 
 from .forwarding import ForwardedRequest, ResponseStart, call_app
 from .replica_directory import lock_directory
