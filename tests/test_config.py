@@ -52,7 +52,6 @@ def test_defaults_are_bounded_and_those_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"prompt": {"chunk_end": ""}}, "no setting prompt.chunk_end any more: use prompt.separator"),
         ({"devise": "cpu"}, "Unknown setting devise. Did you mean device?"),
         ({"fusion": {"ratoi": 1.0}}, "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
         ({"xyz": 1}, "Unknown setting xyz"),

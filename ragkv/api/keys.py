@@ -101,26 +101,6 @@ class KeyFileContent:
     keys: list[Key] = field(default_factory=list)
     quotas: dict[str, Quota] = field(default_factory=dict)
 
-    def check_new(self, name: str) -> None:
-        """Raise `InputError` if a valid key has this name."""
-        for key in self.keys:
-            if key.name == name and key.is_valid(time.time()):
-                raise InputError(
-                    f"There is a key named {name!r} already, {key.id} of tenant {key.tenant}. Use another name for a "
-                    f"new tenant, or `--tenant {key.tenant}` for a second key of this one."
-                )
-
-    def create(self, name: str, tenant: str | None, rate: RateLimit, lifetime_s: float | None) -> tuple[str, Key]:
-        """Add a new key; returns its secret text and the key. `tenant=None`: a tenant of its own."""
-        taken = {key.id for key in self.keys}
-        while (key_id := secrets.token_hex(ID_BYTES)) in taken:
-            pass
-        text, now = f"rk-{key_id}-{secrets.token_urlsafe(SECRET_BYTES)}", time.time()
-        expires = None if lifetime_s is None else now + lifetime_s
-        key = Key(key_id, name, tenant or key_id, digest_of(text), now, expires, rate)
-        self.keys.append(key)
-        return text, key
-
 
 class KeyFile:
     """The file of keys. Any number of processes may read and change it."""
@@ -161,14 +141,22 @@ class KeyFile:
             raise InputError(f"Tenant {tenant!r} must be 1 to 64 of a-z, 0-9, _ and -, the first a letter or a digit.")
         if not name or len(name) > 200 or not name.isprintable():
             raise InputError(f"A key's name is 1 to 200 printable characters, not {name[:200]!r}.")
+        key_id, now = secrets.token_hex(ID_BYTES), time.time()
+        text = f"rk-{key_id}-{secrets.token_urlsafe(SECRET_BYTES)}"
+        expires = None if lifetime_s is None else now + lifetime_s
+        key = Key(key_id, name, tenant or key_id, digest_of(text), now, expires, rate or RateLimit())
         with self._edit() as content:
-            if tenant is None:
-                content.check_new(name)
-            text, key = content.create(name, tenant, rate or RateLimit(), lifetime_s)
+            for old in content.keys:
+                if tenant is None and old.name == name and old.is_valid(now):
+                    raise InputError(
+                        f"There is a key named {name!r} already, {old.id} of tenant {old.tenant}. Use another name for "
+                        f"a new tenant, or `--tenant {old.tenant}` for a second key of this one."
+                    )
+            content.keys.append(key)
             if quota is not None:
                 changes = {name: value for name, value in dataclasses.asdict(quota).items() if value is not None}
-                old = content.quotas.get(key.tenant, Quota())
-                content.quotas[key.tenant] = dataclasses.replace(old, **changes)
+                before = content.quotas.get(key.tenant, Quota())
+                content.quotas[key.tenant] = dataclasses.replace(before, **changes)
         return text, key
 
     def revoke(self, key_id: str) -> Key:

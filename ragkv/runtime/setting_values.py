@@ -23,8 +23,6 @@ FILE_VARIABLE = "RAGKV_CONFIG"  # `FILE_VARIABLE` names the settings file, for c
 _KUBERNETES_NAME = re.compile(
     r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-# `_REPLACED` are settings of earlier versions, each with what to use now.
-_REPLACED = {"prompt.chunk_end": "prompt.separator, which stands behind each passage and is no part of what is stored"}
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+:\d+")
 
 
@@ -99,8 +97,6 @@ def build(cls: type[Any], values: Mapping[str, Any], path: str = "", siblings: t
     hints = typing.get_type_hints(cls)
     arguments = {}
     for name, value in values.items():
-        if (instead := _REPLACED.get(f"{path}{name}")) is not None:
-            raise ConfigError(f"There is no setting {path}{name} any more: use {instead}.")
         if name not in hints:
             known = {**hints, **dict.fromkeys(siblings)}
             raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), known)}?")

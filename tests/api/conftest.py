@@ -53,6 +53,13 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 
 
 @pytest.fixture
+def talk(talker: Engine, tmp_path: Path) -> Iterator[TestClient]:
+    """A client of the model that gives long answers."""
+    with client_of(app_on(talker, tmp_path / "talks", model=str(tmp_path / "talker"))) as client:
+        yield client
+
+
+@pytest.fixture
 def small(tmp_path: Path) -> Iterator[TestClient]:
     """A client of the small app, which has no model."""
     with small_client(ServeConfig(home=str(tmp_path))) as client:

@@ -1,27 +1,17 @@
 """/v1/chat/completions: OpenAI's shapes, documents and retrieval, named and unnamed conversations, markers."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv import Engine
 from ragkv.api.bodies.chat import IGNORED
 from ragkv.api.reports import without_markers
 
-from .helpers import FACTS, WORLD, app_on, client_of, corpus, engine_of, events, questions
+from .helpers import FACTS, WORLD, corpus, engine_of, events, questions
 
 HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
 DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
-
-
-@pytest.fixture
-def talk(talker: Engine, tmp_path: Path) -> Iterator[TestClient]:
-    """A client of the model that gives long answers."""
-    with client_of(app_on(talker, tmp_path / "talks", model=str(tmp_path / "talker"))) as client:
-        yield client
 
 
 def chat(client: TestClient, messages: list[Any] | None = None, headers: Any = None, **more: Any) -> Any:

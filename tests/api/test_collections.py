@@ -9,7 +9,6 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.keys import KeyFile
-from ragkv.api.settings import LimitsConfig
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
 from tests.retrieval.fakes import HashEmbedder
@@ -92,16 +91,6 @@ def test_an_unreadable_file_is_refused(client: TestClient, name: str, data: byte
     response = upload(client, name, data)
     assert response.status_code == status and "/tmp" not in response.text, response.text
     assert client.get("/v1/collections/facts").json()["documents"] == 0
-
-
-def test_documents_above_the_limits_are_refused(reader: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(reader, tmp_path, limits=LimitsConfig(documents=2, document_chars=20))) as client:
-        client.post("/v1/collections", json={"name": "facts"})
-        for documents in ([{"text": "x" * 21}], [{"text": "a"}, {"text": "b"}, {"text": "c"}], [{"text": " "}], []):
-            assert client.post(PATHS, json={"documents": documents}).status_code == 400
-        assert client.post(PATHS, json={"documents": [{"text": "a", "colour": "red"}]}).status_code == 400
-        many = [("files", (f"{n}.txt", b"x")) for n in range(3)]
-        assert client.post(PATHS, files=many).status_code == 400
 
 
 def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(client: TestClient) -> None:

@@ -12,11 +12,8 @@ from ragkv.api.errors import ApiError, as_api_error
 from .helpers import app_on, client_of, engine_of, filled
 
 TREE = [
-    (errors.InputError("x"), 400, "invalid_request_error", None),
     (errors.PromptTooLongError("x"), 400, "invalid_request_error", "context_length_exceeded"),
-    (errors.UnsupportedError("x"), 400, "invalid_request_error", "unsupported_value"),
-    (errors.ConfigError("x"), 400, "invalid_request_error", None),
-    (errors.DocumentError("x"), 400, "invalid_request_error", None),
+    (errors.InputError("x"), 400, "invalid_request_error", None),
     (errors.QueueFullError("x"), 503, "overloaded_error", "queue_full"),
     (errors.DeadlineError("x"), 504, "timeout_error", "deadline_exceeded"),
     (errors.CancelledError("x"), 499, "client_gone", None),

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ragkv import Engine
 
-from .helpers import FACTS, app_on, client_at, client_of, events, filled, on_port
+from .helpers import FACTS, app_on, client_at, events, filled, on_port
 
 pytest.importorskip("llguidance")
 
@@ -35,36 +35,30 @@ def body(**more: Any) -> dict[str, Any]:
     return {"model": "talker", "messages": HELLO, "max_tokens": 60, **more}
 
 
-@pytest.fixture
-def client(talker: Engine, tmp_path: Path) -> Any:
-    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"))) as client:
-        yield client
-
-
-def test_an_answer_has_the_schema_of_the_request(client: TestClient) -> None:
-    got = client.post("/v1/chat/completions", json=body(response_format=form())).json()["choices"][0]
+def test_an_answer_has_the_schema_of_the_request(talk: TestClient) -> None:
+    got = talk.post("/v1/chat/completions", json=body(response_format=form())).json()["choices"][0]
     jsonschema.validate(json.loads(got["message"]["content"]), CITY)
     assert got["finish_reason"] == "stop"
 
 
-def test_numbers_in_brackets_are_json_and_no_markers_of_sources(client: TestClient) -> None:
+def test_numbers_in_brackets_are_json_and_no_markers_of_sources(talk: TestClient) -> None:
     documents = [{"text": text} for text in FACTS]
-    got = client.post("/v1/chat/completions", json=body(response_format=form(), documents=documents)).json()
+    got = talk.post("/v1/chat/completions", json=body(response_format=form(), documents=documents)).json()
     message = got["choices"][0]["message"]
     assert json.loads(message["content"])["sources"] == [7] and message["annotations"] == []
     assert len(got["ragkv"]["sources"]) == 2
 
 
-def test_a_streamed_answer_has_the_schema(client: TestClient) -> None:
-    text = client.post("/v1/chat/completions", json=body(response_format=form(), stream=True)).text
+def test_a_streamed_answer_has_the_schema(talk: TestClient) -> None:
+    text = talk.post("/v1/chat/completions", json=body(response_format=form(), stream=True)).text
     chunks = [data for _, data in events(text) if data != "[DONE]"]
     content = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     jsonschema.validate(json.loads(content), CITY)
 
 
-def test_an_answer_in_json_begins_with_a_brace_and_its_finish_reason_says_if_it_is_cut(client: TestClient) -> None:
+def test_an_answer_in_json_begins_with_a_brace_and_its_finish_reason_says_if_it_is_cut(talk: TestClient) -> None:
     sent = body(response_format={"type": "json_object"}, max_tokens=1)
-    got = client.post("/v1/chat/completions", json=sent).json()
+    got = talk.post("/v1/chat/completions", json=sent).json()
     assert got["choices"][0]["message"]["content"].startswith("{") and got["choices"][0]["finish_reason"] == "length"
     assert any("response format" in note for note in got["ragkv"]["reuse"]["notes"])
 
@@ -84,9 +78,9 @@ def test_an_answer_in_json_begins_with_a_brace_and_its_finish_reason_says_if_it_
     ids=lambda value: str(value)[:40],
 )
 def test_a_schema_that_cannot_be_kept_is_a_400_that_names_the_part(
-    client: TestClient, response_format: Any, part: str, stream: bool
+    talk: TestClient, response_format: Any, part: str, stream: bool
 ) -> None:
-    response = client.post("/v1/chat/completions", json=body(response_format=response_format, stream=stream))
+    response = talk.post("/v1/chat/completions", json=body(response_format=response_format, stream=stream))
     error = response.json()["error"]
     assert response.status_code == 400 and part in error["message"], error
     assert error["param"].startswith("response_format")
@@ -107,18 +101,18 @@ def test_openais_client_parses_an_answer_into_a_class(talker: Engine, tmp_path: 
         assert isinstance(got.choices[0].message.parsed, City)
 
 
-def test_an_answer_of_ask_has_the_schema_and_its_citations(client: TestClient) -> None:
-    filled(client, "default")
+def test_an_answer_of_ask_has_the_schema_and_its_citations(talk: TestClient) -> None:
+    filled(talk, "default")
     schema = {"type": "object", "properties": {"by": {"const": "Lena Moss"}}, "required": ["by"]}
     closed = form({**schema, "additionalProperties": False})
     sent: dict[str, Any] = {"question": "Who built the harbour?", "max_tokens": 60, "response_format": closed}
-    got = client.post("/v1/ask", json=sent).json()
+    got = talk.post("/v1/ask", json=sent).json()
     assert json.loads(got["answer"]) == {"by": "Lena Moss"} and got["finish_reason"] == "stop"
     assert len(got["sources"]) == 2
-    streamed = dict(events(client.post("/v1/ask", json={**sent, "stream": True}).text))
+    streamed = dict(events(talk.post("/v1/ask", json={**sent, "stream": True}).text))
     assert json.loads(streamed["answer"]["answer"]) == json.loads(got["answer"])
     assert len(streamed["answer"]["citations"]) == len(got["citations"])
-    refused = client.post("/v1/ask", json={**sent, "response_format": form({"not": {}})})
+    refused = talk.post("/v1/ask", json={**sent, "response_format": form({"not": {}})})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "response_format"
-    wrong = client.post("/v1/ask", json={**sent, "response_format": {"type": "json_schema"}})
+    wrong = talk.post("/v1/ask", json={**sent, "response_format": {"type": "json_schema"}})
     assert wrong.json()["error"]["param"] == "response_format.json_schema"

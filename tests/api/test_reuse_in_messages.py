@@ -21,12 +21,6 @@ WORD_FOR_WORD = ("plain", "numbered", "titled", "XML", "reordered")  # the other
 ASK = "\n\nQuestion: who was the keeper?"
 
 
-@pytest.fixture
-def talk(talker: Engine, tmp_path: Path) -> Iterator[TestClient]:
-    with client_of(app_on(talker, tmp_path / "talks", model=str(tmp_path / "talker"))) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def loaded(talker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A client whose collection holds all passages."""

@@ -25,15 +25,9 @@ SEARCH = tool("search", query={"enum": ["mill", "port"]}, k={"type": "integer", 
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
-def ask(client: TestClient, **more: Any) -> Any:
+def ask(talk: TestClient, **more: Any) -> Any:
     body = {"model": "talker", "messages": HELLO, "max_tokens": 900, "tools": [SEARCH, CLOCK], **more}
-    return client.post("/v1/chat/completions", json=body)
-
-
-@pytest.fixture
-def client(talker: Engine, tmp_path: Path) -> Any:
-    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"))) as client:
-        yield client
+    return talk.post("/v1/chat/completions", json=body)
 
 
 def checked(call: dict[str, Any]) -> None:
@@ -45,21 +39,21 @@ def checked(call: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_required_call_names_a_tool_and_its_arguments_validate(client: TestClient, seed: int) -> None:
-    choice = ask(client, tool_choice="required", temperature=1.0, seed=seed).json()["choices"][0]
+def test_a_required_call_names_a_tool_and_its_arguments_validate(talk: TestClient, seed: int) -> None:
+    choice = ask(talk, tool_choice="required", temperature=1.0, seed=seed).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
     for call in choice["message"]["tool_calls"]:
         checked(call)
 
 
-def test_a_named_tool_is_called_once(client: TestClient) -> None:
+def test_a_named_tool_is_called_once(talk: TestClient) -> None:
     named = {"type": "function", "function": {"name": "clock"}}
-    (call,) = ask(client, tool_choice=named).json()["choices"][0]["message"]["tool_calls"]
+    (call,) = ask(talk, tool_choice=named).json()["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "clock", "arguments": "{}"} and call["type"] == "function"
 
 
-def test_a_streamed_call_comes_as_deltas_and_nothing_of_it_as_text(client: TestClient) -> None:
-    got = [data for _, data in events(ask(client, tool_choice="required", stream=True).text)]
+def test_a_streamed_call_comes_as_deltas_and_nothing_of_it_as_text(talk: TestClient) -> None:
+    got = [data for _, data in events(ask(talk, tool_choice="required", stream=True).text)]
     assert got[-1] == "[DONE]"
     deltas = [chunk["choices"][0]["delta"] for chunk in got[:-1]]
     assert "".join(delta.get("content") or "" for delta in deltas) == ""
@@ -71,41 +65,41 @@ def test_a_streamed_call_comes_as_deltas_and_nothing_of_it_as_text(client: TestC
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", None])
-def test_an_answer_in_text_is_the_same_streamed_or_not(client: TestClient, choice: Any) -> None:
+def test_an_answer_in_text_is_the_same_streamed_or_not(talk: TestClient, choice: Any) -> None:
     more = {"tool_choice": choice, "max_tokens": 12}
-    whole = ask(client, **more).json()["choices"][0]
-    text = ask(client, stream=True, **more).text
+    whole = ask(talk, **more).json()["choices"][0]
+    text = ask(talk, stream=True, **more).text
     streamed = "".join(d["choices"][0]["delta"].get("content") or "" for _, d in events(text) if d != "[DONE]")
     assert streamed == whole["message"]["content"] and whole["message"]["tool_calls"] is None
 
 
-def test_results_go_back_as_tool_messages_and_chunks_stay_reusable_with_the_same_tools(client: TestClient) -> None:
+def test_results_go_back_as_tool_messages_and_chunks_stay_reusable_with_the_same_tools(talk: TestClient) -> None:
     documents = [{"text": text} for text in FACTS]
-    first = ask(client, tool_choice="required", parallel_tool_calls=False, documents=documents).json()
+    first = ask(talk, tool_choice="required", parallel_tool_calls=False, documents=documents).json()
     called = first["choices"][0]["message"]
     assert first["ragkv"]["reuse"]["missed_chunks"] == 2
-    service: Any = client.app
+    service: Any = talk.app
     for tenant in service.state.service.tenants.opened().values():
         tenant.engine.flush()
     result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "Tam Reed built it."}
-    again = ask(client, messages=[*HELLO, {**called, "annotations": None}, result], documents=documents, max_tokens=5)
+    again = ask(talk, messages=[*HELLO, {**called, "annotations": None}, result], documents=documents, max_tokens=5)
     assert again.status_code == 200, again.text
     reuse = again.json()["ragkv"]["reuse"]
     assert reuse["missed_chunks"] == 0 and reuse["fused"] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_with_a_response_format_the_answer_is_json_of_the_schema_or_calls(client: TestClient, seed: int) -> None:
+def test_with_a_response_format_the_answer_is_json_of_the_schema_or_calls(talk: TestClient, seed: int) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     sent = {"response_format": form, "temperature": 1.5, "seed": seed}
-    choice = ask(client, **sent).json()["choices"][0]
+    choice = ask(talk, **sent).json()["choices"][0]
     if calls := choice["message"]["tool_calls"]:
         for call in calls:
             checked(call)
     else:
         assert json.loads(choice["message"]["content"])["n"] in (1, 2) and choice["finish_reason"] == "stop"
-    deltas = [d["choices"][0]["delta"] for _, d in events(ask(client, stream=True, **sent).text) if d != "[DONE]"]
+    deltas = [d["choices"][0]["delta"] for _, d in events(ask(talk, stream=True, **sent).text) if d != "[DONE]"]
     streamed = "".join(delta.get("content") or "" for delta in deltas)
     assert streamed == (choice["message"]["content"] or "")
 
@@ -153,6 +147,6 @@ def test_a_named_session_with_a_tools_result_says_after_a_restart_what_a_full_re
     ],
     ids=str,
 )
-def test_wrong_tools_are_refused_and_the_field_is_named(client: TestClient, extra: Any, param: str) -> None:
-    response = ask(client, **extra)
+def test_wrong_tools_are_refused_and_the_field_is_named(talk: TestClient, extra: Any, param: str) -> None:
+    response = ask(talk, **extra)
     assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text

@@ -50,8 +50,8 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
         remotes, method, server = found.remotes.items(), engine.intake.method({}), executor.service.vllm
-        vllm = None if server is None else server.stats()
-        ratio = None if method.controlled else method.ratio
+        own = {"ratio": None if method.controlled else method.ratio, "selector": method.selector.name}
+        chosen = own if server is None else server.connector
         return StatsResponse(
             replica=executor.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
@@ -60,8 +60,8 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             dtype=found.dtype,
             context_tokens=engine.model.context_tokens,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
-            ratio=ratio if vllm is None else vllm.ratio,
-            selector=method.selector.name if vllm is None else vllm.selector,
+            ratio=chosen["ratio"],
+            selector=chosen["selector"],
         )
 
     return await executor.run(work)

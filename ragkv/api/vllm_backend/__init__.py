@@ -7,12 +7,11 @@ connector reports how a prompt was served.
 
 from .backend import VllmBackend
 from .prompt_report import connector_answer, differences, fused_report, left_report
-from .vllm_server import VllmServer, VllmStats
+from .vllm_server import VllmServer
 
 __all__ = [
     "VllmBackend",
     "VllmServer",
-    "VllmStats",
     "connector_answer",
     "differences",
     "fused_report",

@@ -39,15 +39,6 @@ class Step:
     finish_reason: str | None  # "stop" or "length", or that it was broken off; None: it goes on
 
 
-@dataclass(frozen=True, slots=True)
-class VllmStats:
-    """A vLLM server, as this process sees it."""
-
-    problem: str | None  # why it gives no answers; None: it answered the last probe or request
-    ratio: float | None  # the connector's, of requests that name none; None: unknown, or as its controller chooses
-    selector: str  # the connector's, of requests that name none; "": unknown
-
-
 class VllmServer(Closing):
     """The client of one server. Thread-safe."""
 
@@ -97,11 +88,10 @@ class VllmServer(Closing):
             probe.result(PROBE_WAIT_S + 1.0)
         return self._problem
 
-    def stats(self) -> VllmStats:
-        """What happened so far. Asks nothing."""
-        with self._lock:
-            connector = self._connector or {"ratio": None, "selector": ""}
-            return VllmStats(self._problem, connector["ratio"], connector["selector"])
+    @property
+    def connector(self) -> Mapping[str, Any]:
+        """The connector's `ratio` and `selector` for requests that name none; `None` and "" before it was asked."""
+        return self._connector or {"ratio": None, "selector": ""}
 
     def close(self) -> None:
         """Close every connection. Twice is harmless."""

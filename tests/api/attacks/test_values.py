@@ -106,6 +106,7 @@ def test_an_odd_value_gets_400_with_a_short_message(up: TestClient, path: str, b
     response = up.post(path, content=body.encode(), headers=JSON)
     too_many = count_values(body.encode()) > LimitsConfig().json_values
     assert response.status_code == (413 if too_many else 400), response.text[:500]
+    assert too_many == ("limits.json_values" in response.text)
     assert len(response.text) < 2000
 
 

@@ -1,6 +1,5 @@
 """In whatever form documents reach the model, they become the ingested chunks; at ratio 1 answers do not change."""
 
-import json
 import threading
 from typing import Any
 
@@ -101,10 +100,6 @@ def test_a_chunk_without_its_last_letter_is_not_recognised(llm: ChatRagKV) -> No
     assert [one["source"] for one in kv(answer)["documents"]] == ["b"]
 
 
-def test_the_report_of_a_prompt_without_known_chunks_is_full_prefill(llm: ChatRagKV) -> None:
-    assert kv(llm.invoke(QUESTION, reuse="none"))["mode"] == "full_prefill"
-
-
 def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> None:
     llm.forget([B])
     first = llm.invoke(QUESTION, documents=[A, B])
@@ -127,25 +122,6 @@ def test_a_corpus_is_warm_from_the_second_call_on(tiny: str) -> None:
     prompts = [f"Read: {text}\n{A.page_content} Why?" for text in new]
     assert [kv(llm.invoke(prompt))["reuse"]["missed_chunks"] for prompt in prompts] == [0, 0]
     llm.forget(new)
-
-
-def test_a_text_of_the_corpus_in_json_is_reused_from_the_second_call_on(tiny: str) -> None:
-    new = ['The "lower" ferry to Oró leaves\nat noon, and never on Sundays.']
-    llm = chat(tiny, corpus=new)
-    llm.ingest(new)
-    prompt = f"Read: {json.dumps(new)} Why?"
-    first, second = llm.invoke(prompt), llm.invoke(prompt)
-    assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
-    assert kv(second)["reuse"]["fused"] + kv(second)["reuse"]["exact"] > 60
-    llm.forget(new)
-
-
-def test_a_long_prompt_without_a_known_text_is_warned_of_once(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
-    llm = chat(tiny, corpus=["The upper ferry to Umbra leaves at dawn."])
-    for _ in range(2):
-        llm.invoke([SystemMessage("Warn me."), HumanMessage("no text of the corpus " * 100)])
-    llm.invoke([SystemMessage("Warn me."), HumanMessage("short")])
-    assert len([one for one in caplog.records if "none of the known texts" in one.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
@@ -176,15 +152,6 @@ def test_forgotten_documents_are_not_recognised_any_more(llm: ChatRagKV) -> None
     assert llm.forget([A, "never there at all"]) == 1
     answer = llm.invoke(f"{CONTEXT}\n\n{QUESTION}")
     assert [one["source"] for one in kv(answer)["documents"]] == ["b", "c"]
-
-
-def test_a_text_is_the_same_chunk_whatever_stands_around_it(tiny: str) -> None:
-    llm = chat(tiny)
-    llm.ingest([A, B, C])
-    for messages in (f"{CONTEXT}\n\n{QUESTION}", f"{CONTEXT} {QUESTION}", f"1. {A}\n2. <p>{B}</p>\n* {C}; {QUESTION}"):
-        found = kv(llm.invoke(messages))
-        assert (len(found["documents"]), found["reuse"]["missed_chunks"]) == (3, 0)
-    assert len(kv(llm.invoke(QUESTION, documents=[A, B]))["documents"]) == 2
 
 
 def test_a_block_that_is_no_text_raises_an_error_that_names_it(llm: ChatRagKV) -> None:
