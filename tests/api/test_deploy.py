@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.reference.tables import DOCS, TABLES, table_of
 from ragkv.api.settings import ServeConfig
-
-from .tables import DOCS, TABLES, table_of
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
@@ -25,7 +24,7 @@ def compose() -> Any:
 @pytest.mark.parametrize("name", TABLES)
 def test_the_tables_in_the_docs_equal_the_code(name: str) -> None:
     path, make = TABLES[name]
-    assert table_of(name, path.read_text("utf-8")) == make(), "rewrite it: python -m tests.api.tables"
+    assert table_of(name, path.read_text("utf-8")) == make(), "rewrite it: python -m docs.reference.tables"
 
 
 def test_every_error_code_in_the_docs_exists_in_the_code() -> None:

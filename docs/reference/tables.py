@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md and docs/deploy.md, made from the code. `python -m tests.api.tables` rewrites them."""
+"""The tables of docs/settings.md and docs/deploy.md, made from the code: `python -m docs.reference.tables`."""
 
 import dataclasses
 import inspect
@@ -17,7 +17,7 @@ from ragkv.engine import EngineStats
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[1]
 _MARKED = "<!-- {name} -->\n{table}<!-- end of {name} -->"
 
 
