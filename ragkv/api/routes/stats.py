@@ -1,6 +1,8 @@
 """/v1/stats: the caller's store."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -51,7 +53,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
         remotes, method, server = found.remotes.items(), engine.intake.method({}), executor.service.vllm
         own = {"ratio": None if method.controlled else method.ratio, "selector": method.selector.name}
-        chosen = own if server is None else server.connector
+        chosen: Mapping[str, Any] = own if server is None else server.connector
         return StatsResponse(
             replica=executor.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
