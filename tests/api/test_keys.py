@@ -2,8 +2,8 @@
 
 import json
 import stat
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,14 +116,8 @@ def test_a_tenants_name_cannot_be_a_path(file: KeyFile, tenant: str) -> None:
 
 
 def test_concurrently_added_keys_are_all_stored(file: KeyFile) -> None:
-    made: list[str] = []
-    threads = [
-        threading.Thread(target=lambda name: made.append(file.add(name)[0]), args=(name,)) for name in "abcdefgh"
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda name: file.add(name)[0], "abcdefgh"))
     ring = KeyRing(file.path)
     assert len(made) == 8 and all(ring.principal(secret) for secret in made)
 

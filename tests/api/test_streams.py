@@ -2,9 +2,9 @@
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,5 @@ def test_concurrent_answers_equal_answers_given_alone(url: str) -> None:
             return text
 
     alone = {question: answer(question) for question in asked}
-    together: dict[str, str] = {}
-    threads = [threading.Thread(target=lambda q=one: together.update({q: answer(q)})) for one in asked]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert together == alone
+    with ThreadPoolExecutor(len(asked)) as pool:
+        assert dict(zip(asked, pool.map(answer, asked), strict=True)) == alone

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -30,18 +31,15 @@ def enqueue(lock: FairLock, wait: Wait, got: list[tuple[Wait, bool]]) -> threadi
 def test_only_one_thread_holds_the_lock_at_a_time() -> None:
     lock, inside, most = FairLock(), [0], [0]
 
-    def enter() -> None:
+    def enter(_: int) -> None:
         for _ in range(200):
             with lock.hold():
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 inside[0] -= 1
 
-    threads = [threading.Thread(target=enter) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(enter, range(8)))
     assert most == [1]
     assert not lock.held
 

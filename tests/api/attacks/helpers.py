@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,20 +199,9 @@ class Watch:
 
 def at_once(work: Sequence[Callable[[], Any]]) -> list[Any]:
     """The results of calls that run at the same time, each in its thread; a raised exception is its result."""
-    results: list[Any] = [None] * len(work)
-
-    def run(number: int) -> None:
-        try:
-            results[number] = work[number]()
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=[number]) for number in range(len(work))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(len(work)) as pool:
+        futures = [pool.submit(one) for one in work]
+    return [future.exception() or future.result() for future in futures]
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float = 30.0) -> bool:

@@ -18,7 +18,7 @@ from tests.api.helpers import BARE, on_port, plain, service_of, wait_until
 from tests.api.whole import key, needs_reader
 from tests.retrieval.fakes import HashEmbedder
 
-from .helpers import Target, Watch, target
+from .helpers import Target, Watch, at_once, target
 
 pytestmark = pytest.mark.enable_socket
 BATCH_S = 0.05
@@ -205,11 +205,7 @@ def flood(up: Target, kind: str, seconds: float) -> list[int]:
                 except httpx.HTTPError:
                     statuses.append(0)
 
-    threads = [threading.Thread(target=run) for _ in range(CLIENTS.get(kind, 6))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([run] * CLIENTS.get(kind, 6))
     return statuses
 
 
