@@ -52,7 +52,6 @@ ODD_BODIES = [
     ("/v1/ask", json.dumps({**ASK, "u" * 100_000: 1})),
     ("/v1/ask", json.dumps({**ASK, **MANY_KEYS})),
     ("/v1/ask", json.dumps({**ASK, "session_id": "a\n"})),
-    ("/v1/ask", json.dumps({**ASK, "max_tokens": 10**30})),
     ("/v1/chat/completions", json.dumps({**CHAT, "seed": 10**40})),
     ("/v1/chat/completions", json.dumps({**CHAT, "n": 10**400})),
     ("/v1/chat/completions", json.dumps({**CHAT, "messages": [1] * 100_000})),
