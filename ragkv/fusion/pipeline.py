@@ -184,16 +184,12 @@ def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None) -> torch.Tenso
         raise EntryDamagedError(lease.info.key, f"layer {layer} cannot be read ({error})") from error
 
 
-def buffer_bytes(bandwidth: float, load_s: float, compute_s: float) -> float:
-    """S_buf in bytes, with `load_s = T_load L_hist` and `compute_s = T_pref L_new`; 0 if computing hides loading."""
-    return bandwidth * max(0.0, load_s - compute_s)
-
-
 def layers_ahead(load_s: float, compute_s: float, layers: int) -> int:
-    """S_buf in layers of the request's own KV, at least 1: one layer is read while the one before is computed."""
-    if load_s <= 0.0:
-        return 1
-    share = buffer_bytes(1.0, load_s, compute_s) / load_s  # a layer takes load_s / layers at any bandwidth
+    """S_buf in layers of the request's own KV, at least 1: one layer is read while the one before is computed.
+
+    `load_s` is T_load L_hist and `compute_s` T_pref L_new; a layer takes load_s / layers at any bandwidth B.
+    """
+    share = 0.0 if load_s <= 0.0 else max(0.0, load_s - compute_s) / load_s
     return min(layers, max(1, math.ceil(share * layers)))
 
 

@@ -18,10 +18,9 @@ import torch
 
 from ragkv import Engine
 from ragkv.conversations import Conversations
-from ragkv.store import Tier
 from tests import tiny_models
 from tests.engine.helpers import A, B, Q
-from tests.store.fakes import FailingTier, Failure, ThrottledTier, WrappedTier
+from tests.store.fakes import FailingTier, Failure, HeldWrites, ThrottledTier
 
 from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, talk, with_kv
 
@@ -353,19 +352,6 @@ class TestAbandonedTurn:
         assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.notes == ()
 
 
-class HeldWrites(WrappedTier):
-    """A tier whose writes wait for a permission."""
-
-    def __init__(self, tier: Tier) -> None:
-        super().__init__(tier)
-        self.waiting, self.too_long, self.go = False, False, threading.Event()
-
-    def put(self, entry: Any) -> bool:
-        self.waiting = True
-        self.too_long |= not self.go.wait(60)
-        return self.tier.put(entry)
-
-
 class TestSlowDisk:
     def test_a_slow_disk_delays_no_turn_and_waiting_blocks_are_found(self, tmp_path: Path) -> None:
         """While one turn is being written, four more turns are answered from blocks that wait to be written."""
@@ -377,7 +363,7 @@ class TestSlowDisk:
             engine.store._tiers = (held,)
             talk(engine, turns=5)
             reuse = is_full_prefill(engine, session, 5, ratio=0.0).reuse
-            assert held.waiting and not held.too_long
+            assert held.waiting.is_set() and not held.too_long
             assert reuse.exact == 1 + with_kv(session)
             held.go.set()
             engine.flush()

@@ -175,7 +175,7 @@ class TestRefusals:
             (dict(chunks=[Chunk((5, 300))]), InputError, "300"),
             (dict(chunks=[5, 6]), InputError, "token ids"),
             (dict(chunks="text"), InputError, "in a list"),
-            (dict(chunks=Chunk((5,))), InputError, "in a list"),
+            (dict(chunks=Chunk((5,))), InputError, "a list"),
             (dict(ratio=-0.1), InputError, "ratio is -0.1"),
             (dict(ratio=1.1), InputError, "ratio is 1.1"),
             (dict(ratio=float("nan")), InputError, "ratio is nan"),

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until `condition` is true; fail after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not condition():

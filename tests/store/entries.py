@@ -5,7 +5,19 @@ import hashlib
 
 import torch
 
-from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Store, Tier, dtype_from_name
+from ragkv.errors import EntryDamagedError
+from ragkv.store import (
+    EncodedEntry,
+    Entry,
+    EntryInfo,
+    HintedEntry,
+    Identity,
+    Lease,
+    PrefetchHint,
+    Store,
+    Tier,
+    dtype_from_name,
+)
 
 IDENTITY = Identity(
     weights="w0", architecture="a0", rope="r0", dtype="bfloat16", adapter="", tokenizer="t0", context="c0"
@@ -68,6 +80,12 @@ def digest(*tensors: torch.Tensor | None) -> str:
     return sha.hexdigest()
 
 
+def hint_of(*numbers: int, group: str = "") -> PrefetchHint:
+    """What a request announces that will read these entries."""
+    size = make_entry().size_bytes
+    return PrefetchHint(tuple(HintedEntry(IDENTITY, tuple(ids_of(number)), size, group) for number in numbers))
+
+
 def leased(source: Store | Tier, entry: Entry) -> Lease:
     """A lease of `entry`, which must be a hit."""
     lease = source.lease(entry.info.identity, entry.info.token_ids)
@@ -85,6 +103,20 @@ def read_all(lease: Lease) -> Entry:
 def same(a: Entry, b: Entry) -> bool:
     """Whether two entries have equal infos and equal bytes."""
     return a.info == b.info and digest(a.kv, a.sensitivity) == digest(b.kv, b.sensitivity)
+
+
+def served(source: Store | Tier, entry: Entry) -> bool:
+    """Whether the entry is a hit that can be read; wrong bytes fail the test."""
+    lease = source.lease(entry.info.identity, entry.info.token_ids)
+    if lease is None:
+        return False
+    with lease:
+        try:
+            found = read_all(lease)
+        except EntryDamagedError:  # on shared storage also: deleted or evicted by another process meanwhile
+            return False
+    assert same(found, as_stored(entry)), "wrong bytes were served"
+    return True
 
 
 def other_identities(identity: Identity = IDENTITY) -> list[tuple[str, Identity]]:

@@ -52,6 +52,19 @@ class WrappedTier:
         return None if lease is None else self.wrap(lease)
 
 
+class HeldWrites(WrappedTier):
+    """A tier whose writes wait for `go`."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(tier)
+        self.waiting, self.too_long, self.go = threading.Event(), False, threading.Event()
+
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        self.waiting.set()
+        self.too_long |= not self.go.wait(60)
+        return self.tier.put(entry)
+
+
 class ThrottledTier(WrappedTier):
     """A tier whose reads take their bytes over the bandwidth that all reads share; with `writes` puts are as slow."""
 

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.config import CODEC_NAMES, StoreConfig
-from ragkv.errors import EntryDamagedError
-from ragkv.store import CODECS, LRU, Codec, DiskTier, EncodedEntry, Entry, Store
+from ragkv.store import CODECS, Codec, EncodedEntry, Entry, Store
 from ragkv.store.codecs import RAW, Int8Codec
 from ragkv.store.record import OtherVersionError, Record, read_head
 
-from .entries import IDENTITY, as_stored, leased, make_entry, read_all, same, with_codec
+from .entries import IDENTITY, as_stored, make_entry, same, served, with_codec
 
 INT8 = Int8Codec()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -170,35 +169,6 @@ def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(name: str,
             assert served(store, entry)  # from memory again, promoted in encoded form
             for other in set(CODEC_NAMES) - {name}:
                 assert store.lease(with_codec(other), entry.info.token_ids) is None
-
-
-def served(store: Store, entry: Entry) -> bool:
-    with leased(store, entry) as lease:
-        return same(read_all(lease), as_stored(entry))
-
-
-def test_a_flipped_bit_in_a_layer_is_detected(tmp_path: Path) -> None:
-    entry = make_entry(1, tokens=9, layers=1, identity=with_codec("int8"))
-    tier = DiskTier(tmp_path, 10**6, LRU())
-    tier.put(entry)
-    (path,) = tmp_path.glob("entries/*/*")
-    sound = path.read_bytes()
-    with path.open("rb") as file:
-        head = read_head(file.fileno(), entry.info.key)
-    assert head.codec is CODECS["int8"]
-    (start,) = head.layer_offsets
-    for place in range(start, start + head.layer_bytes, 5):
-        data = bytearray(sound)
-        data[place] ^= 1 << place % 8
-        path.write_bytes(data)
-        lease = tier.lease(entry.info.identity, entry.info.token_ids)
-        assert lease is not None
-        with lease, pytest.raises(EntryDamagedError, match="layer 0"):
-            lease.read_layer(0)
-        assert tier.put(entry)
-    with leased(tier, entry) as lease:
-        assert same(read_all(lease), as_stored(entry))
-    tier.close()
 
 
 def test_a_record_in_an_unknown_codec_counts_as_another_version(tmp_path: Path) -> None:

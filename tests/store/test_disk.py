@@ -16,7 +16,7 @@ from ragkv.config import CODEC_NAMES
 from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier
 
-from .entries import IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same, with_codec
+from .entries import IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same, served, with_codec
 
 FILE_BYTES = 4 * 4096
 
@@ -47,15 +47,6 @@ def held(tier: DiskTier, numbers: range = range(20)) -> set[int]:
     return {number for number in numbers if tier.contains(make_entry(number).info.key)}
 
 
-def serves(tier: DiskTier | ReadOnlyDiskTier, number: int) -> bool:
-    lease = tier.lease(IDENTITY, ids_of(number))
-    if lease is None:
-        return False
-    with lease:
-        assert same(read_all(lease), make_entry(number))
-    return True
-
-
 def test_only_the_owner_can_access_the_directory(tmp_path: Path) -> None:
     place = tmp_path / "new" / "store"
     tier = open_tier(place)
@@ -68,7 +59,7 @@ def test_only_the_owner_can_access_the_directory(tmp_path: Path) -> None:
 def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3)
     tier = open_tier(tmp_path)
-    serves(tier, 1)
+    served(tier, make_entry(1))
     tier.close()
     tier = open_tier(tmp_path, capacity=3)
     tier.put(make_entry(4))
@@ -104,7 +95,7 @@ def test_a_file_without_an_index_row_is_adopted_if_sound_and_removed_if_damaged(
     file_of(tmp_path, 2).write_bytes(file_of(tmp_path, 2).read_bytes()[:-1])
     tier = open_tier(tmp_path)
     assert held(tier) == {1}
-    assert serves(tier, 1)
+    assert served(tier, make_entry(1))
     assert not file_of(tmp_path, 2).exists()
     assert "orphan" in caplog.text
     tier.close()
@@ -174,9 +165,9 @@ def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
     assert caplog.text.count("No space left") == 1
     assert list((tmp_path / "tmp").iterdir()) == []
     assert held(tier) == {1}
-    assert serves(tier, 1)
+    assert served(tier, make_entry(1))
     assert tier.put(make_entry(2))
-    assert serves(tier, 2)
+    assert served(tier, make_entry(2))
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +175,7 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:1000])))
     assert tier.put(make_entry(1))
     monkeypatch.undo()
-    assert serves(tier, 1)
+    assert served(tier, make_entry(1))
     tier.close()
 
 
@@ -226,12 +217,12 @@ def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(tmp
     writer.put(make_entry(2))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")}
     reader = ReadOnlyDiskTier(tmp_path)
-    assert serves(reader, 1)
+    assert served(reader, make_entry(1))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")} == before
     with leased(reader, make_entry(1)) as lease:
         writer.delete(make_entry(1).info.key)
         assert same(read_all(lease), make_entry(1))
-    assert not serves(reader, 1)
+    assert not served(reader, make_entry(1))
     assert [info.key for info in reader.infos()] == [make_entry(2).info.key]
     reader.close()
     writer.close()
@@ -241,7 +232,7 @@ def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_wri
     fill(tmp_path, 1)
     file_of(tmp_path, 1).write_bytes(b"rubbish")
     reader = ReadOnlyDiskTier(tmp_path)
-    assert not serves(reader, 1)
+    assert not served(reader, make_entry(1))
     assert reader.stats().damaged == 1
     assert file_of(tmp_path, 1).exists()
 
@@ -257,7 +248,7 @@ def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tier: Dis
             lease.read_layer(1)
         assert not tier.contains(make_entry(1).info.key)
         assert tier.put(make_entry(1))  # while the lease of the damaged one is open
-    assert serves(tier, 1)
+    assert served(tier, make_entry(1))
 
 
 def test_too_many_open_files_cause_a_miss_and_no_damage(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +258,9 @@ def test_too_many_open_files_cause_a_miss_and_no_damage(tier: DiskTier, monkeypa
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "open", exhausted)
-    assert not serves(tier, 1)
+    assert not served(tier, make_entry(1))
     monkeypatch.undo()
-    assert serves(tier, 1)
+    assert served(tier, make_entry(1))
     assert tier.stats().damaged == 0
 
 

@@ -24,8 +24,9 @@ from ragkv.store import (
     make_policy,
 )
 from ragkv.store.policies import Cut, PolicySettings
+from tests.scheduling.helpers import until
 
-from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same
+from .entries import IDENTITY, hint_of, ids_of, leased, make_entry, read_all, same
 from .fakes import FailingTier, Failure, WrappedTier
 
 SIZE = make_entry().size_bytes
@@ -98,19 +99,8 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
         assert built.pins() == 0
 
 
-def hint_of(*numbers: int, group: str = "") -> PrefetchHint:
-    return PrefetchHint(tuple(HintedEntry(IDENTITY, tuple(ids_of(number)), SIZE, group) for number in numbers))
-
-
 def key(number: int) -> str:
     return make_entry(number).info.key
-
-
-def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end, "the condition did not become true"
-        time.sleep(0.001)
 
 
 def wait_until_idle(gated: GatedStore) -> None:

@@ -5,7 +5,7 @@ import random
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.store import Store
-from tests.store.entries import IDENTITY, read_all, same
+from tests.store.entries import served
 
 from .writing import entry_of
 
@@ -30,21 +30,4 @@ def use_for_ever(url: str, prefix: str, seed: int) -> None:
             elif action < 0.5:
                 store.delete(entry.info.key)
             else:
-                serve(store, entry.info.token_ids[0] // 1000)
-
-
-def serve(store: Store, number: int) -> bool:
-    """Whether the entry was served; wrong bytes fail."""
-    from ragkv.errors import EntryDamagedError
-
-    entry = entry_of(number)
-    lease = store.lease(IDENTITY, entry.info.token_ids)
-    if lease is None:
-        return False
-    with lease:
-        try:
-            found = read_all(lease)
-        except EntryDamagedError:  # another process deleted or evicted it meanwhile
-            return False
-    assert same(found, entry), "wrong bytes were served"
-    return True
+                served(store, entry)

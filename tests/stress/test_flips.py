@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from ragkv.config import CODEC_NAMES
-from ragkv.errors import EntryDamagedError
-from ragkv.store import DiskTier, Entry, EntryKey, Store
+from ragkv.store import DiskTier, EntryKey, Store
 from ragkv.store.record import read_head
-from tests.store.entries import IDENTITY, as_stored, ids_of, make_entry, read_all, same, with_codec
+from tests.store.entries import IDENTITY, ids_of, make_entry, served, with_codec
 
 from .writing import config_of
 
@@ -36,20 +35,6 @@ def flip(path: Path, choose: random.Random) -> int:
         file.seek(place)
         file.write(bytes([byte ^ 1 << choose.randrange(8)]))
     return place
-
-
-def served(store: Store, entry: Entry) -> bool:
-    """Whether the entry is served; wrong bytes fail the test."""
-    lease = store.lease(entry.info.identity, entry.info.token_ids)
-    if lease is None:
-        return False
-    with lease:
-        try:
-            read = read_all(lease)
-        except EntryDamagedError:
-            return False
-    assert same(read, as_stored(entry)), "wrong bytes were served"
-    return True
 
 
 def trial(directory: Path, choose: random.Random, log: pytest.LogCaptureFixture) -> str:

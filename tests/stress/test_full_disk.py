@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.store import Store
-from tests.store.entries import make_entry
+from tests.store.entries import make_entry, served
 
-from .test_flips import served
 from .writing import config_of
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from ragkv.store import Store
 from ragkv.store.remote import RemoteTier
+from tests.store.entries import served
 from tests.store.remote.helpers import counted, unique_prefix
 from tests.store.remote.servers import RedisServer
 
-from .sharing import NUMBERS, config_of, serve, use_for_ever
+from .sharing import NUMBERS, config_of, use_for_ever
 from .writing import entry_of
 
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -46,8 +47,8 @@ def test_three_processes_killed_at_random_leave_right_entries(redis_server: Redi
     with Store.open(config_of(url, prefix)) as store:
         (tier,) = store._tiers
         assert isinstance(tier, RemoteTier)
-        assert sum(serve(store, number) for number in range(NUMBERS)) > 3
+        assert sum(served(store, entry_of(number)) for number in range(NUMBERS)) > 3
         for number in range(NUMBERS):  # an entry that was half written can be written again
             assert store.put_durably(entry_of(number))
-            assert serve(store, number)
+            assert served(store, entry_of(number))
         assert counted(tier).entries == len(list(tier.infos())) == NUMBERS

@@ -199,6 +199,3 @@ class BackgroundEncoder:
     def _gets_scores(self, wanted: _Wanted) -> bool:
         """Whether scores lie next to such an entry: only where it is fused."""
         return wanted.identity == self._encoder.identity
-
-
-__all__ = ["BackgroundEncoder"]

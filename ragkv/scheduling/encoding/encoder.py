@@ -236,6 +236,3 @@ def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:
         log.info("The tokenizer does not know %d of %d neutral tokens: chunks are encoded alone.", unknown, len(ids))
         return ()
     return ids[-NEUTRAL_TOKENS:]
-
-
-__all__ = ["Encoder", "StoredScores", "neutral_ids"]

@@ -98,6 +98,3 @@ class _Progress:
         self.left -= 1
         if self._on_progress:
             self._on_progress(self._total - self.left, self._total)
-
-
-__all__ = ["WarmReport", "Warmer"]

@@ -182,7 +182,7 @@ class Tier(ABC):
     """A bounded place that holds entries."""
 
     kind: TierKind
-    read_only: bool = False  # `put`, `delete` and `gc` raise `StoreReadOnlyError`
+    read_only: bool = False  # `put` and `delete`, and so `gc`, raise `StoreReadOnlyError`
     is_remote: bool = False  # a call may take as long as its timeout; other processes write and delete there as well
 
     @abstractmethod

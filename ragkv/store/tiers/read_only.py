@@ -7,7 +7,7 @@ file that vanished is a miss. A damaged file is a miss too, and the writer drops
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Never
 
@@ -53,10 +53,6 @@ class ReadOnlyDiskTier(Tier):
     def delete(self, key: EntryKey) -> bool:
         """Raises `StoreReadOnlyError`."""
         self._refuse(f"delete entry {key}")
-
-    def gc(self, keep: Callable[[Identity], bool]) -> int:
-        """Raises `StoreReadOnlyError`."""
-        self._refuse("drop entries")
 
     def contains(self, key: EntryKey) -> bool:
         return self._directory.path(key).exists()

@@ -159,15 +159,6 @@ class TestNothingOfOtherDocuments:
         for kv in found[1:]:
             torch.testing.assert_close(kv, found[0], atol=1e-5, rtol=1e-4)
 
-    def test_a_word_of_a_neighbour_is_no_likelier_behind_the_entry(self) -> None:
-        """The logits behind the stored chunk depend on the chunk, and not on the document next to it."""
-        words, logits = [tiny_models.tokens(30, seed) for seed in (101, 102)], []
-        for neighbour in words:
-            with engine_of() as engine:
-                engine.warm([neighbour, A])
-                logits.append(engine.prefill(Q, [A], ratio=0.0, selector="none").logits)
-        close(logits[0], logits[1])
-
 
 class TestNeutralText:
     def test_it_is_the_end_of_the_shipped_text_and_of_limited_length(self) -> None:

@@ -1,8 +1,6 @@
 """Remote tiers over the servers of `servers.py`, each under a prefix of its own."""
 
 import itertools
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,11 +73,3 @@ def hit(store: Store, number: int) -> TierKind | None:
         assert same(read_all(lease), make_entry(number))
     store.flush()
     return kind
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Return once `condition()` is true; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {timeout_s:g} s"
-        time.sleep(0.02)

@@ -10,10 +10,11 @@ from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.store import Entry, Tier
 from ragkv.store.remote import RemoteTier, open_remote
+from tests.scheduling.helpers import until
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 from tests.store.remote.faulty_proxy import Proxy
 
-from .helpers import counted, unique_prefix, wait_until
+from .helpers import counted, unique_prefix
 from .servers import LOOPBACK, RedisServer, S3Server, free_port
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -115,7 +116,7 @@ def test_a_remote_that_answers_again_is_called_again(proxied: ProxiedServer) -> 
     proxied.proxy.close_connections()
     assert all(outcome(tier) is None for _ in range(5))
     proxied.proxy.refusing = False
-    wait_until(lambda: outcome(tier) is not None)
+    until(lambda: outcome(tier) is not None)
 
 
 @pytest.mark.parametrize("when", ["lookup", "layers"])
@@ -138,7 +139,7 @@ def test_a_stall_costs_one_request_its_timeout_and_later_requests_nothing(proxie
     assert time.monotonic() - began < lost + SLACK_S
     assert lost < 2 * proxied.timeout_s + SLACK_S
     proxied.proxy.stalled = False
-    wait_until(lambda: outcome(tier) is not None)
+    until(lambda: outcome(tier) is not None)
 
 
 def test_an_answer_that_trickles_in_counts_as_a_stall(proxied: ProxiedServer) -> None:
@@ -159,7 +160,7 @@ def test_an_answer_that_is_cut_off_is_a_miss_and_deletes_nothing(proxied: Proxie
     outcome(tier)
     proxied.proxy.cut_after_bytes = None
     assert proxied.tier(through=False).contains(entry(1).info.key)
-    wait_until(lambda: outcome(tier) is not None)
+    until(lambda: outcome(tier) is not None)
 
 
 @pytest.mark.parametrize("every", [1, 3_000, 50_000])
@@ -179,7 +180,7 @@ def test_bytes_changed_by_the_network_are_never_served(proxied: ProxiedServer, e
     proxied.proxy.change = lambda data: data
     tier.put(entry(1))
     proxied.tier(through=False).put(entry(1))  # if it was deleted as damaged
-    wait_until(lambda: outcome(tier) is not None)
+    until(lambda: outcome(tier) is not None)
 
 
 class TestRedis:
@@ -208,7 +209,7 @@ class TestRedis:
         assert outcome(tier) is None
         assert time.monotonic() - began < 2 * TIMEOUT_S + SLACK_S
         proxied.server.start()
-        wait_until(lambda: is_available(tier))
+        until(lambda: is_available(tier))
         assert outcome(tier) is None  # it is empty
         assert counted(tier).used_bytes == 0
         assert tier.put(entry(1))
@@ -328,7 +329,7 @@ def test_s3_killed_and_restarted_empty_is_used_again() -> None:
         assert outcome(tier) is None
         assert time.monotonic() - began < 2.0 + SLACK_S
         server.start()
-        wait_until(lambda: is_available(tier))
+        until(lambda: is_available(tier))
         assert outcome(tier) is None
         assert tier.put(entry(1))
         assert outcome(tier) is not None

@@ -10,11 +10,12 @@ import pytest
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
-from ragkv.store import HintedEntry, PrefetchHint, Store, TierKind
-from tests.store.entries import IDENTITY, ids_of, make_entry, read_all
+from ragkv.store import Store, TierKind
+from tests.scheduling.helpers import until
+from tests.store.entries import IDENTITY, hint_of, ids_of, make_entry, read_all
 from tests.store.remote.faulty_proxy import Proxy
 
-from .helpers import counted, hit, redis_config, redis_store, redis_tier_of, s3_config, unique_prefix, wait_until
+from .helpers import counted, hit, redis_config, redis_store, redis_tier_of, s3_config, unique_prefix
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -36,11 +37,6 @@ def shared(redis_server: RedisServer, s3_server: S3Server) -> dict[str, Any]:
 def holders(store: Store, number: int) -> set[TierKind]:
     key = make_entry(number).info.key
     return {tier.kind for tier in store._tiers if tier.contains(key)}
-
-
-def hint_of(*numbers: int) -> PrefetchHint:
-    entries = (HintedEntry(IDENTITY, tuple(ids_of(number)), make_entry(number).size_bytes) for number in numbers)
-    return PrefetchHint(tuple(entries))
 
 
 def test_a_write_is_demoted_to_every_tier(shared: dict[str, Any], tmp_path: Path) -> None:
@@ -194,9 +190,9 @@ def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_ove
     with open_store(None, redis=replace(behind.config, url=redis_config(redis_server).url)) as other:
         assert holders(other, 1) == {TierKind.REDIS}
         behind.proxy.refusing = False
-        wait_until(lambda: holders(other, 1) == set())
+        until(lambda: holders(other, 1) == set())
         assert holders(other, 2) == {TierKind.REDIS}
-    wait_until(lambda: behind.pending_deletions() == 0)
+    until(lambda: behind.pending_deletions() == 0)
     assert behind.store.put_durably(make_entry(1))  # put again, it is served again
     assert holders(behind.store, 1) == {TierKind.MEMORY, TierKind.DISK, TierKind.REDIS}
 
@@ -210,7 +206,7 @@ def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: StoreBehi
     assert time.monotonic() - began < 1.5  # less than one timeout
     assert redis_tier_of(behind.store).lease(IDENTITY, ids_of(0)) is None  # it stalls
     disk = behind.store._tiers[1]
-    wait_until(lambda: all(disk.contains(make_entry(number).info.key) for number in range(1, 20)), 60.0)
+    until(lambda: all(disk.contains(make_entry(number).info.key) for number in range(1, 20)), 60.0)
     behind.proxy.stalled = False
 
 
