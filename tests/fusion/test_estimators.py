@@ -115,10 +115,6 @@ def test_entries_recomputed_entirely_are_not_loaded() -> None:
     assert ttft_s(profile(), checking, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
 
 
-def test_ttft_of_a_model_with_one_layer_counts_that_layer() -> None:
-    assert ttft_s(profile(layers=1), SHAPE, 0.5, []) == pytest.approx(0.5 + 1.6)
-
-
 @given(profiles, shapes, ratios, ratios)
 def test_recompute_never_falls_with_the_ratio(made: Profile, shape: Shape, one: float, other: float) -> None:
     less, more = (recompute_s(made, ratio, shape) for ratio in sorted((one, other)))
@@ -173,8 +169,3 @@ def test_a_month_of_storage_costs_gigabytes_times_price() -> None:
 def test_a_negative_or_infinite_price_is_refused(price: float) -> None:
     with pytest.raises(ConfigError, match="disk_usd_per_gb_month"):
         PricesConfig(disk_usd_per_gb_month=price)
-
-
-def test_the_time_to_read_keys_does_not_depend_on_the_rows() -> None:
-    made = profile(recompute=RecomputeFit(1.0, 0.5, 0.0, 0.0))
-    assert recompute_s(made, 0.9, Shape(10, 10, 100)) == pytest.approx(51.0)

@@ -1,7 +1,6 @@
 """The rules of the disk tier beyond the contract of all tiers: durability, recovery, locks and damage."""
 
 import errno
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv.config import CODEC_NAMES
 from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier
 
-from .entries import IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same, served, with_codec
+from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same, served
 
 FILE_BYTES = 4 * 4096
 
@@ -337,23 +335,3 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
     assert tier.gc(lambda _: True) == FILE_BYTES
     assert held(tier) == {2}
     tier.close()
-
-
-def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "ragkv"):
-        fill(tmp_path, 1)
-        open_tier(tmp_path).close()
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_many_threads_can_read_the_layers_of_one_entry(tier: DiskTier, codec: str) -> None:
-    entry = make_entry(1, tokens=33, layers=24, identity=with_codec(codec))
-    tier.put(entry)
-    wanted = as_stored(entry)
-    with leased(tier, entry) as lease, ThreadPoolExecutor(8) as pool:
-
-        def right(layer: int) -> bool:
-            return torch.equal(lease.read_layer(layer), wanted.kv[layer])
-
-        assert all(pool.map(right, list(range(24)) * 20))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from ragkv.store import EncodedEntry, Entry, Identity
+from ragkv.store import Entry, Identity
 
 from .entries import IDENTITY, make_entry, other_identities
 
@@ -38,12 +38,3 @@ def test_an_entry_of_another_shape_or_dtype_is_refused() -> None:
     for scores in (torch.zeros(3, 1).half(), torch.zeros(4).half(), torch.zeros(4, 0).half(), torch.zeros(4, 1)):
         with pytest.raises(ValueError, match=r"\(4, C\) float16"):
             Entry(entry.info, entry.kv, scores)
-
-
-def test_a_compact_entry_keeps_no_larger_tensor_alive() -> None:
-    entry = make_entry()
-    large = torch.cat([entry.kv, entry.kv])
-    compact = EncodedEntry.of(Entry(entry.info, large[:2], entry.sensitivity)).compact()
-    assert compact.layers.untyped_storage().nbytes() == entry.kv.nbytes
-    assert torch.equal(compact.layers, entry.kv)
-    assert compact.compact() is compact

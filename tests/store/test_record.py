@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import safetensors
 import torch
 from safetensors.torch import load_file
 
@@ -56,15 +55,6 @@ def test_layers_begin_and_the_file_ends_at_multiples_of_a_page(tmp_path: Path) -
     assert [offset % ALIGNMENT for offset in head.layer_offsets] == [0, 0, 0]
     assert head.file_bytes % ALIGNMENT == 0
     assert head.file_bytes == (tmp_path / "e").stat().st_size
-
-
-def test_the_metadata_of_a_record_names_its_entry(tmp_path: Path) -> None:
-    entry = make_entry(1, group="talk", index=2)
-    with safetensors.safe_open(write(tmp_path / "e", entry), "pt") as file:
-        facts = file.metadata()
-    assert facts["key"] == entry.info.key.to_text()
-    assert facts["identity"] == entry.info.identity.to_json()
-    assert (facts["codec"], facts["group"], facts["index"], facts["frequencies"]) == ("raw", "talk", "2", "f0")
 
 
 def test_a_flipped_bit_in_the_head_is_detected(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids
 from tests.store.remote.faulty_proxy import Proxy
 
 from .helpers import redis_config, s3_config, unique_prefix
-from .servers import LOOPBACK, RedisServer, S3Server
+from .servers import LOOPBACK, RedisServer
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
 
@@ -144,11 +144,3 @@ class TestLoadingOrComputing:
             prefill = network.engine.prefill(Q, [A, B, C])
             assert not any("quicker" in note for note in prefill.reuse.notes)
             assert prefill.reuse.bytes_by_tier["redis"] > 0
-
-
-def test_reports_count_the_bytes_of_redis_and_of_s3_apart(redis_server: RedisServer, s3_server: S3Server) -> None:
-    both = StoreConfig(redis=redis_config(redis_server, timeout_s=10.0), s3=s3_config(s3_server), memory_bytes=0)
-    with engine_of(store=both) as engine:
-        engine.warm([A, B])
-        engine.store._tiers[0].delete(engine.entries.encoder.identity.key(tuple(B)))
-        assert set(engine.prefill(Q, [A, B]).reuse.bytes_by_tier) >= {"redis", "s3"}
