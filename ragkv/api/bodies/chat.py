@@ -182,8 +182,10 @@ class ChatRequest(ClientPart, SamplingFields):
     )
     stream: bool | None = Field(default=False, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
-    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="The same; give one of the two.")
+    max_tokens: int | None = Field(default=None, ge=1, lt=2**63, description="The most tokens of the answer.")
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, lt=2**63, description="The same; give one of the two."
+    )
     stop: str | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(max_length=4)] | None = Field(
         default=None, description="Texts that end the answer; they are not part of it."
     )

@@ -132,7 +132,7 @@ class AskRequest(CompareRequest, ReuseOptions):
     session_id: SessionId | None = Field(
         default=None, description="The conversation to continue or to start.", examples=["s1"]
     )
-    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
+    max_tokens: int | None = Field(default=None, ge=1, lt=2**63, description="The most tokens of the answer.")
     response_format: FormatRequest | None = Field(default=None, description="The form of the answer; left out: text.")
     stream: bool = Field(default=False, description="Answer with server-sent events.")
 

@@ -45,6 +45,7 @@ ODD_BODIES = [
     ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k\\u0000": 1}}]}'),
     ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "a\\u0000b"}}]}'),
     ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "\\ud800"}}]}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "a\\u0000b"}]}'),
     ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": ' + nested(100) + "}}]}"),
     ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": 1e999}}]}'),
     ("/v1/collections/facts/documents", json.dumps({"documents": [{"text": "t", "metadata": {"k": "x" * 30_000}}]})),
