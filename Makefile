@@ -15,7 +15,7 @@ VLLM_VENV ?= .venv-vllm
 .PHONY: demo test test-slow test-vllm soak check bench bench-papers gpu docs clean
 
 demo: $(DEMO)
-	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile

@@ -98,5 +98,7 @@ def test_the_installed_wheel_runs_the_demo_outside_a_checkout(wheel: Path, tmp_p
     assert Path(location).is_relative_to(tmp_path)
     command = tmp_path / "bin" / "ragkv"
     assert offline(command, "--version").stdout == f"ragkv {ragkv.__version__}\n"
-    demo = offline(command, "demo", "--questions", "2", OMP_NUM_THREADS="1")  # also on a busy machine
+    demo = offline(
+        python, "-m", "ragkv.examples.demo", "--questions", "2", OMP_NUM_THREADS="1"
+    )  # also on a busy machine
     assert "Right, of 2 questions: full 2 · prefix 2 · cold 2 · warm 2." in demo.stdout

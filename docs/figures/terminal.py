@@ -1,4 +1,4 @@
-"""Draws terminal.svg from the text beside it: `ragkv demo > docs/figures/terminal.txt`, then this script."""
+"""Draws terminal.svg from the text beside it: `make demo > docs/figures/terminal.txt`, then this script."""
 
 from html import escape
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line: `ragkv demo | ingest | ask | chat | search | docs | serve | keys | gc | ...`.
+"""The command line: `ragkv ingest | ask | chat | search | docs | serve | keys | gc | ...`.
 
 Results go to standard output (text, or JSON with `--json`), progress and notes to standard error. An error is one
 sentence and exit code 1; wrong usage is exit code 2. Commands import heavy modules only when they run.

@@ -23,7 +23,6 @@ from .options import (
     AsJson,
     CodecChoice,
     EngineOptions,
-    Model,
     command_group,
     file_defaults,
     require_index,
@@ -63,11 +62,11 @@ def _main(
 
 
 def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
-    """The settings file's defaults for the options of every command; the demo's model is its own."""
+    """The settings file's defaults for the options of every command."""
     commands = getattr(command, "commands", None)
     if commands is None:
         return values
-    return {name: _defaults(one, values) for name, one in commands.items() if name != "demo"}
+    return {name: _defaults(one, values) for name, one in commands.items()}
 
 
 def size(
@@ -116,19 +115,8 @@ def gc(
         console.print(f"Dropped {dropped} of other models ({output.size(freed)}) and {deleted} of deleted documents.")
 
 
-def demo(
-    model: Model = "smollm2",
-    questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
-) -> None:
-    """Answer questions over the example articles four ways: full, exact prefix, fused cold, fused warm."""
-    from .demo import run
-
-    run(model, questions)
-
-
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them
-    "Start": (demo, ingest),
-    "Ask": (ask, chat, search),
+    "Ask": (ingest, ask, chat, search),
     "Look": (docs, size),
     "Serve": (serve, mcp, keys),
     "Maintain": (doctor, gc, gate, profile),

@@ -7,20 +7,22 @@ question continues a conversation, so that its history is reused too.
 
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from ragkv.cli import output
+from ragkv.cli.options import EngineOptions
+from ragkv.cli.output import console
 from ragkv.config import ReuseMode
-from ragkv.errors import InputError
+from ragkv.errors import InputError, RagKVError
 from ragkv.runtime import examples
 from ragkv.types import Answer, Chunk
-
-from . import output
-from .options import EngineOptions
-from .output import console
 
 if TYPE_CHECKING:
     from ragkv.retrieval.rag import Rag
@@ -32,8 +34,11 @@ _WAYS: dict[str, ReuseMode] = {"full": "none", "prefix": "prefix", "cold": "fuse
 Answers = dict[str, Answer]  # the answers to one question, by way
 
 
-def run(model: str, count: int | None) -> None:
-    """Run the demo with the first `count` questions (`None`: all) and print it."""
+def run(
+    model: Annotated[str, typer.Option(help="A name, a folder, a GGUF file or a hub id.")] = "smollm2",
+    count: Annotated[int | None, typer.Option("--questions", min=1, help="Only so many of the questions.")] = None,
+) -> None:
+    """Answer questions over the example articles four ways: full, exact prefix, fused cold, fused warm."""
     if (folder := examples()) is None:
         raise InputError("The example corpus is not part of this installation. Run the demo in a checkout.")
     lines = (folder / "questions.jsonl").read_text("utf-8").splitlines()
@@ -131,3 +136,11 @@ def _is_right(question: dict[str, Any], answer: Answer) -> bool:
 def _whole_s(answer: Answer) -> float:
     """Seconds to the last token."""
     return answer.timing.first_token_s + answer.timing.decode_s
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(run)
+    except RagKVError as error:
+        output.print_error(error)
+        sys.exit(1)
