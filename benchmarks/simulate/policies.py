@@ -36,7 +36,6 @@ class Belady(Policy):
     """
 
     name = "belady"
-    needs_future = True
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
@@ -103,7 +102,6 @@ class EndAware(TLRU):
     """T-LRU that knows which conversations do not return, and keeps nothing of them."""
 
     name = "end-aware"
-    needs_future = True
 
     def budget(self, turn: TurnSize) -> int:
         return 0 if turn.next is NEVER else super().budget(turn)
@@ -113,7 +111,6 @@ class LengthAware(TLRU):
     """T-LRU that knows the next turn's lengths too: budget min(sh_next, in_next - xi), 0 if it never comes."""
 
     name = "length-aware"
-    needs_future = True
 
     def budget(self, turn: TurnSize) -> int:
         if turn.next is None:

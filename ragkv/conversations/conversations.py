@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet, WeakValueDictionary
@@ -65,7 +64,6 @@ class Conversations:
         self._unsaved: WeakSet[Session] = WeakSet()
         self._seen_at: dict[str, float] = {}  # when the states seen here were used, by id, to notice older ones
         self._turns: set[Turn] = set()  # under way
-        self.request_numbers: Iterator[int] = count(1)
         self._swept_at = 0.0
         self._deletions: SharedDeletions | None = None
         if not storage.shared:

@@ -11,7 +11,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter
 from ragkv.prompt import Past
-from ragkv.prompt.history import BlockWriter, History, SessionState, discarded, fitted, merged
+from ragkv.prompt.history import BlockWriter, History, SessionState, fitted, merged
 from ragkv.prompt.layout import TemplateRuns
 from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Ticket
@@ -38,7 +38,6 @@ class SessionOwner(Protocol):
     block_writer: BlockWriter
     settings: SessionConfig
     clock: Callable[[], float]  # seconds since the epoch
-    request_numbers: Iterator[int]  # one higher each time
 
     def refresh(self, session: "Session") -> None: ...
 
@@ -129,20 +128,12 @@ class Session:
                 raise InputError(f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}.")
             self.owner.commit(self, replace(self.state, turns=past[:-turns], history=past[-turns].began))
 
-    def discard(self, what: Iterable[tuple[int, int]] | str) -> int:
-        """Drop tokens from the history now: ranges of indices, or the choice of a discarding list.
-
-        Returns how many tokens were dropped.
-        """
-        settings = self.owner.settings
+    def discard(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """Drop these ranges of indices from the history now; returns how many tokens were dropped."""
         with self.held():
             history = self.state.history
-            if isinstance(what, str):
-                what = discarded(what, history, 0, settings)
-            ranges = merged(what, len(history))
-            if not ranges:
-                return 0
-            return self._replace(history.without(ranges, settings.truncation))
+            dropped = merged(ranges, len(history))
+            return self._replace(history.without(dropped, self.owner.settings.truncation) if dropped else history)
 
     def make_room(self, tokens: int) -> int:
         """Drop what a turn of `tokens` in all, answer included, would have to drop; returns how many tokens."""

@@ -150,7 +150,7 @@ class Turn(Closing):
         covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))  # tokens in front of the new blocks
         return TurnSize(
             at=now,
-            request=next(self._owner.request_numbers),
+            request=0,
             group=self._group,
             prompt=held + _blocks(covered, len(prompt.token_ids), made.exact_until, size),
             shared=held - len(made.recomputed_blocks),

@@ -2,7 +2,7 @@
 
 from .block_writer import BlockWriter
 from .history import EMPTY, Block, Chain, History, Part, PartKind, PastTurn, Ranges, SessionState, exact_blocks
-from .truncation import TDLS, discarded, fitted, merged
+from .truncation import TDLS, fitted, merged
 
 __all__ = [
     "Block",
@@ -16,7 +16,6 @@ __all__ = [
     "PastTurn",
     "Ranges",
     "TDLS",
-    "discarded",
     "exact_blocks",
     "fitted",
     "merged",

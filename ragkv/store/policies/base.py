@@ -35,7 +35,7 @@ class TurnSize(NamedTuple):
     """One served request of a conversation, as policies see it: sizes in blocks, and no token."""
 
     at: float  # seconds
-    request: int  # its number in the trace
+    request: int  # its number in the trace; 0 in a live store
     group: str  # the conversation
     prompt: int  # `in`: its prompt, blocks rounded up
     shared: int  # `sh`: blocks of the prompt that are a prefix of what the conversation stored; 0 at the first turn
@@ -86,7 +86,6 @@ class Policy(ABC):
     """Chooses what a full tier evicts."""
 
     name: ClassVar[str]
-    needs_future: ClassVar[bool] = False  # reads `TurnSize.next`, which only the simulator knows
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self.settings = settings or PolicySettings()
