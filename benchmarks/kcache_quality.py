@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks import quality_data
+from examples.metrics import best, exact_match
 from ragkv.config import KCacheConfig
-from ragkv.lab.metrics import best, exact_match
 from ragkv.model import Adapter, PromptKV, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.decode.stopping import end_tokens

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.quality_data import Context
-from examples.rouge import rouge_l
+from examples.metrics import best, rouge_l, token_f1
 from ragkv import Chunk, Engine
 from ragkv.errors import InputError
-from ragkv.lab.metrics import best, token_f1
 from ragkv.retrieval import Document, Embedder, Index, Splitter
 
 SPARE_TOKENS = 128  # SPARE_TOKENS of the context stay free: MapReduce asks for summaries with a longer question.

@@ -15,10 +15,9 @@ import torch
 from benchmarks import lens
 from benchmarks.quality_data import Context, Question
 from examples.baselines import surest
-from examples.rouge import rouge_l
+from examples.metrics import best, exact_match, rouge_l, token_f1
 from ragkv import Engine
 from ragkv.fusion import AskingSelector, Selector, make_selector
-from ragkv.lab.metrics import best, exact_match, token_f1
 from ragkv.model import PromptKV, Rows, Watch
 from ragkv.model.decode.stopping import end_tokens
 

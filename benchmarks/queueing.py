@@ -58,6 +58,15 @@ class Hits:
         return self.from_memory / max(1, self.from_memory + self.from_disk)
 
 
+class _Sessions(PrefixTier):
+    """A tier that holds a session whole or not at all."""
+
+    def hold(self, session: str, tokens: int, now: float) -> None:
+        """Hold so many tokens of a session, and evict, perhaps the session itself."""
+        self._set(session, tokens, tokens, now)
+        self._evict((), now)
+
+
 class _Hierarchy:
     """Memory above disk, each holding whole sessions under a policy of its own."""
 
@@ -66,10 +75,8 @@ class _Hierarchy:
         settings = PolicySettings(window_groups=max(1, window))
         policies = [make_any_policy(name, settings) for _ in range(2)]
         self._demoted: list[tuple[str, int]] = []  # by the session that is kept now
-        self.memory = PrefixTier(
-            policies[0], server.memory_tokens, lambda *lost: self._demoted.append(lost), whole=True
-        )
-        self.disk = PrefixTier(policies[1], server.disk_tokens, whole=True)
+        self.memory = _Sessions(policies[0], server.memory_tokens, lambda *lost: self._demoted.append(lost), whole=True)
+        self.disk = _Sessions(policies[1], server.disk_tokens, whole=True)
         self.fetch_window = int(server.memory_tokens / mean_tokens) if name == "lookahead" else 0
 
     def queued(self, session: str) -> None:
@@ -82,16 +89,16 @@ class _Hierarchy:
 
     def keep(self, session: str, tokens: int, now: float) -> bool:
         """Hold a session in memory and demote others to disk; whether it stayed in memory itself."""
-        self.disk.drop(session, now)
+        self.disk.hold(session, 0, now)
         self._demoted.clear()
-        self.memory.hold(session, tokens, tokens, now)
+        self.memory.hold(session, tokens, now)
         for other, size in self._demoted:
-            self.disk.hold(other, size, size, now)
+            self.disk.hold(other, size, now)
         return session in self.memory.held
 
     def drop(self, session: str, now: float) -> None:
-        self.memory.drop(session, now)
-        self.disk.drop(session, now)
+        self.memory.hold(session, 0, now)
+        self.disk.hold(session, 0, now)
 
     def fetch(self, waiting: Sequence[str], now: float) -> None:
         """Fetch waiting sessions from disk to memory, in the order of the queue, until one does not stay there."""

@@ -13,9 +13,9 @@ import torch
 from benchmarks import report
 from benchmarks.real_sets import Asked
 from benchmarks.rows import Row
+from examples.metrics import best, token_f1
 from ragkv import Chunk, Engine, EngineConfig
 from ragkv.errors import InputError
-from ragkv.lab.metrics import best, token_f1
 from ragkv.model.decode.stopping import end_tokens
 
 COMPARED_TOKENS = 12  # The first tokens of the full prefill's answer, over which KL and agreement are means.

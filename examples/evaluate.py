@@ -13,9 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the loaders and the table 
 from benchmarks import quality_data
 from benchmarks.report import table
 from examples.baselines import map_reduce, map_rerank
-from examples.rouge import rouge_l
+from examples.metrics import best, exact_match, rouge_l, token_f1
 from ragkv import Chunk, Engine, EngineConfig, PromptConfig
-from ragkv.lab.metrics import best, exact_match, token_f1
 from ragkv.retrieval import Document, Index, Splitter
 
 METRICS = (exact_match, token_f1, rouge_l)

@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from ragkv import __version__
-from ragkv.config import EXPECTED_CODEC
 from ragkv.runtime import counted
 
 from . import output
@@ -21,7 +20,6 @@ from .keys import keys
 from .mcp import mcp
 from .options import (
     AsJson,
-    CodecChoice,
     EngineOptions,
     command_group,
     file_defaults,
@@ -33,8 +31,6 @@ from .options import (
 from .output import console, print_json
 from .profile import profile
 from .serve import serve
-
-KvDtype = Literal["float32", "bfloat16", "float16"]
 
 app = command_group(
     "Answer questions over documents from stored KV: chunks are computed once and fused at question time.",
@@ -69,29 +65,6 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
     return {name: _defaults(one, values) for name, one in commands.items()}
 
 
-def size(
-    model: Annotated[str, typer.Argument(help="'reader', a model folder or a hub id.")],
-    chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
-    chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
-    dtype: Annotated[KvDtype, typer.Option(help="Number format of the KV.")] = "bfloat16",
-    codec: Annotated[CodecChoice, typer.Option(help="Codec of the stored KV.")] = EXPECTED_CODEC,
-    as_json: AsJson = False,
-) -> None:
-    """Show how many bytes a model's KV takes: per token, per chunk and for a corpus."""
-    from ragkv.model.loading import float_dtype, kv_shape
-    from ragkv.store import CODECS
-
-    kind, (layers, kv_heads, head_dim) = float_dtype(dtype), kv_shape(model)
-    per_chunk = layers * CODECS[codec].layout((2, kv_heads, chunk_tokens, head_dim), kind).nbytes
-    numbers = {"token": round(per_chunk / chunk_tokens), "chunk": per_chunk, "corpus": per_chunk * chunks}
-    if as_json:
-        print_json({"model": model, "dtype": dtype, "codec": codec, "bytes_per": numbers})
-        return
-    console.print(f"{output.size(numbers['token'])} per token")
-    console.print(f"{output.size(numbers['chunk'])} per chunk of {counted(chunk_tokens, 'token')}")
-    console.print(f"{output.size(numbers['corpus'])} for {counted(chunks, 'chunk')}")
-
-
 @with_engine_options
 def gc(
     options: EngineOptions,
@@ -117,7 +90,7 @@ def gc(
 
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them
     "Ask": (ingest, ask, chat, search),
-    "Look": (docs, size),
+    "Look": (docs,),
     "Serve": (serve, mcp, keys),
     "Maintain": (doctor, gc, gate, profile),
 }

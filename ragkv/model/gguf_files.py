@@ -7,7 +7,6 @@ made whole or not at all, by one process while others wait, and its bytes are ch
 import importlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ import xxhash
 from filelock import FileLock
 
 from ragkv.errors import MissingExtraError
-from ragkv.runtime import make_private_folder, replace_file
+from ragkv.runtime import cache_folder, make_private_folder, replace_file
 
 # What an unpacked model says of itself: the file it was made of, and the digests of its own files.
 MANIFEST = "unpacked.json"
@@ -41,7 +40,7 @@ def unpacked(file: Path) -> Path:
     """
     stat = file.stat()
     made_of = {"file": str(file.resolve()), "bytes": stat.st_size, "changed_ns": stat.st_mtime_ns, "form": 1}
-    folder = cache() / f"{file.stem}-{xxhash.xxh3_64_hexdigest(str(file.resolve()).encode())}"
+    folder = cache_folder("models") / f"{file.stem}-{xxhash.xxh3_64_hexdigest(str(file.resolve()).encode())}"
     if _is_whole(folder, made_of):
         return folder
     make_private_folder(folder.parent)
@@ -49,12 +48,6 @@ def unpacked(file: Path) -> Path:
         if not _is_whole(folder, made_of):  # another process may have made it meanwhile
             _unpack(file, folder, made_of)
     return folder
-
-
-def cache() -> Path:
-    """Where unpacked models are kept: `ragkv/models` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ragkv" / "models"
 
 
 def _is_whole(folder: Path, made_of: dict[str, Any]) -> bool:
@@ -88,7 +81,9 @@ def _unpack(file: Path, folder: Path, made_of: dict[str, Any]) -> None:
     auto: Any = transformers.AutoModelForCausalLM
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with _read_once(file) as kinds, TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as draft:
-        model, found = auto.from_pretrained(**source, dtype=_dtype(kinds), output_loading_info=True)
+        narrow = torch.float16 if kinds <= {"F32", "F16"} else torch.bfloat16
+        dtype = torch.float32 if kinds <= {"F32"} else narrow
+        model, found = auto.from_pretrained(**source, dtype=dtype, output_loading_info=True)
         if missing := sorted(found["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are missing, {missing[0]} first")
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
@@ -122,9 +117,3 @@ def _read_once(file: Path) -> Iterator[set[str]]:
         yield {tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1}
     finally:
         gguf.GGUFReader = original
-
-
-def _dtype(kinds: set[str]) -> torch.dtype:
-    if kinds <= {"F32"}:
-        return torch.float32
-    return torch.float16 if kinds <= {"F32", "F16"} else torch.bfloat16

@@ -19,7 +19,6 @@ from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
 from .gguf_files import unpacked
 from .probe import DEVICES, refuse_unsupported
-from .promptkv import KVShape
 
 READER = Path(__file__).parent / "reader"
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -206,18 +205,6 @@ def _tokenizer(path: str) -> Any | None:
     except Exception as error:  # the tokenizers library raises no narrower one
         why = _pointer(folder) or _first_line(error)
         raise ModelNotFoundError(f"The tokenizer of the model at {path} cannot be loaded: {why}") from error
-
-
-def kv_shape(model: str | os.PathLike[str]) -> KVShape:
-    """The KV shape of a model, read from its config alone: no weights are loaded.
-
-    `model` is a folder or a hub id. Raises `ModelNotFoundError`, `UnsupportedModelError`.
-    """
-    config = config_of(model)
-    refuse_unsupported(config)
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return KVShape(int(config.num_hidden_layers), int(kv_heads), int(head_dim))
 
 
 def float_dtype(name: str) -> torch.dtype:

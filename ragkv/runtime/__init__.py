@@ -6,7 +6,7 @@ from .batches import Check, acquired, never_urgent, no_check
 from .brief import brief
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
-from .files import examples, make_private_folder, replace_file, sync
+from .files import cache_folder, examples, make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
@@ -27,6 +27,7 @@ __all__ = [
     "acquired",
     "available_bytes",
     "brief",
+    "cache_folder",
     "cores",
     "counted",
     "cpu_features",

@@ -31,6 +31,12 @@ def replace_file(path: Path, *pieces: bytes | bytearray | memoryview, drafts: Pa
     sync(path.parent)
 
 
+def cache_folder(kind: str) -> Path:
+    """The folder of one kind of what is kept for later: `ragkv/KIND` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ragkv" / kind
+
+
 def make_private_folder(folder: Path) -> None:
     """Make a folder, and the missing ones above it, for their owner alone whatever the umask; existing ones stay.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.config import CODEC_NAMES, StoreConfig
+from ragkv.config import StoreConfig
 from ragkv.retrieval.rag import Rag
 from ragkv.store import Store
 
@@ -70,23 +70,6 @@ def test_a_pruned_document_leaves_no_entry(run: Run, documents: Path, tmp_path: 
     pruned = run("ingest", documents, "--prune", "--json").json
     assert len(pruned["index"]["deleted"]) == 1
     assert entries(tmp_path / "home") == 1
-
-
-def test_size_computes_the_bytes_of_a_token_a_chunk_and_a_corpus(run: Run, model_folder: Path) -> None:
-    options = ("--codec", "raw", "--dtype", "float32", "--chunk-tokens", "10", "--chunks", "3", "--json")
-    size = run("size", model_folder, *options).json
-    per_token = 4 * 2 * 2 * 16 * 4  # layers, K and V, KV heads, head dim, bytes
-    assert size["bytes_per"] == {"token": per_token, "chunk": per_token * 10, "corpus": per_token * 30}
-
-
-def test_size_takes_the_codec_into_account_and_refuses_an_unknown_one(run: Run, model_folder: Path) -> None:
-    raw, int8 = (run("size", model_folder, "--codec", name, "--json").json["bytes_per"] for name in ("raw", "int8"))
-    for unit in ("token", "chunk", "corpus"):
-        assert 0.5 < int8[unit] / raw[unit] < 0.6  # the scales are two bytes for each of 16 dimensions
-    for option, names in (("--codec", CODEC_NAMES), ("--dtype", ("float32", "bfloat16", "float16"))):
-        refused = run("size", "reader", option, "int4")
-        assert refused.code == 2
-        assert all(f"'{name}'" in refused.err for name in ("int4", *names))
 
 
 def test_gc_deletes_the_entries_of_another_dtype(run: Run, documents: Path, tmp_path: Path) -> None:
@@ -163,7 +146,6 @@ class TestErrors:
             (("ask", "who?"), "Nothing was ingested"),
             (("ingest", "/nowhere/at/all.txt"), "no such file"),
             (("ingest", "/nowhere"), "no such file"),
-            (("size", "/nowhere/model"), "No model folder"),
             (("search", "who?"), "Nothing was ingested"),
         ],
     )
@@ -201,7 +183,7 @@ class TestErrors:
         folder = tmp_path / "gpt2"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-        assert "No adapter for the architecture" in run("size", folder).err
+        assert "No adapter for the architecture" in run("ingest", documents, "--model", folder).err
 
     def test_the_error_for_an_unknown_setting_names_the_nearest_one(
         self, run: Run, documents: Path, tmp_path: Path

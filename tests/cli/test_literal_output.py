@@ -79,7 +79,6 @@ def test_search_and_docs_print_names_and_texts_as_they_are(run: Run, bracketed: 
         ("docs", "list", "--home", "[red]home"),
         ("gc", "--home", "[red]home"),
         ("ingest", "[red]home/[/x].txt"),
-        ("size", "[red]home"),
         ("chat", "--model", "/[red]home"),
         ("profile", "--model", "/[red]home"),
         ("gate", "--model", "/[red]home"),

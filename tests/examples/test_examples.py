@@ -14,7 +14,7 @@ from ragkv.model.loading import READER
 ROOT = Path(__file__).parents[2]
 EXAMPLES, WORLD = ROOT / "examples", ROOT / "tests" / "world"
 READER_ON_ITS_WORLD = ("--model", "reader", "--docs", WORLD / "corpus")
-SHOWN = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "plain_transformers"]
+SHOWN = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in ("plain_transformers", "demo", "metrics")]
 
 pytestmark = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
 

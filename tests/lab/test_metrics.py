@@ -2,8 +2,7 @@
 
 import pytest
 
-from examples.rouge import rouge_l
-from ragkv.lab.metrics import best, exact_match, normalized, token_f1
+from examples.metrics import best, exact_match, normalized, rouge_l, token_f1
 
 
 def test_the_normal_form_has_no_upper_case_punctuation_or_articles() -> None:

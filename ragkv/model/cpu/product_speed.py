@@ -15,13 +15,12 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from ragkv.runtime import cpu_model, make_private_folder, replace_file
+from ragkv.runtime import cache_folder, cpu_model, make_private_folder, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ def kept_seconds(
     text = json.dumps({**_conditions(), **subject}, sort_keys=True)
     file = None
     try:
-        file = folder() / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.json"
+        file = cache_folder("speeds") / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.json"
         found = tuple(float(seconds) for seconds in json.loads(file.read_text(encoding="utf-8"))["seconds"])
         if found and all(math.isfinite(seconds) and seconds > 0 for seconds in found):
             return found
@@ -85,12 +84,6 @@ def kept_seconds(
     except (OSError, RuntimeError) as error:  # no home folder, a read-only one, a full disk
         log.debug("Measured speeds are not kept: %s.", error)
     return found
-
-
-def folder() -> Path:
-    """Where measured times are kept: `ragkv/speeds` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ragkv" / "speeds"
 
 
 def _conditions() -> dict[str, Any]:

@@ -32,17 +32,6 @@ class PrefixTier:
         self._evict((turn.group,) if forced else (), turn.at)
         return turn.prompt - min(had, turn.shared)
 
-    def hold(self, group: str, blocks: int, size: int, now: float) -> None:
-        """Hold `size` of a group, which its policy knows as `blocks`, and evict, perhaps the group itself."""
-        self._set(group, blocks, size, now)
-        self._evict((), now)
-
-    def drop(self, group: str, now: float) -> int:
-        """Hold nothing of a group any more; returns its size."""
-        size = self.held.get(group, 0)
-        self._set(group, 0, 0, now)
-        return size
-
     def _evict(self, pinned: Container[str], now: float) -> None:
         while self._used > self.capacity:  # a pinned group loses its own tail when it is alone
             self._take(self.policy.victim(pinned, now) or Cut(next(iter(self.held))), now)
