@@ -41,7 +41,7 @@ def _speeds_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measured speeds in a folder of the tests, not in the user's."""
     folder = tmp_path_factory.mktemp("speeds")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(product_speed, "folder", lambda: folder)
+        patch.setattr(product_speed, "cache_folder", lambda _: folder)
         yield
 
 

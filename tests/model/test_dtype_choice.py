@@ -158,7 +158,7 @@ class TestKeptSpeeds:
     @pytest.fixture(autouse=True)
     def _own_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch = tmp_path / "speeds", monkeypatch
-        monkeypatch.setattr(product_speed, "folder", lambda: self.folder)
+        monkeypatch.setattr(product_speed, "cache_folder", lambda _: self.folder)
 
     def found(self, seconds: float) -> float:
         """What a process uses that would measure `seconds`."""

@@ -199,7 +199,7 @@ def test_a_gguf_file_is_unpacked_once_and_gives_the_logits_of_the_model_it_was_m
     gguf = pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, bos_token_id=4, eos_token_id=5, tie_word_embeddings=False)).eval()
     _write_gguf(gguf, tmp_path / "tiny.gguf", model)
     with Engine.from_pretrained(tmp_path / "tiny.gguf") as engine:
         assert len(engine.chunk("abab").token_ids) == 2

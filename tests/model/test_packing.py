@@ -211,7 +211,7 @@ def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatc
         (2.0, 1.0, math.inf, BFLOAT16_ROWS),
         (1.0, 2.0, FLOAT32_ROWS, 0),
     ):
-        monkeypatch.setattr(product_speed, "folder", lambda name=str(copy_s): tmp_path / name)
+        monkeypatch.setattr(product_speed, "cache_folder", lambda _, name=str(copy_s): tmp_path / name)
         for dtype, rows in ((torch.float32, float32_rows), (torch.bfloat16, bfloat16_rows)):
             times = iter((without_s, copy_s) * product_speed.PAIR_ROUNDS)
             monkeypatch.setattr(product_speed, "_seconds", lambda *_, times=times: next(times))
