@@ -53,7 +53,9 @@ def source_files(built: Path) -> set[str]:
 
 def test_the_wheel_installs_exactly_the_files_of_the_package_and_its_examples(wheel: Path) -> None:
     installed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    examples = {f"ragkv/{name}" for name in files_under("examples/corpus") | {"examples/questions.jsonl"}}
+    examples = {
+        f"ragkv/{name}" for name in files_under("examples/corpus") | {"examples/questions.jsonl", "examples/demo.py"}
+    }
     assert installed == files_under("ragkv") | examples
 
 

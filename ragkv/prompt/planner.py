@@ -72,7 +72,7 @@ class Planner:
 
     def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
         """What `plan` will look up in the store, as far as it is known before: history in order, then chunks."""
-        prompt, method, identity = active.prompt, active.request.method, self._encoder.identity
+        prompt, method, of_blocks = active.prompt, active.request.method, self._encoder.alone
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
         scored = self._encoder.makes_scores
         block_scored = scored and method.inexact_use == "select"
@@ -83,10 +83,10 @@ class Planner:
             return next((one for one in preferred if self._store.contains(one.key(ids))), preferred[0])
 
         def hint(identity: Identity, ids: tuple[int, ...], group: str, scored: bool) -> HintedEntry:
-            return HintedEntry(identity, ids, self._encoder.entry_bytes(len(ids)), group, scored)
+            return HintedEntry(identity, ids, self._encoder.entry_bytes(len(ids), identity), group, scored)
 
         blocks = [
-            hint(block.identity(identity), block.token_ids, active.session_id, block_scored and block.fused)
+            hint(block.identity(of_blocks), block.token_ids, active.session_id, block_scored and block.fused)
             for block, wish in zip(prompt.history.blocks, wished.blocks, strict=True)
             if wish.is_wanted
         ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine
+from ragkv import Engine, FusionConfig
 from ragkv.fusion import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
@@ -54,7 +54,7 @@ def test_every_read_of_the_cache_makes_a_new_one() -> None:
 
 @pytest.mark.parametrize("selector", sorted(SELECTORS))
 def test_no_request_changes_a_stored_byte(selector: str) -> None:
-    with engine_of() as engine:
+    with engine_of(fusion=FusionConfig(selector=selector)) as engine:
         engine.warm(CHUNKS)
         before = [stored(engine, chunk) for chunk in CHUNKS]
         first = engine.prefill(Q, [B, A, C, A], ratio=0.5, selector=selector)

@@ -82,9 +82,9 @@ class Encoder:
         """The same, best first, for a chunk whose entry alone would be exact or not. A rounded one is exact nowhere."""
         return self.identities[::-1] if is_exact and CODECS[self.alone.codec].lossless else self.identities
 
-    def entry_bytes(self, tokens: int) -> int:
-        """Stored bytes of the entry of a chunk to be fused."""
-        layout = CODECS[self.identity.codec].layout(
+    def entry_bytes(self, tokens: int, identity: Identity | None = None) -> int:
+        """Stored bytes of an entry, by default of a chunk to be fused."""
+        layout = CODECS[(identity or self.identity).codec].layout(
             (2, self._adapter.kv_heads, tokens, self._adapter.head_dim), self._adapter.dtype
         )
         return self._adapter.layer_count * layout.nbytes
