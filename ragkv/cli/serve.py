@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -111,14 +111,15 @@ def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
     from ragkv.api import serve as listen
 
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    where = f" at http://{shown}:{settings.port}" if settings.port else ""
-    app = create_app(settings, on_ready=lambda: errors.print(f"ragkv serves {settings.model}{where}; Ctrl-C ends it."))
+    say: Any = errors.print if settings.port else (lambda _: None)  # port 0: a program started it, and reads its log
+    ready = f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it."
+    app = create_app(settings, on_ready=lambda: say(ready))
     if mcp:
         from ragkv.integrations.mcp import mount
 
         mount(app)
     check_network_exposure(settings, app.state.service.keys)
-    errors.print(f"loading {settings.model} ...")
+    say(f"loading {settings.model} ...")
     sys.stderr.flush()
     listen(app, settings)
     sys.stderr.flush()

@@ -59,7 +59,7 @@ class Rows:
 
 
 @contextmanager
-def pausing(pause: Callable[[], None]) -> Iterator[None]:
+def pausing(pause: Callable[[], None] | None) -> Iterator[None]:
     """Inside the block, layers that this thread runs call `pause` between their parts. What it raises ends the pass."""
     before, _thread.pause = getattr(_thread, "pause", None), pause
     try:

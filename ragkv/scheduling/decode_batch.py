@@ -18,6 +18,7 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.decode.batching import DecodeRow, decode_rows
+from ragkv.model.rows import pausing
 from ragkv.runtime import Closing, FairLock, Wait, openmp
 
 # `PATIENCE` is the share of the last step's time for which the leader of a step waits for the requests that were served
@@ -56,8 +57,6 @@ class DecodeSlot(Closing):
 
     def keep(self, drafted: int, accepted: int) -> None:
         """Of the last step's drafts, which were `drafted`, only the first `accepted` are part of the answer."""
-        if accepted == drafted:
-            return
         self._kv.length -= drafted - accepted
         if self._record is not None:
             self._record.filled_to = min(self._record.filled_to, self._kv.length)
@@ -188,7 +187,8 @@ class DecodeBatch:
             return
         began = time.perf_counter()
         try:
-            self._serve(requests)
+            with pausing(None):  # the lock is kept for the whole step: its requests wait nowhere else
+                self._serve(requests)
         finally:  # if interrupted: requests that were not served still wait for the lock, and then step themselves
             served = [request for request in requests if request.done]
             with self._changed:
