@@ -58,7 +58,7 @@ class Hits:
         return self.from_memory / max(1, self.from_memory + self.from_disk)
 
 
-class _Sessions(PrefixTier):
+class SessionTier(PrefixTier):
     """A tier that holds a session whole or not at all."""
 
     def hold(self, session: str, tokens: int, now: float) -> None:
@@ -75,8 +75,10 @@ class _Hierarchy:
         settings = PolicySettings(window_groups=max(1, window))
         policies = [make_any_policy(name, settings) for _ in range(2)]
         self._demoted: list[tuple[str, int]] = []  # by the session that is kept now
-        self.memory = _Sessions(policies[0], server.memory_tokens, lambda *lost: self._demoted.append(lost), whole=True)
-        self.disk = _Sessions(policies[1], server.disk_tokens, whole=True)
+        self.memory = SessionTier(
+            policies[0], server.memory_tokens, lambda *lost: self._demoted.append(lost), whole=True
+        )
+        self.disk = SessionTier(policies[1], server.disk_tokens, whole=True)
         self.fetch_window = int(server.memory_tokens / mean_tokens) if name == "lookahead" else 0
 
     def queued(self, session: str) -> None:

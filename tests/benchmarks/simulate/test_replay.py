@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.queueing import SessionTier
 from benchmarks.simulate import ALL_POLICIES, Trace, TraceRow, make_any_policy, replay
 from ragkv.store.policies import Policy, PolicySettings, TurnSize
 from ragkv.store.policies.prefix_tier import PrefixTier
@@ -136,16 +137,16 @@ def victims_with_waiting_sessions(name: str) -> str:
     """The sessions that a tier of three evicts, in order, while others wait in the queue."""
     victims: list[str] = []
     policy = make_any_policy(name)
-    tier = PrefixTier(policy, 3, lambda group, _: victims.append(group), whole=True)
+    tier = SessionTier(policy, 3, lambda group, _: victims.append(group), whole=True)
     for at, session in enumerate("abc"):
-        tier.hold(session, 1, 1, at)
+        tier.hold(session, 1, at)
     policy.queued("a")
-    tier.hold("d", 1, 1, 3)  # a waits: b is evicted
+    tier.hold("d", 1, 3)  # a waits: b is evicted
     for session in "edc":
         policy.queued(session)
-    tier.hold("e", 1, 1, 4)  # all wait: c, nearest the queue's tail, is evicted
+    tier.hold("e", 1, 4)  # all wait: c, nearest the queue's tail, is evicted
     policy.left("a")
-    tier.hold("f", 1, 1, 5)  # a waits no longer
+    tier.hold("f", 1, 5)  # a waits no longer
     return "".join(victims)
 
 
