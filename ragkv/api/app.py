@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -90,21 +91,21 @@ def create_app(
             """The page."""
             return FileResponse(PAGE / "index.html", media_type="text/html")
 
-        @app.get("/static/examples.json", include_in_schema=False)
-        def example_documents() -> dict[str, Any]:
-            """The example articles and the questions about them, which the page offers."""
-            if (folder := examples()) is None:
-                return {"documents": [], "questions": []}
-            texts = {file.name: file.read_text("utf-8") for file in sorted((folder / "corpus").glob("*.md"))}
-            asked = [json.loads(line) for line in (folder / "questions.jsonl").read_text("utf-8").splitlines()]
-            documents = [
-                {"id": id, "title": text.split("\n")[0].strip("# "), "text": text} for id, text in texts.items()
-            ]
-            return {"documents": documents, "questions": [one["question"] for one in asked if "before" not in one]}
-
+        app.add_api_route("/static/examples.json", _examples_for_the_page, include_in_schema=False)
         app.mount("/static", StaticFiles(directory=PAGE), name="static")
     middleware.install(app, service)
     return app
+
+
+@functools.cache
+def _examples_for_the_page() -> dict[str, Any]:
+    """The example articles and the questions about them."""
+    if (folder := examples()) is None:
+        return {"documents": [], "questions": []}
+    texts = {file.name: file.read_text("utf-8") for file in sorted((folder / "corpus").glob("*.md"))}
+    asked = [json.loads(line) for line in (folder / "questions.jsonl").read_text("utf-8").splitlines()]
+    documents = [{"id": id, "title": text.split("\n")[0].strip("# "), "text": text} for id, text in texts.items()]
+    return {"documents": documents, "questions": [one["question"] for one in asked if "before" not in one]}
 
 
 async def _load(

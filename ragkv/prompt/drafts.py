@@ -18,30 +18,27 @@ class Drafts:
 
     def __init__(self, prompt_ids: Sequence[int], most: int) -> None:
         """A step has at most `most` drafts; 0 turns them off."""
-        self._ids: list[int] = []
+        self._ids = list(prompt_ids)
         self._ends: dict[tuple[int, ...], int] = {}  # the last place behind each run of tokens, but for the very end
+        self._indexed = 0  # `_ends` has the runs before so many ids: none before the first token is out
         self._most, self._length = most, FIRST_DRAFTS
         self._trials, self._gained, self._trial_s = 0, 0, 0.0  # since drafts were begun or taken up again
         self._plain_s: float | None = None  # of a step without drafts
         self._pause, self._resumes_at = FIRST_PAUSE, 0
         self.proposed = self.accepted = 0
-        if most:
-            for token in prompt_ids:
-                self.add(token)
 
     def add(self, token: int) -> None:
-        """The next token of prompt or answer."""
-        if not self._most:
-            return
-        end = len(self._ids)
-        for length in range(SHORTEST_MATCH, min(LONGEST_MATCH, end) + 1):
-            self._ends[tuple(self._ids[end - length :])] = end
+        """The next token of the answer."""
         self._ids.append(token)
 
     def propose(self, room: int) -> tuple[int, ...]:
         """Tokens that may follow, at most `room`; none if nothing like it stood before, or if drafts do not pay."""
         if not self._most or self._plain_s is None or len(self._ids) < self._resumes_at:
             return ()
+        for at in range(self._indexed, len(self._ids)):
+            for length in range(SHORTEST_MATCH, min(LONGEST_MATCH, at) + 1):
+                self._ends[tuple(self._ids[at - length : at])] = at
+        self._indexed = len(self._ids)
         for length in range(LONGEST_MATCH, SHORTEST_MATCH - 1, -1):
             if (end := self._ends.get(tuple(self._ids[-length:]))) is not None:
                 return tuple(self._ids[end : end + min(self._length, self._most, room)])

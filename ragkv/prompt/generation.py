@@ -58,6 +58,7 @@ class ActiveAnswer:
         self._active, self._text = active, TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
+        self.drafts = Drafts((), 0)  # of another server's answer none are known
         self.tokens: list[int] = []
         self.reason: str | None = None  # why it ended: "stop" or "length"; None: it goes on
 
@@ -75,11 +76,6 @@ class ActiveAnswer:
     def notes(self) -> tuple[str, ...]:
         """What its report says about this answer."""
         return self._active.request.sampling.notes
-
-    @property
-    def draft_counts(self) -> dict[str, int]:
-        """The fields `drafted` and `accepted` of its timing, if tokens were drafted."""
-        return {}
 
     def end(self) -> None:
         """Its next token is an end token, which is not part of it."""
@@ -107,11 +103,12 @@ class ActiveAnswer:
         served = self._active.prefill
         assert self.reason is not None
         decode_s = self._active.elapsed_s() - self._first_token_s
+        counts = {"drafted": self.drafts.proposed, "accepted": self.drafts.accepted}
         yield Answer(
             text=self._text.text,
             token_ids=tuple(self.tokens),
             finish_reason=self.reason,
-            timing=replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s, **self.draft_counts),
+            timing=replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s, **counts),
             reuse=served.reuse,
             citations=cite(self._text.text, self._active.request.chunks),
             spans=served.spans,
@@ -159,7 +156,7 @@ class AnswerGenerator:
                 if answer.ended:
                     break
                 tried = drafts.propose(slot.room)
-                rows, took_s = slot.verify(answer.tokens[-1], tried, meanwhile=prepared), slot.step_s
+                rows, took_s = slot.verify(answer.tokens[-1], tried, meanwhile=prepared), self._batch.step_s
         yield from answer.finish()
 
     def sampler(self, active: ActiveRequest, token_ids: torch.Tensor, constraint: "TokenConstraint | None") -> Sampler:
@@ -200,7 +197,7 @@ class _SampledAnswer(ActiveAnswer):
         self, active: ActiveRequest, prompt_ids: torch.Tensor, generator: AnswerGenerator, drafts: Drafts
     ) -> None:
         super().__init__(active, generator.tokenizer)
-        self._drafts = drafts
+        self.drafts = drafts
         self._generator, grammar = generator, active.request.grammar
         self.constraint = None if grammar is None else grammar.start()
         self._sampler = generator.sampler(active, prompt_ids, self.constraint)
@@ -211,17 +208,12 @@ class _SampledAnswer(ActiveAnswer):
         if self._generator.is_end(token, self.constraint):
             self.end()
             return None
-        self._drafts.add(token)
+        self.drafts.add(token)
         alternatives = self._active.request.logprobs
         event = self.add(token, None if alternatives is None else token_logprob(logits, token, alternatives))
         if self.constraint is not None and self.constraint.finished:
             self.reason = "stop"
         return event
-
-    @property
-    def draft_counts(self) -> dict[str, int]:
-        """How many tokens were drafted, and how many of them were right."""
-        return {"drafted": self._drafts.proposed, "accepted": self._drafts.accepted}
 
     @property
     def notes(self) -> tuple[str, ...]:

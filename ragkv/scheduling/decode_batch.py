@@ -62,11 +62,6 @@ class DecodeSlot(Closing):
             self._record.filled_to = min(self._record.filled_to, self._kv.length)
 
     @property
-    def step_s(self) -> float:
-        """How long the last step took."""
-        return self._batch.step_s
-
-    @property
     def room(self) -> int:
         """How many drafts a step may have now: none for a KV that takes none, nor while many others decode."""
         takes = self._kv.takes_drafts and not self._batch.rope_depends_on_length

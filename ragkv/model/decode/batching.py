@@ -47,7 +47,7 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     places = [at for length, end in zip(lengths, ends, strict=True) for at in range(length, end)]
     positions = torch.tensor(places, device=adapter.device)  # (B,)
     hidden = adapter.embed(torch.tensor([token for row in rows for token in row.tokens], device=adapter.device))
-    rotations = {kind: _rotation(adapter, kind, lengths, positions) for kind in adapter.rope_kinds()}
+    rotations = {kind: _rotation(adapter, kind, ends, positions) for kind in adapter.rope_kinds()}
     own_rows = [Rows(own, length) for own, length in zip(torch.split(positions, sizes), lengths, strict=True)]
     step, step_rows = _Step(adapter, rows, own_rows), Rows(positions, None)
     for layer in range(adapter.layer_count):
@@ -60,12 +60,12 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
 
 
 def _rotation(
-    adapter: Adapter, kind: str, lengths: Sequence[int], positions: torch.Tensor
+    adapter: Adapter, kind: str, ends: Sequence[int], positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each (1, B, rotary dims), of each row's position with the frequencies of its own length."""
     if not adapter.rope.depends_on_length:
-        return adapter.rope.tables(int(positions.max()) + 1).rows(kind, positions)
-    own = [adapter.rope.tables(length + 1, length).span(kind, length, length + 1) for length in lengths]
+        return adapter.rope.tables(max(ends)).rows(kind, positions)
+    own = [adapter.rope.tables(end, end - 1).span(kind, end - 1, end) for end in ends]  # no drafts: a row each
     cos, sin = (torch.cat(parts, dim=1) for parts in zip(*own, strict=True))
     return cos, sin
 

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .encoder import Encoder, StoredScores
 
 log = logging.getLogger(__name__)
 
+LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
 IDLE_PATIENCE_S = 30.0  # `IDLE_PATIENCE_S` is how long a background encoding waits at most for the engine to be idle.
 
 
@@ -41,7 +43,7 @@ class BackgroundEncoder:
         self._last: OrderedDict[_Wanted, None] = OrderedDict()  # when nothing else waits
         self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
         self._working = self._was_missed = False  # whether one is under way, and whether a request missed it
-        self._closing = False
+        self._closing, self._logged_s = False, time.monotonic()
         self._flushing = 0  # calls of `flush` under way; meanwhile no chunk waits for idle time
         self._changed = threading.Condition()  # guards the fields above
         self._thread: threading.Thread | None = None
@@ -152,6 +154,9 @@ class BackgroundEncoder:
             with self._changed:
                 self._working, self._was_missed, self._current = False, False, None
                 self._changed.notify_all()
+                if self._last and (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
+                    self._logged_s = now
+                    log.info("KV in the background: %d chunks wait.", len(self._last))
 
     def _next(self) -> _Wanted | None:
         """The next one once it may begin; `None` when this is closed."""
@@ -163,6 +168,7 @@ class BackgroundEncoder:
                 if self._closing:
                     return None
                 if not self._waiting and self._store.room_bytes() < self._next_bytes:
+                    log.warning("The store is full: %d chunks get KV when a question needs them.", len(self._last))
                     self._last.clear()  # nothing is evicted for what no question needed yet
                     self._changed.notify_all()
                 if waiting := self._waiting or self._last:  # otherwise it was forgotten meanwhile

@@ -1,16 +1,18 @@
 """Chunks encoded at once, on the caller's thread, several at a time, until their entries are durable."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from ragkv.errors import QueueError
-from ragkv.runtime import Check, no_check, openmp
+from ragkv.runtime import Check, Rate, no_check, openmp
 from ragkv.scheduling import Scheduler
 from ragkv.store import Store
 
+from .background import LOG_EVERY_S
 from .encoder import Encoder, StoredScores
 
 log = logging.getLogger(__name__)
@@ -91,10 +93,17 @@ class _Progress:
     def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
         self._total, self._on_progress = total, on_progress
         self.counts, self.left = Counter[str](), total
+        self._rate, self._logged_s = Rate(), time.monotonic()
+        self._rate.update(0, total)
 
     def count(self, what: str) -> None:
-        """One more chunk is stored, or failed."""
+        """One more chunk is stored, or failed: tell the caller and, now and then, the log."""
         self.counts[what] += 1
         self.left -= 1
+        done, total = self._total - self.left, self._total
+        self._rate.update(done, total)
         if self._on_progress:
-            self._on_progress(self._total - self.left, self._total)
+            self._on_progress(done, total)
+        if (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now
+            log.info("Computing KV: %d of %d chunks, %.1f/s%s.", done, total, self._rate.per_s, self._rate.left)
