@@ -14,7 +14,7 @@ from itertools import islice
 
 from benchmarks.simulate.policies import make_any_policy
 from benchmarks.simulate.workloads import GeneratedSession
-from ragkv.store.policies import PolicySettings
+from ragkv.store.policies import Cut, PolicySettings
 from ragkv.store.policies.prefix_tier import PrefixTier
 
 
@@ -63,8 +63,9 @@ class SessionTier(PrefixTier):
 
     def hold(self, session: str, tokens: int, now: float) -> None:
         """Hold so many tokens of a session, and evict, perhaps the session itself."""
-        self._set(session, tokens, tokens, now)
-        self._evict((), now)
+        self._set(session, tokens, now)
+        while self._used > self.capacity:
+            self._take(self.policy.victim((), now) or Cut(next(iter(self.held))), now)
 
 
 class _Hierarchy:

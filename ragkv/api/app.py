@@ -34,7 +34,6 @@ OWN_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operat
 _DOCUMENTED_KEY = HTTPBearer(
     scheme_name="key", description="A key made by `ragkv keys add`, if keys exist.", auto_error=False
 )
-DESCRIPTION = "Answers over documents from stored KV: a chunk is computed once and fused at question time."
 
 
 def create_app(
@@ -71,7 +70,7 @@ def create_app(
     app = FastAPI(
         title="ragkv",
         version=__version__,
-        description=DESCRIPTION,
+        description="Answers over documents from stored KV: a chunk is computed once and fused at question time.",
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

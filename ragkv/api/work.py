@@ -213,7 +213,8 @@ class WorkerPool:
                         context.check()
 
         context, task = self._start(request, drain)
-        task.add_done_callback(lambda task: channel.end(_error_of(task)))
+        # The task is cancelled only while it waits for a thread.
+        task.add_done_callback(lambda task: channel.end(_shutting_down() if task.cancelled() else task.exception()))
         try:
             async for item in channel:
                 yield item
@@ -306,11 +307,6 @@ def consume_exception(outcome: "asyncio.Future[Any]") -> None:
     """Read the exception of an abandoned future, so that asyncio does not report it as never retrieved."""
     if not outcome.cancelled():
         outcome.exception()
-
-
-def _error_of(task: "asyncio.Task[Any]") -> BaseException | None:
-    """What a stream's task ended with. It is cancelled only while it waits for a thread."""
-    return _shutting_down() if task.cancelled() else task.exception()
 
 
 def _shutting_down() -> ApiError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ragkv.config import CODEC_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
+from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
@@ -51,12 +51,11 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 if TYPE_CHECKING:
     SelectorChoice = str
     RetrieverChoice = str
-    CodecChoice = str
     DtypeChoice = str
     WeightsChoice = str
 else:  # typer shows the choices in the help, and refuses all others
     SelectorChoice, RetrieverChoice = Literal[SELECTOR_NAMES], Literal[RETRIEVER_NAMES]
-    CodecChoice, DtypeChoice, WeightsChoice = Literal[CODEC_NAMES], Literal[DTYPES], Literal[WEIGHTS]
+    DtypeChoice, WeightsChoice = Literal[DTYPES], Literal[WEIGHTS]
 
 FROM_SETTINGS = "from the settings"  # The help shows this as the default of an option that the settings give.
 CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # The help shows options in these groups.

@@ -32,7 +32,6 @@ LIVE_S = 2.0  # The longest wait for /readyz, which answers at once.
 POLL_S = 0.05  # A server that is being started is asked again after so long.
 ANSWER_S = 600.0  # The longest wait for an answer; the server's own deadline is shorter by default.
 
-
 T = TypeVar("T")
 
 

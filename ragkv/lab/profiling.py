@@ -128,7 +128,8 @@ class _Measuring:
         self._pass(self._fused_plan(entries, self._lengths[0])[0], 0.3)  # warm-up
         for _ in range(self._rounds):
             for length in self._lengths:
-                full[length].append(self._pass(self._whole_plan(length), 0.0).whole_s)
+                spans = [Span(SpanKind.QUESTION, 0, length, SpanState.COMPUTED)]
+                full[length].append(self._pass(Plan.of(self._ids(length).cpu(), spans), 0.0).whole_s)
                 steps[length].append(self._decode_s(length))
                 self._step(2)
                 for ratio in RATIOS:
@@ -169,9 +170,6 @@ class _Measuring:
                 at = stop
         spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         return Plan.of(self._ids(length).cpu(), spans), at
-
-    def _whole_plan(self, length: int) -> Plan:
-        return Plan.of(self._ids(length).cpu(), [Span(SpanKind.QUESTION, 0, length, SpanState.COMPUTED)])
 
     def _decode_s(self, length: int) -> float:
         adapter, token = self._adapter, self._ids(1)

@@ -4,6 +4,7 @@ The unpacked model is a folder in the user's cache folder as transformers writes
 made whole or not at all, by one process while others wait, and its bytes are checked at each load.
 """
 
+import hashlib
 import importlib
 import json
 import logging
@@ -67,11 +68,8 @@ def _is_whole(folder: Path, made_of: dict[str, Any]) -> bool:
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in names:
-        digest = xxhash.xxh3_128()
         with (folder / name).open("rb") as opened:
-            while piece := opened.read(1 << 24):
-                digest.update(piece)
-        found[name] = digest.hexdigest()
+            found[name] = hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
     return found
 
 

@@ -259,7 +259,8 @@ def _pieces(span: Span, length: int, selected: Sequence[int], question_tokens: i
         if start < reused:
             among = slice(bisect_left(selected, start), bisect_left(selected, reused))
             here = tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
-            yield PromptSpan(kind, start, reused - start, _state(span), here, span.chunk)
+            state = "fused" if span.state is SpanState.APPROXIMATE else span.state.value
+            yield PromptSpan(kind, start, reused - start, state, here, span.chunk)
         if reused < stop and start < stop:
             yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), span.chunk)
 
@@ -269,7 +270,3 @@ def _explained(piece: PromptSpan, span: Span, unused: Mapping[int, str]) -> Prom
     if piece.chunk is None or span.state is not SpanState.COMPUTED:
         return piece
     return replace(piece, why=unused.get(piece.chunk, SLOWER))
-
-
-def _state(span: Span) -> str:
-    return "fused" if span.state is SpanState.APPROXIMATE else span.state.value

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from ragkv import Engine, __version__
+from ragkv.api.routes.ollama import OllamaRequest
 
 from .helpers import app_on, client_at, on_port, plain
 
@@ -86,3 +87,27 @@ def test_openais_client_finds_chat_models_and_asks_one_of_a_collection(url: str)
         with pytest.raises(openai.NotFoundError) as missing:
             client.chat.completions.create(model="reader:no", messages=ASK)
         assert missing.value.param == "model"
+
+
+def test_results_take_the_ids_of_the_calls_in_their_order() -> None:
+    """Ollama's messages have no ids; a call without a result does not shift those behind it."""
+
+    def call(*names: str) -> dict[str, object]:
+        return {"role": "assistant", "tool_calls": [{"function": {"name": name}} for name in names]}
+
+    result = {"role": "tool", "content": "yes"}
+    messages = [*ASK, call("a", "b"), result, result, call("c", "d"), result, call("e"), result, *ASK]
+    got = OllamaRequest(model="reader", messages=messages).as_chat("reader").messages
+    assert [one.tool_call_id for one in got if one.role == "tool"] == ["call_0", "call_1", "call_2", "call_4"]
+    assert [one.id for message in got for one in message.tool_calls or ()] == [f"call_{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    "calls", ["job", {"function": {}}, [1], [{"function": "job"}], [{"function": {"name": "job", "arguments": "{}"}}]]
+)
+def test_calls_in_another_form_are_refused_with_their_place(url: str, calls: object) -> None:
+    messages = [*ASK, {"role": "assistant", "tool_calls": calls}]
+    with plain(url) as client:
+        got = client.post("/api/chat", json={"model": "reader", "messages": messages, "stream": False})
+    assert got.status_code == 400, got.text
+    assert "messages.1.tool_calls" in got.text

@@ -197,10 +197,6 @@ def _calls_of(values: Sequence[Any], names: Sequence[str]) -> tuple[ToolCall, ..
         given: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
         if not isinstance(given, Mapping):
             return ()
-        calls.append(ToolCall(function["name"], json.dumps(given, ensure_ascii=False), _new_id()))
+        id = "".join(secrets.choice(_ALPHABET) for _ in range(9))  # some chat templates accept no other ids
+        calls.append(ToolCall(function["name"], json.dumps(given, ensure_ascii=False), id))
     return tuple(calls)
-
-
-def _new_id() -> str:
-    """Nine letters and digits: some chat templates accept no other ids."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(9))

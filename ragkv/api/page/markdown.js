@@ -30,12 +30,13 @@ export function rendered(nodes) {
     if (lines.length) blocks.push(el("p", {}, ...inline(lines.join("\n"), held)));
     lines = [];
   };
+  const endCode = () => blocks.push(el("pre", {}, el("code", {}, ...placed((code ?? []).join("\n"), held))));
   for (const line of text.split("\n")) {
     const item = ITEM.exec(line);
     const heading = /^#{1,6}\s+(.*)$/.exec(line);
     if (/^\s*```/.test(line)) {
       end();
-      if (code) blocks.push(el("pre", {}, el("code", {}, ...placed(code.join("\n"), held))));
+      if (code) endCode();
       code = code ? null : [];
     } else if (code) code.push(line);
     else if (heading) {
@@ -50,7 +51,7 @@ export function rendered(nodes) {
     else end();
   }
   end();
-  if (code) blocks.push(el("pre", {}, el("code", {}, ...placed(code.join("\n"), held))));
+  if (code) endCode();
   return blocks;
 }
 

@@ -7,12 +7,13 @@ Ollama's clients set for Ollama alone, such as its threads, is ignored and noted
 import json
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from ragkv import __version__
 
@@ -21,6 +22,7 @@ from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.documents import Strict
 from ..chat_completion import ChatCompletion
 from ..errors import ApiError, as_api_error
+from ..keys import Principal
 from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
 from ..sse import EventStream
 from ..tenants import Tenant
@@ -36,6 +38,30 @@ NOT_OFFERED = ("images", "think", "raw", "suffix", "template", "context")  # The
 Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]  # a piece of text and calls of tools as an answer's fields
 
 
+class OllamaFunction(BaseModel):
+    """Which function is called, and how."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class OllamaCall(BaseModel):
+    """A call of a tool."""
+
+    function: OllamaFunction
+
+
+class OllamaMessage(BaseModel):
+    """A message."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = Field(default=None, validation_alias=AliasChoices("tool_name", "name"))
+
+
 class OllamaRequest(Strict):
     """A request to `/api/chat`, which has messages, or to `/api/generate`, which has a prompt."""
 
@@ -45,7 +71,7 @@ class OllamaRequest(Strict):
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
-    messages: list[dict[str, Any]] = Field(default=[], max_length=1000)
+    messages: list[OllamaMessage] = Field(default=[], max_length=1000)
     tools: list[Any] | None = None
     prompt: str = ""
     system: str = ""
@@ -53,7 +79,7 @@ class OllamaRequest(Strict):
     def as_chat(self, model_id: str) -> ChatRequest:
         """The same request to /v1/chat/completions. Raises `RequestValidationError` and `ApiError`."""
         for name in NOT_OFFERED:
-            if (self.model_extra or {}).get(name) or any(message.get(name) for message in self.messages):
+            if any((part.model_extra or {}).get(name) for part in (self, *self.messages)):
                 raise ApiError(400, f"{name} is not offered here; leave it out.", param=name)
         fields = {OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS}
         if fields.get("max_tokens") in (-1, -2):  # Ollama's words for no limit of the request's own
@@ -78,20 +104,20 @@ class OllamaRequest(Strict):
         return [f"{name} is ignored" for name in sorted(names)]
 
     def _messages(self) -> list[dict[str, Any]]:
-        """The messages in OpenAI's form: calls have ids, which Ollama's do not, and arguments as text."""
+        """The messages in OpenAI's form: arguments are text, and calls have ids, which the results take in order."""
         if not self.messages:
             system = [{"role": "system", "content": self.system}] if self.system else []
             return [*system, {"role": "user", "content": self.prompt}]
-        found, calls = [], 0
+        found, numbers, waiting = [], count(), list[str]()
         for message in self.messages:
-            made: dict[str, Any] = {name: message[name] for name in ("role", "content") if name in message}
-            for call in message.get("tool_calls") or ():
-                function = call.get("function") or {}
-                said = {"name": function.get("name"), "arguments": json.dumps(function.get("arguments") or {})}
-                made.setdefault("tool_calls", []).append({"id": f"call_{calls}", "type": "function", "function": said})
-                calls += 1
-            if made.get("role") == "tool":
-                made |= {"tool_call_id": f"call_{calls - 1}", "name": message.get("tool_name") or message.get("name")}
+            made: dict[str, Any] = {"role": message.role, "content": message.content}
+            if functions := [one.function for one in message.tool_calls or ()]:
+                waiting = [f"call_{next(numbers)}" for _ in functions]
+                said = [{"name": one.name, "arguments": json.dumps(one.arguments)} for one in functions]
+                pairs = zip(waiting, said, strict=True)
+                made["tool_calls"] = [{"id": id, "type": "function", "function": one} for id, one in pairs]
+            if message.role == "tool":
+                made |= {"tool_call_id": waiting.pop(0) if waiting else None, "name": message.tool_name}
             found.append(made)
         return found
 
@@ -126,20 +152,20 @@ async def chat(body: OllamaRequest, request: Request, service: ServiceDep, princ
     def form(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}}
 
-    return await _answered(
-        body, request, ChatCompletion(service, principal, body.as_chat(service.model_id), None), form
-    )
+    return await _answered(body, request, service, principal, form)
 
 
 @router.post("/generate")
 async def generate(body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep) -> Response:
     """Answer a prompt."""
-    completion = ChatCompletion(service, principal, body.as_chat(service.model_id), None)
-    return await _answered(body, request, completion, lambda text, _: {"response": text})
+    return await _answered(body, request, service, principal, lambda text, _: {"response": text})
 
 
-async def _answered(body: OllamaRequest, request: Request, completion: ChatCompletion, form: Form) -> Response:
+async def _answered(
+    body: OllamaRequest, request: Request, service: Service, principal: Principal, form: Form
+) -> Response:
     """The answer, in lines or whole."""
+    completion = ChatCompletion(service, principal, body.as_chat(service.model_id), None)
 
     def line(text: str, calls: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat()
@@ -165,13 +191,12 @@ async def _answered(body: OllamaRequest, request: Request, completion: ChatCompl
         )
 
     completion.check()
-    pool = completion.service.answer_pool
     if not (body.messages or body.prompt):  # how clients ask for a model to be loaded
         return JSONResponse(line("", [], done=True, done_reason="load"))
     if not body.stream:
-        whole = await pool.run_stream(request, completion.events, ChatResponse)
+        whole = await service.answer_pool.run_stream(request, completion.events, ChatResponse)
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
-    items = await pool.stream(request, completion.events)
+    items = await service.answer_pool.stream(request, completion.events)
 
     async def lines() -> AsyncGenerator[str, None]:
         try:

@@ -5,7 +5,6 @@ tier the KV of passages that no document holds any more. This module knows no co
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -251,10 +250,8 @@ class Rag(Closing):
 
     def chunks(self, document_ids: Iterable[str] | None = None) -> list[Chunk]:
         """The chunks of the passages of documents; `None`: of all."""
-        found = (
-            self.index.passages() if document_ids is None else itertools.chain(*map(self.index.passages, document_ids))
-        )
-        return [self.chunk(passage) for passage in found]
+        ids = (None,) if document_ids is None else document_ids
+        return [self.chunk(passage) for each in ids for passage in self.index.passages(each)]
 
     def chunk(self, passage: Passage) -> Chunk:
         """The engine's chunk of a passage."""

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -51,7 +52,7 @@ class Warmer:
         the chunks that are left. Without `evict` chunks for which the store has no room are left, too.
         """
         done, batch = _Progress(len(chunks), on_progress), list[tuple[int, ...]]()
-        try:
+        with suppress(QueueError):
             for token_ids in chunks:
                 check()
                 if batch and sum(map(len, batch)) + len(token_ids) > self._encoder.batch_tokens:
@@ -65,8 +66,6 @@ class Warmer:
             if batch:
                 check()
                 self._encode(chunks, batch, done)
-        except QueueError:
-            log.debug("%d chunks are left.", done.left)
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
         counts = done.counts

@@ -42,7 +42,8 @@ class AutomaticTLRU(Policy):
     def served(self, turn: TurnSize) -> None:
         for policy in self._policies:
             policy.served(turn)
-        xi = self.settings.xi_blocks or self._lru_p90()
+        # By default the threshold is the 90th percentile of LRU's uncached blocks.
+        xi = self.settings.xi_blocks or (self._sorted[len(self._sorted) * 9 // 10] if self._sorted else 0)
         for number, shadow in enumerate(self._shadows):
             shadow.capacity = self._most if self.settings.capacity_blocks is None else self.settings.capacity_blocks
             uncached = shadow.serve(turn)
@@ -73,9 +74,6 @@ class AutomaticTLRU(Policy):
 
     def _candidate(self, xi: int) -> Policy:
         return GuardedTLRU(replace(self.settings, xi_blocks=xi))
-
-    def _lru_p90(self) -> int:
-        return self._sorted[len(self._sorted) * 9 // 10] if self._sorted else 0
 
     def _record_lru(self, uncached: int) -> None:
         self._recent.append(uncached)

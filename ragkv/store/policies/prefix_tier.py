@@ -1,6 +1,6 @@
 """A bounded tier of sizes under one policy: for the simulator, and for the shadow caches of `t-lru-auto`."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from .base import Cut, Policy, TurnSize
 
@@ -26,15 +26,13 @@ class PrefixTier:
         had = self.held.get(turn.group, 0)
         self.policy.served(turn)
         if turn.length != had:
-            self._set(turn.group, turn.length, turn.length, turn.at)
+            self._set(turn.group, turn.length, turn.at)
         for cut in self.policy.trims(self._used > self.capacity, turn.at):
             self._take(cut, turn.at)
-        self._evict((turn.group,) if forced else (), turn.at)
-        return turn.prompt - min(had, turn.shared)
-
-    def _evict(self, pinned: Container[str], now: float) -> None:
+        pinned = (turn.group,) if forced else ()
         while self._used > self.capacity:  # a pinned group loses its own tail when it is alone
-            self._take(self.policy.victim(pinned, now) or Cut(next(iter(self.held))), now)
+            self._take(self.policy.victim(pinned, turn.at) or Cut(next(iter(self.held))), turn.at)
+        return turn.prompt - min(had, turn.shared)
 
     def _take(self, cut: Cut, now: float) -> None:
         """Remove blocks from a group's tail: down to `keep` if the cut is whole, else as many as needed."""
@@ -45,12 +43,12 @@ class PrefixTier:
         if left >= had:
             assert whole, f"{self.policy.name} must not name a cut that frees nothing"
             return
-        self._set(group, left, left, now)
+        self._set(group, left, now)
         if self._on_evict is not None:
             self._on_evict(group, had - left)
 
-    def _set(self, group: str, blocks: int, size: int, now: float) -> None:
-        self._used += size - self.held.pop(group, 0)
-        if size:
-            self.held[group] = size
-        self.policy.held(group, blocks, size, now)
+    def _set(self, group: str, blocks: int, now: float) -> None:
+        self._used += blocks - self.held.pop(group, 0)
+        if blocks:
+            self.held[group] = blocks
+        self.policy.held(group, blocks, blocks, now)
