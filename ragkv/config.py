@@ -201,7 +201,8 @@ class SessionConfig:
     """How conversations are kept (CachedAttention sections 3.1 to 3.4)."""
 
     block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
-    save_buffer_bytes: int = 256 * MIB  # KV of turns that waits to be stored; if it is full, KV is dropped
+    # if it is full, the end of a turn waits
+    save_buffer_bytes: int | None = None  # KV of turns that waits to be stored; None: a context window, as memory allows
     truncation: str = "kv"  # "kv"; for comparison "tokens": the kept text is computed again
     truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
     sink_tokens: int = 0  # first tokens of a history that truncation never drops

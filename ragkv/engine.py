@@ -36,7 +36,7 @@ from .prompt import (
     Request,
     SharedModel,
 )
-from .prompt.history import BlockWriter
+from .prompt.history import BlockWriter, default_buffer_bytes
 from .prompt.layout import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
 from .scheduling import QueueStats, Scheduler
@@ -112,7 +112,10 @@ class Engine(Closing):
         identity = replace(own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec or "raw")
         encoder = self._encoder(identity, network)
         background = BackgroundEncoder(encoder, store, scheduler)
-        block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
+        buffer_bytes = config.session.save_buffer_bytes
+        if buffer_bytes is None:
+            buffer_bytes = default_buffer_bytes(adapter, config.store.memory_bytes)
+        block_writer = BlockWriter(store, identity, buffer_bytes)
         unused = other_dtype_note(store, identity, self.model.dtype_choice.why)
 
         # How a prompt is planned and fused.
@@ -254,8 +257,7 @@ class Engine(Closing):
         request = self.intake.answer_request(question, chunks, options)
         with self._prefilled(request, session) as (active, turn, events):
             for event in self._events(active, events):
-                turn.follow(event)
-                yield event
+                yield turn.follow(event)
 
     def _events(self, active: ActiveRequest, events: AnswerEvents) -> Iterator[TokenEvent | Answer]:
         """The events of a prefilled request, as its caller gets them."""

@@ -6,11 +6,14 @@ was, and its blocks are deleted. The planner decides which blocks are exact.
 """
 
 import secrets
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
-from ragkv.prompt.history import Block, Chain, History, Part, PartKind, PastTurn, SessionState
+from ragkv.prompt.history import SAVE_WAIT_S, Block, Chain, History, Part, PartKind, PastTurn, SessionState
 from ragkv.runtime import Closing
 from ragkv.store import EntryKey, TurnSize, ids_digest
 from ragkv.types import Answer, TokenEvent
@@ -27,6 +30,7 @@ class Turn(Closing):
         self.past = Past() if session is None else session.past
         self._taint = secrets.token_hex(16)  # in the context of inexact blocks, so that only this session finds them
         self._saved: list[EntryKey] = []
+        self._unsaved: deque[Callable[[float], bool]] = deque()  # blocks the writer has no room for yet, as calls
         self._ended = session is None
 
     @property
@@ -56,20 +60,25 @@ class Turn(Closing):
         self._next_index = self._before.history.next_index
         self._save_complete_blocks()
 
-    def follow(self, event: TokenEvent | Answer) -> None:
-        """The answer has one more token: save blocks as they become complete. An `Answer` finishes the turn."""
-        if self._session is None:
-            return
+    def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:
+        """The answer has one more token: save blocks as they become complete. An `Answer` finishes the turn.
+
+        Returns the event as the caller gets it.
+        """
         if isinstance(event, Answer):
-            self.end(event.token_ids)
-        else:
+            return event.with_notes(*self.end(event.token_ids))
+        if self._session is not None:
             self._ids.append(event.token_id)
             self._save_complete_blocks()
+        return event
 
-    def end(self, answer: tuple[int, ...] = ()) -> None:
-        """Make the turn part of the history: tokens with KV become blocks, the others the tail."""
+    def end(self, answer: tuple[int, ...] = ()) -> tuple[str, ...]:
+        """Make the turn part of the history: tokens with KV become blocks, the others the tail.
+
+        Waits until the writer has all blocks, at most `SAVE_WAIT_S`; the returned notes say if it had to.
+        """
         if self._session is None:
-            return
+            return ()
         prompt, runs, made = self._prompt, self._owner.runs, self._made
         between = runs.after_answer + runs.before_next_turn
         self._ids = [*prompt.token_ids, *answer]
@@ -85,12 +94,13 @@ class Turn(Closing):
         own_parts = tuple(replace(part, turn=len(self._before.turns)) for part in parts if len(part))
         history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
         turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
-        self._session.notes = ()
+        self._session.notes, notes = (), self._wait_for_writer()
         state = self._session.state
         title = state.title or self._session.first_title
         self._owner.commit(self._session, replace(state, turns=turns, history=history, title=title))
         self._ended = True
         self._drop_unused()
+        return notes
 
     def close(self) -> None:
         """Delete the blocks of a turn that did not end. Does nothing after `end`."""
@@ -139,8 +149,26 @@ class Turn(Closing):
             scores = made.scores.new_zeros(len(ids), made.scores.shape[1])  # 0 for the answer, which has no scores
             own = made.scores[self._at : stop]
             scores[: len(own)] = own
-        self._writer.save(block, kv, self._group, scores, made.scorer)
+        self._unsaved.append(partial(self._writer.save, block, kv, self._group, scores, made.scorer))
+        self._hand_over(0.0)
         return block
+
+    def _hand_over(self, wait_s: float) -> None:
+        """Give the writer the blocks that it has room for, in order; for room, wait at most `wait_s` in all."""
+        until = time.monotonic() + wait_s
+        while self._unsaved and self._unsaved[0](max(0.0, until - time.monotonic())):
+            self._unsaved.popleft()
+
+    def _wait_for_writer(self) -> tuple[str, ...]:
+        """Wait for room for the blocks that are left; notes say how long, and how many blocks are lost."""
+        if not self._unsaved:
+            return ()
+        began = time.monotonic()
+        self._hand_over(SAVE_WAIT_S)
+        waited = f"the turn's end waited {time.monotonic() - began:.1f} s for storage to take its history"
+        if not self._unsaved:
+            return (waited,)
+        return (f"{waited}; {len(self._unsaved)} blocks are not saved, and the next turn computes them again",)
 
     def _policy_turn(self, made: TurnKV) -> TurnSize:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""

@@ -1,6 +1,7 @@
 """A background thread with a bounded queue, so that no request waits for a disk or a server.
 
-Jobs run in the order of submission. The queue is bounded by bytes: a job that does not fit is refused at once.
+Jobs run in the order of submission. The queue is bounded by bytes: a job that does not fit is refused, at once or after
+a wait that the caller bounds.
 """
 
 import logging
@@ -50,10 +51,18 @@ class Background(Generic[E]):
         with self._changed:
             return self._pending_bytes
 
-    def submit(self, job: Job[E]) -> bool:
-        """Queue `job`; `False`, without calling anything, if its bytes do not fit or the thread is closing."""
+    def submit(self, job: Job[E], wait_s: float = 0.0) -> bool:
+        """Queue `job`; `False`, without calling anything, if its bytes do not fit or the thread is closing.
+
+        With `wait_s`, wait so long for room first. Then a job that exceeds the whole queue is taken when it is empty.
+        """
+
+        def fits() -> bool:
+            waits_alone = wait_s > 0.0 and not self._pending_bytes
+            return waits_alone or self._pending_bytes + job.size_bytes <= self._capacity_bytes
+
         with self._changed:
-            if self._closing or self._pending_bytes + job.size_bytes > self._capacity_bytes:
+            if not self._changed.wait_for(lambda: self._closing or fits(), wait_s) or self._closing:
                 return False
             self._pending_bytes += job.size_bytes
             self._jobs.append(job)

@@ -39,11 +39,11 @@ class Writers:
         """Bytes held by jobs that are not done."""
         return sum(thread.pending_bytes for thread in self._threads.values())
 
-    def submit(self, tier: Tier, job: Job[EncodedEntry]) -> bool:
-        """Queue a job for the thread of `tier`; `False` if it does not fit."""
-        return self._threads[tier.kind].submit(job)
+    def submit(self, tier: Tier, job: Job[EncodedEntry], wait_s: float = 0.0) -> bool:
+        """Queue a job for the thread of `tier`; `False` if it does not fit, also after `wait_s`."""
+        return self._threads[tier.kind].submit(job, wait_s)
 
-    def write(self, tier: Tier, entry: EncodedEntry) -> None:
+    def write(self, tier: Tier, entry: EncodedEntry, wait_s: float = 0.0) -> None:
         """Write `entry` to `tier` in the background, unless it is there. A failure is counted."""
 
         def write() -> None:
@@ -52,7 +52,7 @@ class Writers:
 
         key = entry.info.key
         present = not tier.is_remote and tier.contains(key)  # a remote tier's `put` checks it, in the background
-        if not present and not self.submit(tier, Job(write, key, entry.size_bytes, entry)):
+        if not present and not self.submit(tier, Job(write, key, entry.size_bytes, entry), wait_s):
             self._count_drop()
 
     def entry(self, key: EntryKey) -> EncodedEntry | None:

@@ -125,33 +125,34 @@ class Store(Closing):
         with lease:
             return lease.sensitivity
 
-    def put_scores(self, scores: Entry, *, durably: bool = False) -> None:
+    def put_scores(self, scores: Entry, *, durably: bool = False, wait_s: float = 0.0) -> None:
         """Put scores next to their entry, in place of those of another network.
 
         Read-only tiers are left out. Scores whose entry was deleted meanwhile are deleted, too.
         """
         if self.read_only:
-            self.put(scores)
+            self.put(scores, wait_s)
             return
         self.delete(scores.info.key)
         if durably:
             self.put_durably(scores)
         else:
-            self.put(scores)
+            self.put(scores, wait_s)
         if not self.contains(scores.info.key.kv):
             self.delete(scores.info.key)
 
-    def put(self, entry: Entry) -> None:
-        """Store `entry`: in memory at once, in the tiers below soon. Never waits for a disk or a server.
+    def put(self, entry: Entry, wait_s: float = 0.0) -> None:
+        """Store `entry`: in memory at once, in the tiers below soon. Waits for a disk or a server `wait_s` at most.
 
-        A full write buffer drops the write and counts it. The caller must not write to the entry's tensors afterwards.
+        A write buffer that stays full drops the write and counts it. The caller must not write to the entry's tensors
+        afterwards.
         """
         encoded = EncodedEntry.of(entry).compact(self._page_locked)
         for tier in self._tiers:
             if tier.kind is TierKind.MEMORY:
                 _or_none("store an entry", tier.put, encoded)
             elif not tier.read_only:
-                self._writers.write(tier, encoded)
+                self._writers.write(tier, encoded, wait_s)
 
     def put_durably(self, entry: Entry) -> bool:
         """Store `entry` in every tier that answers, then return whether a tier below memory has it.

@@ -95,12 +95,29 @@ class TestLostBlock:
             engine.store._tiers = (engine.store._tiers[0].tier,)
             assert pinned(engine) == 0
 
-    def test_a_block_that_does_not_fit_into_the_save_buffer_is_computed_again(self, tmp_path: Path) -> None:
+    def test_buffers_without_room_delay_the_turns_end_and_lose_nothing(self, tmp_path: Path) -> None:
+        no_room = dict(memory_bytes=0, write_buffer_bytes=0, session=dict(save_buffer_bytes=0))
+        with engine_at(tmp_path, **no_room) as engine:
+            session, (tier,) = engine.session("s"), engine.store._tiers
+            engine.store._tiers = (ThrottledTier(tier, 1e5, writes=True),)
+            (note,) = engine.answer(tiny_models.tokens(60), session=session, max_new_tokens=4).reuse.notes
+            assert "the turn's end waited" in note and "compute" not in note
+            reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
+            assert (reuse.exact, reuse.notes) == (1 + with_kv(session), ())
+
+    def test_blocks_that_could_not_be_saved_in_time_are_reported_and_computed_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ragkv.conversations.turn.SAVE_WAIT_S", 0.01)
         with engine_at(tmp_path, session=dict(save_buffer_bytes=0)) as engine:
-            session = talk(engine)
-            engine.flush()
-            assert files(tmp_path) == 0
-            assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1
+            session, held = engine.session("s"), threading.Event()
+            engine.conversations.block_writer.then(held.wait)
+            try:
+                notes = engine.answer(tiny_models.tokens(30), session=session, max_new_tokens=4).reuse.notes
+            finally:
+                held.set()
+            assert any("the next turn computes them again" in note for note in notes)
+            assert is_full_prefill(engine, session, 1, ratio=0.0).reuse.exact < 1 + with_kv(session)
 
 
 class TestOrphanedBlocks:

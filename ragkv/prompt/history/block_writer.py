@@ -1,23 +1,37 @@
 """Saves history while the model continues (CachedAttention section 3.2.2): one thread and a bounded buffer.
 
 A request hands over views of the KV it recorded, which costs nothing. The thread copies them, informs the store's
-policies and stores them. A block that does not fit into the buffer is not saved: no request waits for it, and the
-next turn that misses it computes it again. A block can be found as soon as it is in the buffer.
+policies and stores them. A turn keeps the blocks that do not fit into the buffer until they do, and waits for that at
+its end; the thread itself waits for the store's write buffers. So a slow disk delays the end of a turn, not a token, and
+nothing is lost before `SAVE_WAIT_S`. A block can be found as soon as it is in the buffer.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
+from ragkv.config import MIB
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.fusion import ResidentLease
+from ragkv.model import Adapter
 from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, Store, TurnSize
 
 from .history import Block
 
 log = logging.getLogger(__name__)
+
+SAVE_WAIT_S = 30.0  # `SAVE_WAIT_S` is how long a turn's end, and a store's full write buffer, are waited for at most.
+LEAST_BUFFER_BYTES = 256 * MIB  # `LEAST_BUFFER_BYTES` is the size of the buffer where memory has no tier.
+
+
+def default_buffer_bytes(adapter: Adapter, memory_bytes: int) -> int:
+    """The size of the buffer: the KV of a whole context window, if that is no more than the memory tier may take."""
+    most = max(memory_bytes, LEAST_BUFFER_BYTES)
+    window = adapter.context_length
+    return most if window is None else min(window * adapter.kv_bytes_per_token, most)
 
 
 class BlockWriter:
@@ -50,11 +64,11 @@ class BlockWriter:
         return self._store.scores(identity, block.token_ids)
 
     def save(
-        self, block: Block, kv: torch.Tensor, group: str, scores: torch.Tensor | None = None, scorer: str = ""
+        self, block: Block, kv: torch.Tensor, group: str, scores: torch.Tensor | None, scorer: str, wait_s: float
     ) -> bool:
         """Store `kv` (L, 2, G, T, D), and next to it the `scores` (T, 1 + C) of `scorer`; nothing may change them.
 
-        `False`, at once, if the buffer is full: then neither is stored.
+        `False` if the buffer is full, and stays so for `wait_s`: then neither is stored.
         """
         layers, _, kv_heads, _, head_dim = kv.shape
         identity = block.identity(self.base)
@@ -62,12 +76,13 @@ class BlockWriter:
         shape = (layers, kv_heads, head_dim)
         info = EntryInfo(key, identity, block.token_ids, block.frequencies, *shape, group, block.index)
         entry = Entry(info, kv)
-        if not self._worker.submit(Job(lambda: self._store.put(entry), key, info.size_bytes, entry)):
+        put = Job(lambda: self._store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
+        if not self._worker.submit(put, wait_s):
             return False
         if scores is not None:  # without them the block is history that is kept as it is
             scored = Entry.of_scores(info, scorer, scores)
-            put = Job(lambda: self._store.put_scores(scored), scored.info.key, scored.size_bytes, scored)
-            self._worker.submit(put)
+            store_scores = partial(self._store.put_scores, scored, wait_s=SAVE_WAIT_S)
+            self._worker.submit(Job(store_scores, scored.info.key, 0, scored))  # small: they never lack room
         return True
 
     def served(self, turn: TurnSize) -> None:
