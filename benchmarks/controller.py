@@ -28,11 +28,11 @@ import torch
 from benchmarks import report
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.config import ControllerConfig
 from ragkv.fusion.controller import choose_ratio, crossing
 from ragkv.fusion.estimators import Load, Shape, recompute_s
 from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
-from ragkv.lab.profiling import measure, save
 from tests.store.fakes import ThrottledTier
 
 QUESTION_TOKENS = 32
@@ -64,8 +64,7 @@ class Bench:
 
     def measure(self) -> None:
         """Profile the machine again."""
-        self.profiles.append(measure(self.engine, quick=self._quick))
-        save(self.engine, self.profile)
+        self.profiles.append(self.engine.profiler.measure(quick=self._quick))
 
     def chunks(self, count: int, tokens: int) -> list[list[int]]:
         """`count` stored chunks."""
@@ -172,7 +171,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         store = StoreConfig(directory=directory, memory_bytes=0)
         fusion = FusionConfig(selector="first-k", sensitivity_prefixes=0)
-        with Engine(model, config=EngineConfig(store=store, fusion=fusion)) as engine:
+        with Engine(
+            model, config=EngineConfig(store=store, fusion=fusion, controller=ControllerConfig(measure=False))
+        ) as engine:
             bench = Bench(engine, model.config.vocab_size, options.runs, options.quick)
             bench.measure()
             chunks = bench.chunks(options.chunks, options.tokens)

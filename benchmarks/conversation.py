@@ -24,6 +24,7 @@ import torch
 from benchmarks import report
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
+from ragkv.config import ControllerConfig
 from ragkv.conversations import Turn
 from ragkv.fusion.pipeline import layers_ahead
 from ragkv.types import Answer
@@ -52,7 +53,9 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.options.directory) as directory:
             store = StoreConfig(directory=directory if disk else None, memory_bytes=0 if disk else 8 << 30)
             fusion = FusionConfig(sensitivity_prefixes=0, selector="first-k", read_ahead_layers=read_ahead_layers)
-            with Engine(self.model, config=EngineConfig(store=store, fusion=fusion)) as engine:
+            with Engine(
+                self.model, config=EngineConfig(store=store, fusion=fusion, controller=ControllerConfig(measure=False))
+            ) as engine:
                 yield engine
 
     def talked(self, engine: Engine, turns: int) -> Session:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks import report
 from benchmarks.ttft_world import auto_dtype, model_of
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.config import GIB
+from ragkv.config import GIB, ControllerConfig
 from ragkv.fusion import Scorer
 from ragkv.fusion.learned import TEXTS, ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
@@ -77,7 +77,7 @@ def _model(options: argparse.Namespace, longest: int) -> Any:
 def _engine(model: Any, selector: str) -> Engine:
     store = StoreConfig(memory_bytes=4 * GIB)
     fusion = FusionConfig(selector=selector, learned_scores=False)
-    return Engine(model, config=EngineConfig(store=store, fusion=fusion))
+    return Engine(model, config=EngineConfig(store=store, fusion=fusion, controller=ControllerConfig(measure=False)))
 
 
 def _use_network(engine: Engine) -> None:

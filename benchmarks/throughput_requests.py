@@ -24,6 +24,7 @@ from transformers import DynamicCache
 
 from benchmarks.random_model import put_random_entry
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.config import ControllerConfig
 from ragkv.runtime import FairLock
 
 QUESTION_TOKENS = 32
@@ -220,7 +221,10 @@ class Fused(Server):
     def __init__(self, model: Any, budget_bytes: int, ratio: float, corpus: Sequence[Ids]) -> None:
         self.name = f"fused, ratio {ratio:g}"
         store = StoreConfig(memory_bytes=budget_bytes)
-        self.engine, self._ratio = Engine(model, config=EngineConfig(store=store)), ratio
+        self.engine, self._ratio = (
+            Engine(model, config=EngineConfig(store=store, controller=ControllerConfig(measure=False))),
+            ratio,
+        )
         for chunk in corpus:
             put_random_entry(self.engine, chunk, exact=True)
         self.engine.flush()

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from benchmarks.random_model import put_random_entry, random_model
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.config import RedisConfig, S3Config
+from ragkv.config import ControllerConfig, RedisConfig, S3Config
 from ragkv.model.dtype_choice import faster_dtype
 from ragkv.model.loading import DtypeChoice
 
@@ -88,7 +88,11 @@ class World:
         self.chunks, self.first, self.question = [ids(tokens) for _ in range(chunks)], ids(tokens), ids(QUESTION_TOKENS)
         self.length = chunks * tokens + QUESTION_TOKENS
         self._open = ExitStack()
-        config = EngineConfig(store=self._store(chunks, tokens, directory, codec), device=str(model.device))
+        config = EngineConfig(
+            store=self._store(chunks, tokens, directory, codec),
+            controller=ControllerConfig(measure=False),
+            device=str(model.device),
+        )
         self.engine = self._open.enter_context(Engine(model, config=config))
         if tier in REMOTE:
             self.engine.load_control._speeds = dict  # no measured speeds: it would compute what loads too slowly

@@ -119,7 +119,9 @@ class StoreConfig:
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
     policy: str = "lookahead"  # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
     prefetch: bool = True  # copy what queued requests will read from disk to memory before they start
-    xi_tokens: int = 0  # tokens a turn may compute within its TTFT target, for tail-optimized policies
+    ttft_target_ms: float | None = None  # of a turn, for et-lru and t-lru-auto: xi is what a prefill computes in it
+    xi_tokens: int = 0  # the same in tokens: those a turn may compute within its target
+    threshold_tokens: int = 1024  # threshold-lru does not keep conversations that are shorter
     write_buffer_bytes: int = 256 * MIB  # entries that wait to be written; if it is full, entries are dropped
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
@@ -130,7 +132,13 @@ class StoreConfig:
     s3: S3Config | None = None  # another one, slower still
 
     def __post_init__(self) -> None:
-        at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0)
+        at_least(
+            self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0, threshold_tokens=0
+        )
+        if self.ttft_target_ms is not None and (self.xi_tokens or not self.ttft_target_ms > 0.0):
+            raise ConfigError("store.ttft_target_ms must be more than 0, and takes the place of store.xi_tokens.")
+        if self.policy == "et-lru" and not self.xi_tokens and self.ttft_target_ms is None:
+            raise ConfigError("store.policy et-lru needs store.ttft_target_ms or store.xi_tokens: at 0 it is LRU.")
         if self.codec is not None:
             one_of("store.codec", self.codec, CODEC_NAMES)
         one_of("store.policy", self.policy, POLICY_NAMES)
@@ -140,7 +148,7 @@ class StoreConfig:
 class FusionConfig:
     """How stored entries are made into one prompt's KV (CacheBlend sections 4 and 5)."""
 
-    ratio: float | None = R_STAR  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
+    ratio: float | None = None  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
     floor_tokens: int = 8  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     selector: str | None = None  # which tokens: ragkv.fusion.SELECTORS; None: by learned scores, else by attention
     stored_kv: str | None = None  # of chunks: "expected" or "alone"; None: expected, of the bundled reader alone
@@ -185,6 +193,8 @@ class PricesConfig:
 class ControllerConfig:
     """The loading controller, which chooses the ratio if it is None (CacheBlend section 5.1)."""
 
+    measure: bool = True  # measure a profile where the store's directory has none, while no request runs
+    place: bool = True  # keep entries out of memory where disk is as good and cheaper; False: all are in every tier
     prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
 
 
@@ -202,7 +212,9 @@ class SessionConfig:
 
     block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
     # if it is full, the end of a turn waits
-    save_buffer_bytes: int | None = None  # KV of turns that waits to be stored; None: a context window, as memory allows
+    save_buffer_bytes: int | None = (
+        None  # KV of turns that waits to be stored; None: a context window, as memory allows
+    )
     truncation: str = "kv"  # "kv"; for comparison "tokens": the kept text is computed again
     truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
     sink_tokens: int = 0  # first tokens of a history that truncation never drops
@@ -269,6 +281,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         at_least(self, packed_bytes=0, drafts=0)
+        if 0 < self.store.xi_tokens < self.session.block_tokens:
+            raise ConfigError(
+                f"store.xi_tokens is {self.store.xi_tokens}, less than session.block_tokens "
+                f"({self.session.block_tokens}), which are kept or evicted as a whole: so it would be 0."
+            )
         one_of("weights", self.weights, WEIGHTS)
         if self.session.shared and self.store.redis is None:
             raise ConfigError("session.shared needs store.redis: the server on which conversations are kept.")

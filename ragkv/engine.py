@@ -5,12 +5,14 @@ by layer -> decode -> store the turn's new KV in the background. The engine hold
 threads may call it, and their passes over the model run one after another.
 """
 
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from .config import EXPECTED_CODEC, EngineConfig
@@ -33,6 +35,7 @@ from .prompt import (
     Prefill,
     Prefiller,
     PrefillOptions,
+    Profiler,
     Request,
     SharedModel,
 )
@@ -46,6 +49,9 @@ from .types import Answer, Chunk, TokenEvent
 
 if TYPE_CHECKING:
     from .fusion.learned import ScoreModel
+    from .fusion.profile import Profile
+
+log = logging.getLogger(__name__)
 
 # Makes what computes the answers of an engine, instead of its own model.
 BackendMaker = Callable[[SharedModel, Entries], AnswerBackend]
@@ -75,7 +81,8 @@ class Engine(Closing):
     """One model, its store, and the path from question to answer.
 
     `entries` and `conversations` are the doors to what is stored. Who measures or serves also finds here the `model`
-    that engines share, the `intake` of requests, the `store`, the `scheduler`, the `fusor` and the `load_control`.
+    that engines share, the `intake` of requests, the `store`, the `scheduler`, the `fusor`, the `load_control` and its
+    `profiler`.
     """
 
     def __init__(
@@ -123,10 +130,14 @@ class Engine(Closing):
             from .fusion import gate_result
 
             self.intake.apply_gate_result(gate_result.load(directory, encoder.measured_as, config.fusion))
-        prices = config.controller.prices
-        self.load_control = LoadControl(adapter, encoder.identity, directory, prices, store.speeds)
+        prices, method = config.controller.prices, partial(self.intake.method, PrefillOptions())
+        aim = partial(_aim, store, settings.ttft_target_ms, config.session.block_tokens)
+        self.load_control = LoadControl(adapter, encoder.identity, directory, prices, method, store.speeds, aim)
         readers = Readers(settings.reader_threads)
         self.fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
+        self.profiler = Profiler(self.load_control, self.fusor, scheduler)
+        if config.controller.place:
+            store.place_by(self.load_control.in_memory)
         planner = Planner(adapter, encoder, store, scheduler, block_writer, background, unused)
         offloading = None
         if config.kcache is not None:
@@ -146,7 +157,12 @@ class Engine(Closing):
             generator = AnswerGenerator(adapter, tokenizer, scheduler.batch, config.drafts)
             self._backend = ModelBackend(planner, prefiller, generator)
         # Also runs when the engine is garbage-collected or the process ends: no thread may be inside the model then.
-        self._shut = weakref.finalize(self, _shut, background, scheduler, self._conversations, store, readers)
+        self._shut = weakref.finalize(
+            self, _shut, background, self.profiler, scheduler, self._conversations, store, readers
+        )
+        chooses = (config.fusion.ratio is None or settings.ttft_target_ms is not None) and backend is None
+        if chooses and config.controller.measure and not (directory is None or settings.read_only):
+            self.profiler.start()
         openmp.release_threads()  # this thread loaded and packed weights; another one may compute next
 
     def _score_network(self) -> "ScoreModel | None":
@@ -398,15 +414,34 @@ class Engine(Closing):
             raise RagKVError("The engine is closed; build a new one.")
 
 
+def _aim(store: Store, ttft_target_ms: float | None, block_tokens: int, profile: "Profile") -> None:
+    """Give the store's policies the blocks that a turn may compute within its target (T-LRU paper, xi)."""
+    if ttft_target_ms is None:
+        return
+    tokens = profile.tokens_within(ttft_target_ms / 1e3)
+    log.info("store.ttft_target_ms = %g: xi is %d tokens.", ttft_target_ms, tokens)
+    if tokens < block_tokens:
+        log.warning(
+            "Within %g ms no block of %d tokens is computed: policies work as LRU.", ttft_target_ms, block_tokens
+        )
+    store.retarget(tokens // block_tokens)
+
+
 def _own_prefill(active: ActiveRequest) -> Prefill:
     assert isinstance(active.prefill, Prefill)
     return active.prefill
 
 
 def _shut(
-    background: BackgroundEncoder, scheduler: Scheduler, conversations: Conversations, store: Store, readers: Readers
+    background: BackgroundEncoder,
+    profiler: Profiler,
+    scheduler: Scheduler,
+    conversations: Conversations,
+    store: Store,
+    readers: Readers,
 ) -> None:
     """Stop the engine's threads, then close what they use. Holds no reference to the engine, so that it can go."""
+    profiler.close()
     if background.close():
         scheduler.close()  # after the pass under way
         conversations.close()

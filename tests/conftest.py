@@ -14,24 +14,27 @@ import pytest_socket
 import torch
 
 from ragkv import FusionConfig
+from ragkv.config import R_STAR
 from ragkv.model.cpu import product_speed
 from tests.store.remote.servers import RedisServer
 
+FIXED = {"floor_tokens": 0, "ratio": R_STAR}
 
-def _without_floor() -> None:
-    """Make 0 the floor of recomputed tokens in settings that give none, also in those that test modules make.
 
-    Prompts of tiny models are short: the default floor would recompute all, and nothing would be fused.
-    tests/fusion/test_floor.py tests the default, in settings that give it.
+def _fix_defaults() -> None:
+    """Make `FIXED` the floor and the ratio of settings that give none, also in those that test modules make.
+
+    Prompts of tiny models are short: the default floor would recompute all, and nothing would be fused. And what the
+    loading controller chooses depends on the machine. Tests of both defaults give them in their settings.
     """
     made = FusionConfig.__init__
     names = [field.name for field in dataclasses.fields(FusionConfig)]
     assert made.__defaults__ is not None and len(made.__defaults__) == len(names)
     values = zip(names, made.__defaults__, strict=True)
-    made.__defaults__ = tuple(0 if name == "floor_tokens" else value for name, value in values)
+    made.__defaults__ = tuple(FIXED.get(name, value) for name, value in values)
 
 
-_without_floor()
+_fix_defaults()
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
 hypothesis.settings.load_profile("untimed")
 

@@ -184,7 +184,7 @@ def advise(
         damaged = counted(home["unreadable"], "entry")
         yield 1, f"Damaged or of another version: {damaged}. `ragkv gc` drops what cannot be read."
     if home["documents"] is not None and not home["has_profile"]:
-        yield 1, f"No profile is saved: `ragkv profile --home {home['home']}`, which fusion.ratio = none needs."
+        yield 1, f"No profile is saved: a server measures one while idle, `ragkv profile --home {home['home']}` now."
     for extra in ADVISED_EXTRAS:
         if extra in missing:
             yield 1, f'For {EXTRAS[extra][1]}: pip install "ragkv[{extra}]".'

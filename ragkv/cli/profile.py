@@ -25,13 +25,11 @@ def profile(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure prefill, recompute, loading and decoding here. Engines with ratio = None use the profile."""
-    from ragkv.lab.profiling import measure, save
-
+    """Measure prefill, recompute, loading and decoding here, more exactly than an engine does by itself."""
     with options.engine() as engine:
         with output.progress("measuring") as on_progress:
-            measured = measure(engine, quick=quick, on_progress=on_progress)
-        path = save(engine, measured)
+            measured = engine.profiler.measure(quick=quick, on_progress=on_progress)
+        path = engine.load_control.profile_file
         dtype_why = engine.stats().dtype_why
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})

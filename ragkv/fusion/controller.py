@@ -4,11 +4,13 @@
    as long as loading: `r = clamp(max(r*, r : T_recompute(r) = T_load), r*, 1)`.
 2. An entry that loads slower than it is computed is computed.
 3. Where fusing is not faster than computing everything, everything is computed, which is exact (`estimators.pays`).
-4. Of the tiers whose loading is hidden by recompute, it names the cheapest.
+4. Of the tiers whose loading is hidden by recompute, it names the cheapest, and entries are kept there.
 
-Pure functions: from a profile and numbers to a decision with its reasons.
+Pure functions: from a profile and numbers to a decision with its reasons. Equal prompts get equal ratios: a ratio is a
+step, and what is measured again later counts in steps (`Steady`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +31,9 @@ from .estimators import (
 )
 from .profile import Profile
 
+RATIO_STEP = 0.05  # Above r* a ratio is a multiple of `RATIO_STEP`, so that small changes of times change no answer.
+STEP = 2**0.5  # A measured speed counts in steps of the factor `STEP`, and changes when it is a whole step off.
+PROMPT_TOKENS, QUESTION_TOKENS = 1024, 32  # A prompt of such a length is what an entry's tier is chosen for.
 SLACK = 1e-6  # Times may exceed a bound by the share `SLACK`: sums in another order are rounded otherwise.
 
 
@@ -58,9 +63,10 @@ def crossing(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float | N
 
 
 def choose_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float = R_STAR) -> Decision:
-    """The highest ratio that costs no time, never below `r_star`."""
+    """The highest step of the ratio that costs no time, never below `r_star`."""
     found = crossing(profile, shape, loads)
-    ratio = r_star if found is None else min(1.0, max(r_star, found))
+    step = 0.0 if found is None else round(math.floor(found / RATIO_STEP + SLACK) * RATIO_STEP, 9)
+    ratio = min(1.0, max(r_star, step))
     if ttft_s(profile, shape, ratio, loads) > ttft_s(profile, shape, r_star, loads) * (1 + SLACK):
         ratio = r_star  # with a checking selector one recomputed token makes every candidate pass layer 0
     why = _why_ratio(profile, shape, loads, r_star, ratio)
@@ -88,6 +94,34 @@ def choose_tier(profile: Profile, shape: Shape, ratio: float, prices: PricesConf
     return Decision(ratio, best, (), ttft_s(profile, shape, ratio, there[best]), (why,))
 
 
+def belongs_in_memory(
+    profile: Profile, tokens: int, selection: Selection, r_star: float, prices: PricesConfig, used: bool, room: bool
+) -> bool:
+    """Whether an entry belongs in memory, or only in the tiers below: `choose_tier` for a prompt of such entries.
+
+    An entry that no request `used` yet takes no place from others: memory must have `room`.
+    """
+    if not (used or room):
+        return False
+    count = max(1, PROMPT_TOKENS // tokens)
+    shape = Shape(count * tokens, QUESTION_TOKENS, count * tokens + QUESTION_TOKENS, selection)
+    return choose_tier(profile, shape, r_star, prices, [Load("memory", tokens)] * count).tier == "memory"
+
+
+class Steady:
+    """Measured numbers that change only with clear evidence: in steps, and once the latest is a whole step off."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+
+    def of(self, name: str, latest: float) -> float:
+        """The number to use for `name`, whose latest value is `latest` (above 0)."""
+        used = self._used.get(name)
+        if used is None or max(latest / used, used / latest) >= STEP:
+            used = self._used[name] = STEP ** round(math.log(latest, STEP))
+        return used
+
+
 def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
     """Which of `loads` to compute instead: the slowest of those that load slower than they compute, for the least TTFT.
 
@@ -110,6 +144,20 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
             f"(first token {_ms(best_s)}, loading all {_ms(all_s)})"
         )
     return Decision(ratio, None, chosen, best_s, tuple(why))
+
+
+def slow_loads(times: Sequence[tuple[float, float]]) -> list[int]:
+    """Which of some loads to compute instead, by the seconds to load and to compute each, for the least time in all.
+
+    Only those that load slower than they compute, the largest gain first, while the others load meanwhile.
+    """
+    slow = sorted((i for i, (load, work) in enumerate(times) if load > work), key=lambda i: times[i][1] - times[i][0])
+
+    def takes_s(count: int) -> float:
+        loading_s = sum(load for load, _ in times) - sum(times[i][0] for i in slow[:count])
+        return max(loading_s, sum(times[i][1] for i in slow[:count]))
+
+    return slow[: min(range(len(slow) + 1), key=lambda count: (takes_s(count), count))]
 
 
 def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, prices: PricesConfig) -> Decision:
@@ -177,7 +225,7 @@ def _why_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: fl
         return f"ratio {ratio:.0%} = r*: {times}, so more would cost time"
     if ratio == 1.0:
         return f"ratio 100 %: {times}, and in {_ms(recompute_s(profile, 1.0, shape))} at 100 %"
-    return f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, where both take equally long: {times}"
+    return f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, the highest step that loading hides: {times}"
 
 
 def _ms(seconds: float) -> str:

@@ -33,7 +33,8 @@ class Fused:
     selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of candidate positions recomputed there, int64, CPU
     row_layers: int  # rows computed, summed over layers
     bytes_by_tier: dict[str, int]
-    load_s: float
+    load_s: float  # waiting for slices
+    read_s: float  # reading them, one after another at the threads' joint bandwidth
     fuse_s: float
     prefill_s: float
     record: Recording | None  # the recording passed to `run`
@@ -121,7 +122,8 @@ class Fusing(Closing):
         logits = adapter.logits(work.hidden[:, -1:])[0]
         adapter.wait_for_device()
         took_s = time.perf_counter() - began
-        self._fusor.speeds.add_read(*reader.measured())
+        read_bytes, read_s = reader.measured()
+        self._fusor.speeds.add_read(read_bytes, read_s)
         self._fusor.speeds.add_compute(work.row_layers, took_s - reader.waited_s - others_s)
         return Fused(
             kv,
@@ -130,6 +132,7 @@ class Fusing(Closing):
             work.row_layers,
             reader.bytes_by_tier(),
             reader.waited_s,
+            read_s,
             work.placing_s,
             took_s,
             record,

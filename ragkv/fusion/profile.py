@@ -11,7 +11,7 @@ import logging
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +22,8 @@ from ragkv.runtime.setting_values import build
 log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
-VERSION = 1
+VERSION = 2
+MOST_TOKENS = 2**31  # `MOST_TOKENS` is the answer where a prefill's time does not depend on its length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Subject:
     device: str  # "cpu", or the GPU's name
     version: int = VERSION
     packed_bytes: int = 0  # of copies of weights, see `model/cpu/packing.py`
+    torch: str = ""  # its version
+    storage: str = ""  # the file system of the disk tier
 
     @property
     def key(self) -> str:
@@ -107,6 +110,11 @@ class TierSpeed:
         """Bandwidth; infinite if reading takes no time that depends on the bytes."""
         return 1.0 / self.per_byte_s if self.per_byte_s else math.inf
 
+    def times(self, factor: float) -> "TierSpeed":
+        """A tier on which everything takes `factor` times as long."""
+        points = tuple(replace(point, measured_s=point.measured_s * factor) for point in self.points)
+        return TierSpeed(self.latency_s * factor, self.per_byte_s * factor, points)
+
     def slice_s(self, size: float) -> float:
         """Seconds of a slice of `size` bytes: interpolated between the measured sizes, beyond them by the fit.
 
@@ -144,6 +152,16 @@ class Profile:
                 raise ProfileError(f"{name} is {value}; it must be finite and not negative. Measure again.")
         if min(self.layers, self.kv_bytes_per_token) < 1 or 0 in (self.stored_bytes_per_token, self.copy_bytes_per_s):
             raise ProfileError("A profile needs at least one layer, one byte a token and a copy bandwidth above 0.")
+
+    def tokens_within(self, ttft_s: float) -> int:
+        """The most tokens of a prompt whose prefill takes `ttft_s` at most (xi of the T-LRU paper); 0 if none does."""
+        fit, missing = self.prefill, self.prefill.fixed_s - ttft_s
+        if missing >= 0.0:
+            return 0
+        if not fit.per_token_squared_s:
+            return int(-missing / fit.per_token_s) if fit.per_token_s else MOST_TOKENS
+        root = math.sqrt(fit.per_token_s**2 - 4 * fit.per_token_squared_s * missing)
+        return int((root - fit.per_token_s) / (2 * fit.per_token_squared_s))
 
     def tier(self, name: str) -> TierSpeed:
         """The speed of a tier; raises `ProfileError` with the measured tiers' names."""

@@ -6,6 +6,7 @@ from .intake import MAX_LOGPROBS, Intake
 from .load_control import LoadControl
 from .planner import Planner
 from .prefill import Prefiller, prompt_spans
+from .profiling import Profiler
 from .request import (
     ActiveRequest,
     AnswerOptions,
@@ -40,6 +41,7 @@ __all__ = [
     "PrefillMethod",
     "PrefillOptions",
     "Prefiller",
+    "Profiler",
     "Prompt",
     "Request",
     "ServedPrompt",

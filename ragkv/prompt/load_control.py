@@ -1,11 +1,15 @@
 """Applies the loading controller to a request's plan: which chunks to load, and the ratio (CacheBlend section 5.2).
 
 Holds the engine's profile, which is read when a request first leaves its ratio to the controller. Without a profile a
-request is served at r*, and its report says why. An error of the controller never fails a request. A chunk that would
+request is served at r*, and its report says why. An error of the controller never fails a request. What requests took
+is compared with the profile's estimate, and corrects the speeds once it is clearly another. A chunk that would
 load from shared storage slower than it is computed is computed, also when the caller gave the ratio: there the speed of
 the store's latest reads counts, not the speed when the profile was made.
 """
 
+import os
+import statistics
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,14 +20,20 @@ import torch
 
 from ragkv.config import PricesConfig
 from ragkv.errors import ProfileError, RagKVError
-from ragkv.fusion import AskingSelector, CheckingSelector, Plan, Selector, Span, SpanKind, SpanState
+from ragkv.fusion import AskingSelector, CheckingSelector, Fused, Plan, Selector, Span, SpanKind, SpanState
+from ragkv.fusion.controller import Steady, belongs_in_memory, decide, slow_loads
+from ragkv.fusion.estimators import Load, Selection, Shape, load_s, ttft_s
 from ragkv.model import Adapter
 from ragkv.runtime import cpu_model
 from ragkv.store import Identity
 
 if TYPE_CHECKING:
-    from ragkv.fusion.estimators import Shape
     from ragkv.fusion.profile import Profile, Subject
+
+    from .request import PrefillMethod
+
+OUTCOMES = 8  # The median of the latest `OUTCOMES` requests corrects a speed.
+COMPUTE = "compute"  # `COMPUTE` names the outcome of computing, beside those of tiers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +55,23 @@ class LoadControl:
         identity: Identity,
         directory: str | Path | None,
         prices: PricesConfig,
+        method: Callable[[], "PrefillMethod"],
         speeds: Callable[[], Mapping[str, float]] = dict,
+        on_profile: Callable[["Profile"], object] = lambda _: None,
     ) -> None:
         """Use the profile of this model, and of entries of `identity`, that is saved in `directory`, if there is one.
 
-        `speeds` gives those of remote tiers.
+        `method` gives that of requests which name none, `speeds` those of remote tiers; `on_profile` is called with
+        every profile that is used from then on.
         """
-        self._adapter, self._identity, self._directory = adapter, identity, directory
-        self.prices, self._speeds = prices, speeds
+        self._adapter, self.identity, self.directory = adapter, identity, directory
+        self.prices, self._method, self._speeds = prices, method, speeds
+        self._on_profile = on_profile
         self._profile: Profile | None = None
+        self._refusal: str | None = None  # why the saved profile is not used
+        self._steady = Steady()
+        # By tier or COMPUTE: what the latest requests took, over the profile's estimate.
+        self._outcomes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=OUTCOMES))
 
     @cached_property
     def subject(self) -> "Subject":
@@ -62,7 +80,7 @@ class LoadControl:
 
         from ragkv.fusion.profile import Subject
 
-        adapter, identity, device = self._adapter, self._identity, self._adapter.device
+        adapter, identity, device = self._adapter, self.identity, self._adapter.device
         return Subject(
             weights=identity.weights,
             architecture=identity.architecture,
@@ -74,6 +92,8 @@ class LoadControl:
             threads=torch.get_num_threads(),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             packed_bytes=adapter.packed_bytes,
+            torch=torch.__version__,
+            storage=_file_system(self.directory),
         )
 
     @property
@@ -82,75 +102,148 @@ class LoadControl:
         if self._profile is None:
             from ragkv.fusion.profile import load
 
-            if self._directory is None:
-                raise ProfileError("The engine has no store directory, so no profile was saved for it.")
-            self._profile = load(self._directory, self.subject)
+            if self._refusal is None:
+                try:
+                    if self.directory is None:
+                        raise ProfileError("The engine has no store directory, so no profile was saved for it.")
+                    return self._use(load(self.directory, self.subject))
+                except ProfileError as error:
+                    self._refusal = str(error)  # read once: whoever else may measure this store is not running
+            raise ProfileError(self._refusal)
         return self._profile
+
+    @property
+    def profile_file(self) -> Path | None:
+        """Where the profile is saved; `None` without a store directory."""
+        from ragkv.fusion.profile import FILE_NAME
+
+        return None if self.directory is None else Path(self.directory) / FILE_NAME
 
     def apply_profile(self, profile: "Profile") -> None:
         """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
-        self._profile = profile
+        self._use(profile)
 
-    def decide(self, plan: Plan, selector: Selector, r_star: float) -> Controlled:
-        """Choose the ratio and the spans to compute instead of load. Without a profile: no spans, and `r_star`."""
-        from ragkv.fusion.controller import decide
-        from ragkv.fusion.estimators import Load
+    def _use(self, profile: "Profile") -> "Profile":
+        self._profile = profile
+        self._on_profile(profile)
+        return profile
+
+    def decide(
+        self, plan: Plan, selector: Selector, ratio: float, row_s: float | None, *, controlled: bool
+    ) -> Controlled:
+        """Choose the spans to compute instead of load and, if `controlled`, the ratio, which is at least `ratio`.
+
+        Without a profile, and at a given ratio, only chunks of shared storage are computed; `row_s` are the seconds
+        of a row in all layers, measured lately, or `None`.
+        """
+        spans, loads = _loads(plan)
+        why: tuple[str, ...] = ()
+        if controlled:
+            try:
+                profile, corrections = self._corrected()
+                decision = decide(profile, _shape(plan, selector), loads, ratio, self.prices)
+                computed = [spans[i] for i in decision.computed]
+                return Controlled(_computing(plan, computed), decision.ratio, (*decision.why, *corrections))
+            except RagKVError as error:  # there is no profile, or a tier was not measured
+                why = (f"ratio {ratio:.0%} = r*: {error}",)
+        speeds = self._remote_speeds()
+        remote = [
+            span
+            for span in spans
+            if span.kind is SpanKind.CHUNK and span.lease is not None and span.lease.kind.value in speeds
+        ]
+        if not remote or row_s is None:
+            return Controlled(plan, ratio, why)
+        times = [(_load_s(span, speeds), len(span) * row_s) for span in remote]
+        computed = [remote[i] for i in slow_loads(times)]
+        if not computed:
+            return Controlled(plan, ratio, why)
+        rates = ", ".join(f"{tier} {speed / 1e6:.3g} MB/s" for tier, speed in sorted(speeds.items()))
+        note = f"{len(computed)} of {len(remote)} chunks were computed, which is quicker than loading them ({rates})"
+        return Controlled(_computing(plan, computed), ratio, why, note)
+
+    def learn(self, plan: Plan, selector: Selector, ratio: float, fused: Fused, others_s: float) -> None:
+        """Compare what a pass took, without the `others_s` of other requests, with the profile's estimate."""
+        if self._profile is None:
+            return
+        _, loads = _loads(plan)
+        took_s = fused.prefill_s - fused.load_s - others_s
+        self._outcomes[COMPUTE].append(took_s / ttft_s(self._profile, _shape(plan, selector), ratio, ()))
+        tiers = {load.tier for load in loads}
+        if len(tiers) == 1 and tiers <= self._profile.tiers.keys() and fused.read_s:
+            expected_s = load_s(self._profile, loads) * self._profile.layers
+            if expected_s:
+                self._outcomes[tiers.pop()].append(fused.read_s / expected_s)
+
+    def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
+        """Whether an entry belongs in memory; without a profile every entry does."""
+        method = self._method()
+        try:
+            profile, _ = self._corrected()
+            local = replace(profile, tiers={kind: profile.tier(kind) for kind in ("memory", "disk")})
+        except RagKVError:
+            return True
+        return belongs_in_memory(local, tokens, _when(method.selector), method.ratio, self.prices, used, room)
+
+    def _corrected(self) -> tuple["Profile", tuple[str, ...]]:
+        """The profile with the present speeds of tiers, and a sentence if they differ clearly from the profile's."""
         from ragkv.fusion.profile import TierSpeed
 
-        spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX]  # the engine holds it
-        loads = [
-            Load(span.lease.kind.value, len(span), span.state is SpanState.FUSED, span.kind is not SpanKind.CHUNK)
-            for span in spans
-            if span.lease is not None
-        ]
+        factors = {
+            name: self._steady.of(name, statistics.median(seen))
+            for name, seen in list(self._outcomes.items())
+            if len(seen) == OUTCOMES
+        }
+        compute = factors.pop(COMPUTE, 1.0)  # slower computing hides more loading: all tiers count as so much faster
+        tiers = {kind: speed.times(factors.get(kind, 1.0) / compute) for kind, speed in self.profile.tiers.items()}
         # The present speeds of remote tiers include round trips, so a slice adds no latency.
-        now = {kind: TierSpeed(0.0, 1.0 / speed) for kind, speed in self._speeds().items()}
-        try:
-            profile = replace(self.profile, tiers={**self.profile.tiers, **now})
-            decision = decide(profile, _shape(plan, selector), loads, r_star, self.prices)
-        except RagKVError as error:  # there is no profile, or a tier was not measured
-            return Controlled(plan, r_star, note=f"controller: ratio {r_star:g} was used. {error}")
-        return Controlled(_computing(plan, [spans[i] for i in decision.computed]), decision.ratio, decision.why)
+        for kind, speed in self._remote_speeds().items():
+            tiers[kind] = TierSpeed(0.0, 1.0 / speed).times(1 / compute)
+        changed = [f"{name} {factor:.2g}" for name, factor in {COMPUTE: compute, **factors}.items() if factor != 1.0]
+        why = (f"corrected: lately times were those of the profile by {', '.join(changed)}",) if changed else ()
+        return replace(self.profile, tiers=tiers), why
 
-    def shed_loads(self, plan: Plan, ratio: float, row_s: float | None) -> Controlled:
-        """At a given ratio, compute the chunks that would load from shared storage slower than they are computed.
-
-        `row_s` are the seconds of a row in all layers, measured lately; `None`: nothing was, and all are loaded.
-        """
-        speeds, remote = self._speeds(), list[tuple[Span, float, str]]()  # with the seconds to load it, and its tier
-        for span in plan.loaded():
-            if span.lease is not None and span.kind is SpanKind.CHUNK and (tier := span.lease.kind.value) in speeds:
-                remote.append((span, span.lease.stored_bytes / speeds[tier], tier))
-        if not remote or row_s is None:
-            return Controlled(plan, ratio)
-        slow = [(span, load_s, tier) for span, load_s, tier in remote if load_s > len(span) * row_s]
-        slow.sort(key=lambda one: len(one[0]) * row_s - one[1])  # the largest gain first
-
-        def takes_s(count: int) -> float:
-            """Seconds until all are there, if the first `count` are computed while the others load."""
-            loading_s = sum(load_s for _, load_s, _ in remote) - sum(load_s for _, load_s, _ in slow[:count])
-            return max(loading_s, sum(len(span) * row_s for span, _, _ in slow[:count]))
-
-        computed = slow[: min(range(len(slow) + 1), key=lambda count: (takes_s(count), count))]
-        if not computed:
-            return Controlled(plan, ratio)
-        tiers = sorted({tier for _, _, tier in computed})
-        rates = ", ".join(f"{tier} {speeds[tier] / 1e6:.3g} MB/s" for tier in tiers)
-        note = f"{len(computed)} of {len(remote)} chunks were computed, which is quicker than loading them ({rates})"
-        return Controlled(_computing(plan, [span for span, _, _ in computed]), ratio, note=note)
+    def _remote_speeds(self) -> dict[str, float]:
+        return {kind: self._steady.of(f"{kind} speed", speed) for kind, speed in self._speeds().items()}
 
 
-def _shape(plan: Plan, selector: Selector) -> "Shape":
+def _load_s(span: Span, speeds: Mapping[str, float]) -> float:
+    assert span.lease is not None
+    return span.lease.stored_bytes / speeds[span.lease.kind.value]
+
+
+def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:
+    """The spans of a prompt that are read, without the prefix, which the engine holds."""
+    spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX and span.lease is not None]
+    loads = [
+        Load(span.lease.kind.value, len(span), span.state is SpanState.FUSED, span.kind is not SpanKind.CHUNK)
+        for span in spans
+        if span.lease is not None
+    ]
+    return spans, loads
+
+
+def _shape(plan: Plan, selector: Selector) -> Shape:
     """How many tokens of a prompt are fused and computed, and when `selector` knows its tokens."""
-    from ragkv.fusion.estimators import Selection, Shape
-
     fused, forced = len(plan.candidates), plan.forced.numel()
     if not selector.uses_ratio:  # it selects none of the candidates, or all
         fused, forced = 0, forced + (fused if selector.name == "all" else 0)
-    asking, checking = isinstance(selector, AskingSelector), isinstance(selector, CheckingSelector)
-    when = Selection.ASKING if asking else Selection.CHECKING if checking else Selection.STATIC
-    return Shape(fused, forced, plan.token_ids.numel(), when)
+    return Shape(fused, forced, plan.token_ids.numel(), _when(selector))
+
+
+def _when(selector: Selector) -> Selection:
+    if isinstance(selector, AskingSelector):
+        return Selection.ASKING
+    return Selection.CHECKING if isinstance(selector, CheckingSelector) else Selection.STATIC
+
+
+def _file_system(directory: str | Path | None) -> str:
+    """Which file system holds the entries, by its id and size; "" without a directory."""
+    if directory is None:
+        return ""
+    found = os.statvfs(directory)
+    return f"{found.f_fsid:x}-{found.f_blocks * found.f_frsize}"
 
 
 def _computing(plan: Plan, spans: Sequence[Span]) -> Plan:

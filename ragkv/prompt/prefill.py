@@ -96,6 +96,7 @@ class Prefiller:
                     break
                 except EntryDamagedError as error:
                     active.damaged[error.key] = str(error)
+        self._load_control.learn(plan, todo.selector, todo.ratio, fused, active.other_steps_s)
         active.prefill = prefill = self._prefilled(active, todo, fused, record)
         return prefill
 
@@ -106,12 +107,9 @@ class Prefiller:
         selector, fallback = usable(method.selector, planned.plan.candidates, method.ratio)
         if fallback is not None:
             planned = replace(planned, plan=planned.plan.with_history_as_it_is())
-        if method.controlled:
-            loads = self._load_control.decide(planned.plan, selector, method.ratio)
-        else:
-            row_layer_s = self._fusor.speeds.row_layer_s
-            row_s = None if row_layer_s is None else row_layer_s * self.adapter.layer_count
-            loads = self._load_control.shed_loads(planned.plan, method.ratio, row_s)
+        row_layer_s = self._fusor.speeds.row_layer_s
+        row_s = None if row_layer_s is None else row_layer_s * self.adapter.layer_count
+        loads = self._load_control.decide(planned.plan, selector, method.ratio, row_s, controlled=method.controlled)
         plan = loads.plan
         if selector.needs_scores:
             plan = self._planner.weighted_by_question(plan, active.prompt)

@@ -15,10 +15,13 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from .background import Background, Job
-from .entry import EncodedEntry
+from .entry import EncodedEntry, EntryInfo
 from .key import EntryKey
 from .prefetch import HintedEntry
-from .tiers import Lease, Tier, WrappedLease
+from .tiers import Lease, Tier, TierKind, WrappedLease
+
+# Whether an entry of so many tokens belongs in memory, if a request `used` it, or not, and if memory has room, or not.
+Placement = Callable[[int, bool, bool], bool]
 
 
 class Writers:
@@ -43,8 +46,8 @@ class Writers:
         """Queue a job for the thread of `tier`; `False` if it does not fit, also after `wait_s`."""
         return self._threads[tier.kind].submit(job, wait_s)
 
-    def write(self, tier: Tier, entry: EncodedEntry, wait_s: float = 0.0) -> None:
-        """Write `entry` to `tier` in the background, unless it is there. A failure is counted."""
+    def write(self, tier: Tier, entry: EncodedEntry, wait_s: float = 0.0) -> bool:
+        """Write `entry` to `tier` in the background, unless it is there; `False` if it cannot. A failure is counted."""
 
         def write() -> None:
             if not tier.put(entry):
@@ -52,8 +55,10 @@ class Writers:
 
         key = entry.info.key
         present = not tier.is_remote and tier.contains(key)  # a remote tier's `put` checks it, in the background
-        if not present and not self.submit(tier, Job(write, key, entry.size_bytes, entry), wait_s):
-            self._count_drop()
+        if present or self.submit(tier, Job(write, key, entry.size_bytes, entry), wait_s):
+            return True
+        self._count_drop()
+        return False
 
     def entry(self, key: EntryKey) -> EncodedEntry | None:
         """The entry of `key` that waits to be written, or `None`."""
@@ -94,6 +99,7 @@ class Promoter:
 
     def __init__(self, tiers: Sequence[Tier], writers: Writers, page_locked: bool) -> None:
         self._tiers, self._writers, self._page_locked = tuple(tiers), writers, page_locked
+        self.placement: Placement = lambda *_: True
         self._running: weakref.WeakSet[Promotion] = weakref.WeakSet()
         self._running_lock = threading.Lock()
         self._lock = threading.Lock()  # held by the last step of a promotion, and by deletions
@@ -125,8 +131,16 @@ class Promoter:
                     entry = lease.read_encoded(self._page_locked)
         if entry is None:
             return False
-        self._store(entry, promotion)
+        self._store(entry, promotion, True)
         return True
+
+    def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
+        """Whether an entry belongs in the fastest tier: the placement says it of memory. Scores are small: always."""
+        memory = self._tiers[0].stats()
+        if self._tiers[0].kind is not TierKind.MEMORY or memory.capacity_bytes is None or info.key.is_scores:
+            return True
+        room = (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
+        return self.placement(info.tokens, used, room)
 
     @contextmanager
     def deleting(self, key: EntryKey | None = None) -> Iterator[None]:
@@ -139,14 +153,18 @@ class Promoter:
 
     def _promote(self, lease: Lease, promotion: Promotion) -> None:
         """Copy a leased entry in the background, and close the lease."""
-        fastest = self._tiers[0]
+        fastest, size = self._tiers[0], lease.stored_bytes
+        in_memory = self.in_memory(lease.info, size, used=True)
+        if promotion.depth == 1 and not in_memory:
+            lease.close()
+            return
 
         def copy() -> None:
             with lease:
                 if fastest.contains(promotion.key):
                     return
                 entry = lease.read_encoded(self._page_locked)
-            self._store(entry, promotion)
+            self._store(entry, promotion, in_memory)
 
         job: Job[EncodedEntry] = Job(copy, promotion.key, lease.stored_bytes, cancel=lease.close)
         capacity = fastest.stats().capacity_bytes
@@ -154,11 +172,12 @@ class Promoter:
         if not fits or not self._writers.submit(self._tiers[promotion.depth], job):
             lease.close()
 
-    def _store(self, entry: EncodedEntry, promotion: Promotion) -> None:
+    def _store(self, entry: EncodedEntry, promotion: Promotion, in_memory: bool) -> None:
         with self._lock:
             if promotion.cancelled:
                 return
-            self._tiers[0].put(entry)
+            if in_memory:
+                self._tiers[0].put(entry)
             for tier in self._tiers[1 : promotion.depth]:
                 if not tier.read_only:
                     self._writers.write(tier, entry)

@@ -1,7 +1,8 @@
 """The store: a stack of tiers, fastest first, with one interface.
 
 A lookup asks the tiers in order. A hit in a slower tier is promoted to the faster ones in the background. A put stores
-in memory at once; the disk and shared storage are written in the background. The scheduler announces waiting requests
+in memory at once; the disk and shared storage are written in the background.
+A `Placement` may keep entries out of memory. The scheduler announces waiting requests
 (`queued`, `started`, `left`): policies protect their entries, and the prefetcher promotes them before requests start.
 A caller waits for a remote tier only if it reads from it, deletes, or writes durably. A store failure never fails a
 request: it is logged and counts as a miss (CacheBlend section 5.1, "KV cache store").
@@ -25,7 +26,7 @@ from .entry import EncodedEntry, Entry, EntryInfo, Identity
 from .key import EntryKey
 from .policies import PolicySettings, TurnSize, make_policy
 from .prefetch import Prefetcher, PrefetchHint
-from .promotion import Promoter, Writers
+from .promotion import Placement, Promoter, Writers
 from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class Store(Closing):
         `StoreLockedError`, `StoreError`, `ConfigError` or `MissingExtraError`. Connects to no remote server yet.
         """
         tiers: list[Tier] = []
-        settings = PolicySettings(xi_blocks=config.xi_tokens // block_tokens, block_tokens=block_tokens)
+        xi_blocks, threshold = config.xi_tokens // block_tokens, config.threshold_tokens
+        settings = PolicySettings(xi_blocks=xi_blocks, block_tokens=block_tokens, threshold_tokens=threshold)
         if config.memory_bytes:
             tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), page_locked))
         if config.directory is not None and config.read_only:
@@ -94,6 +96,10 @@ class Store(Closing):
     def read_only(self) -> bool:
         """Whether a tier is read-only."""
         return any(tier.read_only for tier in self._tiers)
+
+    def place_by(self, placement: Placement) -> None:
+        """From now on ask `placement` which entries, that a tier below has, are stored and copied up to memory."""
+        self._promoter.placement = placement
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
@@ -148,11 +154,10 @@ class Store(Closing):
         afterwards.
         """
         encoded = EncodedEntry.of(entry).compact(self._page_locked)
-        for tier in self._tiers:
-            if tier.kind is TierKind.MEMORY:
-                _or_none("store an entry", tier.put, encoded)
-            elif not tier.read_only:
-                self._writers.write(tier, encoded, wait_s)
+        below = [tier for tier in self._tiers if tier.kind is not TierKind.MEMORY and not tier.read_only]
+        written = [self._writers.write(tier, encoded, wait_s) for tier in below]
+        if not any(written) or self._in_memory(encoded):
+            self._put_in_memory(encoded)
 
     def put_durably(self, entry: Entry) -> bool:
         """Store `entry` in every tier that answers, then return whether a tier below memory has it.
@@ -160,8 +165,10 @@ class Store(Closing):
         Raises `StoreReadOnlyError` if a tier is read-only.
         """
         encoded = EncodedEntry.of(entry).compact(self._page_locked)
-        stored = {tier: _or_none("store an entry", tier.put, encoded) for tier in self._tiers}
-        return any(stored[tier] for tier in self._durable)
+        stored = [_or_none("store an entry", tier.put, encoded) for tier in self._durable]
+        if self._durable != self._tiers and (not any(stored) or self._in_memory(encoded)):
+            self._put_in_memory(encoded)
+        return any(stored)
 
     def ensure_durable(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether a tier below memory has the entry. If one has it, the entry is copied to those that lack it."""
@@ -202,6 +209,11 @@ class Store(Closing):
         """
         for tier in self._tiers:
             _or_none("tell a policy about a turn", tier.served, turn)
+
+    def retarget(self, xi_blocks: int) -> None:
+        """Tell the policies of all tiers their latency threshold, in blocks."""
+        for tier in self._tiers:
+            tier.retarget(xi_blocks)
 
     def delete(self, key: EntryKey) -> bool:
         """Drop `key`, and the scores next to it, from every tier and from the write buffer; whether it was anywhere.
@@ -295,6 +307,15 @@ class Store(Closing):
     @property
     def _local(self) -> tuple[Tier, ...]:
         return tuple(tier for tier in self._tiers if not tier.is_remote)
+
+    def _in_memory(self, entry: EncodedEntry) -> bool:
+        """Whether a new entry belongs in memory; a block of a conversation counts as used: its next turn reads it."""
+        return self._promoter.in_memory(entry.info, entry.size_bytes, used=bool(entry.info.group))
+
+    def _put_in_memory(self, entry: EncodedEntry) -> None:
+        for tier in self._tiers:
+            if tier.kind is TierKind.MEMORY:
+                _or_none("store an entry", tier.put, entry)
 
     def _delete(self, key: EntryKey, tiers: Sequence[Tier]) -> bool:
         found = self._writers.discard(key)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import (
+    Steady,
+    belongs_in_memory,
     choose_computed,
     choose_ratio,
     choose_tier,
@@ -42,7 +44,8 @@ class TestRatio:
             on_disk(3.0), place_token_layer_s=0.002, recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0001), layers=3
         )
         ratio = choose_ratio(made, SHAPE, LOADS, 0.15).ratio
-        assert ratio == pytest.approx((3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021))
+        crossing_at = (3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021)  # .757
+        assert ratio == 0.75 < crossing_at == pytest.approx(crossing(made, SHAPE, LOADS))
 
     @pytest.mark.parametrize("seconds", [0.0, 1.0, 1.2, 1.25])
     def test_the_ratio_is_never_below_r_star(self, seconds: float) -> None:
@@ -110,6 +113,33 @@ class TestTier:
         decision = choose_tier(slow, SHAPE, 0.15, PricesConfig(), LOADS)
         assert decision.tier == "disk"
         assert "no tier's loading is hidden" in decision.why[0]
+
+    @pytest.mark.parametrize(
+        ("layer_s", "used", "room", "expected"),
+        [
+            (0.001, True, True, False),  # disk's loading is hidden, and disk is cheaper
+            (0.002, True, True, True),  # nothing else hides it: memory is the fastest
+            (0.002, True, False, True),  # used: it may take the place of others
+            (0.002, False, True, True),
+            (0.002, False, False, False),  # not used yet: it may not
+        ],
+    )
+    def test_an_entry_belongs_in_memory_if_no_cheaper_tier_hides_its_loading(
+        self, layer_s: float, used: bool, room: bool, expected: bool
+    ) -> None:
+        """A row takes 10 ms, so at r* = .15 a token hides 1.5 ms of loading, and the question some more."""
+        speeds = {"disk": disk(layer_s), "memory": TierSpeed(0.0, 0.0)}
+        made = profile(tiers=speeds, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
+        found = belongs_in_memory(made, 128, Selection.STATIC, 0.15, PricesConfig(), used, room)
+        assert found is expected
+
+
+def test_a_steady_number_ignores_small_changes_and_follows_large_ones_in_steps() -> None:
+    steady = Steady()
+    assert [steady.of("disk", latest) for latest in (1.1, 0.9, 1.39, 1.45, 1.05, 0.9)] == [
+        pytest.approx(number) for number in (1.0, 1.0, 1.0, 2**0.5, 2**0.5, 1.0)
+    ]
+    assert steady.of("redis", 4.1) == pytest.approx(4.0)  # names count apart
 
 
 chunk = st.builds(Load, st.sampled_from(["memory", "disk", "redis"]), st.integers(1, 60), st.booleans())

@@ -11,6 +11,7 @@ import pytest
 from ragkv.errors import ProfileError
 from ragkv.fusion.profile import (
     FILE_NAME,
+    MOST_TOKENS,
     LengthFit,
     Profile,
     RecomputeFit,
@@ -28,6 +29,22 @@ MEASURED = profile(
     tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (TimedPoint(4096, 0.01, 0.011),))},
     copy_bytes_per_s=1e10,
 )
+
+
+@pytest.mark.parametrize(
+    ("fit", "target_s", "tokens"),
+    [
+        (LengthFit(1.0, 0.01, 0.0), 3.0, 200),
+        (LengthFit(1.0, 0.01, 0.0), 1.0, 0),
+        (LengthFit(1.0, 0.01, 1e-4), 4.0, 130),  # 1 + 1.3 + 1.69
+        (LengthFit(1.0, 0.0, 1e-4), 5.0, 200),
+        (LengthFit(1.0, 0.0, 0.0), 5.0, MOST_TOKENS),
+    ],
+)
+def test_the_tokens_within_a_target_are_the_most_whose_prefill_takes_no_longer(
+    fit: LengthFit, target_s: float, tokens: int
+) -> None:
+    assert profile(prefill=fit).tokens_within(target_s) == tokens
 
 
 def test_a_profile_survives_json() -> None:

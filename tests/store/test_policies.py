@@ -1,11 +1,14 @@
 """The contract of every policy, and what single policies learn."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
-from ragkv.config import StoreConfig
+from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import Policy, Store, make_policy
 from ragkv.store.policies import PolicySettings, TurnSize
@@ -111,6 +114,34 @@ def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(monkeypa
     monkeypatch.setattr("ragkv.store.store.make_policy", make)
     Store.open(StoreConfig(policy="t-lru-auto", xi_tokens=1000, memory_bytes=10**6), block_tokens=64).close()
     assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]
+
+
+@pytest.mark.parametrize("name", ["t-lru", "et-lru", "t-lru-auto"])
+def test_a_new_threshold_counts_from_the_next_turn_on(name: str) -> None:
+    """What a policy evicts after `retarget` is what one with that threshold from the beginning evicts."""
+    settings = PolicySettings(xi_blocks=1, new_blocks=1, new_blocks_seen=(1,), capacity_blocks=10)
+    changed, other = make_any_policy(name, settings), make_any_policy(name, replace(settings, xi_blocks=5))
+    changed.retarget(5)
+    for number in range(40):
+        group = "abc"[number % 3]
+        for policy in (changed, other):
+            policy.served(turn(group, float(number), 6))
+            policy.held(group, 6, 6, float(number))
+        assert changed.victim((), number + 0.5) == other.victim((), number + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        (dict(policy="et-lru"), "needs store.ttft_target_ms"),
+        (dict(ttft_target_ms=200.0, xi_tokens=1), "takes the place of"),
+        (dict(ttft_target_ms=0.0), "more than 0"),
+        (dict(policy="et-lru", xi_tokens=255), "less than session.block_tokens"),
+    ],
+)
+def test_a_threshold_without_effect_is_refused(store: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        EngineConfig(store=StoreConfig(**store))
 
 
 class TestLearning:

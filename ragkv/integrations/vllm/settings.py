@@ -49,7 +49,9 @@ class ConnectorSettings:
             alone = remote and store.directory is not None and not Path(store.directory).is_dir()
             store = replace(store, directory=None) if alone else replace(store, read_only=True)
         packed_bytes = config.packed_bytes if "packed_bytes" in values else 0  # vLLM plans the machine's memory
-        return settings, replace(config, store=store, dtype=dtype, device=device, packed_bytes=packed_bytes)
+        controller = replace(config.controller, measure=False)  # vLLM computes with the device at any time
+        config = replace(config, store=store, controller=controller, dtype=dtype, device=device)
+        return settings, replace(config, packed_bytes=packed_bytes)
 
 
 def check_config(vllm_config: Any) -> None:

@@ -39,6 +39,11 @@ class AutomaticTLRU(Policy):
         self._blocks: dict[str, int] = {}
         self._used = self._most = 0
 
+    def retarget(self, xi_blocks: int) -> None:
+        super().retarget(xi_blocks)
+        for policy in (*self._policies[1:], *(shadow.policy for shadow in self._shadows[1:])):
+            policy.retarget(xi_blocks)
+
     def served(self, turn: TurnSize) -> None:
         for policy in self._policies:
             policy.served(turn)

@@ -12,7 +12,7 @@ seconds of one clock.
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from ragkv.config import at_least
@@ -89,6 +89,10 @@ class Policy(ABC):
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self.settings = settings or PolicySettings()
+
+    def retarget(self, xi_blocks: int) -> None:
+        """From the next turn on the latency threshold is `xi_blocks`."""
+        self.settings = replace(self.settings, xi_blocks=xi_blocks)
 
     @abstractmethod
     def held(self, group: str, blocks: int, size: int, now: float) -> None:

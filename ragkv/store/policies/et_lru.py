@@ -44,9 +44,7 @@ class ETLRU(Policy):
     def served(self, turn: TurnSize) -> None:
         if self._learner.learn(turn, turn.prompt - turn.shared):
             self._model = self._learner.model
-            self._forget_ranks()
-            for group in self._held:
-                self._rank_group(group)
+            self._rank_all()
         self._record_use(turn.group, turn.length, turn.at)
 
     def used(self, group: str, now: float) -> None:
@@ -107,6 +105,15 @@ class ETLRU(Policy):
 
     def _rank_group(self, group: str) -> None:
         self._ranking.put(group, self._rank(group, self._worth(group)))
+
+    def retarget(self, xi_blocks: int) -> None:
+        super().retarget(xi_blocks)
+        self._rank_all()
+
+    def _rank_all(self) -> None:
+        self._forget_ranks()
+        for group in self._held:
+            self._rank_group(group)
 
     def _forget_ranks(self) -> None:
         """Drop all ranks: the model changed."""

@@ -206,6 +206,9 @@ class Tier(ABC):
     def served(self, turn: TurnSize) -> None:  # noqa: B027
         """Tell the policy that a conversation's turn was served, before the turn's blocks are put. It may trim."""
 
+    def retarget(self, xi_blocks: int) -> None:  # noqa: B027
+        """Tell the policy its latency threshold."""
+
     def look_up_ahead(self, keys: Sequence[EntryKey]) -> None:  # noqa: B027
         """These keys will be leased soon: a remote tier begins to look them up."""
 

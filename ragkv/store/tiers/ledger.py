@@ -228,6 +228,10 @@ class LocalTier(Tier, Generic[P]):
         with self._lock:
             self._ledger.served(turn, self._clock())
 
+    def retarget(self, xi_blocks: int) -> None:
+        with self._lock:
+            self._ledger.policy.retarget(xi_blocks)
+
     def contains(self, key: EntryKey) -> bool:
         with self._lock:
             return key in self._ledger

@@ -3,12 +3,15 @@
 Entries of random numbers stand in for documents; their values do not change the time. Every measurement acquires the
 compute lock, so requests run between two of them. Times are medians over rounds, and no time falls with a length. The
 disk is measured in separate files next to the store's, which are dropped from the page cache before they are read.
+An engine that has no profile measures a quick one by itself, while no request runs.
 """
 
 import itertools
+import logging
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,17 +21,21 @@ from typing import NamedTuple
 
 import torch
 
-from ragkv.engine import Engine
-from ragkv.errors import StoreError
-from ragkv.fusion import LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.errors import ProfileError, RagKVError, StoreError
+from ragkv.fusion import Fusor, LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion.fits import fit_length, fit_recompute, fit_tier
 from ragkv.fusion.pipeline import UNMEASURED
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
-from ragkv.fusion.profile import save as save_profile
+from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.model import full_pass
-from ragkv.runtime import make_private_folder
+from ragkv.runtime import Closing, make_private_folder, openmp
+from ragkv.scheduling import Scheduler
 from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryTier, Tier, TierKind
 
-from .fits import fit_length, fit_recompute, fit_tier
+from .load_control import LoadControl
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 3.0  # An engine measures by itself after `QUIET_S` without a request.
 
 LENGTHS = (128, 384, 768, 1536)  # Prompts of so many tokens S are timed.
 QUICK_LENGTHS = (128, 384)
@@ -43,33 +50,78 @@ BUDGET_S = 90.0  # No further round starts after this time.
 COPY_BYTES = 64 * 2**20
 
 
-def measure(engine: Engine, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None) -> Profile:
-    """The profile of `engine`'s model on this machine; half a billion weights take a minute or two on a laptop.
+class Profiler(Closing):
+    """Measures the profile of one engine: when it is asked to, and once by itself if there is none."""
 
-    `quick` uses shorter prompts and fewer rounds. `on_progress(done, total)` is called after each measurement.
-    """
-    return _Measuring(engine, quick, on_progress or (lambda _done, _total: None)).profile()
+    def __init__(self, load_control: LoadControl, fusor: Fusor, scheduler: Scheduler) -> None:
+        self._load_control, self._fusor, self._scheduler = load_control, fusor, scheduler
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
 
+    def measure(self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None) -> Profile:
+        """Measure, and use the profile from now on; half a billion weights take a minute or two on a laptop.
 
-def save(engine: Engine, profile: Profile) -> Path | None:
-    """Apply `profile` to `engine` from now on, and save it for later engines like it on the same store directory.
+        It is saved for later engines like this one on the same store directory. `quick` uses shorter prompts and fewer
+        rounds. `on_progress(done, total)` is called after each measurement.
+        """
+        control, report = self._load_control, on_progress or (lambda _done, _total: None)
+        profile = _Measuring(control, self._fusor, self._scheduler, quick, report).profile()
+        control.apply_profile(profile)
+        if control.directory is not None:
+            save(profile, control.directory)
+        return profile
 
-    Returns the file, or `None` if the engine has no directory. Raises `ProfileError` if the profile is of another model
-    or machine.
-    """
-    engine.load_control.apply_profile(profile)
-    directory = engine.config.store.directory
-    return None if directory is None else save_profile(profile, directory)
+    def start(self) -> None:
+        """Measure in the background while no request runs, unless a valid profile is saved."""
+        try:
+            _ = self._load_control.profile
+        except ProfileError as error:
+            log.info("The loading controller measures this machine while no request runs. %s", error)
+            self._thread = threading.Thread(target=self._run, name="ragkv-profiler", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop measuring; what is under way is dropped."""
+        self._closing.set()
+        self._scheduler.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(QUIET_S) and self._scheduler.busy:
+                self._wait_idle()
+            profile = self.measure(quick=True, on_progress=lambda _done, _total: self._wait_idle())
+            log.info("The loading controller has measured this machine: %s.", profile.subject.cpu)
+        except RagKVError as error:
+            if not self._closing.is_set():
+                log.warning("The loading controller has no profile: %s", error)
+        openmp.release_threads()
+
+    def _wait_idle(self) -> None:
+        """Return when no request runs; raises `ProfileError` once this is closed."""
+        while self._scheduler.busy and not self._closing.is_set():
+            self._scheduler.wait_idle(QUIET_S, self._closing.is_set)
+        if self._closing.is_set():
+            raise ProfileError("The engine was closed while its profile was measured.")
 
 
 class _Measuring:
     """One profile measurement of one engine."""
 
-    def __init__(self, engine: Engine, quick: bool, on_progress: Callable[[int, int], None]) -> None:
-        self._engine, self._adapter, self._on_progress = engine, engine.model.adapter, on_progress
+    def __init__(
+        self,
+        control: LoadControl,
+        fusor: Fusor,
+        scheduler: Scheduler,
+        quick: bool,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._control, self._fusor, self._scheduler = control, fusor, scheduler
+        self._adapter, self._on_progress = fusor.adapter, on_progress
         self._rounds, self._tier_rounds = (QUICK_ROUNDS, QUICK_TIER_ROUNDS) if quick else (ROUNDS, TIER_ROUNDS)
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
-        self._identity = engine.entries.encoder.identity
+        self._identity = control.identity
         self._generator = torch.Generator().manual_seed(0)
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
@@ -82,13 +134,13 @@ class _Measuring:
         start_s = self._start_s()
         prefill, decode, recompute, placing_s = self._passes(start_s)
         tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
-        if (directory := self._engine.config.store.directory) is not None:
+        if (directory := self._control.directory) is not None:
             make_private_folder(Path(directory))
             with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
                 tiers[TierKind.DISK.value] = self._tier(DiskTier(scratch, 2**62, LRU()), Path(scratch))
         self._step(self._total - self._done)
         return Profile(
-            subject=self._engine.load_control.subject,
+            subject=self._control.subject,
             layers=adapter.layer_count,
             kv_bytes_per_token=adapter.kv_bytes_per_token,
             stored_bytes_per_token=self._stored_bytes_per_token,
@@ -146,11 +198,8 @@ class _Measuring:
 
     def _pass(self, plan: Plan, ratio: float) -> "_TimedPass":
         """One pass of the fusor. Placing is timed separately on a CPU; a GPU does it asynchronously."""
-        engine, adapter = self._engine, self._adapter
-        with (
-            engine.fusor.open(plan, make_selector("first-k"), ratio) as fusing,
-            engine.scheduler.turn(),
-        ):
+        adapter = self._adapter
+        with self._fusor.open(plan, make_selector("first-k"), ratio) as fusing, self._scheduler.turn():
             adapter.wait_for_device()
             began = time.perf_counter()
             fused = fusing.run()
@@ -183,7 +232,7 @@ class _Measuring:
 
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:
-        with self._engine.scheduler.turn():
+        with self._scheduler.turn():
             self._adapter.wait_for_device()
             began = time.perf_counter()
             work()
@@ -223,7 +272,7 @@ class _Measuring:
         """Seconds to read every layer as a first request does: with the same threads, `UNMEASURED` layers ahead."""
         adapter = self._adapter
         began = time.perf_counter()
-        readers = self._engine.fusor.readers
+        readers = self._fusor.readers
         with LayerReader(leases, adapter.layer_count, UNMEASURED, readers, adapter.device) as reader:
             for layer in range(adapter.layer_count):
                 reader.layer(layer)

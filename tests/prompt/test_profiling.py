@@ -2,19 +2,18 @@
 
 from pathlib import Path
 
-from ragkv.lab import profiling
-from ragkv.lab.profiling import measure
+import pytest
+
 from tests.prompt.test_load_control import CHUNKS, QUESTION, engine
 
 
 def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     with engine(tmp_path) as made:
-        measured = measure(made, quick=True, on_progress=lambda done, total: steps.append((done, total)))
-        path = profiling.save(made, measured)
+        on_progress = lambda done, total: steps.append((done, total))  # noqa: E731
+        measured = made.profiler.measure(quick=True, on_progress=on_progress)
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
-    assert path == tmp_path / "profile.json"
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
         assert again.load_control.profile == measured
@@ -26,10 +25,28 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
     assert not list(tmp_path.glob("profile-*"))
 
 
+def test_an_engine_without_a_profile_measures_one_while_no_request_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.prompt.profiling.QUIET_S", 0.01)
+    with engine(tmp_path, measure=True) as made:
+        with made.scheduler.request():  # nothing is measured while one runs
+            assert not made.load_control.profile_file.exists()
+        made.profiler._thread.join()
+        measured = made.load_control.profile
+    with engine(tmp_path, measure=True) as again:  # and once only
+        assert again.profiler._thread is None and again.load_control.profile == measured
+
+
+def test_an_engine_that_closes_drops_the_measurement_under_way(tmp_path: Path) -> None:
+    with engine(tmp_path, measure=True) as made:
+        thread = made.profiler._thread
+    assert not thread.is_alive() and not (tmp_path / "profile.json").exists()
+
+
 def test_only_memory_is_measured_without_a_directory() -> None:
     with engine(None, memory=True) as made:
-        measured = measure(made, quick=True)
+        measured = made.profiler.measure(quick=True)
         assert set(measured.tiers) == {"memory"}
-        assert profiling.save(made, measured) is None
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision

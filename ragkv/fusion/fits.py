@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ragkv.fusion.profile import LengthFit, RecomputeFit, TierSpeed, TimedPoint
+from .profile import LengthFit, RecomputeFit, TierSpeed, TimedPoint
 
 LEAST_SHARE = 0.01  # A bandwidth can be told from the latency if bytes take at least this share of a slice's time.
 
