@@ -6,7 +6,7 @@ Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token
 first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
 conversations that will return.
 
-Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not; automatic
+Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not; guarded
 T-LRU is never worse. (2) Look-ahead needs a queue.
 """
 
@@ -33,7 +33,7 @@ SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
 XIS_MS = (100.0, 200.0, 300.0)
 SLO_MS = 200.0
 STEADY = ("lru", "threshold-lru")  # policies that do not know xi
-ONLINE = ("t-lru", "t-lru-guarded", "et-lru", "t-lru-auto")
+ONLINE = ("t-lru", "t-lru-guarded", "et-lru")
 OFFLINE = ("end-aware", "length-aware", "tail-belady")
 # PAPER has the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and 6).
 PAPER = {
@@ -82,7 +82,7 @@ def tail(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
                 )
         print("TEL against LRU, per cent (negative is better)")
         table(["capacity", "xi ms", "LRU blocks", *(STEADY + ONLINE + OFFLINE)[1:]], shown)
-    for policy in ("t-lru-guarded", "et-lru", "t-lru-auto"):
+    for policy in ("t-lru-guarded", "et-lru"):
         compare_with_plain(rows, policy)
     latencies(rows)
     return rows
@@ -119,7 +119,7 @@ def latencies(rows: list[dict[str, Any]]) -> None:
     shown = []
     for (trace, share, xi_ms), found in by_cell.items():
         if xi_ms == 200.0:
-            for policy in ("t-lru", "t-lru-auto", "tail-belady"):
+            for policy in ("t-lru", "t-lru-guarded", "tail-belady"):
                 pairs = [
                     "/".join(f"{change(found[policy][key], found[base][key]):+.1f}" for base in STEADY)
                     for key in ("median_ms", "p90_ms", "p95_ms", "p99_ms", "slo_misses")

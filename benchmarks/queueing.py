@@ -13,9 +13,9 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from benchmarks.simulate.policies import make_any_policy
+from benchmarks.simulate.prefix_tier import PrefixTier
 from benchmarks.simulate.workloads import GeneratedSession
 from ragkv.store.policies import Cut, PolicySettings
-from ragkv.store.policies.prefix_tier import PrefixTier
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ GIB = 1024**3
 CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CODECS.
 WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
 # These are the keys of ragkv.store.POLICIES.
-POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru-auto", "threshold-lru")
+POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru")
+TAIL_POLICIES = ("et-lru", "t-lru", "t-lru-guarded")  # They need a target: at xi 0 they are LRU.
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
 SELECTOR_NAMES = (
@@ -119,7 +120,7 @@ class StoreConfig:
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
     policy: str = "lookahead"  # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
     prefetch: bool = True  # copy what queued requests will read from disk to memory before they start
-    ttft_target_ms: float | None = None  # of a turn, for et-lru and t-lru-auto: xi is what a prefill computes in it
+    ttft_target_ms: float | None = None  # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it
     xi_tokens: int = 0  # the same in tokens: those a turn may compute within its target
     threshold_tokens: int = 1024  # threshold-lru does not keep conversations that are shorter
     write_buffer_bytes: int = 256 * MIB  # entries that wait to be written; if it is full, entries are dropped
@@ -137,8 +138,8 @@ class StoreConfig:
         )
         if self.ttft_target_ms is not None and (self.xi_tokens or not self.ttft_target_ms > 0.0):
             raise ConfigError("store.ttft_target_ms must be more than 0, and takes the place of store.xi_tokens.")
-        if self.policy == "et-lru" and not self.xi_tokens and self.ttft_target_ms is None:
-            raise ConfigError("store.policy et-lru needs store.ttft_target_ms or store.xi_tokens: at 0 it is LRU.")
+        if self.policy in TAIL_POLICIES and not self.xi_tokens and self.ttft_target_ms is None:
+            raise ConfigError(f"store.policy {self.policy} needs store.ttft_target_ms or store.xi_tokens.")
         if self.codec is not None:
             one_of("store.codec", self.codec, CODEC_NAMES)
         one_of("store.policy", self.policy, POLICY_NAMES)

@@ -1,6 +1,7 @@
 """`python -m benchmarks.simulate`: traces replayed through eviction policies (docs/policies.md)."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,11 +12,13 @@ from ragkv.errors import RagKVError
 from . import ALL_POLICIES
 from .command import run
 
-COMPARED = "lru,t-lru,t-lru-auto,tail-belady"
+COMPARED = "lru,t-lru,t-lru-guarded,tail-belady"
 
 
 def simulate(
-    trace: Annotated[str, typer.Option(help="A CSV, or birth-death or sharegpt-like: docs/policies.md.")],
+    trace: Annotated[
+        str, typer.Option(help="A CSV, ShareGPT's or WildChat's JSON, birth-death or sharegpt-like: docs/policies.md.")
+    ],
     policy: Annotated[
         str,
         typer.Option(
@@ -25,7 +28,8 @@ def simulate(
     ] = COMPARED,
     capacity_blocks: Annotated[int | None, typer.Option(help="Capacity in blocks.")] = None,
     capacity_share: Annotated[float | None, typer.Option(help="Capacity as a share of the peak live blocks.")] = None,
-    xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), a TTFT target (200ms), or auto.")] = None,
+    xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), or a TTFT target (200ms).")] = None,
+    profile: Annotated[Path | None, typer.Option(help="profile.json of a store: its prefill gives all times.")] = None,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
     slo_ms: Annotated[float, typer.Option(help="TTFT limit of a request.")] = 200.0,
     forced: Annotated[bool, typer.Option("--forced", help="Forced caching: never evict what was just served.")] = False,

@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, ProfileError
+from ragkv.fusion.profile import Profile, read_measurements
 
 from .replay import ReplaySetting, Report, load_trace, simulate, xi_blocks
 from .trace import Trace
@@ -23,6 +25,7 @@ def run(
     capacity_blocks: int | None = None,
     capacity_share: float | None = None,
     xi: str | None = None,
+    profile: Path | None = None,
     block_tokens: int = 16,
     slo_ms: float = 200.0,
     forced: bool = False,
@@ -36,8 +39,10 @@ def run(
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise ConfigError("--policy names no policy.")
-    xi_ms, threshold = xi_of(xi, names, block_tokens)
-    setting = ReplaySetting(capacity_of(capacity_blocks, capacity_share, trace), threshold, xi_ms, slo_ms, forced)
+    speeds = None if profile is None else profile_in(profile)
+    xi_ms, threshold = xi_of(xi, block_tokens, speeds)
+    capacity = capacity_of(capacity_blocks, capacity_share, trace)
+    setting = ReplaySetting(capacity, threshold, xi_ms, slo_ms, forced, speeds)
     reports = simulate(trace, names, setting)
     if as_json:
         console.file.write("[\n" + ",\n".join(json.dumps(asdict(report)) for report in reports) + "\n]\n")
@@ -57,17 +62,26 @@ def capacity_of(blocks: int | None, share: float | None, trace: Trace) -> int:
     return int(share * trace.peak_live)
 
 
-def xi_of(xi: str | None, policies: Sequence[str], block_tokens: int) -> tuple[float | None, int]:
-    """The threshold as a time, if it was given as one, and in blocks. With `auto`, the policy `t-lru-auto` finds it."""
-    if xi == "auto" and "t-lru-auto" not in policies:
-        raise ConfigError("--xi auto needs the policy t-lru-auto, which finds the threshold: name it in --policy.")
-    if xi is None or xi == "auto":
+def profile_in(path: Path) -> Profile:
+    """The profile in a file of `ragkv profile`; the last one of several."""
+    try:
+        found = list(read_measurements(path).values())
+    except ValueError as error:
+        raise ProfileError(f"{error}; give the file profile.json of a store.") from error
+    if not found:
+        raise ProfileError(f"{path} has no profile; `ragkv profile` writes one.")
+    return Profile.from_dict(found[-1])
+
+
+def xi_of(xi: str | None, block_tokens: int, profile: Profile | None = None) -> tuple[float | None, int]:
+    """The threshold as a time, if it was given as one, and in blocks."""
+    if xi is None:
         return None, 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", xi.strip())
     if found is None:
-        raise ConfigError(f"--xi {xi!r} is neither tokens (2000) nor a TTFT target (200ms) nor auto.")
+        raise ConfigError(f"--xi {xi!r} is neither tokens (2000) nor a TTFT target (200ms).")
     number = float(found[1])
-    return (number, xi_blocks(number, block_tokens)) if found[2] else (None, int(number) // block_tokens)
+    return (number, xi_blocks(number, block_tokens, profile)) if found[2] else (None, int(number) // block_tokens)
 
 
 def show(trace: Trace, setting: ReplaySetting, reports: Sequence[Report], console: Console) -> None:

@@ -1,8 +1,7 @@
 """Policies that only the simulator runs: baselines of the papers' tables, and offline bounds, which know the future.
 
-FIFO is a baseline of CachedAttention (section 4.3.3), T-LRU without a guard the T-LRU paper's algorithm 1. The bounds
-are Belady's furthest-in-future rule, tail-optimized Belady (theorem 1), and T-LRU that knows which conversations do not
-return, or also the next turn's lengths (figure 5).
+FIFO is a baseline of CachedAttention (section 4.3.3). The bounds are Belady's furthest-in-future rule, tail-optimized
+Belady (theorem 1), and T-LRU that knows which conversations do not return, or also the next turn's lengths (figure 5).
 """
 
 from collections.abc import Container, Iterable
@@ -10,7 +9,7 @@ from collections.abc import Container, Iterable
 from ragkv.errors import ConfigError
 from ragkv.store.policies import LRU, NEVER, POLICIES, Cut, Policy, PolicySettings, TurnSize, policy_class
 from ragkv.store.policies.groups import Departed, Ranking
-from ragkv.store.policies.t_lru import TLRU, GuardedTLRU
+from ragkv.store.policies.t_lru import TLRU
 
 
 class FIFO(LRU):
@@ -118,7 +117,7 @@ class LengthAware(TLRU):
         return max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
 
 
-_SIMULATOR_ONLY: tuple[type[Policy], ...] = (FIFO, TLRU, GuardedTLRU, EndAware, LengthAware, Belady, TailBelady)
+_SIMULATOR_ONLY: tuple[type[Policy], ...] = (FIFO, EndAware, LengthAware, Belady, TailBelady)
 SIMULATOR_ONLY: dict[str, type[Policy]] = {policy.name: policy for policy in _SIMULATOR_ONLY}
 ALL_POLICIES: dict[str, type[Policy]] = {name: policy_class(name) for name in POLICIES} | SIMULATOR_ONLY
 

@@ -1,20 +1,23 @@
 """Replays of a trace through policies, and their reports: integers in blocks, to be compared exactly, and times.
 
 A trace drives a tier of prefix blocks, which asks the policy objects of the live store. TTFT is `TOKEN_MS` for each
-token of a block that is not cached (T-LRU paper, figure 3, without its fixed cost).
+token of a block that is not cached (T-LRU paper, figure 3, without its fixed cost), or what a profile says of them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ragkv.config import at_least
+from ragkv.fusion.profile import Profile
 from ragkv.store.policies import Policy, PolicySettings
-from ragkv.store.policies.prefix_tier import OnEvict, PrefixTier
 
 from .policies import make_any_policy
+from .prefix_tier import OnEvict, PrefixTier
+from .readers import read_chats
 from .trace import Trace, read_rows
 from .workloads import BirthDeath, ShareGPTLike
 
@@ -32,6 +35,11 @@ class ReplaySetting:
     xi_ms: float | None = None  # None: the time of xi_blocks computed blocks
     slo_ms: float = 200.0
     forced: bool = False  # forced caching: the conversation just served is not evicted
+    profile: Profile | None = None  # whose prefill gives the times; None: TOKEN_MS for each token
+
+    def ttft_ms(self, tokens: Any) -> Any:
+        """TTFT of so many uncached tokens, a number or an array."""
+        return tokens * TOKEN_MS if self.profile is None else 1e3 * self.profile.prefill.at(tokens)
 
     def __post_init__(self) -> None:
         at_least(self, capacity_blocks=0, xi_blocks=0)
@@ -66,12 +74,16 @@ class Report:
 
 
 def load_trace(where: str, block_tokens: int) -> Trace:
-    """A trace as CSV, or a generated load by its name. Raises `InputError` saying what is wrong with it."""
-    return GENERATED[where]().trace(block_tokens) if where in GENERATED else read_rows(Path(where), block_tokens)
+    """A trace as CSV, conversations as published, or a generated load by its name. Raises `InputError`."""
+    if where in GENERATED:
+        return GENERATED[where]().trace(block_tokens)
+    return (read_rows if where.endswith(".csv") else read_chats)(Path(where), block_tokens)
 
 
-def xi_blocks(xi_ms: float, block_tokens: int) -> int:
+def xi_blocks(xi_ms: float, block_tokens: int, profile: Profile | None = None) -> int:
     """The blocks that may be computed within `xi_ms`, rounded down."""
+    if profile is not None:
+        return profile.tokens_within(xi_ms / 1e3) // block_tokens
     return max(0, int(xi_ms / (TOKEN_MS * block_tokens) * (1 + 1e-12)))  # .3 / .1 is 2.9999999999999996
 
 
@@ -93,7 +105,6 @@ def policy_for(name: str, trace: Trace, setting: ReplaySetting) -> Policy:
         new_blocks_seen=tuple(trace.new_blocks),
         turn_rate_per_s=turns,
         end_rate_per_s=ends,
-        capacity_blocks=setting.capacity_blocks,
     )
     return make_any_policy(name, settings)
 
@@ -108,9 +119,9 @@ def simulate(trace: Trace, names: Sequence[str], setting: ReplaySetting) -> list
 
 
 def _report(trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
-    uncached, block_ms = np.array(done.uncached), TOKEN_MS * trace.block_tokens
-    xi_ms = block_ms * setting.xi_blocks if setting.xi_ms is None else setting.xi_ms
-    ttft, prompts = block_ms * uncached, max(1, sum(turn.prompt for turn in trace.turns))
+    uncached = np.array(done.uncached)
+    xi_ms = setting.ttft_ms(setting.xi_blocks * trace.block_tokens) if setting.xi_ms is None else setting.xi_ms
+    ttft, prompts = setting.ttft_ms(uncached * trace.block_tokens), max(1, sum(turn.prompt for turn in trace.turns))
     times = np.percentile(ttft, list(PERCENTILES.values()))
     return Report(
         policy=done.policy,

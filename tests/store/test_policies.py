@@ -98,7 +98,7 @@ def test_store_settings_refuse_a_policy_of_the_simulator_and_name_the_others(nam
         StoreConfig(policy=name)
 
 
-@pytest.mark.parametrize("setting", ["xi_blocks", "new_blocks", "capacity_blocks", "window_groups"])
+@pytest.mark.parametrize("setting", ["xi_blocks", "new_blocks", "window_groups"])
 def test_negative_settings_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting} is -1"):
         PolicySettings(**{setting: -1})
@@ -112,14 +112,14 @@ def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(monkeypa
         return make_policy(name, settings)
 
     monkeypatch.setattr("ragkv.store.store.make_policy", make)
-    Store.open(StoreConfig(policy="t-lru-auto", xi_tokens=1000, memory_bytes=10**6), block_tokens=64).close()
+    Store.open(StoreConfig(policy="t-lru", xi_tokens=1000, memory_bytes=10**6), block_tokens=64).close()
     assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]
 
 
-@pytest.mark.parametrize("name", ["t-lru", "et-lru", "t-lru-auto"])
+@pytest.mark.parametrize("name", ["t-lru", "et-lru", "t-lru-guarded"])
 def test_a_new_threshold_counts_from_the_next_turn_on(name: str) -> None:
     """What a policy evicts after `retarget` is what one with that threshold from the beginning evicts."""
-    settings = PolicySettings(xi_blocks=1, new_blocks=1, new_blocks_seen=(1,), capacity_blocks=10)
+    settings = PolicySettings(xi_blocks=1, new_blocks=1, new_blocks_seen=(1,))
     changed, other = make_any_policy(name, settings), make_any_policy(name, replace(settings, xi_blocks=5))
     changed.retarget(5)
     for number in range(40):
@@ -150,14 +150,6 @@ class TestLearning:
         for gap in [100.0] * RECENT_GAPS + [1.0] * RECENT_GAPS:
             gaps.add(gap)
         assert gaps.quantile(0.99) == 1.0
-
-    def test_automatic_t_lru_evicts_as_lru_until_trimming_has_less_tel(self) -> None:
-        automatic, lru = make_policy("t-lru-auto", PolicySettings(xi_blocks=4, capacity_blocks=10)), make_policy("lru")
-        for policy in (automatic, lru):
-            for number, group in enumerate("abc"):
-                policy.served(turn(group, float(number), 4))
-                policy.held(group, 4, 4, float(number))
-        assert automatic.victim((), 3.0) == lru.victim((), 3.0)
 
     def test_departed_forgets_the_groups_that_left_first_beyond_its_bound(
         self, monkeypatch: pytest.MonkeyPatch

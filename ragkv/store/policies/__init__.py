@@ -16,7 +16,8 @@ POLICIES = {
     "et-lru": ("et_lru", "ETLRU"),
     "lookahead": ("lookahead", "LookAhead"),
     "lru": ("lru", "LRU"),
-    "t-lru-auto": ("auto", "AutomaticTLRU"),
+    "t-lru": ("t_lru", "TLRU"),
+    "t-lru-guarded": ("t_lru", "GuardedTLRU"),
     "threshold-lru": ("lru", "ThresholdLRU"),
 }
 

@@ -74,12 +74,11 @@ class PolicySettings:
     threshold_tokens: int = 1024  # threshold-lru: shorter conversations are not kept
     turn_rate_per_s: float | None = None  # lambda of the paper's model: turns of a living conversation
     end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
-    capacity_blocks: int | None = None  # of the tier, for shadow caches; None: the largest amount held so far
     window_groups: int | None = None  # look-ahead eviction window, in waiting sessions; None: the whole queue
 
     def __post_init__(self) -> None:
         at_least(self, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
-        at_least(self, capacity_blocks=0, window_groups=0)
+        at_least(self, window_groups=0)
 
 
 class Policy(ABC):

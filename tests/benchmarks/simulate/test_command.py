@@ -53,7 +53,6 @@ def test_the_table_names_the_trace_the_capacity_and_every_policy(rows: Path) -> 
         ({}, "Give exactly one of --capacity-blocks"),
         ({"capacity_blocks": 1, "capacity_share": 1.0}, "Give exactly one of --capacity-blocks"),
         ({"capacity_blocks": 1, "xi": "soon"}, "'soon' is neither tokens"),
-        ({"capacity_blocks": 1, "xi": "auto"}, "--xi auto needs the policy t-lru-auto"),
         ({"capacity_blocks": 1, "block_tokens": 0}, "block-tokens is 0"),
         ({"capacity_blocks": 1, "policies": "lru,lfu"}, "Unknown policy 'lfu'"),
         ({"capacity_blocks": 1, "policies": ","}, "names no policy"),

@@ -1,6 +1,5 @@
 """The replay, against a naive reference block by block and against the best possible caching."""
 
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -8,14 +7,12 @@ from hypothesis import strategies as st
 
 from benchmarks.queueing import SessionTier
 from benchmarks.simulate import ALL_POLICIES, Trace, TraceRow, make_any_policy, replay
-from ragkv.store.policies import Policy, PolicySettings, TurnSize
-from ragkv.store.policies.prefix_tier import PrefixTier
+from ragkv.store.policies import Policy, PolicySettings
 
 from .reference import BLOCK_TOKENS, Reference, best_possible, random_rows
 
 RATES = (0.2, 0.05)
 WITHOUT_REFERENCE = {  # their hand-written traces stand at the end of this file
-    "t-lru-auto",  # follows shadow caches
     "lookahead",  # evicts whole sessions
 }
 FIGURE_1 = [TraceRow(0, 0, "A", 100, 0, 100), TraceRow(1, 1, "B", 100, 0, 100)]
@@ -150,25 +147,6 @@ def victims_with_waiting_sessions(name: str) -> str:
     return "".join(victims)
 
 
-def victims_where_trimming_pays(name: str) -> str:
-    """The conversations of all blocks that a tier of nine evicts, in order.
-
-    In the fourth turn LRU's shadow computes a block more of `a` than that of T-LRU, which then leads. Before the second
-    turn of a conversation Q^ is 0 and two blocks of four are free, afterwards one.
-    """
-    victims: list[str] = []
-    policy = make_any_policy(name, PolicySettings(xi_blocks=2, capacity_blocks=9))
-    tier = PrefixTier(policy, 9, lambda group, blocks: victims.extend([group] * blocks))
-    for number in range(8):
-        shared, since = (4, 3.0) if number > 2 else (0, None)
-        tier.serve(TurnSize(number, number, "abc"[number % 3], 5, shared, 4, number // 3 + 1, since))
-    return "".join(victims)
-
-
-@pytest.mark.parametrize(
-    ("name", "victims_of", "victims"),
-    [("lookahead", victims_with_waiting_sessions, "bca"), ("t-lru-auto", victims_where_trimming_pays, "aaabbccabcab")],
-)
-def test_a_policy_evicts_the_victims_of_its_trace(name: str, victims_of: Callable[[str], str], victims: str) -> None:
-    assert victims_of(name) == victims
-    assert all(victims_of(other) != victims for other in ("lru", "fifo", "t-lru"))
+def test_lookahead_evicts_the_victims_of_its_trace() -> None:
+    assert victims_with_waiting_sessions("lookahead") == "bca"
+    assert all(victims_with_waiting_sessions(other) != "bca" for other in ("lru", "fifo", "t-lru"))

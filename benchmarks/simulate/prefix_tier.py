@@ -1,8 +1,8 @@
-"""A bounded tier of sizes under one policy: for the simulator, and for the shadow caches of `t-lru-auto`."""
+"""A bounded tier of sizes under one policy."""
 
 from collections.abc import Callable
 
-from .base import Cut, Policy, TurnSize
+from ragkv.store.policies import Cut, Policy, TurnSize
 
 OnEvict = Callable[[str, int], None]  # called with a group and how much it loses
 
