@@ -1,5 +1,6 @@
 """The README's snippets run unchanged, and the files that the docs name exist."""
 
+import operator
 import re
 import runpy
 import threading
@@ -16,7 +17,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 import ragkv.config
 from ragkv import Engine, EngineConfig
-from ragkv.config import SchedulerConfig
+from ragkv.config import KCacheConfig, SchedulerConfig
 from ragkv.integrations.langchain import ChatRagKV
 from ragkv.model.loading import READER, READER_NOTE, load
 from tests.api.helpers import app_on, filled, on_port, plain
@@ -137,6 +138,21 @@ def test_every_benchmark_that_a_page_names_exists() -> None:
             path = ROOT / name.replace(".", "/")
             found = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
             assert found, f"{page.name} names {name}"
+
+
+def test_every_setting_and_command_of_the_papers_page_exists() -> None:
+    from benchmarks.figures import FIGURES
+
+    page = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    config, names = EngineConfig(kcache=KCacheConfig()), re.findall(r"`([a-z]+(?:\.[a-z_]+)+)`", page)
+    assert len(names) > 10
+    for name in names:
+        operator.attrgetter(name)(config)
+    for row in page.splitlines():
+        commands = re.findall(r"`([^`]+)`", row.rsplit("|", 2)[-2]) if row.startswith("| ") else []
+        for command, figure in (re.fullmatch(r"(\w+)(?: \"(.+)\")?", one).groups() for one in commands):  # type: ignore[union-attr]
+            assert (ROOT / "benchmarks" / f"{command}.py").is_file() or command == "simulate", row
+            assert figure is None or figure in FIGURES, row
 
 
 def test_every_module_is_in_the_table_of_packages() -> None:

@@ -5,15 +5,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from ragkv.errors import ConfigError, ProfileError
-from ragkv.fusion.profile import Profile, read_measurements
 
 from .replay import ReplaySetting, Report, load_trace, simulate, xi_blocks
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from ragkv.fusion.profile import Profile  # imports torch
 
 HEADINGS = ("policy", "uncached", "TEL", "largest", "hits", "median ms", "P90", "P95", "P99", "over SLO")
 
@@ -62,8 +65,10 @@ def capacity_of(blocks: int | None, share: float | None, trace: Trace) -> int:
     return int(share * trace.peak_live)
 
 
-def profile_in(path: Path) -> Profile:
+def profile_in(path: Path) -> "Profile":
     """The profile in a file of `ragkv profile`; the last one of several."""
+    from ragkv.fusion.profile import Profile, read_measurements
+
     try:
         found = list(read_measurements(path).values())
     except ValueError as error:
@@ -73,7 +78,7 @@ def profile_in(path: Path) -> Profile:
     return Profile.from_dict(found[-1])
 
 
-def xi_of(xi: str | None, block_tokens: int, profile: Profile | None = None) -> tuple[float | None, int]:
+def xi_of(xi: str | None, block_tokens: int, profile: "Profile | None" = None) -> tuple[float | None, int]:
     """The threshold as a time, if it was given as one, and in blocks."""
     if xi is None:
         return None, 0

@@ -7,12 +7,11 @@ token of a block that is not cached (T-LRU paper, figure 3, without its fixed co
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ragkv.config import at_least
-from ragkv.fusion.profile import Profile
 from ragkv.store.policies import Policy, PolicySettings
 
 from .policies import make_any_policy
@@ -20,6 +19,9 @@ from .prefix_tier import OnEvict, PrefixTier
 from .readers import read_chats
 from .trace import Trace, read_rows
 from .workloads import BirthDeath, ShareGPTLike
+
+if TYPE_CHECKING:
+    from ragkv.fusion.profile import Profile  # imports torch
 
 GENERATED: dict[str, type[BirthDeath] | type[ShareGPTLike]] = {"birth-death": BirthDeath, "sharegpt-like": ShareGPTLike}
 TOKEN_MS = 0.1  # alpha of the T-LRU paper: computing one token
@@ -35,7 +37,7 @@ class ReplaySetting:
     xi_ms: float | None = None  # None: the time of xi_blocks computed blocks
     slo_ms: float = 200.0
     forced: bool = False  # forced caching: the conversation just served is not evicted
-    profile: Profile | None = None  # whose prefill gives the times; None: TOKEN_MS for each token
+    profile: "Profile | None" = None  # whose prefill gives the times; None: TOKEN_MS for each token
 
     def ttft_ms(self, tokens: Any) -> Any:
         """TTFT of so many uncached tokens, a number or an array."""
@@ -80,7 +82,7 @@ def load_trace(where: str, block_tokens: int) -> Trace:
     return (read_rows if where.endswith(".csv") else read_chats)(Path(where), block_tokens)
 
 
-def xi_blocks(xi_ms: float, block_tokens: int, profile: Profile | None = None) -> int:
+def xi_blocks(xi_ms: float, block_tokens: int, profile: "Profile | None" = None) -> int:
     """The blocks that may be computed within `xi_ms`, rounded down."""
     if profile is not None:
         return profile.tokens_within(xi_ms / 1e3) // block_tokens

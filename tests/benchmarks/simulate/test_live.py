@@ -45,7 +45,6 @@ def test_a_live_tier_trims_histories_to_the_prefixes_of_the_simulator(name: str)
             turn_rate_per_s=0.2,
             end_rate_per_s=0.05,
             threshold_tokens=64,
-            capacity_blocks=12,
         )
         numbers = {group: 1000 * place for place, group in enumerate(sorted({turn.group for turn in trace.turns}))}
         blocks = {

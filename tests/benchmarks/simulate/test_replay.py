@@ -1,6 +1,5 @@
 """The replay, against a naive reference block by block and against the best possible caching."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,0 +1,236 @@
+"""The papers' figures and tables that no other command shows, in their simplest form: one table each.
+
+    python -m benchmarks.figures "cacheblend 7" "cacheblend 15c" [--model smollm2]
+    python -m benchmarks.figures "cachedattention 4" --trace ShareGPT_V3.json --profile HOME/kv/profile.json
+    python -m benchmarks.figures --list
+
+Measured on a model over the articles of `examples/corpus`, or simulated from a trace (docs/policies.md) and a profile.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import lens, report
+from benchmarks.kcache_quality import perplexities
+from benchmarks.simulate import ReplaySetting, load_trace, simulate
+from benchmarks.simulate.command import profile_in
+from ragkv import Engine, EngineConfig
+from ragkv.config import KCacheConfig, StoreConfig
+from ragkv.model import full_pass
+
+CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
+Row = list[Any]
+QUESTION = "What do these passages say?"
+
+
+class Bench:
+    """What figures are made of; each part is made when it is first needed."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.quick = options, options.quick
+
+    @cached_property
+    def engine(self) -> Engine:
+        return Engine.from_pretrained(self.options.model, EngineConfig(store=StoreConfig(codec="raw")))
+
+    @cached_property
+    def articles(self) -> dict[str, list[int]]:
+        """Token ids by article."""
+        files = sorted(CORPUS.glob("*.md"))[: 2 if self.quick else None]
+        return {file.stem: list(self.engine.chunk(file.read_text()).token_ids) for file in files}
+
+    def chunks(self, count: int, tokens: int = 128) -> list[list[int]]:
+        """The first tokens of each article, from several articles in turn; stored."""
+        articles = list(self.articles.values())
+        made = [articles[i % len(articles)][i // len(articles) * tokens :][:tokens] for i in range(count)]
+        self.engine.warm(made)
+        return made
+
+    @cached_property
+    def trace(self) -> Any:
+        return load_trace(self.options.trace, 16)
+
+    @cached_property
+    def profile(self) -> Any:
+        path = self.options.profile
+        return self.engine.profiler.measure(quick=True) if path is None else profile_in(path)
+
+
+def answers(bench: Bench) -> Iterator[Row]:
+    """Answers by full recompute, full KV reuse and selective recompute."""
+    chunks = bench.chunks(4)
+    for name, how in (("full", {"reuse": "none"}), ("reuse", {"ratio": 0.0}), ("fused .15", {"ratio": 0.15})):
+        yield [name, bench.engine.answer(QUESTION, chunks, max_new_tokens=24, **how).text.strip()]
+
+
+def attention(bench: Bench) -> Iterator[Row]:
+    """The question's attention to all chunks but the last by full recompute, by reuse, and the distance of both."""
+    chunks, engine = bench.chunks(3), bench.engine
+    model = engine.model.adapter.model
+    model.set_attn_implementation("eager")
+    ids = [*(token for chunk in chunks for token in chunk), *engine.chunk(QUESTION).token_ids]
+    owner = torch.tensor([i for i, chunk in enumerate(chunks) for _ in chunk] + [-1] * (len(ids) - 384))
+    causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    apart = causal & ((owner[:, None] == owner[None]) | (owner == -1)[:, None])
+    seen = []
+    for mask in (causal, apart):
+        bias = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+        with torch.no_grad():
+            out = model(torch.tensor([ids]), attention_mask=bias[None, None], output_attentions=True)
+        seen.append([layer[0, :, 384:, :384].float().mean((0, 1)) for layer in out.attentions])
+    for layer in range(0, len(seen[0]), max(1, len(seen[0]) // 6)):
+        full, reuse = seen[0][layer], seen[1][layer]
+        yield [layer, float(full[:256].sum()), float(reuse[:256].sum()), float((full - reuse).norm() / full.norm())]
+
+
+def deviations(bench: Bench) -> Iterator[Row]:
+    """KV deviation of tokens on some layers, relative to the layer's mean."""
+    found = lens.truth(bench.engine, bench.chunks(6)).deviation().numpy()
+    for layer in range(0, len(found), max(1, len(found) // 6)):
+        one = found[layer] / max(found[layer].mean(), 1e-9)
+        yield [layer, *(float(np.percentile(one, at)) for at in (10, 50, 75, 90, 99))]
+
+
+def together(bench: Bench) -> Iterator[Row]:
+    """Seconds for the rows of N fused prompts (.15 of 600 tokens and a question): one after another, in one pass."""
+    adapter, rows = bench.engine.model.adapter, 122
+    for count in (2, 4) if bench.quick else (2, 4, 8):
+        ids = torch.randint(0, adapter.vocabulary, (count, rows))
+
+        def passes(length: int, ids: torch.Tensor = ids) -> None:
+            with torch.no_grad():
+                for part in ids.flatten().split(length):
+                    full_pass(adapter, part, adapter.new_kv(len(part)))
+
+        times = report.alternate({rows: lambda: passes(rows), count * rows: lambda n=count: passes(n * rows)}, 5)
+        yield [count, *times.values(), times[rows] / times[count * rows]]
+
+
+def phases(bench: Bench) -> Iterator[Row]:
+    """Prefill and decode by length: the profile's fits."""
+    for length in (128, 256, 512, 1024, 2048):
+        yield [length, bench.profile.prefill.at(length), bench.profile.decode.at(length)]
+
+
+def lengths(bench: Bench) -> Iterator[Row]:
+    """Turns and tokens of the trace's conversations."""
+    last = {turn.group: turn for turn in bench.trace.turns}.values()
+    for name, values in (("turns", [t.number for t in last]), ("tokens", [16 * t.length for t in last])):
+        yield [name, len(values), statistics.mean(values), *(float(np.percentile(values, p)) for p in (50, 75, 90, 99))]
+
+
+def recomputation(bench: Bench) -> Iterator[Row]:
+    """By turn: history and new tokens, the seconds to prefill all and the new ones alone, tokens/s of both."""
+    by_turn = defaultdict(list)
+    for turn in bench.trace.turns:
+        by_turn[min(turn.number, 20)].append((16 * turn.shared, 16 * (turn.prompt - turn.shared)))
+    for number, seen in sorted(by_turn.items()):
+        history, new = (statistics.mean(column) for column in zip(*seen, strict=True))
+        all_s, new_s = bench.profile.prefill.at(history + new), bench.profile.prefill.at(new)
+        yield [number, history, new, all_s, new_s, (history + new) / all_s, (history + new) / max(new_s, 1e-9)]
+
+
+def overflow(bench: Bench) -> Iterator[Row]:
+    """Reused share of histories if an overflow of the window drops all KV, and if half is kept at new positions."""
+    for window in (2048, 4096, 8192, 32768):
+        whole = kept = dropped = 0
+        for turn in bench.trace.turns:
+            history, prompt = 16 * turn.shared, 16 * turn.prompt
+            whole += history
+            dropped += history if prompt <= window else 0
+            kept += history if prompt <= window else min(history, window // 2)
+        yield [window, dropped / max(1, whole), kept / max(1, whole)]
+
+
+def capacities(bench: Bench) -> Iterator[Row]:
+    """Hit rates of LRU at capacities, as shares of peak live: device memory alone, with host memory, with a disk."""
+    for share in (0.02, 0.1, 0.3, 1.0):
+        (found,) = simulate(bench.trace, ["lru"], ReplaySetting(int(share * bench.trace.peak_live)))
+        yield [share, found.hit_rate, found.median_ms, found.p99_ms]
+
+
+def uncached(bench: Bench) -> Iterator[Row]:
+    """Seconds of a prefill over cached and new tokens, measured in conversations."""
+    engine = bench.engine
+    ids = [token for article in bench.articles.values() for token in article]
+    for cached in (0, 256, 512, 1024)[: 2 if bench.quick else None]:
+        session = engine.session(f"of {cached}")
+        if cached:
+            engine.append(session, ids[:cached], ids[:1], raw=True)
+        times = [engine.prefill(ids[:new], session=session, raw=True).timing.prefill_s for new in (16, 128, 256, 512)]
+        yield [cached, *times]
+
+
+def top_n(bench: Bench) -> Iterator[Row]:
+    """Perplexity of each article's tokens 513 to 576 by N: KCache with L = 1; agreement of N = 16 and 128 with all."""
+    settings = [None, *(KCacheConfig(n, 1) for n in (16, 32, 64, 128))]
+    for name, ids in bench.articles.items():
+        found = list(perplexities(bench.engine.model.adapter, [ids[:576]], 512, settings).values())
+        yield [name, *(one["perplexity"] for one in found), found[1]["agreement"], found[4]["agreement"]]
+
+
+def prompts(bench: Bench) -> Iterator[Row]:
+    """Tokens of the articles: a prompt with one has as many."""
+    sizes = [len(ids) for ids in bench.articles.values()]
+    yield [len(sizes), min(sizes), statistics.median(sizes), max(sizes)]
+
+
+Figure = tuple[Callable[[Bench], Iterator[Row]], str]
+SPREAD = "what n mean P50 P75 P90 P99"
+BY_TURN = "turn history new all_s new_s tokens/s_RE tokens/s_CA"
+FIGURES: dict[str, Figure] = {
+    "cacheblend 3": (answers, "method answer"),
+    "cacheblend 4": (attention, "layer other_chunks_full other_chunks_reuse distance"),
+    "cacheblend 7": (deviations, "layer P10 P50 P75 P90 P99"),
+    "cacheblend 15c": (together, "prompts one_by_one_s together_s gain"),
+    "cachedattention 1": (phases, "tokens prefill_s decode_step_s"),
+    "cachedattention 2": (lengths, SPREAD),
+    "cachedattention 4": (recomputation, BY_TURN),
+    "cachedattention 15": (recomputation, BY_TURN),
+    "cachedattention 16": (recomputation, BY_TURN),
+    "cachedattention 22": (overflow, "window dropped kept"),
+    "cachedattention 24": (capacities, "capacity hits median_ms P99_ms"),
+    "tlru 3": (uncached, "cached 16_new 128_new 256_new 512_new"),
+    "tlru 4": (lengths, SPREAD),
+    "tlru 6": (lengths, SPREAD),
+    "kcache 2": (prompts, "articles least median most"),
+    "kcache table 2": (top_n, "article all N=16 N=32 N=64 N=128 agree_16 agree_128"),
+    "kcache table 4": (top_n, "article all N=16 N=32 N=64 N=128 agree_16 agree_128"),
+}
+
+
+def main() -> None:
+    """Print the tables, and write the JSON."""
+    parser = report.parser(__doc__, quick="two articles, few points", threads=1)
+    parser.add_argument("figures", nargs="*", help="paper and figure, in quotes; none: all")
+    parser.add_argument("--list", action="store_true", help="print their names")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--trace", default="sharegpt-like", help="of the simulator")
+    parser.add_argument("--profile", type=Path, help="profile.json of a store; none: measured")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    bench, results = Bench(options), {}
+    for name in options.figures or FIGURES:
+        make, headings = FIGURES[name]
+        if options.list:
+            print(f"{name}: {make.__doc__}")
+            continue
+        began, rows = time.perf_counter(), list(make(bench))
+        print(f"\n{name} ({time.perf_counter() - began:.0f} s). {make.__doc__}")
+        report.table(headings.split(), rows)
+        results[name] = {"headings": headings.split(), "rows": rows}
+    if not options.list:
+        print("written:", report.save("figures", results))
+
+
+if __name__ == "__main__":
+    main()
