@@ -206,7 +206,7 @@ def load(directory: str | Path, subject: Subject) -> Profile:
         return profile
     others = [Profile.from_dict(value) for value in values.values()]
     if not others:
-        raise ProfileError(f"No profile in {directory}. Measure one: `ragkv profile`.")
+        raise ProfileError(f"No profile in {directory} yet: an idle server measures one, or `ragkv profile` now.")
     nearest = min(others, key=lambda other: len(other.subject.differences(subject)))
     nearest.check(subject)
     raise AssertionError("a profile of the wanted subject is saved under another key")
