@@ -77,7 +77,7 @@ def _opened(home: Path, model: str, stack: ExitStack) -> "Rag":
 def _ask(rag: "Rag", question: dict[str, Any]) -> Answers:
     """Answer one question and print it; of a follow-up, the questions before it are not timed."""
     turns = (*question.get("before", ()), question["question"])
-    hits = rag.retrieve(turns[0], k=_PASSAGES)[::-1]  # The best one is read best next to the question.
+    hits = rag.retrieve(turns[0], k=_PASSAGES)
     chunks = [rag.chunk(hit.passage) for hit in hits]
     rag.engine.delete(chunks)  # an earlier question may have stored them
     console.print(" ... ".join(turns))

@@ -90,9 +90,9 @@ class Entries:
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """See `Engine.delete`."""
         checked = self._intake.chunks(chunks)
-        for chunk in checked:
-            self.background.forget(chunk.token_ids)
-        with self._telling(self.keys(checked)):
+        keys = self.keys(checked)
+        self.background.forget(keys)
+        with self._telling(keys):
             return sum(self._delete(chunk.token_ids) for chunk in checked)
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
@@ -100,7 +100,7 @@ class Entries:
 
         While a remote tier does not answer they are dropped from the tiers of this machine alone. No one is told.
         """
-        self.background.forget_keys(keys)
+        self.background.forget(keys)
         for key in keys:
             if stop():
                 return False

@@ -109,11 +109,11 @@ Retriever = Annotated[
     ),
 ]
 PromptOrder = Annotated[
-    Literal["score", "document"] | None,
+    Literal["best-last", "score", "document"] | None,
     typer.Option(
         rich_help_panel=SEARCH,
-        help="Order of the passages in the prompt: the best first, or as ingested.",
-        show_default="score; document for the bundled reader",
+        help="Order of the passages in the prompt: the best last or first, or as ingested.",
+        show_default="best-last; document for the bundled reader",
     ),
 ]
 Where = Annotated[

@@ -3,7 +3,8 @@
 For each layer it takes the stored slices from the reader, rotates their keys to their positions and places them in the
 prompt's KV. A checking selector then narrows its tokens down. The layer runs over the selected and the computed rows,
 whose fresh KV overwrites the stored KV. An asking selector needs two passes: the first places everything and measures
-the question's attention, the second recomputes the chosen tokens and loads nothing.
+the question's attention, the second recomputes the chosen tokens and loads nothing. Rows before the first candidate saw
+nothing that changes, and are computed once.
 
 The fusor knows no text, documents or tiers. It reads entries and never writes them.
 """
@@ -113,7 +114,9 @@ class Fusing(Closing):
                     kv.finish_prefill(layer, length)
                 let_others_compute()
             if work.asking is not None:  # everything is placed, and the question's attention to it is known
-                work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
+                candidates = self._plan.candidates
+                chosen = work.asking.select(candidates, work.attention(), self._ratio)
+                work.choose(chosen, int(candidates.positions[0]))
                 for layer in range(adapter.layer_count):
                     work.run(layer)
                     kv.finish_prefill(layer, length)
@@ -169,8 +172,9 @@ class _FusionPass:
         self.placing_s = 0.0
         self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of rotary table
 
-    def choose(self, chosen: torch.Tensor) -> None:
-        """Start a pass over the forced rows and the candidates of index `chosen` (C,)."""
+    def choose(self, chosen: torch.Tensor, start: int = 0) -> None:
+        """Start a pass over the forced rows from position `start` on and the candidates of index `chosen` (C,)."""
+        self._forced = self._plan.forced[self._plan.forced >= start]
         self.chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
         self._set_rows(self._plan.candidates.positions[chosen])
         self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
@@ -233,7 +237,7 @@ class _FusionPass:
         self.row_layers += len(self._rows)
 
     def _set_rows(self, selected: torch.Tensor) -> None:
-        positions = torch.cat((self._plan.forced, selected)).sort().values
+        positions = torch.cat((self._forced, selected)).sort().values
         self._rows = Rows.of(positions).on(self._device)
 
     def _deviation(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -63,7 +63,7 @@ def _of_documents(rag: Rag, k: int) -> Iterator[Probe]:
         for start in starts[:pieces]:
             text = chunk.token_ids[start : start + 2 * NEXT_TOKENS]
             query = rag.engine.tokenizer.decode(list(text[:NEXT_TOKENS])) if rag.engine.tokenizer else passage.text
-            found = rag.retrieve(query, k + 1, order="score")  # the best first, of which the passage itself goes
+            found = rag.index.search(query, k + 1)  # the best first, of which the passage itself goes
             hits = [hit for hit in found if hit.passage.text != passage.text][:k]
             if len(hits) >= LEAST_CHUNKS:
-                yield Probe.of(_chunks(rag, rag.in_order(hits, rag.default_order)), text)
+                yield Probe.of(_chunks(rag, rag.in_order(hits)), text)

@@ -42,6 +42,7 @@ class FoundRun:
     lease: Lease | None = None  # None: nothing usable is stored, or nothing was wanted
     scores: torch.Tensor | None = None  # (T, 1 + C) of the scorer in use, if they were wanted and are there
     is_damaged: bool = False  # an entry was there, and was found damaged while it was read for this request
+    in_place: bool = False  # it is computed: what is stored is not exact here, and exact KV is made behind this request
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,8 @@ def _chunk_state(wish: RunWish, run: FoundRun, method: PrefillMethod, frequencie
     info = run.lease.info
     if wish.is_exact and info.lossless and not info.is_expected and info.frequencies == frequencies:
         return SpanState.EXACT
-    return SpanState.FUSED if method.reuse == "fused" else SpanState.COMPUTED
+    # Expected KV suits a prompt's beginning badly (docs/selection.md); computed KV gives the answer that exact KV will.
+    return SpanState.FUSED if method.reuse == "fused" and not run.in_place else SpanState.COMPUTED
 
 
 def _why_unused(wish: RunWish, run: FoundRun) -> str:

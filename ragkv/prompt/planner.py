@@ -20,6 +20,10 @@ from ragkv.store import EntryKey, HintedEntry, Identity, Lease, PrefetchHint, St
 from .classify import FoundPrompt, FoundRun, Planned, RunWish, Wishes, classify, leaves_choice, wishes
 from .request import ActiveRequest, PrefillMethod, Prompt
 
+# A first passage of at most `MOST_IN_PLACE` tokens, as retrieval cuts them, is computed until its exact entry is there.
+# Longer ones are fused: a document that was stored ahead shall not be computed when a question comes.
+MOST_IN_PLACE = 512
+
 
 class Planner:
     """Decides how every run of a prompt is served."""
@@ -124,11 +128,13 @@ class Planner:
                 if lease is not None:
                     break
             scores = None if lease is None else self._scores.find(ids)
-            if lease is None or lease.info.identity != preferred[0]:
+            is_best = lease is not None and lease.info.identity == preferred[0]
+            if not is_best:
                 self._background.add(ids, preferred[0])  # now, so that a deletion from here on cancels it
             elif scores is None and self._encoder.makes_scores and identity == self._encoder.identity:
                 self._background.add(ids)
-            return FoundRun(lease, scores, any(identity.key(ids) in damaged for identity in preferred))
+            in_place = wish.is_exact and not is_best and len(ids) <= MOST_IN_PLACE
+            return FoundRun(lease, scores, any(identity.key(ids) in damaged for identity in preferred), in_place)
 
         prefix = None
         if method.reuse != "none" and prompt.own_prefix:
@@ -140,8 +146,7 @@ class Planner:
 
     def _is_alone(self, wish: RunWish, run: FoundRun) -> bool:
         """Whether a chunk to be fused has an entry alone, because an earlier version made it or it stood first."""
-        fused = run.lease is not None and not wish.is_exact
-        return fused and run.lease is not None and run.lease.info.identity != self._encoder.identity
+        return run.lease is not None and not wish.is_exact and run.lease.info.identity != self._encoder.identity
 
     def _of_this_model(self, lease: Lease) -> Lease | None:
         """The lease; `None` if its KV has another model's shape: who can write to shared storage can forge it."""

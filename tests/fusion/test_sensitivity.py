@@ -68,7 +68,7 @@ class TestScorer:
     @pytest.mark.usefixtures("every_token_behind_every_text")
     def test_scores_equal_the_naive_reference(self) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.entries.encoder.chunk(CHUNK)
+            entry = engine.entries.encoder.chunks([CHUNK])[0]
             scorer = Scorer(engine.model.adapter, (1,), 2)
             scorer.register(OTHERS)
             got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
@@ -79,7 +79,7 @@ class TestScorer:
     def test_one_of_the_texts_is_the_chunks_neighbourhood_which_is_computed_if_it_is_not_there(self) -> None:
         neighbourhood = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.entries.encoder.chunk(CHUNK)
+            entry = engine.entries.encoder.chunks([CHUNK])[0]
             scorer = Scorer(engine.model.adapter, (1,), 2)
             scorer.register(OTHERS[:8])
             scorer.register(neighbourhood)
@@ -94,7 +94,7 @@ class TestScorer:
     ) -> None:
         monkeypatch.setattr(sensitivity_module, "MOST_MOVED", share)
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            stored = engine.entries.encoder.chunk(CHUNK).kv
+            stored = engine.entries.encoder.chunks([CHUNK])[0].kv
             scorer = Scorer(engine.model.adapter, (1,), 2)
             scorer.register(OTHERS)
             got = scorer.scores([CHUNK], [stored])[0][:, 0]
@@ -107,7 +107,7 @@ class TestScorer:
     def test_a_chunk_is_never_scored_behind_itself(self) -> None:
         chunk = OTHERS[0]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.entries.encoder.chunk(chunk)
+            entry = engine.entries.encoder.chunks([chunk])[0]
             with_itself, without = Scorer(engine.model.adapter, (1,), 2), Scorer(engine.model.adapter, (1,), 2)
             with_itself.register(OTHERS)
             with_itself.register([chunk])
@@ -297,7 +297,7 @@ def test_the_nearest_neighbours_are_kept_where_not_all_fit(
     monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", allowed)
     chunks = [tuple(tiny_models.tokens(tokens, seed)) for seed in range(4)]
     with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-        stored = [engine.entries.encoder.chunk(chunk).kv for chunk in chunks]
+        stored = [engine.entries.encoder.chunks([chunk])[0].kv for chunk in chunks]
         scorer = Scorer(engine.model.adapter, (1,), 2)
         scorer.register(chunks)
         scorer.kv_behind_texts(chunks, stored, 0.5)

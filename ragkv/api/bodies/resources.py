@@ -114,9 +114,9 @@ class RetrievalBody(Search):
     """Which passages of which collection to find, and their order in the prompt."""
 
     collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
-    order: Literal["score", "document"] | None = Field(
+    order: Literal["best-last", "score", "document"] | None = Field(
         default=None,
-        description="Best passage first, or in the order of the documents. Null: the first, but not for the reader.",
+        description="Best passage last or first, or as in the documents. Null: best last, but for the reader the last.",
     )
 
 

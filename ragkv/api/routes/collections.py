@@ -185,7 +185,7 @@ async def search(
 
     def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
         with tenant.collections.lease(name) as collection:
-            hits = collection.retrieve(body.query, body.k, retriever=body.retriever, where=body.filter, check=check)
+            hits = collection.index.search(body.query, body.k, retriever=body.retriever, where=body.filter, check=check)
         return schemas.SearchResponse(hits=sources_of(hits))
 
     return await executor.run_batches(work)

@@ -40,7 +40,7 @@ class HomeCorpus:
 
     async def search(self, query: str, k: int) -> Found:
         """The best `k` passages, the best first."""
-        hits = await run_in_thread(lambda _: self._rag.retrieve(query, k, order="score"))
+        hits = await run_in_thread(lambda _: self._rag.index.search(query, k))
         return {"sources": _numbered(map(_source, hits))}
 
     async def ask(self, question: str, k: int, max_tokens: int) -> Found:

@@ -25,7 +25,7 @@ from ragkv.types import Answer, Chunk, TokenEvent
 
 from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read
 
-Order = Literal["score", "document"]
+Order = Literal["best-last", "score", "document"]
 # `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
 DEFAULT_K = 6
 
@@ -193,27 +193,26 @@ class Rag(Closing):
         order: Order | None = None,
         check: Check = no_check,
     ) -> tuple[Hit, ...]:
-        """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
-
-        `None` is best first, but for the bundled reader the order of the corpus, in which "she" follows the name. What
-        `check` raises between two steps ends the search.
-        """
+        """The best `k` passages, in the order of a prompt. What `check` raises between two steps ends the search."""
         hits = self.index.search(question, k, retriever=retriever, where=where, check=check)
-        return self.in_order(hits, self.default_order if order is None else order)
+        return self.in_order(hits, order)
 
-    def in_order(self, hits: Sequence[Hit], order: str) -> tuple[Hit, ...]:
-        """Hits, the best first, in the order of a prompt. Raises `InputError` for an unknown order."""
+    def in_order(self, hits: Sequence[Hit], order: str | None = None) -> tuple[Hit, ...]:
+        """Hits, the best first, in the order of a prompt: the best last or first ("score"), or as in the corpus.
+
+        `None` is best last, next to the question (docs/selection.md), but for the bundled reader the corpus' order, in
+        which "she" follows the name. Raises `InputError` for an unknown order.
+        """
+        if order is None:
+            order = "document" if self.engine.model.is_reader else "best-last"
         if order not in get_args(Order):
             raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")
-        if order == "document":
+        if order == "best-last":
+            hits = hits[::-1]
+        elif order == "document":
             positions = self.index.positions({hit.passage.document_id for hit in hits})
             hits = sorted(hits, key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
         return tuple(hits)
-
-    @property
-    def default_order(self) -> str:
-        """The order of passages where a question names none."""
-        return "document" if self.engine.model.is_reader else "score"
 
     def stream(
         self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Unpack[AnswerOptions]

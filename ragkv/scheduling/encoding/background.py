@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
 
@@ -65,14 +65,16 @@ class BackgroundEncoder:
                 self._thread.start()
             self._changed.notify_all()
 
-    def forget(self, token_ids: tuple[int, ...]) -> None:
-        """Do not encode this chunk: it was deleted."""
-        self._forget(lambda wanted: wanted.token_ids == token_ids)
-
-    def forget_keys(self, keys: Iterable[EntryKey]) -> None:
-        """Do not encode the chunks whose entries have these keys: another replica deleted them."""
-        if deleted := set(keys):
-            self._forget(lambda wanted: wanted.identity.key(wanted.token_ids) in deleted)
+    def forget(self, keys: Iterable[EntryKey]) -> None:
+        """Do not encode the chunks whose entries have these keys: they were deleted."""
+        deleted = set(keys)
+        with self._changed:
+            for waiting in (self._waiting, self._last):
+                for wanted in [one for one in waiting if one.identity.key(one.token_ids) in deleted]:
+                    del waiting[wanted]
+            if self._current is not None and self._current.identity.key(self._current.token_ids) in deleted:
+                self._current = None
+            self._changed.notify_all()
 
     def flush(self) -> None:
         """Return when no chunk waits. Does not wait for requests to end."""
@@ -134,15 +136,6 @@ class BackgroundEncoder:
             self._thread.join()
         return True
 
-    def _forget(self, is_deleted: Callable[[_Wanted], bool]) -> None:
-        with self._changed:
-            for waiting in (self._waiting, self._last):
-                for wanted in [wanted for wanted in waiting if is_deleted(wanted)]:
-                    del waiting[wanted]
-            if self._current is not None and is_deleted(self._current):
-                self._current = None
-            self._changed.notify_all()
-
     def _run(self) -> None:
         while (wanted := self._next()) is not None:
             try:
@@ -185,7 +178,7 @@ class BackgroundEncoder:
         if self._complete(wanted):
             return
         with self._scheduler.encoding_turn():
-            entry = self._encoder.chunk(wanted.token_ids, wanted.identity)
+            (entry,) = self._encoder.chunks([wanted.token_ids], wanted.identity)
             scores = self._encoder.scores([entry]) if self._gets_scores(wanted) else []
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile

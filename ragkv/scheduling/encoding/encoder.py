@@ -139,10 +139,6 @@ class Encoder:
                     self._prefixes.popitem(last=False)
         return ResidentLease(entry)
 
-    def chunk(self, token_ids: tuple[int, ...], identity: Identity | None = None) -> Entry:
-        """The entry of a chunk, of one of `identities`. The caller holds the compute lock."""
-        return self.chunks([token_ids], identity)[0]
-
     def chunks(self, chunks: Sequence[tuple[int, ...]], identity: Identity | None = None) -> list[Entry]:
         """The entries of chunks that go through the model together. The caller holds the compute lock.
 

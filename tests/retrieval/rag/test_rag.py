@@ -48,12 +48,13 @@ def test_a_sweep_deletes_entries_that_a_crash_between_index_and_store_left(rag: 
     assert rag.sweep() == 0
 
 
-def test_hits_can_be_returned_in_document_order(rag: Rag) -> None:
+def test_hits_come_in_the_order_that_is_asked_for_and_else_the_best_last(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
-    best_first = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3)]
-    in_order = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3, order="document")]
-    assert best_first[0] == "b"
-    assert in_order == ["a", "b"]
+    best_first = rag.retrieve("paper of the mill of Marl", 3, order="score")
+    in_order = rag.retrieve("paper of the mill of Marl", 3, order="document")
+    best_last = rag.retrieve("the town of Marl", 3)
+    found = [[hit.passage.document_id for hit in hits] for hits in (best_first, in_order, best_last)]
+    assert found == [["b", "a"], ["a", "b"], ["b", "a"]]
 
 
 @pytest.mark.parametrize("how", [{"order": ""}, {"order": "best"}, {"retriever": ""}])

@@ -11,6 +11,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.config import ReuseMode
 from ragkv.scheduling.encoding import neutral_ids
 from ragkv.scheduling.encoding.encoder import NEUTRAL_TOKENS
 from ragkv.store import CODECS, Identity
@@ -74,15 +75,32 @@ class TestWhichEntryIsUsed:
         assert found == [[True, True], [True, False]]
         assert (expected.codec, alone.codec) == ("int8", "raw")  # what is exact nowhere may be rounded
 
-    def test_exact_reuse_computes_the_first_passage_until_its_entry_alone_is_there(self) -> None:
+    @pytest.mark.parametrize("reuse", ["prefix", "fused"])
+    def test_the_first_passage_is_computed_until_its_entry_alone_is_there(self, reuse: ReuseMode) -> None:
         with engine_of() as engine:
             engine.warm([A])
-            first = engine.prefill(Q, [A], reuse="prefix")
+            first = engine.prefill(Q, [A], reuse=reuse)
             engine.flush()
-            second = engine.prefill(Q, [A], reuse="prefix")
+            second = engine.prefill(Q, [A], reuse=reuse)
         assert counts(first.reuse) == (len(PREFIX), 0, 0, len(A) + len(Q))
         assert "exact KV is stored for the next request" in first.spans[1].why
         assert counts(second.reuse) == (len(PREFIX) + len(A), 0, 0, len(Q))
+
+    @pytest.mark.parametrize("selector", ["first-k", "attention"])
+    def test_a_question_gets_one_answer_and_the_first_passage_is_computed_once(self, selector: str) -> None:
+        with engine_of() as engine:
+            engine.warm([A, B])
+            first = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
+            engine.flush()
+            second = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
+        close(first.logits, second.logits)
+        assert first.reuse.compute - second.reuse.compute == pytest.approx(len(A) / len(first.token_ids))
+
+    def test_a_long_first_passage_is_fused_at_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ragkv.prompt.planner.MOST_IN_PLACE", len(A) - 1)
+        with engine_of() as engine:
+            engine.warm([A])
+            assert engine.prefill(Q, [A]).spans[1].state == "fused"
 
     @pytest.mark.parametrize("codec", [name for name in CODECS if name != "raw"])
     def test_with_a_codec_that_rounds_nothing_is_exact_and_no_entry_alone_is_made(self, codec: str) -> None:
@@ -153,7 +171,8 @@ class TestNothingOfOtherDocuments:
                 if others:
                     engine.warm([*others, A])
                     engine.delete([A])
-                    engine.prefill(Q, [secret])
+                    engine.prefill(Q, [*others, A])  # A is missed behind them
+                    engine.flush()
                 engine.warm([A])
                 found.append(stored(engine, A))
         for kv in found[1:]:
