@@ -81,13 +81,13 @@ class TestClosing:
         before = set(threading.enumerate())
         engine = engine_of()
         started = threading.Event()
-        original = engine.entries.encoder.chunk
+        original = engine.entries.encoder.chunks
 
-        def chunk(*wanted: Any) -> Any:
+        def chunks(*wanted: Any) -> Any:
             started.set()
             return original(*wanted)
 
-        monkeypatch.setattr(engine.entries.encoder, "chunk", chunk)
+        monkeypatch.setattr(engine.entries.encoder, "chunks", chunks)
         engine.prefill(Q, CHUNKS)
         assert started.wait(20)
         engine.close()

@@ -158,14 +158,14 @@ class TestDeletion:
     ) -> None:
         with engine_of() as engine:
             encoding, deleted = threading.Event(), threading.Event()
-            original = engine.entries.encoder.chunk
+            original = engine.entries.encoder.chunks
 
             def slow(*wanted: Any) -> Any:
                 encoding.set()
                 assert deleted.wait(20)
                 return original(*wanted)
 
-            monkeypatch.setattr(engine.entries.encoder, "chunk", slow)
+            monkeypatch.setattr(engine.entries.encoder, "chunks", slow)
             engine.prefill(Q, [A])
             assert encoding.wait(20)
             engine.delete([A])
