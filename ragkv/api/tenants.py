@@ -52,6 +52,7 @@ class Tenant(Closing):
             collections.journal, engine, Path(kv_directory), collections.texts, self.chat.forget_requests
         )
         self._follower.start()
+        collections.resume()
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""

@@ -13,7 +13,7 @@ from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
 from tests.retrieval.fakes import HashEmbedder
 
-from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of
+from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of, wait_until
 
 PATHS = "/v1/collections/facts/documents"
 
@@ -127,6 +127,17 @@ def test_collections_sessions_and_kv_survive_a_restart(reader: Engine, tmp_path:
         fresh = client.post("/v1/ask", json={**asked, "session_id": "t"}).json()
         assert fresh["answer"] == first["answer"] and fresh["reuse"]["missed_chunks"] == 0
         assert sum(fresh["reuse"]["bytes_by_tier"].values()) > 0  # a new process has read it, perhaps ahead
+
+
+def test_the_next_start_computes_the_kv_that_an_interrupted_ingestion_left_out(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        filled(client, "other", FACTS[:1])
+    with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
+        engine.delete(FACTS)  # as if the process had been killed before
+    with client_of(app_on(reader, tmp_path)) as client:
+        client.get("/v1/stats")  # opens the tenant
+        wait_until(lambda: entries(client) == len(FACTS))
 
 
 def test_deleting_a_text_deletes_unnamed_conversations(client: TestClient) -> None:

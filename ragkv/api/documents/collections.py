@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 FILES = 5  # An open collection has so many: its database, a journal while it is written, mapped arrays of a snapshot.
 FEWEST = 4  # So many collections are kept open even if the process may have very few files open.
 AT_ONCE_S = 5.0  # An upload waits so long for the KV of its documents; what is left then is computed later.
+RESUMED = 4096  # After a start the KV of at most `RESUMED` passages is made without a question: they wait in memory.
 LOOK_S = 5.0  # A tenant looks this often whether other processes deleted collections that are open here.
 
 
@@ -60,14 +61,15 @@ class Collections(Closing):
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
         self._dropping = threading.Lock()
         self._looked_at = time.monotonic()
+        self._closing = threading.Event()
+        self._resuming = threading.Thread(target=self._resume, name="ragkv-resume", daemon=True)
         for leftover in self.folders.leftovers():  # a kill interrupted its deletion
             self._erase(leftover)
 
     def texts(self) -> Iterator[str]:
         """The texts of all passages in all collections, some of them more than once."""
         for name in self.folders.names():
-            if (key := self.folders.key(name)) is not None:
-                yield from self.folders.texts(key.path)
+            yield from self._texts_of(name)
 
     @contextmanager
     def lease(self, name: str, param: str = "name") -> Iterator[Rag]:
@@ -122,6 +124,10 @@ class Collections(Closing):
         self.drop_if_deleted(name, [chunk.text for chunk in chunks])
         return warmed
 
+    def resume(self) -> None:
+        """Begin to compute the KV that an interrupted ingestion left out: in the background, behind all else."""
+        self._resuming.start()
+
     def remove(self, rag: Rag, document_ids: Sequence[str]) -> IngestReport:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""
         with self._dropping:
@@ -138,6 +144,9 @@ class Collections(Closing):
 
     def close(self) -> None:
         """Close the open collections."""
+        self._closing.set()
+        if self._resuming.is_alive():
+            self._resuming.join()
         for key in self._opened():
             self._pool.discard(key, wait=False)
 
@@ -149,6 +158,27 @@ class Collections(Closing):
         for key in self._opened():
             if not self.folders.is_current(key):
                 self._pool.discard(key, wait=False)
+
+    def _resume(self) -> None:
+        """Hand the passages that lack KV to the background encoder, until this is closed."""
+        entries, found = self._engine.entries, 0
+        try:
+            for name in self.folders.names():
+                texts = dict.fromkeys(self._texts_of(name))
+                lacking = [text for text in texts if not self._closing.is_set() and entries.lacking([text])[0]]
+                entries.warm_soon(lacking[: RESUMED - found], last=True)
+                self.drop_if_deleted(name, lacking)
+                found += len(lacking)
+        except Exception:
+            log.exception("The KV that an interrupted ingestion left out is computed when questions need it.")
+        if found:
+            log.info("%d passages have no KV yet: it is computed between requests.", found)
+        if found > RESUMED:
+            log.info("Only of %d: of the others when questions need them, or after the next start.", RESUMED)
+
+    def _texts_of(self, name: str) -> Iterator[str]:
+        key = self.folders.key(name)
+        return iter(()) if key is None else self.folders.texts(key.path)
 
     def _opened(self) -> list[CollectionKey]:
         """Those of the tenant's collections that are open."""
