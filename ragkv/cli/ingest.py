@@ -45,7 +45,7 @@ def ingest(
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete documents whose files are gone from the folders.")
     ] = False,
-    index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to the first questions.")] = False,
+    index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to questions, and to a server.")] = False,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="About how long KV is computed at most.", show_default="no limit")
     ] = None,
@@ -137,6 +137,7 @@ def _encoded(rag: "Rag", index: "IngestReport", check: Stop, minutes: float | No
     def on_begin(chunks: int, nbytes: int) -> None:
         nonlocal size
         size = f"KV of {counted(chunks, 'chunk')}, {output.size(nbytes)}" if chunks else ""
+        rate.update(0, chunks)
 
     def on_encode(done: int, total: int) -> None:
         nonlocal size

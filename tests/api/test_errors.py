@@ -65,6 +65,11 @@ def test_every_bad_request_gets_the_error_shape(
     assert "Value error" not in response.text
 
 
+def test_a_wrong_method_is_told_every_method_of_the_address(client: TestClient) -> None:
+    assert client.patch("/v1/collections").headers["allow"] == "GET, POST"
+    assert client.put("/v1/collections/facts/documents").headers["allow"] == "GET, POST"
+
+
 def test_an_unexpected_error_becomes_a_bare_500(
     reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ class Warmer:
                 is_stored = self._store.ensure_durable(self._encoder.identity, token_ids)
                 needed = self._encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
                 if is_stored and not self._scores.lacking(token_ids):
-                    done.count("present")
+                    done.count(Counter(present=1))
                 elif is_stored or evict or self._store.room_bytes() >= needed:
                     batch.append(token_ids)
             if batch:
@@ -78,11 +78,13 @@ class Warmer:
             self._encoder.register(chunks)
             entries = self._encoder.chunks(batch)
             scores = self._encoder.scores(entries)  # none if it makes none
+        counts = Counter[str]()
         for entry, own in zip_longest(entries, scores):
             is_stored = self._store.put_durably(entry)
             if own is not None and is_stored:
                 self._store.put_scores(own, durably=True)
-            done.count("encoded" if is_stored else "failed")
+            counts["encoded" if is_stored else "failed"] += 1
+        done.count(counts)
         batch.clear()
 
 
@@ -95,10 +97,10 @@ class _Progress:
         self._rate, self._logged_s = Rate(), time.monotonic()
         self._rate.update(0, total)
 
-    def count(self, what: str) -> None:
-        """One more chunk is stored, or failed: tell the caller and, now and then, the log."""
-        self.counts[what] += 1
-        self.left -= 1
+    def count(self, more: Counter[str]) -> None:
+        """More chunks are stored, or failed: tell the caller and, now and then, the log."""
+        self.counts += more
+        self.left -= more.total()
         done, total = self._total - self.left, self._total
         self._rate.update(done, total)
         if self._on_progress:

@@ -209,8 +209,9 @@ class TestWarming:
             steps: list[tuple[int, int]] = []
             report = engine.warm([A, B, A], lambda done, total: steps.append((done, total)))
             assert (report.encoded, report.present, report.failed) == (2, 0, 0)
-            assert steps == [(1, 2), (2, 2)]
-            again = engine.warm([A, B, C])
+            assert steps == [(2, 2)]  # chunks that are computed together are counted together
+            again = engine.warm([A, B, C], lambda done, total: steps.append((done, total)))
+            assert steps[1:] == [(1, 3), (2, 3), (3, 3)]
             assert (again.encoded, again.present) == (1, 2)
             assert engine.warm([]).encoded == 0
             assert len(list(tmp_path.glob(f"entries/*/{'?' * 64}.safetensors"))) == 3
