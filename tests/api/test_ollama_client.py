@@ -38,6 +38,7 @@ def test_ollamas_client_lists_and_shows_the_models(client: ollama.Client, url: s
     assert shown.capabilities and "completion" in shown.capabilities and shown.modelinfo
     with plain(url) as raw:
         assert raw.get("/api/version").json() == {"version": __version__}
+        assert raw.get("/api/ps").json() == raw.get("/api/tags").json()
 
 
 @pytest.mark.parametrize("stream", [False, True])

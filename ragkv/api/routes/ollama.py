@@ -1,4 +1,4 @@
-"""Ollama's API for chat: `/api/tags`, `/api/show`, `/api/chat`, `/api/generate` and `/api/version`.
+"""Ollama's API for chat: `/api/tags`, `/api/ps`, `/api/show`, `/api/chat`, `/api/generate` and `/api/version`.
 
 A request becomes one of /v1/chat/completions, so a model with a collection's name answers from that collection. What
 Ollama's clients set for Ollama alone, such as its threads, is ignored and noted in the report at the end of the answer.
@@ -128,9 +128,10 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
+@router.get("/ps")
 @router.get("/tags")
 async def tags(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
-    """The models of `/v1/models`."""
+    """The models of `/v1/models`, all of which are loaded."""
     return await executor.run(
         lambda tenant: {"models": [_described(service, tenant, one.id) for one in models_of(service, tenant)]}
     )
