@@ -11,8 +11,9 @@ MINUTES ?= 60
 JOBS ?= 2
 
 VLLM_VENV ?= .venv-vllm
+CLIENTS_VENV ?= .venv-clients
 
-.PHONY: demo test test-slow test-vllm soak check bench bench-papers gpu docs clean
+.PHONY: demo test test-slow test-vllm test-clients soak check bench bench-papers gpu docs clean
 
 demo: $(DEMO)
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
@@ -25,6 +26,9 @@ test-slow: $(STAMP)
 
 test-vllm: $(VLLM_VENV)/.installed
 	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest tests/integrations/vllm
+
+test-clients: $(STAMP) $(CLIENTS_VENV)/.installed
+	HF_HUB_OFFLINE=1 CLIENTS_PYTHON=$(CLIENTS_VENV)/bin/python $(BIN)/python -m pytest tests/api/test_other_clients.py
 
 soak: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.api.soak --minutes $(MINUTES)
@@ -73,5 +77,11 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# LlamaIndex's package excludes transformers 5, so the clients of docs/clients.md have an environment of their own.
+$(CLIENTS_VENV)/.installed:
+	test -x $(CLIENTS_VENV)/bin/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip install llama-index-llms-openai-like==0.8.1 haystack-ai==3.4.1
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -45,7 +45,9 @@ def ingest(
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete documents whose files are gone from the folders.")
     ] = False,
-    index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to questions, and to a server.")] = False,
+    index_only: Annotated[
+        bool, typer.Option("--index-only", help="Leave the KV to questions, and to a server.")
+    ] = False,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="About how long KV is computed at most.", show_default="no limit")
     ] = None,
