@@ -222,6 +222,7 @@ class SessionConfig:
     discard: str = "oldest"  # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
+    directory: str | None = None  # blocks and states are kept here, apart from the store's; None: with them
     # "keep" it, "select" tokens of it to recompute, or "recompute" it once
     inexact_history: str = "select"  # what becomes of history that is not exact: docs/conversations.md
 

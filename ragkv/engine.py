@@ -119,10 +119,7 @@ class Engine(Closing):
         identity = replace(own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec or "raw")
         encoder = self._encoder(identity, network)
         background = BackgroundEncoder(encoder, store, scheduler)
-        buffer_bytes = config.session.save_buffer_bytes
-        if buffer_bytes is None:
-            buffer_bytes = default_buffer_bytes(adapter, config.store.memory_bytes)
-        block_writer = BlockWriter(store, identity, buffer_bytes)
+        block_writer = self._block_writer(identity)
         unused = other_dtype_note(store, identity, self.model.dtype_choice.why)
 
         # How a prompt is planned and fused.
@@ -173,6 +170,18 @@ class Engine(Closing):
         if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
             return None
         return learned.load_for(self.model.adapter)
+
+    def _block_writer(self, identity: Identity) -> BlockWriter:
+        """What stores conversations: next to the chunks, or on disk in a directory of their own."""
+        session, settings = self.config.session, self.config.store
+        buffer_bytes = session.save_buffer_bytes
+        if buffer_bytes is None:
+            buffer_bytes = default_buffer_bytes(self.model.adapter, settings.memory_bytes)
+        if session.directory is None:
+            return BlockWriter(self.store, identity, buffer_bytes)
+        settings = replace(settings, directory=session.directory, read_only=False, memory_bytes=0, redis=None, s3=None)
+        store = Store.open(settings, page_locked=False, block_tokens=session.block_tokens)
+        return BlockWriter(store, identity, buffer_bytes, owns_store=True)
 
     def _encoder(self, identity: Identity, network: "ScoreModel | None") -> Encoder:
         """What encodes chunks behind the application's prefix, and scores them if the settings want it."""

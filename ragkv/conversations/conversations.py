@@ -77,7 +77,8 @@ class Conversations:
     ) -> "Conversations":
         """Those on the store's Redis server if they are shared, else those of its folder, if the store may write it."""
         settings, base = config.store, block_writer.base
-        folder = None if settings.directory is None or settings.read_only else Path(settings.directory)
+        own = config.session.directory or (None if settings.read_only else settings.directory)
+        folder = None if own is None else Path(own)
         if not config.session.shared:
             return cls(adapter, runs, block_writer, config.session, FolderStorage(folder, base))
         from ragkv.store.remote import secret_from_environment

@@ -1,7 +1,7 @@
 """One conversation, as its user holds it. Its state is an immutable `SessionState`, which `Conversations` replaces."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter
 from ragkv.prompt import Past
-from ragkv.prompt.history import BlockWriter, History, SessionState, fitted, merged
+from ragkv.prompt.history import Block, BlockWriter, History, Part, PartKind, SessionState, fitted, merged
 from ragkv.prompt.layout import TemplateRuns
 from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Ticket
@@ -144,6 +144,23 @@ class Session:
             prefix = len(self.owner.runs.before_documents)
             cut, _ = fitted(self.state.history, limit - prefix - tokens, settings)
             return self._replace(cut)
+
+    def follow(self, token_ids: Sequence[int]) -> int:
+        """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins; returns their tokens.
+
+        For a conversation whose text someone else keeps: all that follows the blocks is part of the prompt.
+        """
+        with self.held():
+            history, blocks, at = self.state.history, list[Block](), 0
+            for block in history.blocks:
+                if block.kept_ids != tuple(token_ids[at : at + len(block)]) or at + len(block) == len(token_ids):
+                    break
+                blocks.append(block)
+                at += len(block)
+            parts = (Part(PartKind.CHUNK, at),) if at else ()
+            if len(history) > at:
+                self.owner.commit(self, replace(self.state, turns=(), history=History(tuple(blocks), (), parts)))
+            return at
 
     def _replace(self, history: History) -> int:
         """Make `history` the conversation's; returns how many tokens fewer it has."""

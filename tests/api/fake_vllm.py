@@ -87,6 +87,9 @@ class FakeVllm:
             pooling_params=None,
             skip_reading_prefix_cache=False,
             kv_transfer_params=body.get("kv_transfer_params"),
+            cache_salt=body.get("cache_salt"),
+            block_hashes=[],
+            update_block_hashes=lambda: None,
         )
 
     def _report(self, body: dict[str, Any]) -> dict[str, Any]:

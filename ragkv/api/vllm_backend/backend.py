@@ -18,10 +18,11 @@ from ragkv.store import PrefetchHint
 from ragkv.types import Answer, TokenEvent
 
 from .prompt_report import differences, served_prompt
+from .salts import SECRET_VARIABLE, proof, salted, shared_secret
 from .vllm_server import Step, StepStream, VllmServer
 
 ENDS = ("stop", "length")  # An answer ends for one of these reasons.
-OTHER_TENANT = "vLLM computed the whole prompt: its connector reads the KV of the tenant without a name alone"
+OTHER_TENANT = f"vLLM computed the whole prompt: a tenant's KV is read where both servers have the same {SECRET_VARIABLE}"
 
 
 class VllmBackend:
@@ -32,7 +33,8 @@ class VllmBackend:
     def __init__(self, model: SharedModel, entries: Entries, server: VllmServer) -> None:
         self._entries, self._server, self._tokenizer = entries, server, model.tokenizer
         self._ends = end_tokens(model.adapter.model, self._tokenizer)
-        self._shares_kv = not entries.identity.tenant  # the keys of other tenants' entries are salted with their names
+        self._tenant, self._secret = entries.identity.tenant, shared_secret()
+        self._shares_kv = not self._tenant or bool(self._secret)
 
     @classmethod
     def on(cls, server: VllmServer) -> BackendMaker:
@@ -56,7 +58,10 @@ class VllmBackend:
     def begin(self, active: ActiveRequest) -> AnswerEvents:
         """Send the prompt, wait for its first token, and ask for the report."""
         prompt, name, check = active.prompt, uuid.uuid4().hex, active.ticket.check
-        fields = {**_fields(active.request, self._ends), "kv_transfer_params": {"ragkv": self._wish(active, name)}}
+        wish, salt = self._wish(active, name), self._salt(active, name)
+        if self._tenant and self._secret:
+            wish |= {"tenant": self._tenant, "proof": proof(self._secret, self._tenant, salt or "")}
+        fields = {**_fields(active.request, self._ends), "kv_transfer_params": {"ragkv": wish}, "cache_salt": salt}
         sent_s = active.elapsed_s()
         stream = active.held.enter_context(self._server.stream(prompt.token_ids, fields))
         first = stream.next(check)
@@ -119,11 +124,30 @@ class VllmBackend:
         if method.reuse == "none" or not self._shares_kv:
             return {"name": name, "reuse": "none"}
         wish: dict[str, Any] = {"name": name, "chunks": [*self._stored_history(active.prompt), *_chunks(active.prompt)]}
+        if active.keep:
+            wish["keep"] = True
         if "ratio" in method.named:
             wish["ratio"] = None if method.controlled else method.ratio
         if "selector" in method.named:
             wish["selector"] = method.selector.name
         return wish
+
+    def _salt(self, active: ActiveRequest, name: str) -> str | None:
+        """By which vLLM finds the request's prefix again: exact KV its tenant's requests, fused KV this conversation's.
+
+        A conversation has the salt of what its first turn asked, and one request without a conversation its own.
+        """
+        prompt = active.prompt
+        if active.request.method.reuse == "none" or not self._shares_kv:
+            return salted(self._tenant, secret=self._secret) if self._tenant else None
+        history, at, first = prompt.history.token_ids, 0, list[int]()
+        for part in prompt.history.parts:
+            if part.turn == 0 and part.kind in (PartKind.CHUNK, PartKind.QUESTION):
+                first += history[at : at + len(part)]
+            at += len(part)
+        if not at:
+            first = [*prompt.token_ids[len(prompt.prefix) :]]
+        return salted(first if active.keep and first else name, secret=self._secret)
 
     def _stored_history(self, prompt: Prompt) -> Iterator[list[int]]:
         """The positions of whole chunks of earlier turns whose KV is stored: they are fused again."""

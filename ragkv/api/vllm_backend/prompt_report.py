@@ -30,7 +30,10 @@ def fused_report(prefill: Prefill, promised: int) -> dict[str, Any]:
 
 
 def left_report(why: str = "", missed: Iterable[int] = ()) -> dict[str, Any]:
-    """The report of a prompt that vLLM computed; `missed` are the lengths of its chunks without KV, where known."""
+    """The report of a prompt that vLLM computed; `missed` are the lengths of its chunks without KV, where known.
+
+    If vLLM's prefix cache had its first tokens, their number is added as `cached`, and as `cached_state` what they are.
+    """
     lengths = list(missed)
     return {
         "promised_tokens": 0,
@@ -61,8 +64,16 @@ def served_prompt(
     if not promised:
         why = " ".join(report["notes"]) or LEFT
         missed_chunks, missed_tokens = int(report["missed_chunks"]), int(report["missed_tokens"])
-        reuse = Reuse(computed=length, missed_chunks=missed_chunks, missed_tokens=missed_tokens, notes=own)
-        return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, (), why)))
+        cached, state = int(report.get("cached", 0)), str(report.get("cached_state", "exact"))
+        reuse = Reuse(
+            computed=length - cached,
+            **({state: cached} if cached else {}),
+            missed_chunks=missed_chunks,
+            missed_tokens=missed_tokens,
+            compute=(length - cached) / length,
+            notes=own,
+        )
+        return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, _cached(cached, state), why)))
     made = Reuse(**report["reuse"])
     reuse = dataclasses.replace(
         made,
@@ -74,6 +85,12 @@ def served_prompt(
     timing = dataclasses.replace(timing, load_s=report["timing"]["load_s"], fuse_s=report["timing"]["fuse_s"])
     found = [PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])}) for span in report["spans"]]
     return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, found, LEFT)))
+
+
+def _cached(tokens: int, state: str) -> Iterator[PromptSpan]:
+    """What vLLM's prefix cache had of a prompt."""
+    if tokens:
+        yield PromptSpan("prefix", 0, tokens, state)
 
 
 def _runs(prompt: Prompt) -> Iterator[Run]:
@@ -92,8 +109,9 @@ def _runs(prompt: Prompt) -> Iterator[Run]:
         at += tokens
 
 
-def _spans(runs: Iterable[Run], found: Iterable[PromptSpan], why: str) -> Iterator[PromptSpan]:
+def _spans(runs: Iterable[Run], given: Iterable[PromptSpan], why: str) -> Iterator[PromptSpan]:
     """The runs, cut where the connector's spans begin and end. What it did not reuse was computed."""
+    found = tuple(given)
     reused = [span for span in found if span.state != "computed"]
     reasons = {span.start: span.why for span in found if span.why}
     for kind, start, stop, chunk in runs:

@@ -20,6 +20,7 @@ from ragkv.engine import Engine
 from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.loading import config_of, load_tokenizer
 
+from .interface import check_interface
 from .paged_cache import PagedCache
 from .scheduler import PagedLoad, PromptScheduler
 from .settings import ConnectorSettings, check_config
@@ -54,6 +55,7 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raises `ConfigError` or `UnsupportedModelError` for what fused KV is not right for."""
         super().__init__(vllm_config, role, kv_cache_config)
+        check_interface()
         check_config(vllm_config)
         self._engine_id = vllm_config.kv_transfer_config.engine_id
         self._cache: PagedCache | None = None
@@ -62,6 +64,11 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._prompts = _open(vllm_config, cache_of(self._engine_id))
 
     # The scheduler's half
+
+    def on_new_request(self, request: Any) -> None:
+        """Give a new request a salt of its own kind, before vLLM looks for its prefix."""
+        assert self._prompts is not None
+        self._prompts.arrived(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens ragkv has fused of a waiting request; `None` while it fuses."""
@@ -95,7 +102,7 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, RagKVMetadata)
         for load in metadata.loads:
-            self._cache.write(load.kv, load.tokens, load.block_ids)
+            self._cache.write(load.kv, load.start, load.stop, load.block_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: `start_load_kv` has written every layer."""
@@ -124,7 +131,7 @@ def _open(vllm_config: Any, cache: PagedCache) -> PromptScheduler:
                 "The RoPE frequencies depend on the prompt's length; RagKVConnector needs fixed ones."
             )
         cache.check(engine.model.adapter)
-        prompts = PromptScheduler(engine, settings)
+        prompts = PromptScheduler(engine, settings, vllm_config.cache_config.enable_prefix_caching)
     except BaseException:
         engine.close()
         raise

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import cast
 
 from ragkv.engine import Engine
-from ragkv.errors import RagKVError
+from ragkv.errors import RagKVError, SessionConflictError
 from ragkv.fusion import AskingSelector
 from ragkv.prompt import Prefill, PrefillOptions
 from ragkv.runtime import Closing
 from ragkv.types import Text
 
-from .layout import FusedLayout
+from .homes import Home, Homes
+from .layout import FusedLayout, Wish, layout
 from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,10 @@ THREADS = 2  # `THREADS` is two: one computes, the other looks up entries and re
 class PromptJob:
     """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is none."""
 
-    def __init__(self, layout: FusedLayout) -> None:
-        self.layout = layout
+    def __init__(self, token_ids: tuple[int, ...], wish: Wish, session_id: str = "", *, only_exact: bool) -> None:
+        """`session_id` names the conversation whose KV is kept; with `only_exact` nothing is fused."""
+        self.token_ids, self.wish, self.session_id, self.only_exact = token_ids, wish, session_id, only_exact
+        self.promised = 0  # the first tokens, whose KV `prefill` has
         self.cancel = threading.Event()
         self.done = threading.Event()
         self.prefill: Prefill | None = None  # set before `done` is
@@ -39,8 +42,8 @@ class PromptJob:
 class FusingQueue(Closing):
     """Fuses prompts in the order in which they come."""
 
-    def __init__(self, engine: Engine, settings: ConnectorSettings) -> None:
-        self._engine, self._settings = engine, settings
+    def __init__(self, homes: Homes, settings: ConnectorSettings) -> None:
+        self._homes, self._settings = homes, settings
         self._pool = ThreadPoolExecutor(THREADS, "ragkv-fuse", initializer=_use_all_processors)
         self._guard = threading.Lock()
         self._unfinished = 0  # jobs that were submitted and have not ended
@@ -72,11 +75,12 @@ class FusingQueue(Closing):
         self._progress = time.monotonic()
         try:
             if not job.cancel.is_set():
-                self._fuse(job)
+                with self._homes.lease(job.wish.tenant) as home:
+                    self._fuse(job, home)
         except RagKVError as error:
             job.why = str(error)
         except Exception as error:
-            log.exception("A prompt of %d tokens could not be fused; vLLM computes it.", len(job.layout.token_ids))
+            log.exception("A prompt of %d tokens could not be fused; vLLM computes it.", len(job.token_ids))
             job.why = f"fusing failed: {error}"
         with self._guard:
             self._unfinished -= 1
@@ -84,32 +88,48 @@ class FusingQueue(Closing):
         job.done.set()
         self._ended.set()
 
-    def _fuse(self, job: PromptJob) -> None:
-        engine, layout = self._engine, job.layout
-        stored, lacking = self._stored(layout)
-        if stored < self._settings.least_reuse * layout.promised:
-            if lacking:
-                engine.entries.warm_soon(lacking)
-            job.missed = list(map(len, lacking))
-            job.why = f"only {stored} of {layout.promised} tokens up to the last chunk have stored KV"
+    def _fuse(self, job: PromptJob, home: Home) -> None:
+        engine, ids = home.engine, job.token_ids
+        prefix = engine.intake.runs.before_documents
+        session = engine.session(job.session_id) if job.session_id else None
+        held = 0 if session is None else session.follow(ids[len(prefix) if ids[: len(prefix)] == prefix else 0 :])
+        found = layout(ids, job.wish, home.index, prefix, held, job.only_exact)
+        if found is None or not self._is_stored(job, found, engine):
             return
-        question = layout.question(whole=self._needs_question(layout))
-        prefill = engine.prefill(question, layout.runs, raw=True, separator="", cancel=job.cancel, **layout.options)
+        question = found.question(whole=self._needs_question(found, engine))
+        options = cast(PrefillOptions, dict(found.options) | {"raw": True, "separator": "", "cancel": job.cancel})
+        if session is None:
+            prefill = engine.prefill(question, found.runs, **options)
+        else:
+            prefill = engine.append(session, question, (), found.runs, **options)
+        if tuple(prefill.token_ids[: found.promised].tolist()) != ids[: found.promised]:
+            raise SessionConflictError("two requests with the same cache_salt were turns of one conversation at once")
         engine.model.adapter.wait_for_device()  # vLLM reads the KV on another stream
-        job.prefill = prefill
+        job.promised, job.prefill = found.promised, prefill
 
-    def _stored(self, layout: FusedLayout) -> tuple[int, list[tuple[int, ...]]]:
-        """How many tokens of the prompt's chunks have stored KV, and the chunks that have none."""
-        chunks = [run for run in layout.runs if not isinstance(run, Text)]
-        lacking = [run for run in chunks if not self._engine.entries.has(run.stored_ids)]
-        return sum(map(len, chunks)) - sum(map(len, lacking)), [run.stored_ids for run in lacking]
+    def _is_stored(self, job: PromptJob, found: FusedLayout, engine: Engine) -> bool:
+        """Whether enough of the prompt has stored KV; else the job gets the reason."""
+        chunks = [run for run in found.runs if not isinstance(run, Text)]
+        entries = engine.entries
+        if job.only_exact:
+            key = entries.encoder.preferred(is_exact=True)[0].key(chunks[0].stored_ids)
+            return engine.store.contains(key)
+        lacking = [run for run in chunks if not entries.has(run.stored_ids)]
+        stored = found.held + sum(map(len, chunks)) - sum(map(len, lacking))
+        wanted = found.held + (sum(map(len, found.runs)) if chunks else 0)  # up to the end of the last chunk
+        if stored >= self._settings.least_reuse * wanted:
+            return True
+        entries.warm_soon([run.stored_ids for run in lacking])
+        job.missed = [len(run.stored_ids) for run in lacking]
+        job.why = f"only {stored} of {wanted} tokens up to the last chunk have stored KV"
+        return False
 
-    def _needs_question(self, layout: FusedLayout) -> bool:
+    def _needs_question(self, found: FusedLayout, engine: Engine) -> bool:
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it too."""
-        selector = self._engine.intake.method(cast(PrefillOptions, layout.options)).selector
-        scorer = self._engine.entries.encoder.scorer
+        selector = engine.intake.method(cast(PrefillOptions, found.options)).selector
+        scorer = engine.entries.encoder.scorer
         by_network = selector.needs_scores and scorer is not None and bool(scorer.network_digest)
-        return isinstance(selector, AskingSelector) or by_network
+        return found.promised == len(found.token_ids) - 1 or isinstance(selector, AskingSelector) or by_network
 
 
 def _use_all_processors() -> None:

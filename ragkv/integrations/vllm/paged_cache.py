@@ -52,9 +52,9 @@ class PagedCache:
         """The name and the module of the first attention layer."""
         return self._names[0], self._layers[0]
 
-    def write(self, kv: PromptKV, tokens: int, block_ids: Sequence[int]) -> None:
-        """Write the first `tokens` positions of a prompt's KV into its blocks."""
-        positions = torch.arange(tokens)
+    def write(self, kv: PromptKV, start: int, stop: int, block_ids: Sequence[int]) -> None:
+        """Write the positions start ... stop - 1 of a prompt's KV into its blocks."""
+        positions = torch.arange(start, stop)
         blocks = torch.tensor(block_ids, dtype=torch.int64)[positions // self.block_tokens]
         seen = blocks != NULL_BLOCK
         slots = blocks * self.block_tokens + positions % self.block_tokens
@@ -62,8 +62,8 @@ class PagedCache:
         slots = slots if everything else slots[seen]
         slots = slots.to(self._caches[0].device)
         for layer in range(len(self._layers)):
-            k_rot, v = kv.view(layer, tokens)  # (1, G, tokens, D) each
-            pair = (part[0] if everything else part[0][:, seen] for part in (k_rot, v))
+            k_rot, v = kv.view(layer, stop)  # (1, G, stop, D) each
+            pair = (part[0][:, start:] if everything else part[0][:, start:][:, seen] for part in (k_rot, v))
             key, value = (part.transpose(0, 1).contiguous() for part in pair)  # (tokens, G, D)
             self._put(layer, key, value, slots)
 

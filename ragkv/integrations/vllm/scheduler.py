@@ -7,26 +7,26 @@ goes wrong before, vLLM computes the prompt. No error leaves this class, because
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from ragkv.api.vllm_backend import connector_answer, fused_report, left_report
+from ragkv.api.vllm_backend.salts import SECRET_VARIABLE, is_proved, salted, shared_secret
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.model import PromptKV
 
-from .chunk_index import ChunkIndex
 from .fusing import FusingQueue, PromptJob
-from .layout import Wish, layout
+from .homes import Homes
+from .layout import Wish
 from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.005  # `IDLE_S` is how long a step that has nothing to compute waits for a prompt that is being fused.
 MOST_NAMED = 4096  # `MOST_NAMED` is how many reports are kept until they are asked for.
-MOST_ENTRIES = 1_000_000  # `MOST_ENTRIES` is how many entries of the store are listed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,143 +34,181 @@ class PagedLoad:
     """One prompt's KV that the worker is to write."""
 
     kv: PromptKV
-    tokens: int  # the first positions, which vLLM was promised
+    start: int  # the positions start ... stop - 1, which vLLM was promised
+    stop: int
     block_ids: tuple[int, ...]  # of the paged cache, in the prompt's order
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A request that vLLM has."""
+
+    wish: Wish
+    why: str = ""  # why nothing of it is reused, whatever it wishes
+    salt: str | None = None  # its own in vLLM's prefix cache; None: it shares exact KV with all
+    left: bool = False  # vLLM computes the prompt
+    job: PromptJob | None = None
+    queued: bool = False  # the job is in the queue, or done and its KV not yet written
+    cached: int = 0  # tokens that vLLM's prefix cache has
+    report: dict[str, Any] | None = None
 
 
 class PromptScheduler:
     """The prompts of one vLLM engine."""
 
-    def __init__(self, engine: Engine, settings: ConnectorSettings) -> None:
-        self._engine, self._settings = engine, settings
-        identities, store = engine.entries.encoder.identities, engine.store
-        self._index = ChunkIndex(
-            lambda: (info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity in identities),
-            settings.refresh_s,
-        )
-        self._queue = FusingQueue(engine, settings)
-        self._jobs: dict[str, PromptJob | None] = {}  # by request; None: vLLM computes the prompt
-        self._submitted: set[str] = set()  # requests whose prompts are in the queue, or fused and not yet written
-        self._waiting_or_running: set[str] = set()  # requests that have not ended
+    def __init__(self, engine: Engine, settings: ConnectorSettings, prefix_caching: bool = False) -> None:
+        """`prefix_caching`: vLLM finds blocks again, so only requests with a salt are fused."""
+        self._engine, self._settings, self._prefix_caching = engine, settings, prefix_caching
+        self._homes = Homes(engine, settings)
+        self._queue = FusingQueue(self._homes, settings)
+        self._secret = shared_secret()
+        self._requests: dict[str, _Seen] = {}  # those that have not ended, by their ids
         self._busy = ExitStack()  # meanwhile the engine counts a request, so that missed chunks are encoded later
         self._loads: list[PagedLoad] = []  # of the step that is being scheduled
-        self._reports: dict[str, dict[str, Any]] = {}  # by request
-        self._names: dict[str, str] = {}  # of the reports of requests, by request
         self._named: OrderedDict[str, dict[str, Any]] = OrderedDict()  # reports by their names, the oldest first
 
     @property
     def known_chunks(self) -> int:
         """How many chunks are found in prompts."""
-        return len(self._index)
+        return len(self._homes.unnamed.index)
+
+    def arrived(self, request: Any) -> None:
+        """vLLM has a new request. It gets a salt by which it finds only blocks of its tenant, made in its way."""
+        try:
+            self._seen(request)
+        except Exception:
+            log.exception("Request %s is computed by vLLM.", request.request_id)
 
     def promised(self, request: Any, computed: int) -> int | None:
         """How many of the request's tokens behind the `computed` ones are fused; `None`: ask again."""
         try:
-            self._begin(request.request_id)
-            return 0 if computed else self._promised(request)
+            seen = self._seen(request)
+            seen.cached = computed
+            return self._promised(request, seen)
         except Exception as error:
             log.exception("Request %s is computed by vLLM.", request.request_id)
-            self._leave(request.request_id, f"an error: {error}")
-            return 0
+            seen = self._requests.setdefault(request.request_id, _Seen(Wish(exact=True)))
+            return self._leave(seen, f"an error: {error}")
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
         """vLLM allocated blocks for the request, and takes `tokens` of those that were promised."""
-        job = self._jobs.pop(request.request_id, None)
-        self._submitted.discard(request.request_id)
-        if job is None or job.prefill is None or not tokens:
+        seen = self._requests.get(request.request_id)
+        if seen is None or seen.wish.report_of is not None:
             return
-        self._loads.append(PagedLoad(job.prefill.fused.kv, tokens, tuple(block_ids)))
-        self._keep(request.request_id, fused_report(job.prefill, job.layout.promised))
+        job, seen.job, seen.queued = seen.job, None, False
+        if job is not None and job.prefill is not None:
+            if tokens:
+                load = PagedLoad(job.prefill.fused.kv, job.promised - tokens, job.promised, tuple(block_ids))
+                self._loads.append(load)
+            self._keep(seen, fused_report(job.prefill, job.promised))
+        elif seen.cached and (seen.report is None or not seen.report["promised_tokens"]):
+            state = "fused" if self._may_fuse(seen) else "exact"
+            self._keep(seen, {**(seen.report or left_report()), "cached": seen.cached, "cached_state": state})
 
     def take_loads(self, *, idle: bool) -> tuple[PagedLoad, ...]:
         """What is to be written in this step. If vLLM has nothing to compute (`idle`), wait a moment for a prompt."""
         loads, self._loads = tuple(self._loads), []
-        if idle and self._submitted:
+        if idle and any(seen.queued for seen in self._requests.values()):
             self._queue.wait(IDLE_S)
         return loads
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         """The report of a request that has ended or was aborted; `None` if it had nothing to do with ragkv."""
-        job = self._jobs.pop(request.request_id, None)
-        self._submitted.discard(request.request_id)
-        if job is not None:
-            job.cancel.set()
-        self._waiting_or_running.discard(request.request_id)
-        if not self._waiting_or_running:
+        seen = self._requests.pop(request.request_id, None)
+        if not self._requests:
             self._busy.close()
-        self._names.pop(request.request_id, None)
-        report = self._reports.pop(request.request_id, None)
-        return None if report is None else {"ragkv": report}
+        if seen is None:
+            return None
+        if seen.job is not None:
+            seen.job.cancel.set()
+        return None if seen.report is None else {"ragkv": seen.report}
 
     def close(self) -> None:
-        """Stop fusing, and close the engine and its store. Safe to call twice."""
-        for job in self._jobs.values():
-            if job is not None:
-                job.cancel.set()
+        """Stop fusing, and close the engines and their stores. Safe to call twice."""
+        for seen in self._requests.values():
+            if seen.job is not None:
+                seen.job.cancel.set()
         self._busy.close()
-        self._index.close()
         self._queue.close()
-        self._engine.close()
+        self._homes.close()
 
-    def _begin(self, name: str) -> None:
-        """Note that vLLM has the request `name`."""
-        if not self._waiting_or_running:
+    def _seen(self, request: Any) -> _Seen:
+        """What is known of the request; the first time its wish is read, and its salt is made."""
+        if (seen := self._requests.get(request.request_id)) is not None:
+            return seen
+        if not self._requests:
             self._busy.enter_context(self._engine.scheduler.request())
-        self._waiting_or_running.add(name)
+        seen = self._requests[request.request_id] = _Seen(Wish(exact=True))
+        try:
+            seen.wish = Wish.of(request.kv_transfer_params, len(request.prompt_token_ids or ()))
+        except InputError as error:
+            seen.why = str(error)
+        wish, salt = seen.wish, request.cache_salt
+        if wish.tenant and not is_proved(self._secret, wish.tenant, salt or "", wish.proof):
+            seen.why = f"the tenant is not proved: both servers need the same {SECRET_VARIABLE}"
+        if salt or wish.tenant:
+            seen.salt = salted(salt or "", wish.tenant, wish.method, seen.why, secret=self._secret)
+            request.cache_salt = seen.salt
+            request.block_hashes.clear()
+            request.update_block_hashes()
+        if wish.report_of is not None:
+            seen.report, seen.left = self._answer(wish.report_of), True
+        elif wish.name and wish.name not in self._named:  # else it is another answer to the same prompt
+            self._name(wish.name, left_report())
+        if seen.why:
+            self._leave(seen, seen.why)
+        other = request.lora_request is not None or bool(request.mm_features) or request.pooling_params is not None
+        if wish.exact or other or request.skip_reading_prefix_cache or request.prompt_token_ids is None:
+            seen.left = True
+        return seen
 
-    def _promised(self, request: Any) -> int | None:
-        name = request.request_id
-        if name not in self._jobs:
-            self._jobs[name] = self._job(request)
-        job = self._jobs[name]
-        if job is None:
+    def _may_fuse(self, seen: _Seen) -> bool:
+        """Whether fused KV may stand in the request's blocks: no request finds them that does not share its salt."""
+        return not (seen.wish.exact or seen.why) and (seen.salt is not None or not self._prefix_caching)
+
+    def _promised(self, request: Any, seen: _Seen) -> int | None:
+        if seen.left:
             return 0
-        if name not in self._submitted:
-            if len(self._submitted) >= self._settings.prompts:
-                return self._leave(name, "the store is stalled") if self._queue.stalled() else None
-            self._submitted.add(name)
+        if seen.job is None:
+            seen.job = self._job(request, seen)
+        if (job := seen.job) is None:
+            seen.left = True
+            return 0
+        if not seen.queued:
+            if sum(one.queued for one in self._requests.values()) >= self._settings.prompts:
+                return self._leave(seen, "the store is stalled") if self._queue.stalled() else None
+            seen.queued = True
             self._queue.submit(job)
         if not job.done.is_set():
-            return self._leave(name, f"no KV within {self._settings.timeout_s} s") if self._queue.stalled() else None
-        return self._leave(name, job.why) if job.prefill is None else job.layout.promised
+            return self._leave(seen, f"no KV within {self._settings.timeout_s} s") if self._queue.stalled() else None
+        return self._leave(seen, job.why) if job.prefill is None else max(0, job.promised - seen.cached)
 
-    def _job(self, request: Any) -> PromptJob | None:
-        """A job for the request's prompt; `None` if vLLM computes it."""
-        ids = request.prompt_token_ids
-        other = request.lora_request is not None or bool(request.mm_features)
-        if ids is None or other or request.pooling_params is not None or request.skip_reading_prefix_cache:
-            return None
-        params: Mapping[str, Any] | None = request.kv_transfer_params
-        try:
-            wish = Wish.of(params, len(ids))
-        except InputError as error:
-            self._leave(request.request_id, str(error))
-            return None
-        if wish.report_of is not None:
-            self._reports[request.request_id] = self._answer(wish.report_of)
-            return None
-        if wish.name is not None:
-            self._names[request.request_id] = wish.name
-            if wish.name not in self._named:  # another answer to the same prompt, or this one before vLLM preempted it
-                self._name(wish.name, left_report())
-        found = layout(ids, wish, self._index, self._engine.intake.runs.before_documents)
-        return None if found is None else PromptJob(found)
+    def _job(self, request: Any, seen: _Seen) -> PromptJob | None:
+        """A job for the request's prompt; `None` if there is nothing to look up for it."""
+        wish, ids, only_exact = seen.wish, tuple(request.prompt_token_ids), not self._may_fuse(seen)
+        keeps = wish.keep and not only_exact and seen.salt is not None
+        if not keeps and wish.chunks is None and not wish.tenant:
+            found = self._homes.unnamed.index.find(ids)
+            if not found or (only_exact and found[0].stop <= seen.cached):
+                return None
+        return PromptJob(ids, wish, seen.salt if keeps and seen.salt else "", only_exact=only_exact)
 
-    def _leave(self, name: str, why: str) -> int:
+    def _leave(self, seen: _Seen, why: str) -> int:
         """Leave a prompt to vLLM, because of `why`; 0 tokens are promised."""
-        job = self._jobs.get(name)
-        if job is not None:
-            job.cancel.set()
-        self._jobs[name] = None
-        self._submitted.discard(name)
-        self._keep(name, left_report(why, [] if job is None else job.missed))
+        missed = [] if seen.job is None else seen.job.missed
+        if seen.job is not None:
+            seen.job.cancel.set()
+        seen.job, seen.queued, seen.left = None, False, True
+        if why:
+            self._keep(seen, left_report(why, missed))
         return 0
 
-    def _keep(self, request: str, report: dict[str, Any]) -> None:
+    def _keep(self, seen: _Seen, report: dict[str, Any]) -> None:
         """Keep the report of a request for its response, and under the name that it gave it."""
-        self._reports[request] = report
-        if (name := self._names.get(request)) is not None:
-            self._name(name, report)
+        seen.report = report
+        before = self._named.get(seen.wish.name, {})
+        if seen.wish.name and (report["promised_tokens"] or not before.get("promised_tokens")):
+            self._name(seen.wish.name, report)
 
     def _name(self, name: str, report: dict[str, Any]) -> None:
         self._named[name] = report

@@ -16,6 +16,8 @@ from ragkv.runtime.setting_values import build, gather, overlay
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # `FAMILIES` are those whose tokens the tests compare.
 ROPE_TYPES = ("default", "llama3")
+# `KEPT_HISTORY` are the defaults of conversations: their KV is used as it is, and deleted when idle for a week.
+KEPT_HISTORY = {"inexact_history": "keep", "ttl_s": 7 * 24 * 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,11 @@ class ConnectorSettings:
     prompts: int = 8  # prompts that are fused, or wait fused until vLLM admits them: bounds the memory of their KV
     least_reuse: float = 0.5  # share of the tokens up to the last chunk that has stored KV; below it vLLM computes all
     refresh_s: float = 5.0  # seconds between searches for chunks that other processes stored
+    tenants: int = 8  # named tenants open at once, each with memory of its own; the longest idle is closed
+    home: str = ".ragkv"  # folder of entries and conversations, as `ragkv serve` has them
 
     def __post_init__(self) -> None:
-        at_least(self, timeout_s=0.0, prompts=1, least_reuse=0.0, refresh_s=0.01)
+        at_least(self, timeout_s=0.0, prompts=1, least_reuse=0.0, refresh_s=0.01, tenants=1)
 
     @classmethod
     def read(cls, extra: Mapping[str, Any], dtype: str, device: str, model: str = "") -> "tuple[Self, EngineConfig]":
@@ -39,19 +43,24 @@ class ConnectorSettings:
         `ConfigError`, also for a model that is not the home's.
         """
         own = {field.name for field in fields(cls)}
-        settings: Self = build(cls, {name: value for name, value in extra.items() if name in own})
-        others = {name: value for name, value in extra.items() if name not in own and name != "config"}
+        others = {name: value for name, value in extra.items() if name not in own - {"home"} and name != "config"}
         values = overlay(gather(extra.get("config")), others)
-        config = KnownHome.at(values.get("home", ".ragkv"), model).config(EngineConfig.from_settings(values))
-        store = config.store
+        named = {name: value for name, value in extra.items() if name in own}
+        settings: Self = build(cls, {**named, "home": values.get("home", ".ragkv")})
+        config = KnownHome.at(settings.home, model).config(EngineConfig.from_settings(values))
+        store, session = config.store, config.session
         if "read_only" not in values.get("store", {}):
             remote = store.redis is not None or store.s3 is not None
             alone = remote and store.directory is not None and not Path(store.directory).is_dir()
             store = replace(store, directory=None) if alone else replace(store, read_only=True)
         packed_bytes = config.packed_bytes if "packed_bytes" in values else 0  # vLLM plans the machine's memory
+        if store.read_only and session.directory is None:  # another process writes to the store
+            session = replace(session, directory=str(Path(settings.home) / "vllm"))
+        given = values.get("session", {})  # a turn finds its history as vLLM's prefix cache would have it
+        session = replace(session, **{name: given.get(name, value) for name, value in KEPT_HISTORY.items()})
         controller = replace(config.controller, measure=False)  # vLLM computes with the device at any time
-        config = replace(config, store=store, controller=controller, dtype=dtype, device=device)
-        return settings, replace(config, packed_bytes=packed_bytes)
+        config = replace(config, store=store, session=session, controller=controller, packed_bytes=packed_bytes)
+        return settings, replace(config, dtype=dtype, device=device)
 
 
 def check_config(vllm_config: Any) -> None:
@@ -60,11 +69,6 @@ def check_config(vllm_config: Any) -> None:
     for kind in ("tensor", "pipeline", "data", "decode_context", "prefill_context"):
         if (size := getattr(parallel, f"{kind}_parallel_size", 1)) > 1:
             raise ConfigError(f"{kind}_parallel_size is {size}; RagKVConnector fuses on one device: set it to 1.")
-    if cache.enable_prefix_caching:
-        raise ConfigError(
-            "vLLM's prefix caching is on, and would serve fused KV as exact to other prompts: start vLLM with "
-            "--no-enable-prefix-caching."
-        )
     if cache.cache_dtype not in ("auto", str(vllm_config.model_config.dtype).removeprefix("torch.")):
         raise ConfigError(f"kv_cache_dtype is {cache.cache_dtype!r}; RagKVConnector needs the model's own: set 'auto'.")
     if vllm_config.speculative_config is not None:

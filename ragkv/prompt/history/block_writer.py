@@ -37,9 +37,9 @@ def default_buffer_bytes(adapter: Adapter, memory_bytes: int) -> int:
 class BlockWriter:
     """Stores blocks in the background. All methods are thread-safe."""
 
-    def __init__(self, store: Store, base: Identity, capacity_bytes: int) -> None:
-        """`base` is the engine's identity; its context does not count."""
-        self.base, self._store = base, store
+    def __init__(self, store: Store, base: Identity, capacity_bytes: int, *, owns_store: bool = False) -> None:
+        """`base` is the engine's identity; its context does not count. A store that is its own is closed with it."""
+        self.base, self._store, self._owns_store = base, store, owns_store
         self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
 
     def key(self, block: Block) -> EntryKey:
@@ -120,7 +120,11 @@ class BlockWriter:
     def flush(self) -> None:
         """Return when everything saved so far is in the store."""
         self._worker.flush()
+        if self._owns_store:
+            self._store.flush()
 
     def close(self) -> None:
         """Store what waits and stop. Twice is harmless."""
         self._worker.close()
+        if self._owns_store:
+            self._store.close()

@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class Setup:
             dtype="float32",
             max_model_len=1024,
             block_size=models.BLOCK_TOKENS,
-            enable_prefix_caching=False,
+            enable_prefix_caching=True,
             max_num_seqs=4,
             kv_transfer_config=transfer,
         )
@@ -65,8 +66,14 @@ def ids(prompt: Prompt) -> list[int]:
     return [models.BOS, *(token for chunk in chunks for token in chunk), *question]
 
 
-def asked(llm: Any, prompts: Sequence[Sequence[int]], wishes: Sequence[dict[str, Any] | None], **sampling: Any) -> Any:
-    """vLLM's outputs of all prompts, sent at once; each with its wish about fusing."""
+def asked(
+    llm: Any,
+    prompts: Sequence[Sequence[int]],
+    wishes: Sequence[dict[str, Any] | None],
+    salts: Sequence[str | None] | None = None,
+    **sampling: Any,
+) -> Any:
+    """vLLM's outputs of all prompts, sent at once; each with its wish about fusing, and a salt of its own or a given."""
     from vllm import SamplingParams
 
     settings = {"max_tokens": NEW_TOKENS, "temperature": 0.0, "detokenize": False, "ignore_eos": True, **sampling}
@@ -75,6 +82,9 @@ def asked(llm: Any, prompts: Sequence[Sequence[int]], wishes: Sequence[dict[str,
         for wish in wishes
     ]
     given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    for one, wish, salt in zip(given, wishes, salts or [uuid.uuid4().hex for _ in given], strict=True):
+        if salt and wish is not None:
+            one["cache_salt"] = salt  # type: ignore[assignment]
     return llm.generate(given, params, use_tqdm=False)
 
 

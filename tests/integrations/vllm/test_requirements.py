@@ -45,7 +45,6 @@ def test_a_plain_configuration_is_accepted() -> None:
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"parallel_config__data_parallel_size": 2}, "data_parallel_size is 2"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size is 2"),
-        ({"cache_config__enable_prefix_caching": True}, "--no-enable-prefix-caching"),
         ({"cache_config__cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'"),
         ({"speculative_config": object()}, "Speculative decoding"),
         ({"model_config__quantization": "awq"}, "quantised .awq."),

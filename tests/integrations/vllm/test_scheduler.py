@@ -29,6 +29,9 @@ def request(name: str, *ids: int, params: dict[str, Any] | None = None, **change
         pooling_params=None,
         skip_reading_prefix_cache=False,
         kv_transfer_params=None if params is None else {"ragkv": params},
+        cache_salt=None,
+        block_hashes=[],
+        update_block_hashes=lambda: None,
     )
     return SimpleNamespace(**{**fields, **changes})
 
@@ -69,7 +72,7 @@ def test_a_prompt_is_promised_once_it_is_fused_and_then_written(prompts: PromptS
     assert promised == len(PREFIX) + len(A) + len(B)
     prompts.allocated(asked, [3, 5], promised)
     (load,) = prompts.take_loads(idle=False)
-    assert (load.tokens, load.block_ids) == (promised, (3, 5))
+    assert (load.start, load.stop, load.block_ids) == (0, promised, (3, 5))
     own = engine.prefill(QUESTION, CHUNKS).fused.kv
     for layer in range(engine.model.adapter.layer_count):
         for found, wanted in zip(load.kv.view(layer, promised), own.view(layer, promised), strict=True):

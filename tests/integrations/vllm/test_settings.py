@@ -13,7 +13,7 @@ REDIS = {"redis": {"url": "redis://127.0.0.1:6379/0"}}
 def test_the_directory_of_the_home_is_opened_for_reading(tmp_path: Path) -> None:
     (tmp_path / "kv").mkdir()
     settings, config = ConnectorSettings.read({"home": str(tmp_path), "timeout_s": 3.0}, "float32", "cpu")
-    assert settings == ConnectorSettings(timeout_s=3.0)
+    assert settings == ConnectorSettings(timeout_s=3.0, home=str(tmp_path))
     assert (config.store.directory, config.store.read_only) == (str(tmp_path / "kv"), True)
     assert (config.dtype, config.device, config.packed_bytes) == ("float32", "cpu", 0)
 
