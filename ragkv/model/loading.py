@@ -58,7 +58,7 @@ def load(
 
     kind, target = "auto" if dtype == "auto" else float_dtype(dtype), device_of(device)
     refuse_unsupported(config_of(name))
-    path = _source(name)
+    path = folder_of(name)
     auto: Any = AutoModelForCausalLM
     try:
         with without_bars():
@@ -84,7 +84,7 @@ def load(
 
 def load_tokenizer(name: str | os.PathLike[str]) -> Any | None:
     """The tokenizer of a model, or `None` if its folder has none. Raises `ModelNotFoundError`."""
-    return _tokenizer(_source(name))
+    return _tokenizer(folder_of(name))
 
 
 def _with_adapter(model: Any, adapter: str) -> Any:
@@ -101,7 +101,7 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         ) from error
 
 
-def _source(name: str | os.PathLike[str]) -> str:
+def folder_of(name: str | os.PathLike[str]) -> str:
     """Where transformers loads a model from: a folder or hub id; a GGUF file is unpacked to a folder first."""
     located = locate(name)
     if not Path(located).is_file():
@@ -132,7 +132,7 @@ def config_of(name: str | os.PathLike[str]) -> Any:
     """The transformers config of a model folder, hub id or `"reader"`; raises `ModelNotFoundError`."""
     from transformers import AutoConfig
 
-    path = _source(name)
+    path = folder_of(name)
     try:
         return AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:

@@ -74,7 +74,7 @@ class FakeVllm:
         if self._prompts is None:
             store = StoreConfig(directory=str(self._home / "kv"), read_only=True)
             self.engine = self._model.with_config(replace(self._config, store=store))
-            self._prompts = PromptScheduler(self.engine, ConnectorSettings(refresh_s=60.0))
+            self._prompts = PromptScheduler(self.engine, ConnectorSettings(refresh_s=60.0, home=str(self._home)))
         return self._prompts
 
     def _asked(self, body: dict[str, Any]) -> Any:

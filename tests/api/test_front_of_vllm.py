@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from ragkv import Engine, EngineConfig
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import QueueConfig, VllmConfig
+from ragkv.api.vllm_backend.salts import SECRET_VARIABLE
 from tests.fusion.test_gate_result import point, result
 
 from .fake_vllm import FakeVllm
@@ -239,16 +240,22 @@ def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> 
         wait_until(lambda: fake.aborted == 1)
 
 
-def test_a_tenant_with_a_name_is_computed_by_vllm_and_shares_no_kv(talker: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("secret", ["", "of both servers"])
+def test_a_tenant_with_a_name_is_fused_from_its_own_kv_if_both_servers_have_a_secret(
+    talker: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, secret)
     with ExitStack() as held:
         fake, key = FakeVllm(talker, tmp_path), KeyFile(tmp_path / "keys.json").add("one", tenant="acme")[0]
         client = held.enter_context(client_of(in_front(fake, talker, tmp_path, held), key))
         filled(client)
-        found = client.post("/v1/ask", json=ASK).json()
-        assert found["reuse"]["computed"] == found["reuse"]["tokens"]
-        assert any("the tenant without a name" in note for note in found["reuse"]["notes"])
-        sent = fake.bodies[-1]["kv_transfer_params"]["ragkv"]
-        assert sent == {"name": sent["name"], "reuse": "none"}
+        found = client.post("/v1/ask", json=ASK).json()["reuse"]
+        assert (found["fused"] > 0) == bool(secret)
+        assert any(SECRET_VARIABLE in note for note in found["notes"]) == (not secret)
+        salts = [fake.bodies[-1]["cache_salt"]]
+        client.post("/v1/ask", json={**ASK, "reuse": "none"})
+        salts.append(fake.bodies[-1]["cache_salt"])
+        assert all(salts) and (salts[0] != salts[1]) == bool(secret)
 
 
 def test_an_answer_in_full_because_the_gate_found_nothing_says_so(front: Front) -> None:

@@ -10,7 +10,7 @@ import hmac
 import json
 import os
 
-SECRET_VARIABLE = "RAGKV_VLLM_SECRET"  # `SECRET_VARIABLE` is the environment variable with the shared secret.
+SECRET_VARIABLE = "TENANT_SECRET"  # `SECRET_VARIABLE` is the environment variable with the shared secret.
 
 
 def shared_secret() -> bytes:

@@ -28,7 +28,7 @@ THREADS = 2  # `THREADS` is two: one computes, the other looks up entries and re
 class PromptJob:
     """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is none."""
 
-    def __init__(self, token_ids: tuple[int, ...], wish: Wish, session_id: str = "", *, only_exact: bool) -> None:
+    def __init__(self, token_ids: tuple[int, ...], wish: Wish, session_id: str = "", *, only_exact: bool = False) -> None:
         """`session_id` names the conversation whose KV is kept; with `only_exact` nothing is fused."""
         self.token_ids, self.wish, self.session_id, self.only_exact = token_ids, wish, session_id, only_exact
         self.promised = 0  # the first tokens, whose KV `prefill` has
@@ -110,16 +110,12 @@ class FusingQueue(Closing):
     def _is_stored(self, job: PromptJob, found: FusedLayout, engine: Engine) -> bool:
         """Whether enough of the prompt has stored KV; else the job gets the reason."""
         chunks = [run for run in found.runs if not isinstance(run, Text)]
-        entries = engine.entries
-        if job.only_exact:
-            key = entries.encoder.preferred(is_exact=True)[0].key(chunks[0].stored_ids)
-            return engine.store.contains(key)
-        lacking = [run for run in chunks if not entries.has(run.stored_ids)]
+        lacking = [run for run in chunks if not engine.entries.has(run.stored_ids)]
         stored = found.held + sum(map(len, chunks)) - sum(map(len, lacking))
         wanted = found.held + (sum(map(len, found.runs)) if chunks else 0)  # up to the end of the last chunk
         if stored >= self._settings.least_reuse * wanted:
             return True
-        entries.warm_soon([run.stored_ids for run in lacking])
+        engine.entries.warm_soon([run.stored_ids for run in lacking])
         job.missed = [len(run.stored_ids) for run in lacking]
         job.why = f"only {stored} of {wanted} tokens up to the last chunk have stored KV"
         return False

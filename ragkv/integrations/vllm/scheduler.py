@@ -20,7 +20,7 @@ from ragkv.model import PromptKV
 
 from .fusing import FusingQueue, PromptJob
 from .homes import Homes
-from .layout import Wish
+from .layout import Wish, layout
 from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,8 @@ class PromptScheduler:
         if wish.tenant and not is_proved(self._secret, wish.tenant, salt or "", wish.proof):
             seen.why = f"the tenant is not proved: both servers need the same {SECRET_VARIABLE}"
         if salt or wish.tenant:
-            seen.salt = salted(salt or "", wish.tenant, wish.method, seen.why, secret=self._secret)
+            alone = request.request_id if seen.why else ""
+            seen.salt = salted(salt or "", wish.tenant, wish.method, alone, secret=self._secret)
             request.cache_salt = seen.salt
             request.block_hashes.clear()
             request.update_block_hashes()
@@ -185,13 +186,17 @@ class PromptScheduler:
 
     def _job(self, request: Any, seen: _Seen) -> PromptJob | None:
         """A job for the request's prompt; `None` if there is nothing to look up for it."""
-        wish, ids, only_exact = seen.wish, tuple(request.prompt_token_ids), not self._may_fuse(seen)
-        keeps = wish.keep and not only_exact and seen.salt is not None
-        if not keeps and wish.chunks is None and not wish.tenant:
-            found = self._homes.unnamed.index.find(ids)
-            if not found or (only_exact and found[0].stop <= seen.cached):
+        wish, ids, home = seen.wish, tuple(request.prompt_token_ids), self._homes.unnamed
+        if not self._may_fuse(seen):
+            prefix = self._engine.intake.runs.before_documents
+            found = None if wish.tenant else layout(ids, wish, home.index, prefix, only_exact=True)
+            if found is None or found.promised <= seen.cached or found.runs[-1].stored_ids not in home.exact:
                 return None
-        return PromptJob(ids, wish, seen.salt if keeps and seen.salt else "", only_exact=only_exact)
+            return PromptJob(ids, wish, only_exact=True)
+        session_id = seen.salt if wish.keep and seen.salt else ""
+        if not session_id and wish.chunks is None and not wish.tenant and not home.index.find(ids):
+            return None
+        return PromptJob(ids, wish, session_id)
 
     def _leave(self, seen: _Seen, why: str) -> int:
         """Leave a prompt to vLLM, because of `why`; 0 tokens are promised."""

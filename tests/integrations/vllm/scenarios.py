@@ -1,15 +1,19 @@
 """What `serving.run` runs: each scenario stores chunks with ragkv, starts vLLM over the store, and compares."""
 
 import json
+import os
 import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.api.vllm_backend.salts import SECRET_VARIABLE, proof
 
 from . import models
 
@@ -24,12 +28,13 @@ class Setup:
     def __init__(self, folder: Path, family: str) -> None:
         self.folder, self.model = folder, folder / "model"
         models.save(family, self.model)
-        store = StoreConfig(directory=str(folder / "home" / "kv"))
-        self.config = EngineConfig(store=store, dtype="float32", packed_bytes=0, fusion=FusionConfig(floor_tokens=0))
+        self.config = EngineConfig(dtype="float32", packed_bytes=0, fusion=FusionConfig(floor_tokens=0))
 
-    def engine(self) -> Engine:
-        """ragkv alone, writing to the store."""
-        return Engine.from_pretrained(self.model, self.config)
+    def engine(self, tenant: str = "") -> Engine:
+        """ragkv alone, writing to the store of a tenant."""
+        home = self.folder / "home" / "tenants" / tenant if tenant else self.folder / "home"
+        store = StoreConfig(directory=str(home / "kv"), tenant=tenant)
+        return Engine.from_pretrained(self.model, replace(self.config, store=store))
 
     def vllm(self, extra: dict[str, Any] | None = None, **options: Any) -> Any:
         """vLLM with the connector."""
@@ -166,6 +171,71 @@ def never_wrong(folder: Path) -> Any:
             break
     found["stored later"] = _equal(outputs, wanted)
     return found
+
+
+def mixed(folder: Path, rounds: str) -> Any:
+    """Fused, exact and plain requests of two tenants, eight at once; then one tenant sends the other's texts and salts."""
+    os.environ[SECRET_VARIABLE] = "of both servers"
+    setup, count = Setup(folder, "llama"), 8
+    prompts = {tenant: [models.prompt(seed + at) for seed in range(count)] for at, tenant in ((200, ""), (300, "one"))}
+    wanted: dict[tuple[str, int, float | None], list[int]] = {}
+    for tenant, chosen in prompts.items():
+        with setup.engine(tenant) as engine:
+            for number, prompt in enumerate(chosen):
+                engine.warm(prompt[0])
+                for ratio in (0.0, 0.15, 1.0):
+                    wanted[tenant, number, ratio] = _own(engine, prompt, NEW_TOKENS, ratio=ratio)
+    with setup.engine("two"):
+        pass
+    # Plain ones begin alike in pairs, with other texts than those that are stored.
+    begins = [models.tokens(3 * models.BLOCK_TOKENS + 5, 900 + number) for number in range(4)]
+    plain = [[models.BOS, *begins[number % 4], *models.tokens(9 + number, 950 + number)] for number in range(12)]
+    batches = [[plain[(3 * number + at) % 12] for at in range(3)] for number in range(int(rounds))]
+    alone = setup.vllm(kv_transfer_config=None, max_num_seqs=8)
+    references = [asked(alone, batch, [None] * 3) for batch in batches]
+    alone.llm_engine.engine_core.shutdown()
+    llm = setup.vllm(max_num_seqs=8)
+    equal, sent = Counter[str](), Counter[str]()
+    hits = [0, 0]
+    for number, (batch, reference) in enumerate(zip(batches, references, strict=True)):
+        given, wishes, salts, answers = list(batch), [None] * 3, [None] * 3, [generated(one) for one in reference]
+        kinds = ["plain"] * 3
+        for at in range(5):
+            tenant, which, ratio = ("", "one")[at % 2], (number + at) % count, (0.0, 0.15, 0.15, 1.0, None)[at]
+            salt = f"{number // 4} {which}"  # four rounds share their salts: fused blocks are found again
+            wish: Any = {"reuse": "none"} if ratio is None else {"ratio": ratio}
+            given.append(ids(prompts[tenant][which]))
+            wishes.append(wish | _proved(tenant, salt))
+            salts.append(salt)
+            answers.append(wanted[tenant, which, 1.0 if ratio is None else ratio])
+            kinds.append("exact" if ratio in (None, 1.0) else "fused")
+        outputs = asked(llm, given, wishes, salts)
+        for kind, output, answer in zip(kinds, outputs, answers, strict=True):
+            sent[kind] += 1
+            equal[kind] += generated(output) == answer
+        hits[0] += sum(one.num_cached_tokens for one in reference)
+        hits[1] += sum(one.num_cached_tokens for one in outputs[:3])
+    return {"sent": sent, "equal": equal, "hits alone": hits[0], "hits": hits[1], **_attacked(llm, prompts, wanted)}
+
+
+def _attacked(llm: Any, prompts: Any, wanted: Any) -> dict[str, Any]:
+    """What a tenant gets that sends another's texts, with the other's salt: its own proof, a forged one, or none."""
+    found = {"attacks": 0, "reused": 0, "different": 0}
+    for which, prompt in enumerate(prompts["one"]):
+        salt, (victim,) = f"attacked {which}", asked(llm, [ids(prompt)], [{"ratio": 0.15} | _proved("one", f"attacked {which}")], [f"attacked {which}"])
+        assert generated(victim) == wanted["one", which, 0.15] and victim.num_cached_tokens
+        claims = [_proved("two", salt), {"tenant": "one", "proof": _proved("two", salt)["proof"]}, {"tenant": "one"}, {}]
+        wishes = [{**claim, **way} for claim in claims for way in ({"ratio": 0.15}, {"reuse": "none"})]
+        for wish in wishes:  # one after another: each might find what the last one left
+            (output,) = asked(llm, [ids(prompt)], [wish], [salt])
+            found["attacks"] += 1
+            found["reused"] += output.num_cached_tokens
+            found["different"] += generated(output) != wanted["one", which, 1.0]
+    return found
+
+
+def _proved(tenant: str, salt: str) -> dict[str, str]:
+    return {"tenant": tenant, "proof": proof(b"of both servers", tenant, salt)} if tenant else {}
 
 
 def shared(folder: Path, family: str) -> Any:

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.api.vllm_backend.salts import SECRET_VARIABLE, proof
 from ragkv.integrations.vllm.scheduler import PromptScheduler
 from ragkv.integrations.vllm.settings import ConnectorSettings
 from ragkv.store import Store
@@ -262,3 +265,103 @@ def test_reports_that_no_one_asks_for_are_dropped(prompts: PromptScheduler, monk
     for name in ("a", "b", "c"):
         settled(prompts, prompt(name, reuse="none", name=name))
     assert [asked_for(prompts, name)["report"] is None for name in ("a", "b", "c")] == [True, False, False]
+
+
+def salted_request(prompts: PromptScheduler, name: str, salt: str | None, **params: Any) -> Any:
+    """A request that has arrived, and its salt in vLLM's cache."""
+    asked = prompt(name, **params)
+    asked.cache_salt = salt
+    prompts.arrived(asked)
+    return asked
+
+
+@pytest.fixture
+def caching(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PromptScheduler]:
+    monkeypatch.setenv(SECRET_VARIABLE, "of both servers")
+    made = PromptScheduler(engine, ConnectorSettings(home=str(tmp_path)), prefix_caching=True)
+    yield made
+    made.close()
+
+
+def test_without_a_salt_only_exact_kv_is_used(caching: PromptScheduler) -> None:
+    plain = salted_request(caching, "plain", None)
+    assert settled(caching, plain) == len(PREFIX) + len(A)
+    assert plain.cache_salt is None
+    assert caching.promised(salted_request(caching, "cached", None), len(PREFIX) + len(A)) == 0
+    behind = prompt("behind", (QUESTION, A))
+    caching.arrived(behind)
+    assert caching.promised(behind, 0) == 0, "what is not behind the prefix is exact nowhere"
+    assert settled(caching, salted_request(caching, "salted", "s")) == len(PREFIX) + len(A) + len(B)
+
+
+def test_a_salt_is_shared_by_requests_of_one_tenant_and_one_setting(caching: PromptScheduler) -> None:
+    def salt(number: int, given: str | None, **params: Any) -> str | None:
+        if "tenant" in params:
+            params.setdefault("proof", proof(b"of both servers", params["tenant"], given or ""))
+        made: str | None = salted_request(caching, str(number), given, **params).cache_salt
+        return made
+
+    wishes: list[tuple[str | None, dict[str, Any]]] = [
+        ("s", {}),
+        ("other", {}),
+        ("s", {"ratio": 0.15}),
+        ("s", {"ratio": 0.5}),
+        ("s", {"reuse": "none"}),
+        ("s", {"tenant": "one"}),
+        ("s", {"tenant": "two"}),
+        ("s", {"tenant": "one", "proof": "forged"}),
+        (None, {"tenant": "one"}),
+    ]
+    found = [salt(number, given, **params) for number, (given, params) in enumerate(wishes)]
+    assert len(set(found)) == len(wishes) and None not in found
+    assert salt(20, "s", keep=True) == found[0], "what is kept changes no KV"
+
+
+def test_a_tenant_is_served_from_its_own_entries_alone(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "of both servers")
+    named = [[1, 1 + len(A)], [1 + len(A), 1 + len(A) + len(B)]]
+    for tenant, chunks in (("", CHUNKS), ("one", CHUNKS), ("two", (C,))):
+        store = StoreConfig(directory=str(tmp_path / "tenants" / tenant / "kv" if tenant else tmp_path / "kv"))
+        with engine.with_config(replace(engine.config, store=replace(store, tenant=tenant))) as own:
+            own.warm(chunks)
+    settings, config = ConnectorSettings.read({"home": str(tmp_path)}, "float32", "cpu")
+    prompts = PromptScheduler(engine.with_config(config), settings, prefix_caching=True)
+
+    def reused(tenant: str, proof_of: str) -> tuple[int, Any]:
+        proved = {"tenant": tenant, "proof": proof(b"of both servers", proof_of, "s"), "chunks": named}
+        asked = salted_request(prompts, f"{tenant} {proof_of}", "s", **proved)
+        promised = settled(prompts, asked)
+        return promised, (prompts.finished(asked) or {}).get("ragkv", {}).get("notes")
+
+    assert reused("one", "one") == (38, None)
+    for tenant, proof_of, said in (("two", "two", "only 0 of 38"), ("one", "two", "not proved"), ("../", "../", "name")):
+        promised, notes = reused(tenant, proof_of)
+        assert promised == 0 and said in notes[0]
+    prompts.close()
+
+
+def test_the_next_turn_of_a_conversation_finds_its_history(engine: Engine, tmp_path: Path) -> None:
+    settings, config = ConnectorSettings.read({"home": str(tmp_path / "h")}, "float32", "cpu")
+    config = replace(config, store=StoreConfig(directory=None, read_only=False))
+    first = [*PREFIX, *A, *B, *QUESTION]
+    second = [*first, *tiny_models.tokens(9, 8), *C, *QUESTION]
+    reports = []
+    for ids, chunks in ((first, (A, B)), (second, (C,))):  # a process each: what is kept outlives it
+        with engine.with_config(config) as own:
+            own.warm(chunks)
+            prompts = PromptScheduler(own, settings, prefix_caching=True)
+            asked = request("r", *ids, params={"keep": True}, cache_salt="s")
+            prompts.arrived(asked)
+            promised = settled(prompts, asked)
+            assert promised == len(ids) - 1
+            prompts.allocated(asked, [1, 2], promised)
+            (load,) = prompts.take_loads(idle=False)
+            assert load.kv.view(0, promised)[0].shape[2] == promised
+            report = prompts.finished(asked)
+            assert report is not None
+            reports.append(report["ragkv"]["reuse"])
+            prompts.close()
+    assert reports[1]["exact"] + reports[1]["fused"] + reports[1]["recomputed"] >= len(first) + len(C)
+    assert reports[1]["computed"] == 9 + len(QUESTION)

@@ -37,6 +37,13 @@ def test_requests_after_fused_preempted_and_aborted_ones_get_their_own_tokens() 
     assert found["stored later"] == 1
 
 
+def test_mixed_requests_of_two_tenants_beside_the_prefix_cache_get_the_tokens_of_vllm_and_of_ragkv() -> None:
+    found = run("mixed", "8")
+    assert found["equal"] == found["sent"] and min(found["sent"].values()) > 15
+    assert found["hits"] == found["hits alone"] > 0
+    assert (found["attacks"], found["reused"], found["different"]) == (64, 0, 0)
+
+
 def test_damaged_entries_give_the_tokens_of_a_full_prefill() -> None:
     found = run("damaged")
     assert found["equal"] == 4
