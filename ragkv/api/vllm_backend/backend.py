@@ -22,7 +22,9 @@ from .salts import SECRET_VARIABLE, proof, salted, shared_secret
 from .vllm_server import Step, StepStream, VllmServer
 
 ENDS = ("stop", "length")  # An answer ends for one of these reasons.
-OTHER_TENANT = f"vLLM computed the whole prompt: a tenant's KV is read where both servers have the same {SECRET_VARIABLE}"
+OTHER_TENANT = (
+    f"vLLM computed the whole prompt: a tenant's KV is read where both servers have the same {SECRET_VARIABLE}"
+)
 
 
 class VllmBackend:

@@ -6,10 +6,10 @@ cancellation meanwhile; closing a stream closes its connection, by which vLLM ab
 
 import asyncio
 import logging
-import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,15 +67,15 @@ class VllmServer(Closing):
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
     def stream(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> "StepStream":
-        """Send a prompt's ids with the other `fields` of vLLM's completions; the answer's tokens follow."""
-        return StepStream(self, prompt, fields)
+        """The answer to a prompt's ids, sent with the other `fields` of vLLM's completions."""
+        return StepStream(self, self._stream(prompt, fields))
 
     def report(self, name: str, check: Check) -> Mapping[str, Any]:
         """What the connector answers to `report_of`: a request of one token, which vLLM computes in its next step.
 
         Raises `AnswerServerError` if vLLM has no connector or another model, and what `check` raises.
         """
-        return self._wait(self._ask_connector(name), check)
+        return self.wait(self._ask_connector(name), check)
 
     def failure(self) -> str | None:
         """Why the server gives no answers; `None` if it does. Asks at most every `PROBE_S`, and waits a moment."""
@@ -111,7 +111,7 @@ class VllmServer(Closing):
             work.close()
             raise AnswerServerError("The server shuts down: its connections to vLLM are closed.") from error
 
-    async def steps(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> AsyncIterator[Step]:
+    async def _stream(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> AsyncGenerator[Step, None]:
         """The tokens of the answer to a prompt. Raises what an OpenAI client raises."""
         wanted = fields.get("logprobs")
         stream = await self._client.completions.create(
@@ -146,8 +146,8 @@ class VllmServer(Closing):
         self._problem = f"vLLM at {self.url} {what}."
         return AnswerServerError(f"{self._problem} Ask again when it is back.")
 
-    def _wait(self, work: Coroutine[Any, Any, T], check: Check) -> T:
-        """What `work` returns on the loop; meanwhile `check` is called."""
+    def wait(self, work: Coroutine[Any, Any, T], check: Check, began: bool = False) -> T:
+        """What `work` returns on the loop; meanwhile `check` is called. `began`: some of the answer had come."""
         future = self.submit(work)
         try:
             while True:
@@ -160,8 +160,10 @@ class VllmServer(Closing):
                     check()
         except (CancelledError, DeadlineError):
             raise
+        except futures.CancelledError as error:  # the whole client was closed while a thread waits
+            raise AnswerServerError("The connection to vLLM was closed here.") from error
         except Exception as error:
-            raise self.as_error(error) from error
+            raise self.as_error(error, began) from error
         finally:
             future.cancel()
 
@@ -202,23 +204,15 @@ class VllmServer(Closing):
 class StepStream(Closing):
     """The tokens of one request, in the order in which they come."""
 
-    def __init__(self, server: VllmServer, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> None:
-        self._server, self._items = server, queue.SimpleQueue[Step | BaseException | None]()
+    def __init__(self, server: VllmServer, steps: AsyncGenerator[Step, None]) -> None:
+        self._server, self._steps = server, steps
         self._began = self._read_to_end = False
-        self._future = server.submit(self._read(prompt, fields))
 
     def next(self, check: Check) -> Step | None:
         """The next tokens; `None` at the end. Raises `AnswerServerError`, `InputError`, and what `check` raises."""
-        while True:
-            try:
-                item = self._items.get(timeout=POLL_S)
-                break
-            except queue.Empty:
-                check()
-        if isinstance(item, BaseException):
-            raise self._server.as_error(item, self._began) from item
+        step = self._server.wait(self._next(), check, self._began)
         self._began = True
-        return item
+        return step
 
     def read_to_end(self) -> None:
         """Note that the answers are complete at vLLM too: the connection ends by itself and is kept."""
@@ -226,19 +220,16 @@ class StepStream(Closing):
 
     def close(self) -> None:
         """Close the connection if the answer has not ended at vLLM, which then aborts it. Twice is harmless."""
-        if not self._read_to_end:
-            self._future.cancel()
+        with suppress(AnswerServerError):  # closed with the client
+            self._server.submit(self._end())
 
-    async def _read(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> None:
-        try:
-            async for step in self._server.steps(prompt, fields):
-                self._items.put(step)
-            self._items.put(None)
-        except Exception as error:
-            self._items.put(error)
-        except asyncio.CancelledError:  # the whole client may have been closed while a thread waits for the next step
-            self._items.put(AnswerServerError("The connection to vLLM was closed here."))
-            raise
+    async def _next(self) -> Step | None:
+        return await anext(self._steps, None)
+
+    async def _end(self) -> None:
+        while self._read_to_end and await self._next() is not None:
+            pass
+        await self._steps.aclose()
 
 
 def _said(error: Any) -> str:

@@ -6,13 +6,13 @@ where the first token is another, the chunk is fused, as it is anywhere but behi
 """
 
 import bisect
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ragkv.runtime import Closing
 from ragkv.types import Chunk, Excerpt
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 HEAD_TOKENS = 8  # `HEAD_TOKENS` is by how many first tokens a chunk is looked up; shorter ones are not found.
 MERGED_TOKENS = 2  # `MERGED_TOKENS` are the last tokens of a chunk that a tokenizer may merge with the text behind it.
 MOST_CHUNKS = 1_000_000  # `MOST_CHUNKS` is how many chunks are known at a time.
-SHARE_OF_TIME = 0.05  # `SHARE_OF_TIME` is the share of a thread's time for reading the store's list.
+SHARE_OF_TIME = 0.05  # `SHARE_OF_TIME` is the share of the time for reading the store's list.
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,25 +38,23 @@ class Occurrence:
         return Excerpt(ids, whole=self.whole, offset=self.offset) if self.whole else Chunk(ids)
 
 
-class ChunkIndex(Closing):
-    """The chunks that are stored on this machine, kept up to date by a thread of its own."""
+class ChunkIndex:
+    """The chunks that are stored on this machine, read anew when they are searched and the list is old. Thread-safe."""
 
     def __init__(self, read: Callable[[], Iterable[tuple[int, ...]]], refresh_s: float) -> None:
-        """`read` lists the token ids of all stored chunks. It is called once now, and then again and again."""
+        """`read` lists the token ids of all stored chunks."""
         self._read, self._refresh_s = read, refresh_s
         self._by_head: _ByHead = {}
         self._by_second: _ByHead = {}  # the same by their tokens from the second on
-        self._count = 0
-        self._closing = threading.Event()
-        self.refresh()
-        self._thread = threading.Thread(target=self._work, name="ragkv-chunks", daemon=True)
-        self._thread.start()
+        self._count, self._next_read, self._lock = 0, 0.0, threading.Lock()
 
     def __len__(self) -> int:
+        self._refresh()
         return self._count
 
     def find(self, token_ids: Sequence[int]) -> list[Occurrence]:
         """The chunks in `token_ids` (S,), from left to right; where several begin, the longest. They do not overlap."""
+        self._refresh()
         ids, found, at = tuple(token_ids), list[Occurrence](), 0
         while at + HEAD_TOKENS <= len(ids):
             one = self._at(ids, at)
@@ -77,32 +75,22 @@ class ChunkIndex(Closing):
                         return Occurrence(at, at + tokens, () if is_whole else whole, offset)
         return None
 
-    def refresh(self) -> None:
-        """Read the list of stored chunks now."""
-        by_head, by_second = _ByHead(), _ByHead()
-        count = 0
-        for chunk in self._read():
-            if len(chunk) >= HEAD_TOKENS and count < MOST_CHUNKS:
-                _add(by_head, chunk[:HEAD_TOKENS], chunk)
-                if len(chunk) > HEAD_TOKENS:
-                    _add(by_second, chunk[1 : HEAD_TOKENS + 1], chunk)
-                count += 1
-        self._by_head, self._by_second, self._count = by_head, by_second, count
-
-    def close(self) -> None:
-        """Stop the thread. Safe to call twice."""
-        self._closing.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        pause_s = self._refresh_s
-        while not self._closing.wait(pause_s):
-            began = time.perf_counter()
+    def _refresh(self) -> None:
+        with self._lock:
+            if (began := time.monotonic()) < self._next_read:
+                return
+            by_head, by_second, count = _ByHead(), _ByHead(), 0
             try:
-                self.refresh()
+                for chunk in itertools.islice((ids for ids in self._read() if len(ids) >= HEAD_TOKENS), MOST_CHUNKS):
+                    _add(by_head, chunk[:HEAD_TOKENS], chunk)
+                    if len(chunk) > HEAD_TOKENS:
+                        _add(by_second, chunk[1 : HEAD_TOKENS + 1], chunk)
+                    count += 1
+                self._by_head, self._by_second, self._count = by_head, by_second, count
             except Exception:
                 log.exception("The list of stored chunks cannot be read; the last one is used.")
-            pause_s = max(self._refresh_s, (time.perf_counter() - began) / SHARE_OF_TIME)
+            took_s = time.monotonic() - began
+            self._next_read = began + max(self._refresh_s, took_s / SHARE_OF_TIME)
 
 
 _ByHead = dict[tuple[int, ...], list[tuple[int, ...]]]  # token ids by some of their first ones, the longest first

@@ -28,9 +28,9 @@ THREADS = 2  # `THREADS` is two: one computes, the other looks up entries and re
 class PromptJob:
     """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is none."""
 
-    def __init__(self, token_ids: tuple[int, ...], wish: Wish, session_id: str = "", *, only_exact: bool = False) -> None:
-        """`session_id` names the conversation whose KV is kept; with `only_exact` nothing is fused."""
-        self.token_ids, self.wish, self.session_id, self.only_exact = token_ids, wish, session_id, only_exact
+    def __init__(self, token_ids: tuple[int, ...], wish: Wish, session_id: str = "") -> None:
+        """`session_id` names the conversation whose KV is kept; "": none is."""
+        self.token_ids, self.wish, self.session_id = token_ids, wish, session_id
         self.promised = 0  # the first tokens, whose KV `prefill` has
         self.cancel = threading.Event()
         self.done = threading.Event()
@@ -93,7 +93,7 @@ class FusingQueue(Closing):
         prefix = engine.intake.runs.before_documents
         session = engine.session(job.session_id) if job.session_id else None
         held = 0 if session is None else session.follow(ids[len(prefix) if ids[: len(prefix)] == prefix else 0 :])
-        found = layout(ids, job.wish, home.index, prefix, held, job.only_exact)
+        found = layout(ids, job.wish, home.index, prefix, held)
         if found is None or not self._is_stored(job, found, engine):
             return
         question = found.question(whole=self._needs_question(found, engine))

@@ -21,21 +21,14 @@ class Home(Closing):
 
     def __init__(self, engine: Engine, refresh_s: float) -> None:
         self.engine = engine
-        self.exact = frozenset[tuple[int, ...]]()  # the chunks whose KV behind the prefix is stored on this machine
-        self.index = ChunkIndex(self._stored, refresh_s)
+        identities, store = engine.entries.encoder.identities, engine.store
+        self.index = ChunkIndex(
+            lambda: (info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity in identities), refresh_s
+        )
 
     def close(self) -> None:
         """Close the engine and its store."""
-        self.index.close()
         self.engine.close()
-
-    def _stored(self) -> list[tuple[int, ...]]:
-        """The ids of the chunks that are stored on this machine."""
-        encoder = self.engine.entries.encoder
-        exact, *_ = encoder.preferred(is_exact=True)
-        found = [info for info in self.engine.store.sample(MOST_ENTRIES) if info.identity in encoder.identities]
-        self.exact = frozenset(info.token_ids for info in found if info.identity == exact)
-        return [info.token_ids for info in found]
 
 
 class Homes(Closing):

@@ -20,7 +20,7 @@ from ragkv.model import PromptKV
 
 from .fusing import FusingQueue, PromptJob
 from .homes import Homes
-from .layout import Wish, layout
+from .layout import Wish
 from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class PromptScheduler:
             return self._promised(request, seen)
         except Exception as error:
             log.exception("Request %s is computed by vLLM.", request.request_id)
-            seen = self._requests.setdefault(request.request_id, _Seen(Wish(exact=True)))
+            seen = self._requests.setdefault(request.request_id, _Seen(Wish(reuse="none")))
             return self._leave(seen, f"an error: {error}")
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
@@ -138,7 +138,7 @@ class PromptScheduler:
             return seen
         if not self._requests:
             self._busy.enter_context(self._engine.scheduler.request())
-        seen = self._requests[request.request_id] = _Seen(Wish(exact=True))
+        seen = self._requests[request.request_id] = _Seen(Wish(reuse="none"))
         try:
             seen.wish = Wish.of(request.kv_transfer_params, len(request.prompt_token_ids or ()))
         except InputError as error:
@@ -159,22 +159,21 @@ class PromptScheduler:
         if seen.why:
             self._leave(seen, seen.why)
         other = request.lora_request is not None or bool(request.mm_features) or request.pooling_params is not None
-        if wish.exact or other or request.skip_reading_prefix_cache or request.prompt_token_ids is None:
+        if other or not self._may_fuse(seen) or request.skip_reading_prefix_cache or request.prompt_token_ids is None:
             seen.left = True
         return seen
 
     def _may_fuse(self, seen: _Seen) -> bool:
         """Whether fused KV may stand in the request's blocks: no request finds them that does not share its salt."""
-        return not (seen.wish.exact or seen.why) and (seen.salt is not None or not self._prefix_caching)
+        return not (seen.wish.reuse == "none" or seen.why) and (seen.salt is not None or not self._prefix_caching)
 
     def _promised(self, request: Any, seen: _Seen) -> int | None:
         if seen.left:
             return 0
         if seen.job is None:
-            seen.job = self._job(request, seen)
-        if (job := seen.job) is None:
-            seen.left = True
-            return 0
+            session_id = seen.salt if seen.wish.keep and seen.salt else ""
+            seen.job = PromptJob(tuple(request.prompt_token_ids), seen.wish, session_id)
+        job = seen.job
         if not seen.queued:
             if sum(one.queued for one in self._requests.values()) >= self._settings.prompts:
                 return self._leave(seen, "the store is stalled") if self._queue.stalled() else None
@@ -183,20 +182,6 @@ class PromptScheduler:
         if not job.done.is_set():
             return self._leave(seen, f"no KV within {self._settings.timeout_s} s") if self._queue.stalled() else None
         return self._leave(seen, job.why) if job.prefill is None else max(0, job.promised - seen.cached)
-
-    def _job(self, request: Any, seen: _Seen) -> PromptJob | None:
-        """A job for the request's prompt; `None` if there is nothing to look up for it."""
-        wish, ids, home = seen.wish, tuple(request.prompt_token_ids), self._homes.unnamed
-        if not self._may_fuse(seen):
-            prefix = self._engine.intake.runs.before_documents
-            found = None if wish.tenant else layout(ids, wish, home.index, prefix, only_exact=True)
-            if found is None or found.promised <= seen.cached or found.runs[-1].stored_ids not in home.exact:
-                return None
-            return PromptJob(ids, wish, only_exact=True)
-        session_id = seen.salt if wish.keep and seen.salt else ""
-        if not session_id and wish.chunks is None and not wish.tenant and not home.index.find(ids):
-            return None
-        return PromptJob(ids, wish, session_id)
 
     def _leave(self, seen: _Seen, why: str) -> int:
         """Leave a prompt to vLLM, because of `why`; 0 tokens are promised."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,29 +15,31 @@ from typing import Any
 
 import httpx
 
-from ragkv.model.loading import READER
+from ragkv.api.vllm_backend.salts import SECRET_VARIABLE
+from ragkv.model.loading import folder_of
 
 from .scenarios import printed
 from .serving import ROOT
 
 START_S = 600.0
 ASK = {"collection": "docs", "k": 6, "max_tokens": 24}
-_NEVER_ENDS = {"2": -100.0}  # the reader's end token
+_NEVER_ENDS = {"2": -100.0}  # the model's end token
 COUNTS = ("exact", "fused", "recomputed", "computed", "missed_chunks")
 
 
 def asked(folder: Path) -> Any:
     """The same questions to ragkv's own server and to the one in front of vLLM; then vLLM is killed in an answer."""
-    model = folder / "reader"
-    shutil.copytree(READER, model)
-    weights = {"weight_map": {"model.norm.weight": "model.safetensors"}}  # or vLLM would load ragkv's scores, too
-    (model / "model.safetensors.index.json").write_text(json.dumps(weights))
-    questions = [json.loads(line)["question"] for line in (ROOT / "tests" / "world" / "questions.jsonl").open()][:6]
+    model = folder / "smollm2"
+    model.symlink_to(folder_of("smollm2"))
+    questions = [json.loads(line)["question"] for line in (ROOT / "examples" / "questions.jsonl").open()][:5]
     found: dict[str, Any] = {"questions": len(questions)}
+    os.environ[SECRET_VARIABLE] = "of both servers"
+    os.environ["RAGKV_SESSION__INEXACT_HISTORY"] = "keep"  # as it is kept inside vLLM
     with _ragkv(folder / "own") as own:
         _fill(own)
         wanted = {ratio: [_ask(own, question, ratio) for question in questions] for ratio in (0.0, 0.15)}
         full = [_ask(own, question, reuse="none") for question in questions]
+        turns = [_ask(own, question, 0.15, session_id="s") for question in questions]
     url = f"http://127.0.0.1:{_free_port()}"
     with _ragkv(folder / "front", "--engine", "vllm", "--vllm-url", url) as front:
         found["ready without vLLM"] = front.get("/readyz").status_code
@@ -53,11 +54,17 @@ def asked(folder: Path) -> Any:
                 found[f"counted at {ratio}"] = sum(map(_counted, given, answers))
             found["differ from full"] = sum(not _same(one, other) for one, other in zip(wanted[0.0], full, strict=True))
             found["equal in full"] = sum(map(_same, (_ask(front, one, reuse="none") for one in questions), full))
+            given = [_ask(front, question, 0.15, session_id="s") for question in questions[:4]]
             found["answers"] = "ragkv_vllm_answers 1.0" in front.get("/metrics").text
             found["killed"] = _killed(front, server, "Go on for long.")
             refused = front.post("/v1/ask", json={**ASK, "question": questions[0]}).json()
             found["asked when killed"] = refused["error"]["code"]
             found["ready when killed"] = front.get("/readyz").status_code
+        with _vllm(model, folder / "front", url) as server:
+            _wait(lambda: front.get("/readyz").status_code == 200, server)
+            given.append(_ask(front, questions[4], 0.15, session_id="s"))
+        found["equal turns"] = sum(map(_same, given, turns))
+        found["turns"] = [{name: one["reuse"][name] for name in ("tokens", "computed")} for one in given]
     return found
 
 
@@ -65,7 +72,7 @@ def asked(folder: Path) -> Any:
 def _ragkv(home: Path, *options: str) -> Iterator[httpx.Client]:
     """A client of a `ragkv serve` in a process of its own."""
     port = _free_port()
-    command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--model", "reader", "--dtype", "float32"]
+    command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--model", "smollm2", "--dtype", "float32"]
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300.0, trust_env=False)
     with client, _process([*command, "--port", str(port), *options], home.with_suffix(".log")) as process:
         # In front of a vLLM that is not there it is not ready, and stores documents.
@@ -82,7 +89,7 @@ def _vllm(model: Path, home: Path, url: str) -> Iterator["subprocess.Popen[bytes
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"home": str(home)},
     }
-    options = ["--served-model-name", "reader", "--dtype", "float32", "--enforce-eager", "--no-enable-prefix-caching"]
+    options = ["--served-model-name", "smollm2", "--max-model-len", "4096", "--dtype", "float32", "--enforce-eager"]
     options += ["--distributed-executor-backend", "uni", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
     options += ["--kv-transfer-config", json.dumps(transfer)]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *options]
@@ -125,8 +132,7 @@ def _wait(true: Any, process: Any) -> None:
 def _fill(client: httpx.Client) -> None:
     """Store the example corpus."""
     files = [
-        {"id": path.name, "text": path.read_text()}
-        for path in sorted((ROOT / "tests" / "world" / "corpus").glob("*.md"))
+        {"id": path.name, "text": path.read_text()} for path in sorted((ROOT / "examples" / "corpus").glob("*.md"))[:3]
     ]
     assert client.post("/v1/collections", json={"name": "docs"}).status_code in (200, 201)
     stored = client.post("/v1/collections/docs/documents", json={"documents": files})
@@ -156,7 +162,7 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _killed(client: httpx.Client, server: "subprocess.Popen[bytes]", text: str) -> str:
     """The last data of a long stream whose vLLM is killed after its first token."""
     messages = [{"role": "user", "content": text}]
-    body = {"model": "reader", "messages": messages, "max_tokens": 400, "logit_bias": _NEVER_ENDS, "stream": True}
+    body = {"model": "smollm2", "messages": messages, "max_tokens": 400, "logit_bias": _NEVER_ENDS, "stream": True}
     last = ""
     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         for line in answer.iter_lines():

@@ -78,7 +78,7 @@ def asked(
     salts: Sequence[str | None] | None = None,
     **sampling: Any,
 ) -> Any:
-    """vLLM's outputs of all prompts, sent at once; each with its wish about fusing, and a salt of its own or a given."""
+    """vLLM's outputs of all prompts, sent at once; each with its wish and a salt, given or its own."""
     from vllm import SamplingParams
 
     settings = {"max_tokens": NEW_TOKENS, "temperature": 0.0, "detokenize": False, "ignore_eos": True, **sampling}
@@ -174,7 +174,7 @@ def never_wrong(folder: Path) -> Any:
 
 
 def mixed(folder: Path, rounds: str) -> Any:
-    """Fused, exact and plain requests of two tenants, eight at once; then one tenant sends the other's texts and salts."""
+    """Fused, exact and plain requests of two tenants, eight at once; then attacks on one of them."""
     os.environ[SECRET_VARIABLE] = "of both servers"
     setup, count = Setup(folder, "llama"), 8
     prompts = {tenant: [models.prompt(seed + at) for seed in range(count)] for at, tenant in ((200, ""), (300, "one"))}
@@ -222,9 +222,17 @@ def _attacked(llm: Any, prompts: Any, wanted: Any) -> dict[str, Any]:
     """What a tenant gets that sends another's texts, with the other's salt: its own proof, a forged one, or none."""
     found = {"attacks": 0, "reused": 0, "different": 0}
     for which, prompt in enumerate(prompts["one"]):
-        salt, (victim,) = f"attacked {which}", asked(llm, [ids(prompt)], [{"ratio": 0.15} | _proved("one", f"attacked {which}")], [f"attacked {which}"])
+        salt, (victim,) = (
+            f"attacked {which}",
+            asked(llm, [ids(prompt)], [{"ratio": 0.15} | _proved("one", f"attacked {which}")], [f"attacked {which}"]),
+        )
         assert generated(victim) == wanted["one", which, 0.15] and victim.num_cached_tokens
-        claims = [_proved("two", salt), {"tenant": "one", "proof": _proved("two", salt)["proof"]}, {"tenant": "one"}, {}]
+        claims = [
+            _proved("two", salt),
+            {"tenant": "one", "proof": _proved("two", salt)["proof"]},
+            {"tenant": "one"},
+            {},
+        ]
         wishes = [{**claim, **way} for claim in claims for way in ({"ratio": 0.15}, {"reuse": "none"})]
         for wish in wishes:  # one after another: each might find what the last one left
             (output,) = asked(llm, [ids(prompt)], [wish], [salt])

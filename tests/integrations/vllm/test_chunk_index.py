@@ -1,7 +1,6 @@
 """Chunks are found in a prompt by their token ids."""
 
-import threading
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,36 +14,36 @@ def index_of(*chunks: tuple[int, ...]) -> ChunkIndex:
 
 
 def test_chunks_are_found_wherever_they_stand() -> None:
-    with index_of(A, B) as index:
-        assert index.find([1, *A, 7, 7, *B, *A, 9]) == [Occurrence(1, 13), Occurrence(15, 24), Occurrence(24, 36)]
+    index = index_of(A, B)
+    assert index.find([1, *A, 7, 7, *B, *A, 9]) == [Occurrence(1, 13), Occurrence(15, 24), Occurrence(24, 36)]
 
 
 def test_the_longest_of_two_chunks_that_begin_alike_is_found() -> None:
-    with index_of(A, LONGER) as index:
-        assert index.find(LONGER) == [Occurrence(0, len(LONGER))]
-        assert index.find([*A, 99]) == [Occurrence(0, len(A))]
+    index = index_of(A, LONGER)
+    assert index.find(LONGER) == [Occurrence(0, len(LONGER))]
+    assert index.find([*A, 99]) == [Occurrence(0, len(A))]
 
 
 def test_a_chunk_is_found_although_its_edges_merged_with_the_text_around_it() -> None:
-    with index_of(A, B[:8]) as index:
-        assert index.find([1, *A[:-1], 99]) == [Occurrence(1, 12, A)]
-        assert index.find([1, *A[:-2], 99]) == [Occurrence(1, 11, A)]
-        assert index.find([99, *A[1:], 1]) == [Occurrence(1, 12, A, 1)]
-        assert index.find([99, *A[1:-1], 99]) == [Occurrence(1, 11, A, 1)]
-        assert index.find([99, *A[2:], 99]) == index.find([*A[:-3], 99]) == []
-        assert index.find([*B[:7], 99, 98]) == [], "what is left of a short chunk proves nothing"
+    index = index_of(A, B[:8])
+    assert index.find([1, *A[:-1], 99]) == [Occurrence(1, 12, A)]
+    assert index.find([1, *A[:-2], 99]) == [Occurrence(1, 11, A)]
+    assert index.find([99, *A[1:], 1]) == [Occurrence(1, 12, A, 1)]
+    assert index.find([99, *A[1:-1], 99]) == [Occurrence(1, 11, A, 1)]
+    assert index.find([99, *A[2:], 99]) == index.find([*A[:-3], 99]) == []
+    assert index.find([*B[:7], 99, 98]) == [], "what is left of a short chunk proves nothing"
 
 
 def test_chunks_shorter_than_their_head_are_not_searched() -> None:
-    with index_of(A[: HEAD_TOKENS - 1]) as index:
-        assert len(index) == 0
+    index = index_of(A[: HEAD_TOKENS - 1])
+    assert len(index) == 0
 
 
 @given(st.lists(st.integers(1, 3), max_size=60), st.lists(st.lists(st.integers(1, 3), min_size=8, max_size=12)))
 def test_every_occurrence_is_a_chunk_and_none_overlap(ids: list[int], chunks: list[list[int]]) -> None:
     known = [tuple(chunk) for chunk in chunks]
-    with index_of(*known) as index:
-        found, at = index.find(ids), 0
+    index = index_of(*known)
+    found, at = index.find(ids), 0
     for one in found:
         assert at <= one.start
         part = tuple(ids[one.start : one.stop])
@@ -53,30 +52,16 @@ def test_every_occurrence_is_a_chunk_and_none_overlap(ids: list[int], chunks: li
         at = one.stop
 
 
-def test_a_chunk_that_another_process_stores_is_found_soon() -> None:
-    stored, listed = [A], threading.Semaphore(0)
+def test_what_another_process_stores_is_found_and_a_list_that_cannot_be_read_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ragkv.integrations.vllm.chunk_index.SHARE_OF_TIME", 1e9)
+    lists: list[list[tuple[int, ...]]] = [[A], [A, B]]
 
     def read() -> list[tuple[int, ...]]:
-        listed.release()
-        return list(stored)
+        if not lists:
+            raise OSError("the disk is gone")
+        return lists.pop(0)
 
-    with ChunkIndex(read, refresh_s=0.01) as index:
-        stored.append(B)
-        for _ in range(3):
-            listed.acquire()
-        assert index.find(B) == [Occurrence(0, len(B))]
-
-
-def test_a_list_that_cannot_be_read_leaves_the_last_one() -> None:
-    failed, answers = threading.Semaphore(0), [[A]]
-
-    def read() -> list[tuple[int, ...]]:
-        if answers:
-            return answers.pop()
-        failed.release()
-        raise OSError("the disk is gone")
-
-    with ChunkIndex(read, refresh_s=0.01) as index:
-        for _ in range(2):
-            failed.acquire()
-        assert index.find(A) == [Occurrence(0, len(A))]
+    index = ChunkIndex(read, refresh_s=0.0)
+    assert [len(index.find([*A, *B])) for _ in range(3)] == [1, 2, 2]

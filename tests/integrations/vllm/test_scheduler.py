@@ -267,9 +267,9 @@ def test_reports_that_no_one_asks_for_are_dropped(prompts: PromptScheduler, monk
     assert [asked_for(prompts, name)["report"] is None for name in ("a", "b", "c")] == [True, False, False]
 
 
-def salted_request(prompts: PromptScheduler, name: str, salt: str | None, **params: Any) -> Any:
-    """A request that has arrived, and its salt in vLLM's cache."""
-    asked = prompt(name, **params)
+def salted_request(prompts: PromptScheduler, request_id: str, salt: str | None, **params: Any) -> Any:
+    """A request that has arrived; its salt is now its own in vLLM's cache."""
+    asked = prompt(request_id, **params)
     asked.cache_salt = salt
     prompts.arrived(asked)
     return asked
@@ -283,15 +283,22 @@ def caching(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     made.close()
 
 
-def test_without_a_salt_only_exact_kv_is_used(caching: PromptScheduler) -> None:
+def test_beside_the_prefix_cache_a_request_without_a_salt_is_vllms_alone(caching: PromptScheduler) -> None:
     plain = salted_request(caching, "plain", None)
-    assert settled(caching, plain) == len(PREFIX) + len(A)
-    assert plain.cache_salt is None
-    assert caching.promised(salted_request(caching, "cached", None), len(PREFIX) + len(A)) == 0
-    behind = prompt("behind", (QUESTION, A))
-    caching.arrived(behind)
-    assert caching.promised(behind, 0) == 0, "what is not behind the prefix is exact nowhere"
+    assert caching.promised(plain, 0) == 0 and plain.cache_salt is None
     assert settled(caching, salted_request(caching, "salted", "s")) == len(PREFIX) + len(A) + len(B)
+
+
+def test_what_vllms_prefix_cache_has_is_not_promised_again(caching: PromptScheduler) -> None:
+    asked = salted_request(caching, "salted", "s", chunks=[[1, 21], [21, 38]])
+    settled(caching, asked)
+    assert caching.promised(asked, 32) == 6
+    caching.allocated(asked, [4, 5, 6], 6)
+    (load,) = caching.take_loads(idle=False)
+    assert (load.start, load.stop) == (32, 38)
+    assert caching.promised(salted_request(caching, "exact", "s", reuse="none", name="n"), 32) == 0
+    caching.allocated(request("exact"), [4], 0)
+    assert asked_for(caching, "n")["report"]["cached"] == 32
 
 
 def test_a_salt_is_shared_by_requests_of_one_tenant_and_one_setting(caching: PromptScheduler) -> None:
@@ -336,7 +343,11 @@ def test_a_tenant_is_served_from_its_own_entries_alone(
         return promised, (prompts.finished(asked) or {}).get("ragkv", {}).get("notes")
 
     assert reused("one", "one") == (38, None)
-    for tenant, proof_of, said in (("two", "two", "only 0 of 38"), ("one", "two", "not proved"), ("../", "../", "name")):
+    for tenant, proof_of, said in (
+        ("two", "two", "only 0 of 38"),
+        ("one", "two", "not proved"),
+        ("../", "../", "name"),
+    ):
         promised, notes = reused(tenant, proof_of)
         assert promised == 0 and said in notes[0]
     prompts.close()
