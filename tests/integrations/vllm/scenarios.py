@@ -14,6 +14,8 @@ from typing import Any
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.api.vllm_backend.salts import SECRET_VARIABLE, proof
+from ragkv.errors import ConfigError
+from ragkv.integrations.vllm.interface import check_interface
 
 from . import models
 
@@ -298,6 +300,16 @@ def damaged(folder: Path) -> Any:
         "fused": sum(report(output).get("fused", 0) for output in outputs),
         "notes": [note for output in outputs for note in report(output)["notes"]],
     }
+
+
+def interface(_: Path) -> Any:
+    """What is said of a list with names that vLLM does not have; it has all of the connector's own list."""
+    check_interface()
+    try:
+        check_interface("vllm.config:CacheConfig cache_dtype gone vllm.config:Gone parts vllm.gone:It")
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def refused(folder: Path, option: str, value: str) -> Any:

@@ -44,6 +44,10 @@ def test_mixed_requests_of_two_tenants_beside_the_prefix_cache_get_the_tokens_of
     assert (found["attacks"], found["reused"], found["different"]) == (64, 0, 0)
 
 
+def test_vllm_has_the_interface_that_is_used_and_what_it_lacks_is_said_in_one_sentence() -> None:
+    assert "has no gone, vllm.config:Gone, vllm.gone:It, which RagKVConnector uses" in run("interface")
+
+
 def test_damaged_entries_give_the_tokens_of_a_full_prefill() -> None:
     found = run("damaged")
     assert found["equal"] == 4
