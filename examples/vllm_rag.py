@@ -22,7 +22,10 @@ from langchain_openai import ChatOpenAI
 from ragkv.integrations.langchain import RagKVRetriever
 from ragkv.retrieval import Index
 
-QUESTIONS = ["What does Nesibissa do for a living?", "What does Verlab sell?", "In which city is Culfete held?"]
+QUESTIONS = ["Which famous scientist was born in Shrewsbury in 1809?", "What is the River Severn?"]
+
+# `SYSTEM` is the system text behind which the corpus was ingested for this model (`prompt.system`).
+SYSTEM = "Use the passages to answer the question in one short sentence."
 
 
 def main() -> None:
@@ -30,21 +33,20 @@ def main() -> None:
     parser.add_argument("question", nargs="*", default=QUESTIONS)
     parser.add_argument("--home", type=Path, default=Path("corpus"), help="of `ragkv ingest`")
     parser.add_argument("--url", default="http://localhost:8000")
-    parser.add_argument("--model", default="reader", help="the server's name of the model")
-    parser.add_argument("--separator", help="what stands behind each passage; left out: a space for the bundled reader")
-    parser.add_argument("-k", type=int, default=12, help="passages of a prompt")
+    parser.add_argument("--model", default="smollm2", help="the server's name of the model")
+    parser.add_argument("-k", type=int, default=6, help="passages of a prompt")
     options = parser.parse_args()
-    separator = options.separator or (" " if options.model == "reader" else "\n\n")
 
     retriever = RagKVRetriever(index=Index(options.home / "index", read_only=True), k=options.k)
     llm = ChatOpenAI(model=options.model, base_url=f"{options.url}/v1", api_key="none", temperature=0, max_tokens=64)
-    template = ChatPromptTemplate.from_messages([("human", "{passages}{question}")])
+    template = ChatPromptTemplate.from_messages([("system", SYSTEM), ("human", "{passages}{question}")])
     for question in options.question:
         found = retriever.invoke(question)
         in_order = sorted(found, key=lambda one: (one.metadata["source"], one.metadata["span"]))
-        passages = "".join(one.page_content + separator for one in in_order)
+        passages = "".join(one.page_content + "\n\n" for one in in_order)
         name = uuid.uuid4().hex
-        named = llm.bind(extra_body={"kv_transfer_params": {"ragkv": {"name": name}}})
+        # The salt lets this request be fused, and no other one find what it leaves in vLLM's prefix cache.
+        named = llm.bind(extra_body={"cache_salt": name, "kv_transfer_params": {"ragkv": {"name": name}}})
         answer = (template | named | StrOutputParser()).invoke({"passages": passages, "question": question})
         print(f"{question}\n  {answer}\n  sources: {', '.join(sources(found))}")
         reuse = report_of(name, options.url, options.model).get("reuse", {})

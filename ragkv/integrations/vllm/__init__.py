@@ -1,6 +1,6 @@
 """ragkv inside vLLM: a KV connector that gives vLLM the fused KV of prompts (docs/vllm.md).
 
-    vllm serve MODEL --no-enable-prefix-caching --kv-transfer-config '{
+    vllm serve MODEL --kv-transfer-config '{
         "kv_connector": "RagKVConnector", "kv_connector_module_path": "ragkv.integrations.vllm", "kv_role": "kv_both",
         "kv_connector_extra_config": {"home": "corpus"}}'
 

@@ -44,8 +44,7 @@ class _Seen:
     """A request that vLLM has."""
 
     wish: Wish
-    why: str = ""  # why nothing of it is reused, whatever it wishes
-    salt: str | None = None  # its own in vLLM's prefix cache; None: it shares exact KV with all
+    fuses: bool = False  # fused KV may stand in its blocks: no request finds them that does not share its salt
     left: bool = False  # vLLM computes the prompt
     job: PromptJob | None = None
     queued: bool = False  # the job is in the queue, or done and its KV not yet written
@@ -97,12 +96,11 @@ class PromptScheduler:
             return
         job, seen.job, seen.queued = seen.job, None, False
         if job is not None and job.prefill is not None:
-            if tokens:
-                load = PagedLoad(job.prefill.fused.kv, job.promised - tokens, job.promised, tuple(block_ids))
-                self._loads.append(load)
+            kv, start = job.prefill.fused.kv, job.promised - tokens
+            self._loads += [PagedLoad(kv, start, job.promised, tuple(block_ids))] if tokens else []
             self._keep(seen, fused_report(job.prefill, job.promised))
         elif seen.cached and (seen.report is None or not seen.report["promised_tokens"]):
-            state = "fused" if self._may_fuse(seen) else "exact"
+            state = "fused" if seen.fuses else "exact"
             self._keep(seen, {**(seen.report or left_report()), "cached": seen.cached, "cached_state": state})
 
     def take_loads(self, *, idle: bool) -> tuple[PagedLoad, ...]:
@@ -117,11 +115,9 @@ class PromptScheduler:
         seen = self._requests.pop(request.request_id, None)
         if not self._requests:
             self._busy.close()
-        if seen is None:
-            return None
-        if seen.job is not None:
+        if seen is not None and seen.job is not None:
             seen.job.cancel.set()
-        return None if seen.report is None else {"ragkv": seen.report}
+        return None if seen is None or seen.report is None else {"ragkv": seen.report}
 
     def close(self) -> None:
         """Stop fusing, and close the engines and their stores. Safe to call twice."""
@@ -139,40 +135,35 @@ class PromptScheduler:
         if not self._requests:
             self._busy.enter_context(self._engine.scheduler.request())
         seen = self._requests[request.request_id] = _Seen(Wish(reuse="none"))
+        why, salt = "", request.cache_salt or ""
         try:
             seen.wish = Wish.of(request.kv_transfer_params, len(request.prompt_token_ids or ()))
         except InputError as error:
-            seen.why = str(error)
-        wish, salt = seen.wish, request.cache_salt
-        if wish.tenant and not is_proved(self._secret, wish.tenant, salt or "", wish.proof):
-            seen.why = f"the tenant is not proved: both servers need the same {SECRET_VARIABLE}"
+            why = str(error)
+        wish = seen.wish
+        if wish.tenant and not is_proved(self._secret, wish.tenant, salt, wish.proof):
+            why = f"the tenant is not proved: both servers need the same {SECRET_VARIABLE}"
         if salt or wish.tenant:
-            alone = request.request_id if seen.why else ""
-            seen.salt = salted(salt or "", wish.tenant, wish.method, alone, secret=self._secret)
-            request.cache_salt = seen.salt
+            alone = request.request_id if why else ""
+            request.cache_salt = salted(salt, wish.tenant, wish.method, alone, secret=self._secret)
             request.block_hashes.clear()
             request.update_block_hashes()
+        other = request.lora_request is not None or bool(request.mm_features) or request.pooling_params is not None
+        left = other or request.skip_reading_prefix_cache or request.prompt_token_ids is None or wish.reuse == "none"
+        seen.fuses = not why and not left and (bool(salt) or not self._prefix_caching)
+        seen.left = not seen.fuses
         if wish.report_of is not None:
             seen.report, seen.left = self._answer(wish.report_of), True
-        elif wish.name and wish.name not in self._named:  # else it is another answer to the same prompt
-            self._name(wish.name, left_report())
-        if seen.why:
-            self._leave(seen, seen.why)
-        other = request.lora_request is not None or bool(request.mm_features) or request.pooling_params is not None
-        if other or not self._may_fuse(seen) or request.skip_reading_prefix_cache or request.prompt_token_ids is None:
-            seen.left = True
+        elif why or (wish.name and wish.name not in self._named):  # else it is another answer to the same prompt
+            self._keep(seen, left_report(why))
         return seen
-
-    def _may_fuse(self, seen: _Seen) -> bool:
-        """Whether fused KV may stand in the request's blocks: no request finds them that does not share its salt."""
-        return not (seen.wish.reuse == "none" or seen.why) and (seen.salt is not None or not self._prefix_caching)
 
     def _promised(self, request: Any, seen: _Seen) -> int | None:
         if seen.left:
             return 0
         if seen.job is None:
-            session_id = seen.salt if seen.wish.keep and seen.salt else ""
-            seen.job = PromptJob(tuple(request.prompt_token_ids), seen.wish, session_id)
+            session_id = request.cache_salt if seen.wish.keep else None
+            seen.job = PromptJob(tuple(request.prompt_token_ids), seen.wish, session_id or "")
         job = seen.job
         if not seen.queued:
             if sum(one.queued for one in self._requests.values()) >= self._settings.prompts:
@@ -198,12 +189,9 @@ class PromptScheduler:
         seen.report = report
         before = self._named.get(seen.wish.name, {})
         if seen.wish.name and (report["promised_tokens"] or not before.get("promised_tokens")):
-            self._name(seen.wish.name, report)
-
-    def _name(self, name: str, report: dict[str, Any]) -> None:
-        self._named[name] = report
-        while len(self._named) > MOST_NAMED:
-            self._named.popitem(last=False)
+            self._named[seen.wish.name] = report
+            if len(self._named) > MOST_NAMED:
+                self._named.popitem(last=False)
 
     def _answer(self, name: str) -> dict[str, Any]:
         """What a request gets that asks for a report; it is kept no longer."""

@@ -286,6 +286,8 @@ def caching(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_beside_the_prefix_cache_a_request_without_a_salt_is_vllms_alone(caching: PromptScheduler) -> None:
     plain = salted_request(caching, "plain", None)
     assert caching.promised(plain, 0) == 0 and plain.cache_salt is None
+    proved = {"tenant": "one", "proof": proof(b"of both servers", "one", "")}
+    assert caching.promised(salted_request(caching, "tenant", None, **proved), 0) == 0, "its prompts are not one"
     assert settled(caching, salted_request(caching, "salted", "s")) == len(PREFIX) + len(A) + len(B)
 
 
