@@ -6,7 +6,7 @@ so that no answer of another model is taken for one of this.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ragkv.prompt import Prefill, Prompt, ServedPrompt
@@ -66,14 +66,16 @@ def served_prompt(
         missed_chunks, missed_tokens = int(report["missed_chunks"]), int(report["missed_tokens"])
         cached, state = int(report.get("cached", 0)), str(report.get("cached_state", "exact"))
         reuse = Reuse(
+            exact=cached if state == "exact" else 0,
+            fused=cached if state == "fused" else 0,
             computed=length - cached,
-            **({state: cached} if cached else {}),
             missed_chunks=missed_chunks,
             missed_tokens=missed_tokens,
             compute=(length - cached) / length,
             notes=own,
         )
-        return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, _cached(cached, state), why)))
+        found = [PromptSpan("prefix", 0, cached, state)] if cached else []
+        return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, found, why)))
     made = Reuse(**report["reuse"])
     reuse = dataclasses.replace(
         made,
@@ -83,14 +85,8 @@ def served_prompt(
         decision=tuple(made.decision),
     )
     timing = dataclasses.replace(timing, load_s=report["timing"]["load_s"], fuse_s=report["timing"]["fuse_s"])
-    found = [PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])}) for span in report["spans"]]
-    return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, found, LEFT)))
-
-
-def _cached(tokens: int, state: str) -> Iterator[PromptSpan]:
-    """What vLLM's prefix cache had of a prompt."""
-    if tokens:
-        yield PromptSpan("prefix", 0, tokens, state)
+    spans = [PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])}) for span in report["spans"]]
+    return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, spans, LEFT)))
 
 
 def _runs(prompt: Prompt) -> Iterator[Run]:
@@ -109,9 +105,8 @@ def _runs(prompt: Prompt) -> Iterator[Run]:
         at += tokens
 
 
-def _spans(runs: Iterable[Run], given: Iterable[PromptSpan], why: str) -> Iterator[PromptSpan]:
+def _spans(runs: Iterable[Run], found: Sequence[PromptSpan], why: str) -> Iterator[PromptSpan]:
     """The runs, cut where the connector's spans begin and end. What it did not reuse was computed."""
-    found = tuple(given)
     reused = [span for span in found if span.state != "computed"]
     reasons = {span.start: span.why for span in found if span.why}
     for kind, start, stop, chunk in runs:

@@ -95,9 +95,9 @@ def layout(
     ids = tuple(token_ids)
     if wish.reuse == "none" or len(ids) < 2:
         return None
-    named = None if wish.chunks is None else sorted(Occurrence(*one) for one in wish.chunks)
+    named = None if wish.chunks is None else sorted(Occurrence(start, stop) for start, stop in wish.chunks)
     begins = bool(prefix) and ids[: len(prefix)] == tuple(prefix)
-    runs = [Text(tuple(prefix), opening=True)] if begins else list[Chunk]()
+    runs: list[Chunk] = [Text(tuple(prefix), opening=True)] if begins else []
     at = sum(map(len, runs)) + held
     found = [one for one in (index.find(ids) if named is None else named) if one.start >= at]
     if not found and not held:
