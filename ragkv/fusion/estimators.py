@@ -34,6 +34,7 @@ class Shape:
     forced_rows: int  # computed in every layer: question, template, cache misses, history without KV
     prompt_tokens: int  # S
     selection: Selection = Selection.STATIC
+    leading_rows: int = 0  # those of the forced rows before the first candidate: a second pass leaves them out
 
     def __post_init__(self) -> None:
         if self.fused_tokens < 0 or self.forced_rows < 0 or self.fused_tokens + self.forced_rows > self.prompt_tokens:
@@ -134,7 +135,8 @@ def _passes(profile: Profile, ratio: float, shape: Shape) -> tuple[list[float], 
     selected = ratio * shape.fused_tokens
     selected_s = profile.recompute.at(shape.forced_rows + selected, keys)
     if shape.selection is Selection.ASKING and selected > 0:
-        return [placing + profile.recompute.at(shape.forced_rows, keys)] * layers, layers * selected_s
+        again_s = profile.recompute.at(shape.forced_rows - shape.leading_rows + selected, keys)
+        return [placing + profile.recompute.at(shape.forced_rows, keys)] * layers, layers * again_s
     busy = [placing + selected_s] * layers
     if shape.selection is Selection.CHECKING and selected > 0:
         busy[0] = placing + profile.recompute.at(shape.forced_rows + shape.fused_tokens, keys)

@@ -114,9 +114,8 @@ class Fusing(Closing):
                     kv.finish_prefill(layer, length)
                 let_others_compute()
             if work.asking is not None:  # everything is placed, and the question's attention to it is known
-                candidates = self._plan.candidates
-                chosen = work.asking.select(candidates, work.attention(), self._ratio)
-                work.choose(chosen, int(candidates.positions[0]))
+                chosen = work.asking.select(self._plan.candidates, work.attention(), self._ratio)
+                work.choose(chosen, self._plan.leading_rows)
                 for layer in range(adapter.layer_count):
                     work.run(layer)
                     kv.finish_prefill(layer, length)
@@ -172,9 +171,9 @@ class _FusionPass:
         self.placing_s = 0.0
         self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of rotary table
 
-    def choose(self, chosen: torch.Tensor, start: int = 0) -> None:
-        """Start a pass over the forced rows from position `start` on and the candidates of index `chosen` (C,)."""
-        self._forced = self._plan.forced[self._plan.forced >= start]
+    def choose(self, chosen: torch.Tensor, done: int = 0) -> None:
+        """Start a pass over the forced rows without the first `done`, and the candidates of index `chosen` (C,)."""
+        self._forced = self._plan.forced[done:]
         self.chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
         self._set_rows(self._plan.candidates.positions[chosen])
         self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)

@@ -94,6 +94,11 @@ class Plan:
         behind = int(self.candidates.positions[-1]) + 1 if len(self.candidates) else 0
         return min(self.token_ids.numel() - behind, MOST_ASKING_ROWS)
 
+    @property
+    def leading_rows(self) -> int:
+        """How many forced rows stand before the first candidate: they see nothing that a pass changes later."""
+        return int(torch.searchsorted(self.forced, self.candidates.positions[:1]).sum())
+
     def with_history_as_it_is(self) -> "Plan":
         """The same without history among the candidates."""
         return Plan.of(

@@ -229,7 +229,7 @@ def _shape(plan: Plan, selector: Selector) -> Shape:
     fused, forced = len(plan.candidates), plan.forced.numel()
     if not selector.uses_ratio:  # it selects none of the candidates, or all
         fused, forced = 0, forced + (fused if selector.name == "all" else 0)
-    return Shape(fused, forced, plan.token_ids.numel(), _when(selector))
+    return Shape(fused, forced, plan.token_ids.numel(), _when(selector), plan.leading_rows)
 
 
 def _when(selector: Selector) -> Selection:

@@ -56,6 +56,8 @@ def test_an_asking_selector_recomputes_in_a_second_pass() -> None:
     assert recompute_s(profile(), 0.5, asking) == pytest.approx(1.1)
     slow = [Load("disk", 100)]  # 100 s per layer hide the first pass, not the second
     assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.6)
+    leading = dataclasses.replace(asking, leading_rows=4)
+    assert ttft_s(profile(), leading, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.56)
 
 
 def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None:
