@@ -62,7 +62,8 @@ class Planner:
             self._background.finish(firsts, active.ticket.check)
         found = self._look_up(prompt, method, wished, active.damaged, leases)
         planned = classify(prompt, method, wished, found)
-        if old := sum(map(self._is_alone, wished.chunks, found.chunks)):
+        fused = [run.lease for wish, run in zip(wished.chunks, found.chunks, strict=True) if not wish.is_exact]
+        if old := sum(lease is not None and lease.info.identity != self._encoder.identity for lease in fused):
             note = f"{old} chunks were fused from KV encoded alone; expected KV is made in the background"
             planned = replace(planned, notes=(*planned.notes, note))
         if planned.missed:
@@ -143,10 +144,6 @@ class Planner:
         chunks = tuple(map(find_chunk, prompt.stored_ids, wished.chunks))
         name = "" if scorer is None else scorer.name
         return FoundPrompt(prefix, blocks, chunks, name, tuple(self._store.away()))
-
-    def _is_alone(self, wish: RunWish, run: FoundRun) -> bool:
-        """Whether a chunk to be fused has an entry alone, because an earlier version made it or it stood first."""
-        return run.lease is not None and not wish.is_exact and run.lease.info.identity != self._encoder.identity
 
     def _of_this_model(self, lease: Lease) -> Lease | None:
         """The lease; `None` if its KV has another model's shape: who can write to shared storage can forge it."""

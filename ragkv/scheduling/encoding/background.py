@@ -160,7 +160,8 @@ class BackgroundEncoder:
             with self._changed:
                 if self._closing:
                     return None
-                if not self._waiting and self._store.room_bytes() < self._next_bytes:
+                new = None if self._waiting else next(iter(self._last), None)
+                if new and self._store.room_bytes() < self._encoder.entry_bytes(len(new.token_ids)):
                     log.warning("The store is full: %d chunks get KV when a question needs them.", len(self._last))
                     self._last.clear()  # nothing is evicted for what no question needed yet
                     self._changed.notify_all()
@@ -168,11 +169,6 @@ class BackgroundEncoder:
                     self._working, self._was_missed = True, waiting is self._waiting
                     self._current, _ = waiting.popitem(last=False)
                     return self._current
-
-    @property
-    def _next_bytes(self) -> int:
-        """The bytes of the next entry among those that wait last; 0 if there is none."""
-        return self._encoder.entry_bytes(len(next(iter(self._last)).token_ids)) if self._last else 0
 
     def _encode(self, wanted: _Wanted) -> None:
         if self._complete(wanted):
