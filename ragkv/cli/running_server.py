@@ -10,6 +10,7 @@ import http.client
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ class Refused(Exception):
     """The server gave no answer; the text says why."""
 
 
+FAULTS = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Refused)
+
+
 def _is_there(address: "ServerAddress | None", pid: int) -> bool:
     """Whether the process answers at its address: it says where it will listen before it does."""
     if address is None or address.pid != pid:
@@ -78,14 +82,41 @@ def ask_server(
     if (address := server_of(home, model)) is None:
         return None
     try:
-        while not is_ready(address):
-            time.sleep(POLL_S)
-        answered = read(send(address, "POST", path, body, ANSWER_S))
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Refused) as error:
+        answered = read(_asked(address, "POST", path, body))
+    except FAULTS as error:
         print_note(f"the server at {address.url} does not answer this question: {error}")
         return None
     print_note(f"the server at {address.url} (pid {address.pid}), which has this home, answered, with its settings.")
     return answered
+
+
+class KeptServer:
+    """The server of a home, started when it is asked something while there is none. Thread-safe."""
+
+    def __init__(self, home: Path, model: str, settings: Path | None, idle_s: float) -> None:
+        """The arguments are those of `start_server`."""
+        self._how, self._starting = (home, model, settings, idle_s), threading.Lock()
+
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The JSON of a response. Raises `InputError` for one that is an error, and what `start_server` raises."""
+        home, model, *_ = self._how
+        with self._starting:
+            if (address := server_of(home, model)) is None:
+                start_server(*self._how)
+                address = server_of(home, model)
+        try:
+            if address is None:
+                raise Refused("it ended at once")
+            return _asked(address, method, path, body)
+        except FAULTS as error:
+            raise InputError(f"The server of {home} says: {error}") from error
+
+
+def _asked(address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `send` gives, once the server has loaded its model."""
+    while not is_ready(address):
+        time.sleep(POLL_S)
+    return send(address, method, path, body, ANSWER_S)
 
 
 def is_ready(address: "ServerAddress") -> bool:

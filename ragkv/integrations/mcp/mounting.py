@@ -14,7 +14,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from ragkv.errors import InputError
 
-from .corpus import ServedCorpus
+from .corpus import Corpus
 from .tools import build_server
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def mount(app: "FastAPI") -> None:
     app.router.lifespan_context = lifespan
 
 
-def _corpus_in(app: "FastAPI", context: Context[Any]) -> ServedCorpus:
+def _corpus_in(app: "FastAPI", context: Context[Any]) -> Corpus:
     """The corpus that the caller's key opens."""
     given = context.headers or {}
     headers = {name: given[name] for name in _FORWARDED if name in given}
@@ -57,4 +57,4 @@ def _corpus_in(app: "FastAPI", context: Context[Any]) -> ServedCorpus:
             raise InputError(str(found["error"]["message"]))
         return found
 
-    return ServedCorpus(send)
+    return Corpus(send)

@@ -14,12 +14,12 @@ from pydantic import Field
 from ragkv import __version__
 from ragkv.errors import RagKVError
 
-from .corpus import Found, HomeCorpus, ServedCorpus
+from .corpus import Corpus, Found
 
 T = TypeVar("T")
 INSTRUCTIONS = "Answers from the user's own documents. Use `ask` for questions about them, `search` to read passages."
 
-CorpusOf = Callable[[Context[Any]], HomeCorpus | ServedCorpus]
+CorpusOf = Callable[[Context[Any]], Corpus]
 Text = Annotated[
     str, Field(max_length=1_000_000, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")
 ]  # at least one word, and no NUL

@@ -1,6 +1,7 @@
 """MCP's own client over standard streams and in the REST service: tools, refusals, and what guards the HTTP side."""
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from ragkv import Engine
 from ragkv.api import ServeConfig, create_app
 from ragkv.config import StoreConfig
 from ragkv.integrations.mcp import mount
+from ragkv.runtime import server_file
 from ragkv.store import Store
 from tests.api.helpers import BARE, on_port
 from tests.api.serving import process
@@ -33,9 +35,12 @@ TOOLS = {"search", "ask", "list_documents", "add_document"}
 
 
 @pytest.fixture
-def home(run: Run, documents: Path, tmp_path: Path) -> Path:  # noqa: F811
+def home(run: Run, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
+    monkeypatch.setenv("RAGKV_FUSION__FLOOR_TOKENS", "0")
     assert run("ingest", documents).code == 0
-    return tmp_path / "home"
+    yield tmp_path / "home"
+    if (left := server_file.load(tmp_path / "home")) is not None and left.pid != os.getpid():
+        os.kill(left.pid, signal.SIGTERM)
 
 
 def command(*more: str) -> list[str]:
@@ -112,12 +117,20 @@ async def test_read_only_offers_no_tool_that_adds(tmp_path: Path) -> None:
         assert "Unknown tool" in await refusal(client, "add_document", id="x", text="y")
 
 
-async def test_a_home_that_another_process_writes_to_is_opened_read_only(home: Path, tmp_path: Path) -> None:
+async def test_clients_share_the_server_of_the_home(home: Path, tmp_path: Path) -> None:
+    async with stdio(tmp_path / "log") as one, stdio(tmp_path / "other") as other:
+        assert (await call(one, "add_document", id="x", text="The mill of Marl ."))["change"] == "added"
+        pid = server_file.load(home).pid  # type: ignore[union-attr]
+        assert len((await call(other, "list_documents"))["documents"]) == 3
+        assert server_file.load(home).pid == pid  # type: ignore[union-attr]
+
+
+async def test_a_home_that_another_process_writes_to_is_named_with_the_process(home: Path, tmp_path: Path) -> None:
     with Store.open(StoreConfig(directory=str(home / "kv"))):
         async with stdio(tmp_path / "log") as client:
-            assert len((await call(client, "ask", question="Who founded Marl?", max_tokens=3))["sources"]) == 2
-            assert "read-only" in await refusal(client, "add_document", id="x", text="y")
-    assert "writes to" in (tmp_path / "log").read_text()
+            assert "is written by another process" in await refusal(client, "search", query="Marl")
+    async with stdio(tmp_path / "log") as client:
+        assert (await call(client, "search", query="Marl"))["sources"]
 
 
 @pytest.fixture
