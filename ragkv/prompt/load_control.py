@@ -168,13 +168,15 @@ class LoadControl:
         if self._profile is None:
             return
         _, loads = _loads(plan)
-        took_s = fused.prefill_s - fused.load_s - others_s
-        self._outcomes[COMPUTE].append(took_s / ttft_s(self._profile, _shape(plan, selector), ratio, ()))
+        computing_s = ttft_s(self._profile, _shape(plan, selector), ratio, ())
+        self._compare(COMPUTE, fused.prefill_s - fused.load_s - others_s, computing_s)
         tiers = {load.tier for load in loads}
-        if len(tiers) == 1 and tiers <= self._profile.tiers.keys() and fused.read_s:
-            expected_s = load_s(self._profile, loads) * self._profile.layers
-            if expected_s:
-                self._outcomes[tiers.pop()].append(fused.read_s / expected_s)
+        if len(tiers) == 1 and tiers <= self._profile.tiers.keys():
+            self._compare(tiers.pop(), fused.read_s, load_s(self._profile, loads) * self._profile.layers)
+
+    def _compare(self, name: str, took_s: float, expected_s: float) -> None:
+        if took_s > 0.0 and expected_s > 0.0:
+            self._outcomes[name].append(took_s / expected_s)
 
     def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
         """Whether an entry belongs in memory; without a profile every entry does."""
