@@ -101,7 +101,7 @@ def deviations(bench: Bench) -> Iterator[Row]:
 
 
 def together(bench: Bench) -> Iterator[Row]:
-    """Seconds for the rows of N fused prompts (.15 of 600 tokens and a question): one after another, in one pass."""
+    """Seconds of the processor for N prompts' rows (.15 of 600 tokens, a question): one after another, in one pass."""
     adapter, rows = bench.engine.model.adapter, 122
     for count in (2, 4) if bench.quick else (2, 4, 8):
         ids = torch.randint(0, adapter.vocabulary, (count, rows))
@@ -111,7 +111,8 @@ def together(bench: Bench) -> Iterator[Row]:
                 for part in ids.flatten().split(length):
                     full_pass(adapter, part, adapter.new_kv(len(part)))
 
-        times = report.alternate({rows: lambda: passes(rows), count * rows: lambda n=count: passes(n * rows)}, 5)
+        ways = {rows: lambda: passes(rows), count * rows: lambda n=count: passes(n * rows)}
+        times = report.alternate(ways, 5, time.process_time)
         yield [count, *times.values(), times[rows] / times[count * rows]]
 
 
@@ -171,10 +172,12 @@ def uncached(bench: Bench) -> Iterator[Row]:
 
 
 def top_n(bench: Bench) -> Iterator[Row]:
-    """Perplexity of each article's tokens 513 to 576 by N: KCache with L = 1; agreement of N = 16 and 128 with all."""
+    """Perplexity of an article's last 48 tokens behind another article by N (KCache, L = 1); agreement with all."""
     settings = [None, *(KCacheConfig(n, 1) for n in (16, 32, 64, 128))]
+    before: list[int] = list(bench.articles.values())[-1]
     for name, ids in bench.articles.items():
-        found = list(perplexities(bench.engine.model.adapter, [ids[:576]], 512, settings).values())
+        text, before = [*before, *ids], ids
+        found = list(perplexities(bench.engine.model.adapter, [text], len(text) - 48, settings).values())
         yield [name, *(one["perplexity"] for one in found), found[1]["agreement"], found[4]["agreement"]]
 
 

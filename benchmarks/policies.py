@@ -18,15 +18,7 @@ from typing import Any
 
 from benchmarks.queueing import QueueServer, serve
 from benchmarks.report import parser, save, table
-from benchmarks.simulate import (
-    ReplaySetting,
-    Report,
-    ShareGPTLike,
-    Trace,
-    load_trace,
-    simulate,
-    xi_blocks,
-)
+from benchmarks.simulate import ReplaySetting, Report, ShareGPTLike, Trace, load_trace, simulate, xi_blocks
 
 BLOCK = 16
 SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
@@ -168,10 +160,7 @@ def queue(_files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-PARTS: dict[str, Callable[[Sequence[Path], bool], list[dict[str, Any]]]] = {
-    "tail": tail,
-    "queue": queue,
-}
+PARTS: dict[str, Callable[[Sequence[Path], bool], list[dict[str, Any]]]] = {"tail": tail, "queue": queue}
 
 
 def main() -> None:
