@@ -7,6 +7,7 @@ changed: an adapter works on shallow copies of its layers, which share every wei
 
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +15,6 @@ from transformers import Cache
 
 from . import attention
 from .cpu.packing import with_copies
-from .cpu.product_speed import multiplies_bfloat16
-from .cpu.products import kernel_is_faster
 from .layers import PlainLayer, attending_view, plain_layers
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowPass
 from .rope import Rope, RotaryTables
@@ -42,8 +41,6 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
-        if on_cpu and self.dtype is torch.bfloat16 and multiplies_bfloat16():
-            kernel_is_faster()  # timed now, not in the first request
         views = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
         (self._head, *self.layers), self.packed_bytes = with_copies(
             [self.model.get_output_embeddings(), *views], packed_bytes, self.device
@@ -132,6 +129,11 @@ class Adapter:
         if kinds is not None and kinds[layer] != "sliding_attention":
             return None
         return getattr(self.config, "sliding_window", None)
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """The `window` of each layer: a config is slow to read."""
+        return tuple(self.window(layer) for layer in range(self.layer_count))
 
     def rotates(self, layer: int) -> bool:
         """Whether `layer` uses RoPE."""
@@ -258,9 +260,9 @@ class Adapter:
             self._plain = None
 
     def _first_layer(self) -> torch.Tensor:
-        """What the first layer makes of some tokens, (1, 5, E)."""
-        tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
-        return self.run_layer(0, self.embed(tokens), rows, self.new_kv(5), self.rope.tables(5))
+        """What the first layer makes of some tokens, (1, 3, E)."""
+        tokens, rows = torch.arange(3, device=self.device) % self.vocabulary, Rows.span(0, 3, self.device)
+        return self.run_layer(0, self.embed(tokens), rows, self.new_kv(3), self.rope.tables(3))
 
 
 def _is_same(compute: Callable[[], torch.Tensor], wanted: torch.Tensor) -> bool:

@@ -16,7 +16,6 @@ from torch.nn import functional
 from transformers import AttentionInterface, Cache
 
 from .cpu.product_speed import multiplies_bfloat16
-from .cpu.products import attend_by_products, products_pay
 from .rows import TILE_ROWS, Rows, pause
 
 IMPLEMENTATION = "ragkv_rows"
@@ -111,7 +110,7 @@ def attend(
     if count == 1:
         return attend_one(q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], window, scaling, softcap)
     out = q_rot.new_empty((1, count, heads, head_dim))  # the layout the layer expects, so it copies nothing
-    for block, bias in _blocks(rows, window, q_rot, kv_heads, softcap):
+    for block, bias in _blocks(rows, window, q_rot, kv_heads):
         keys = slice(block.low, block.high)
         pause()
         done = _attend_span(
@@ -192,7 +191,7 @@ def cut_blocks(positions: Sequence[int], window: int | None, most_rows: int) -> 
 
 
 def _blocks(
-    rows: Rows, window: int | None, q_rot: torch.Tensor, kv_heads: int, softcap: float | None
+    rows: Rows, window: int | None, q_rot: torch.Tensor, kv_heads: int
 ) -> Iterator[tuple[RowBlock, torch.Tensor | None]]:
     """The blocks of `rows` and their biases; both are equal in all layers of a pass, so the rows cache them."""
     dtype, group = q_rot.dtype, q_rot.shape[1] // kv_heads
@@ -200,21 +199,16 @@ def _blocks(
     if cached is None:
         most = MOST_ROWS if rows.positions.device.type == "cpu" else MOST_ROWS_ON_DEVICE
         blocks = cut_blocks(rows.positions.tolist(), window, most)
-        # SDPA needs a bias for every folded row. Products broadcast the bias of one head over the others.
-        repeats = [
-            1 if products_pay(q_rot[:, :, b.start : b.stop], kv_heads, b.high - b.low, softcap) else group
-            for b in blocks
-        ]
-        scores = sum((b.stop - b.start) * (b.high - b.low) * n for b, n in zip(blocks, repeats, strict=True))
+        scores = sum((b.stop - b.start) * (b.high - b.low) * group for b in blocks)
         keep = scores * dtype.itemsize <= CACHED_BYTES
-        biases = [_bias(rows, b, window, n, dtype) if keep else None for b, n in zip(blocks, repeats, strict=True)]
-        cached = rows.blocks[window, group, dtype] = list(zip(blocks, repeats, biases, strict=True))
-    for block, n, bias in cached:
-        yield block, _bias(rows, block, window, n, dtype) if bias is None else bias
+        biases = [_bias(rows, block, window, group, dtype) if keep else None for block in blocks]
+        cached = rows.blocks[window, group, dtype] = list(zip(blocks, biases, strict=True))
+    for block, bias in cached:
+        yield block, _bias(rows, block, window, group, dtype) if bias is None else bias
 
 
-def _bias(rows: Rows, block: RowBlock, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """0 where a row of the block sees a key and -inf elsewhere, (repeats * R, N); `None` if every row sees all.
+def _bias(rows: Rows, block: RowBlock, window: int | None, group: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """0 where a row of the block sees a key and -inf elsewhere, (group * R, N); `None` if every row sees all.
 
     Not bool, because SDPA would convert it again in every layer, which cost 5 % of a fused prefill.
     """
@@ -222,7 +216,7 @@ def _bias(rows: Rows, block: RowBlock, window: int | None, repeats: int, dtype: 
     if allowed is None:
         return None
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
-    return bias.repeat(repeats, 1) if repeats > 1 else bias
+    return bias.repeat(group, 1)
 
 
 def allowed_keys(positions: torch.Tensor, low: int, high: int, window: int | None) -> torch.Tensor | None:
@@ -244,18 +238,12 @@ def _attend_span(
     scaling: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of rows (1, H, R, D) over keys and values (1, G, N, D).
-
-    `bias` is added to the scores: (H / G * R, N), or (R, N) if `products_pay`.
-    """
+    """Attention of rows (1, H, R, D) over keys and values (1, G, N, D), `bias` (H / G * R, N) added to the scores."""
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     # Fold the query heads of a KV head into rows, else masked SDPA copies K and V once per query head.
-    by_products = products_pay(q_rot, kv_heads, k_rot.shape[2], softcap)
     q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
-    if by_products:
-        out = attend_by_products(q_rot[0], k_rot[0], v[0], bias, scaling)
-    elif softcap is None:
+    if softcap is None:
         out = functional.scaled_dot_product_attention(q_rot, k_rot, v, attn_mask=bias, scale=scaling)
     else:
         out = _softcapped(q_rot, k_rot, v, bias, scaling, softcap)

@@ -10,7 +10,7 @@ parts directly. The adapter uses it only if a trial gives the same bits as the m
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 
 from . import attention
 from .attention import LayerPass
-from .cpu.packing import view_with
+from .cpu.packing import joined, view_with
 from .rows import TILE_ROWS, pause
 
 Part = Callable[[torch.Tensor], torch.Tensor]
@@ -33,6 +33,7 @@ LAYER_NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (
 # The parts of a usual attention.
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}  # of a usual MLP
 
 
 class InTiles(torch.nn.Module):
@@ -82,26 +83,52 @@ class PlainAttention:
     def __init__(self, attn: Any) -> None:
         self._head_dim, self._scaling, self._layer = attn.head_dim, attn.scaling, attn.layer_idx
         self._softcap: float | None = getattr(attn, "attn_logit_softcapping", None)
+        projections = [attn._modules[f"{name}_proj"] for name in "qkv"]
+        self._together = joined(projections)
+        self._sizes = [len(one.weight) for one in projections] if self._together else []
         self._parts: dict[str, Part] = {name: part.forward for name, part in attn._modules.items() if part is not None}
 
     def __call__(self, hidden: torch.Tensor, step: LayerPass) -> torch.Tensor:
         """Hidden (1, R, E) -> (1, R, E)."""
         rows = hidden.shape[1]
-        q, k, v = (self._heads(name, hidden) for name in "qkv")
+        q, k, v = self._projected(hidden)
         keys, values = step.update(k, v, self._layer)
         out = step.attend(q, keys, values, self._scaling, self._softcap)  # (1, H, R, D)
         joined = (out if rows == 1 else out.transpose(1, 2)).reshape(1, rows, -1)
         return self._parts["o_proj"](joined)
 
-    def _heads(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden (1, R, E) -> queries, keys or values (1, heads, R, D)."""
-        projected, rows = self._parts[f"{name}_proj"](hidden), hidden.shape[1]
-        if rows == 1:
-            heads = projected.view(1, -1, 1, self._head_dim)
+    def _projected(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Hidden (1, R, E) -> queries, keys and values (1, heads, R, D)."""
+        rows, together = hidden.shape[1], self._together
+        if together is not None and together.takes(hidden):
+            parts: Sequence[torch.Tensor] = torch.split_with_sizes(together.copy.product(hidden), self._sizes, -1)
         else:
-            heads = projected.view(1, rows, -1, self._head_dim).transpose(1, 2)
-        norm = self._parts.get(f"{name}_norm")
-        return heads if norm is None else norm(heads)
+            parts = [self._parts[f"{name}_proj"](hidden) for name in "qkv"]
+        for name, part in zip("qkv", parts, strict=True):
+            if rows == 1:
+                heads = part.view(1, -1, 1, self._head_dim)
+            else:
+                heads = part.view(1, rows, -1, self._head_dim).transpose(1, 2)
+            norm = self._parts.get(f"{name}_norm")
+            yield heads if norm is None else norm(heads)
+
+
+class PlainMlp:
+    """An MLP whose gate and up projections are one product for few rows, if their copies can be joined."""
+
+    def __init__(self, mlp: Any) -> None:
+        whole = getattr(mlp, "whole", mlp)
+        self._whole: Part = mlp.forward
+        self._together = joined([whole.gate_proj, whole.up_proj]) if whole._modules.keys() == MLP_PARTS else None
+        if self._together is not None:
+            self._act, self._down = whole.act_fn.forward, whole.down_proj.forward
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden (1, R, E) -> the same shape."""
+        if self._together is None or not self._together.takes(hidden):
+            return self._whole(hidden)
+        gate, up = self._together.copy.product(hidden).chunk(2, dim=-1)
+        return self._down(self._act(gate) * up)
 
 
 class PlainLayer:
@@ -114,7 +141,7 @@ class PlainLayer:
         parts: Any = view._modules
         self.hooks = _hooks_of(view)  # if any is not empty, `__call__` would leave it out
         self._attend = PlainAttention(parts[attention_name])
-        self._mlp: Part = parts["mlp"].forward
+        self._mlp = PlainMlp(parts["mlp"])
         first, behind, second, behind_mlp = norms
         self._first: Part = parts[first].forward
         self._second: Part = parts[second].forward

@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
+from .cpu import int4, int8
+from .fingerprint import remember_rounded_digest
 from .gguf_files import unpacked
 from .probe import DEVICES, refuse_unsupported
 
@@ -50,8 +52,8 @@ def load(
 ) -> tuple[Any, Any | None]:
     """A causal LM in eval mode and its tokenizer, or `None` if the folder has none.
 
-    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the `weights` "int8" the
-    linear layers are then rounded, with copies for few rows up to `packed_bytes` (`model/int8.py`). Raises
+    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the `weights`
+    "int8" or "int4" the linear layers are then rounded; int8 has copies for few rows up to `packed_bytes`. Raises
     `ModelNotFoundError`, `UnsupportedModelError` (before any weight is read), `MissingExtraError` or `ConfigError`.
     """
     from transformers import AutoModelForCausalLM
@@ -76,9 +78,10 @@ def load(
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
     if weights == "int8":
-        from .int8 import round_weights
-
-        round_weights(model, packed_bytes)
+        int8.round_weights(model, packed_bytes)
+    elif weights == "int4":
+        remember_rounded_digest(model)
+        int4.round_weights(model)
     return model.eval(), _tokenizer(path)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ragkv.model import Adapter, Rows, attention, layers
+from ragkv.model.cpu.int8 import round_weights
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.int8 import round_weights
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 

@@ -13,8 +13,8 @@ from ragkv.model.cpu.packing import (
     BFLOAT16_ROWS,
     FLOAT32_ROWS,
     LOST,
+    CopiedLinear,
     Copies,
-    Float16CopyLinear,
     PackedLinear,
     copies_reach_float32,
     float16_copy,
@@ -51,7 +51,7 @@ needs_float16 = pytest.mark.skipif(
 
 def copied_bytes(*modules: torch.nn.Module) -> int:
     parts = [part for module in modules for part in module.modules()]  # a float16 copy holds the packed layer, if any
-    return sum(2 * part.weight.numel() for part in parts if isinstance(part, PackedLinear | Float16CopyLinear))
+    return sum(2 * part.weight.numel() for part in parts if isinstance(part, PackedLinear | CopiedLinear))
 
 
 def with_copy(module: torch.nn.Module, limit_bytes: int = MUCH, device: torch.device = CPU) -> torch.nn.Module:
@@ -133,10 +133,10 @@ class TestFloat16Copies:
         assert [float16_copy(plain) for plain in (precise, wide, infinite, empty)] == [None] * 4
 
 
-def copied(plain: torch.nn.Linear, most_rows: int) -> Float16CopyLinear:
+def copied(plain: torch.nn.Linear, most_rows: int) -> CopiedLinear:
     copy = float16_copy(plain)
     assert copy is not None
-    return Float16CopyLinear(plain, copy, most_rows)
+    return CopiedLinear(plain, copy, most_rows)
 
 
 def double(bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -151,7 +151,7 @@ def test_a_linear_layer_with_hooks_or_other_weights_is_not_packed() -> None:
     quantised.weight = type("Quantised", (torch.nn.Parameter,), {})(quantised.weight)
     for module in (hooked, wrapped, quantised, linear(dtype=torch.float16), torch.nn.ModuleList([hooked])):
         assert with_copy(module) is module
-    assert isinstance(with_copy(linear()), PackedLinear | Float16CopyLinear)
+    assert isinstance(with_copy(linear()), PackedLinear | CopiedLinear)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch
         assert copies_reach_float32() is reached
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
     layer = with_copy(plain)
-    assert isinstance(layer, Float16CopyLinear)
+    assert isinstance(layer, CopiedLinear)
     for rows in (1, FLOAT32_ROWS + 1, 600):  # whatever their number
         hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
         with torch.no_grad():
@@ -207,6 +207,7 @@ def test_nothing_is_packed_for_another_device() -> None:
 @pytest.mark.usefixtures("_measured_again")
 def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(packing, "_gain_of_int4", lambda: 0)
     for without_s, copy_s, float32_rows, bfloat16_rows in (
         (2.0, 1.0, math.inf, BFLOAT16_ROWS),
         (1.0, 2.0, FLOAT32_ROWS, 0),
@@ -226,7 +227,7 @@ def test_a_bfloat16_layer_with_both_copies_uses_float16_for_one_and_two_rows(mon
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
     monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=BFLOAT16_ROWS))
     [layer], size = with_copies([plain], MUCH, CPU)
-    assert isinstance(layer, Float16CopyLinear) and isinstance(layer.many, PackedLinear)
+    assert isinstance(layer, CopiedLinear) and isinstance(layer.many, PackedLinear)
     assert size == 2 * 2 * plain.weight.numel()
     hidden = torch.randn((1, BFLOAT16_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.no_grad():
@@ -244,8 +245,8 @@ def test_every_layer_gets_the_copy_for_any_rows_before_one_gets_a_second(monkeyp
     size = 2 * parts[0].weight.numel()
     kinds = {
         2 * size + 1: [PackedLinear, PackedLinear, torch.nn.Linear],
-        4 * size: [Float16CopyLinear, PackedLinear, PackedLinear],
-        6 * size: [Float16CopyLinear] * 3,
+        4 * size: [CopiedLinear, PackedLinear, PackedLinear],
+        6 * size: [CopiedLinear] * 3,
     }
     for limit, wanted in kinds.items():
         made, taken = with_copies(parts, limit, CPU)

@@ -1,1 +1,1 @@
-"""What makes a model fast on a CPU: copies of weights, and attention as products, chosen by measuring."""
+"""What makes a model fast on a CPU: copies of its weights, chosen by measuring, and weights in eight or four bits."""

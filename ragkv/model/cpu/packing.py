@@ -26,6 +26,7 @@ import torch
 
 from ragkv.runtime import available_bytes, openmp
 
+from .int4 import Int4Copy, int4_copy
 from .product_speed import gain_of_second, multiplies_bfloat16
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ WORKERS = 4  # So many threads copy at a time: each takes another four bytes for
 FLOAT32_ROWS = 48  # Models in float32 read float16 copies for up to so many rows, whatever the processor.
 # Models in bfloat16 do so for up to so many rows where bfloat16 is fast: oneDNN is slower for one and two.
 BFLOAT16_ROWS = 2
+INT4_ROWS = 4  # Up to so many rows are multiplied by weights in four bits: with eight they are slower than any other.
+INT4_BYTES = 0.625  # A copy in four bits takes so many bytes for each weight, with its steps.
 PASS_ROWS = 256  # The product of so many rows shows whether float16 copies pay for any number of rows in float32.
 PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
 LEVEL = 1.1  # A dtype counts as fast as another one that gains less than this, and a second copy has to gain as much.
@@ -52,11 +55,10 @@ CHECKED_ROWS = 1024  # So many rows of weights are checked at a time.
 class PackedLinear(torch.nn.Module):
     """A bfloat16 linear layer over a copy of its weights in oneDNN's layout."""
 
-    copies = 1  # of its weights
-
     def __init__(self, plain: torch.nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = plain.weight, plain.bias  # the plain ones; some models read their dtype
+        self.copied_bytes = COPY_BYTES * plain.weight.numel()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -79,32 +81,57 @@ class Float16Copy(NamedTuple):
 
     packed: torch.ScriptObject  # with the bias, in FBGEMM's layout
     scale: float  # of the rows: one over that power of two
+    bytes: int
 
     def product(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden (..., in) float32 -> (..., out) float32, the bias added."""
-        scaled = hidden if self.scale == 1 else hidden * self.scale
+        """Hidden (..., in) -> (..., out) in the same dtype, computed in float32, the bias added."""
+        rows = hidden.float()
+        scaled = rows if self.scale == 1 else rows * self.scale
         out: torch.Tensor = call_packed(torch.ops.quantized.linear_dynamic_fp16.default, scaled, self.packed)
-        return out
+        return out.type_as(hidden)
 
 
-class Float16CopyLinear(torch.nn.Module):
-    """A linear layer that computes up to `most_rows` rows in float32 from a copy of its weights in float16.
+class CopyForRows(NamedTuple):
+    """A copy of weights, and how many rows are multiplied by it."""
 
-    `many`, the layer itself or its packed copy, computes passes of more rows.
-    """
+    copy: Float16Copy | Int4Copy
+    most_numbers: float  # of a pass: rows times inputs
 
-    def __init__(self, many: torch.nn.Linear | PackedLinear, copy: Float16Copy, most_rows: float) -> None:
+    def takes(self, hidden: torch.Tensor) -> bool:
+        """Whether hidden (..., in) is multiplied by it."""
+        return 0 < hidden.numel() <= self.most_numbers
+
+
+class CopiedLinear(torch.nn.Module):
+    """A linear layer that multiplies up to so many rows by a copy of its weights; `many` computes passes of more."""
+
+    def __init__(self, many: torch.nn.Module, copy: Float16Copy | Int4Copy, most_rows: float) -> None:
         super().__init__()
         self.weight, self.bias, self.many = many.weight, many.bias, many
-        self.copies = 1 + isinstance(many, PackedLinear)
-        self._copy, self._most = copy, most_rows * many.weight.shape[1]  # numbers of a pass
+        self.copied_bytes = copy.bytes + getattr(many, "copied_bytes", 0)
+        self.few = CopyForRows(copy, most_rows * self.weight.shape[1])
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out)."""
-        if 0 < hidden.numel() <= self._most:
-            return self._copy.product(hidden.float()).type_as(hidden)
+        if self.few.takes(hidden):
+            return self.few.copy.product(hidden)
         out: torch.Tensor = self.many(hidden)
         return out
+
+
+def joined(layers: Sequence[Any]) -> CopyForRows | None:
+    """The product of layers that multiply the same few rows, their outputs behind one another; `None`: there is none.
+
+    The layers then read the weights of this copy, too.
+    """
+    few = [layer.few for layer in layers if type(layer) is CopiedLinear]
+    own = [one.copy for one in few if isinstance(one.copy, Int4Copy)]
+    if len(own) < len(layers) or (copy := Int4Copy.joined(own)) is None:
+        return None
+    shares = torch.split(copy.packed, [len(one.packed) for one in own])
+    for layer, one, share in zip(layers, own, shares, strict=True):
+        layer.few = layer.few._replace(copy=one._replace(packed=share))
+    return CopyForRows(copy, few[0].most_numbers)
 
 
 @torch.no_grad()
@@ -121,7 +148,8 @@ def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
         return None
     scaled = (weights * 2.0**shift if shift else weights).float()
     try:
-        made = Float16Copy(torch.ops.quantized.linear_prepack_fp16(scaled, bias), 2.0**-shift)
+        packed = torch.ops.quantized.linear_prepack_fp16(scaled, bias)
+        made = Float16Copy(packed, 2.0**-shift, COPY_BYTES * weights.numel())
         made.product(torch.ones((1, plain.in_features)))
     except (AttributeError, RuntimeError):
         return None
@@ -141,42 +169,44 @@ def _fits(weights: torch.Tensor, shift: int) -> bool:
     return bool((torch.cat(lost) <= LOST * norm.clamp_min(FAINT * float(norm.amax()))).all())
 
 
-CopiedLinear = PackedLinear | Float16CopyLinear
-
-
 class Copies(NamedTuple):
     """Which copies of a layer's weights are made."""
 
     packed: bool = False  # in bfloat16, in oneDNN's layout
     float16_rows: float = 0  # up to how many rows are multiplied by a copy in float16; 0: there is none
+    int4_rows: int = 0  # likewise in four bits, where the weights have no more
 
     @property
-    def bytes_per_weight(self) -> int:
+    def bytes_per_weight(self) -> float:
         """Of all copies."""
-        return COPY_BYTES * (self.packed + bool(self.float16_rows))
+        return COPY_BYTES * (self.packed + bool(self.float16_rows)) + INT4_BYTES * bool(self.int4_rows)
 
     @property
     def first(self) -> "Copies":
-        """Only the copy for any number of rows, if it is another one than that for few rows."""
-        return Copies(packed=True) if self.packed else self
+        """Only the copy for any number of rows, if it is another one than those for few rows."""
+        return Copies(packed=True) if self.packed else self._replace(int4_rows=0)
 
-    def of(self, plain: torch.nn.Linear) -> CopiedLinear | None:
+    def of(self, plain: torch.nn.Linear) -> PackedLinear | CopiedLinear | None:
         """The layer over these copies, as far as they can be made."""
-        packed = PackedLinear(plain) if self.packed else None
-        made = float16_copy(plain) if self.float16_rows else None
-        return packed if made is None else Float16CopyLinear(packed or plain, made, self.float16_rows)
+        made: PackedLinear | CopiedLinear | None = PackedLinear(plain) if self.packed else None
+        int4 = int4_copy(plain) if self.int4_rows else None
+        if self.float16_rows > (self.int4_rows if int4 else 0) and (half := float16_copy(plain)) is not None:
+            made = CopiedLinear(made or plain, half, self.float16_rows)
+        return made if int4 is None else CopiedLinear(made or plain, int4, self.int4_rows)
 
 
 @cache
 def useful_copies(dtype: torch.dtype) -> Copies:
     """Which copies make products of layers in `dtype` faster on this processor."""
+    int4_rows = INT4_ROWS if dtype is torch.bfloat16 and _gain_of_int4() >= LEVEL else 0
     if dtype not in (torch.float32, torch.bfloat16) or float16_copy(_ones((2, 2), dtype)) is None:
-        return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
+        return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16(), int4_rows=int4_rows)
     if dtype is torch.float32:
         return Copies(float16_rows=math.inf if _gain_of_copy(dtype, PASS_SHAPE, PASS_ROWS) >= 1 else FLOAT32_ROWS)
     if not multiplies_bfloat16():
-        return Copies(float16_rows=math.inf)
-    return Copies(_packs_bfloat16(), BFLOAT16_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0)
+        return Copies(float16_rows=math.inf, int4_rows=int4_rows)
+    float16_rows = BFLOAT16_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0
+    return Copies(_packs_bfloat16(), float16_rows, int4_rows)
 
 
 @cache
@@ -210,6 +240,20 @@ def _gain_of_copy(dtype: torch.dtype, shape: tuple[int, int], rows: int) -> floa
     return gain_of_second(subject, products, torch.ones((rows, shape[0]), dtype=dtype, device="cpu"))
 
 
+def _gain_of_int4() -> float:
+    """How many times as fast one row is multiplied by weights in four bits as by a float16 copy or the weights."""
+    plain = _ones(ROW_SHAPE, torch.bfloat16)
+    copy = int4_copy(plain)
+    if copy is None:
+        return 0
+
+    def products() -> list[Callable[[torch.Tensor], torch.Tensor]]:
+        return [Copies(_packs_bfloat16(), float16_rows=math.inf).of(plain) or plain, copy.product]
+
+    rows = torch.ones((1, ROW_SHAPE[0]), dtype=torch.bfloat16, device="cpu")
+    return gain_of_second({"int4 copy of": list(ROW_SHAPE)}, products, rows)
+
+
 def _ones(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Linear:
     layer = torch.nn.Linear(*shape, bias=False, dtype=dtype, device="cpu")
     torch.nn.init.ones_(layer.weight)
@@ -226,7 +270,7 @@ def with_copies(
     if device.type != "cpu" or limit_bytes <= 0:
         return list(modules), 0
     made = _made(_chosen(modules, limit_bytes))
-    size = sum(COPY_BYTES * layer.copies * layer.weight.numel() for layer in made.values())
+    size = sum(layer.copied_bytes for layer in made.values())
     return [_replaced(module, made) for module in modules], size
 
 
@@ -241,7 +285,7 @@ def _chosen(modules: Sequence[torch.nn.Module], limit_bytes: int) -> dict[torch.
     for only_first in (True, False):
         for part, copies in wanted.items():
             copies = copies.first if only_first else copies
-            size = (copies.bytes_per_weight - chosen[part].bytes_per_weight) * part.weight.numel()
+            size = int((copies.bytes_per_weight - chosen[part].bytes_per_weight) * part.weight.numel())
             if size <= left:
                 chosen[part], left = copies, left - size
     if limit < limit_bytes and chosen != wanted:
@@ -253,7 +297,7 @@ def _chosen(modules: Sequence[torch.nn.Module], limit_bytes: int) -> dict[torch.
     return {part: copies for part, copies in chosen.items() if copies.bytes_per_weight}
 
 
-def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, CopiedLinear]:
+def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, PackedLinear | CopiedLinear]:
     """The layers over their copies, but for those of whose weights float16 loses too much.
 
     Copying is not parallel in itself, and waiting for other threads makes it slow where other work runs.
@@ -261,10 +305,14 @@ def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, Cop
     threads = ThreadPoolExecutor(min(WORKERS, torch.get_num_threads()), initializer=openmp.use_one_thread)
     with threads:
         layers = threads.map(lambda part: chosen[part].of(part), chosen)
-        made: dict[torch.nn.Module, CopiedLinear] = {
+        made: dict[torch.nn.Module, PackedLinear | CopiedLinear] = {
             part: layer for part, layer in zip(chosen, layers, strict=True) if layer is not None
         }
-    refused = [part for part in chosen if part not in made and part.weight.dtype is torch.bfloat16]
+    refused = [
+        part
+        for part in chosen
+        if part not in made and part.weight.dtype is torch.bfloat16 and chosen[part].float16_rows
+    ]
     if refused:
         log.warning(
             "%d linear layers in bfloat16 are slow on this processor, because float16 does not hold their weights. "
@@ -274,7 +322,7 @@ def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, Cop
     return made
 
 
-def _replaced(module: torch.nn.Module, made: Mapping[torch.nn.Module, CopiedLinear]) -> torch.nn.Module:
+def _replaced(module: torch.nn.Module, made: Mapping[torch.nn.Module, PackedLinear | CopiedLinear]) -> torch.nn.Module:
     """`module`, or a view of it with what was made for its parts."""
     if module in made:
         return made[module]

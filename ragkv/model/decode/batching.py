@@ -90,7 +90,7 @@ class _Step(LayerPass):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
         k_rot, layer = self._rotated(key_states), self._layer
-        own = (torch.split(states, self._sizes, dim=2) for states in (key_states, k_rot, value_states))
+        own = (self._by_prompt(states) for states in (key_states, k_rot, value_states))
         for row, place, k_raw, own_k_rot, v in zip(self._rows, self._own_rows, *own, strict=True):
             assert place.start is not None
             row.kv.put(layer, place.start, own_k_rot, v)
@@ -102,11 +102,15 @@ class _Step(LayerPass):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
-        layer, window = self._layer, self._adapter.window(self._layer)
-        queries = torch.split(self._rotated(query), self._sizes, dim=2)
+        layer, window = self._layer, self._adapter.windows[self._layer]
+        queries = self._by_prompt(self._rotated(query))
         own = zip(self._rows, self._own_rows, queries, strict=True)
         out = [row.kv.attend(layer, q_rot, place, window, scaling, softcap) for row, place, q_rot in own]
         return torch.cat(out, dim=2) if len(out) > 1 else out[0]
+
+    def _by_prompt(self, states: torch.Tensor) -> Sequence[torch.Tensor]:
+        """States (1, heads, B, D), split into those of each prompt's rows."""
+        return (states,) if len(self._sizes) == 1 else torch.split_with_sizes(states, self._sizes, 2)
 
     def _rotated(self, raw: torch.Tensor) -> torch.Tensor:
         return self._adapter.rotate(self._layer, raw, *self._rotation)

@@ -1,0 +1,134 @@
+"""Copies of weights in four bits, for few rows: a decoding step is bound by the bytes of the weights that it reads.
+
+GGUF files in four bits (Q4_0, Q4_1, Q4_K) have 16 values, evenly spaced, for each block of 32 inputs. They are found
+again in the weights that were unpacked to bfloat16, so the copy changes a weight by no more than that rounding did, and
+weights that are on no such grid are not copied. The setting `weights = "int4"` puts the weights of any model on one.
+The products are torch's own for CPUs: bfloat16 rows times four bits, added in float32.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+BLOCK = 32  # So many inputs of an output share a step and an offset, as in GGUF's blocks.
+TILE = 64  # torch keeps so many outputs together, so that tiles of several layers can stand behind one another.
+STEPS = 15  # A block has so many steps, which four bits count.
+# Weights are on a grid if the changes of a block are at most this share of their norm: rounding to
+# bfloat16 takes up to half of it, rounding to four bits four times as much.
+LOST = 2.0**-6
+# These layers stay as they are, because a rounded router would choose other experts.
+ROUTERS = ("gate", "router", "shared_expert_gate")
+LEAST_STEP = 1e-30  # The step of a block whose numbers are all equal.
+TRIED_OUTPUTS = 16  # So many outputs show whether a search in all of them is worth its time.
+
+
+class Int4Copy(NamedTuple):
+    """The weights of one or more layers that multiply the same rows, in torch's layout for CPUs."""
+
+    packed: torch.Tensor  # (out, in / 2) uint8
+    grids: torch.Tensor  # (in / BLOCK, out, 2) bfloat16: the step of each block, and its value at 8 steps
+    bias: torch.Tensor | None  # (out,)
+
+    def product(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden (..., in) bfloat16 -> (..., out) bfloat16, the bias added."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        out = torch._weight_int4pack_mm_for_cpu(rows, self.packed, BLOCK, self.grids)
+        return (out if self.bias is None else out.add_(self.bias)).view(*hidden.shape[:-1], -1)
+
+    @property
+    def bytes(self) -> int:
+        """Of the copy."""
+        return self.packed.nbytes + self.grids.nbytes
+
+    @classmethod
+    def joined(cls, copies: Sequence["Int4Copy"]) -> "Int4Copy | None":
+        """One product for layers that multiply the same rows; `None` if their outputs fill no whole tiles."""
+        if any(len(copy.packed) % TILE for copy in copies) or len({copy.bias is None for copy in copies}) > 1:
+            return None
+        packed, grids = torch.cat([copy.packed for copy in copies]), torch.cat([copy.grids for copy in copies], dim=1)
+        return cls(packed, grids, None if copies[0].bias is None else torch.cat([copy.bias for copy in copies]))
+
+
+class _Grids(NamedTuple):
+    """Weights on a grid for each block: `(steps - 8) * step + middle`."""
+
+    steps: torch.Tensor  # (out, in) int32, 0 to STEPS
+    step: torch.Tensor  # (out, in / BLOCK) bfloat16
+    middle: torch.Tensor  # (out, in / BLOCK) bfloat16
+
+    def weights(self) -> torch.Tensor:
+        """Float32 (out, in)."""
+        steps = self.steps.view(*self.step.shape, BLOCK).float() - 8
+        return torch.addcmul(self.middle[..., None].float(), steps, self.step[..., None].float()).flatten(1)
+
+
+@torch.no_grad()
+def int4_copy(plain: torch.nn.Linear) -> Int4Copy | None:
+    """A copy of a layer's weights; `None` if they are on no grid, or if this torch cannot multiply by it."""
+    weights = plain.weight.detach()
+    if weights.dtype is not torch.bfloat16 or weights.shape[1] % BLOCK or _grids(weights[:TRIED_OUTPUTS]) is None:
+        return None
+    found = _grids(weights)
+    return None if found is None else _packed(found, plain.bias)
+
+
+def _packed(grids: _Grids, bias: torch.Tensor | None) -> Int4Copy | None:
+    pairs = torch.stack((grids.step, grids.middle), dim=-1).transpose(0, 1).contiguous()
+    try:
+        made = Int4Copy(torch._convert_weight_to_int4pack_for_cpu(grids.steps, 1), pairs, bias)
+        made.product(torch.ones((1, grids.steps.shape[1]), dtype=torch.bfloat16))
+    except (AttributeError, RuntimeError):
+        return None
+    return made
+
+
+def _grids(weights: torch.Tensor) -> _Grids | None:
+    """The grids of weights (out, in), if they are on such; a block need not use all of its steps."""
+    blocks = weights.float().reshape(-1, BLOCK)
+    low, high = blocks.amin(1, True), blocks.amax(1, True)
+    step = (high - low) / STEPS
+    counts = _counted(blocks, low, step)
+    left = _off_grid(blocks, low, step, counts).nonzero()[:, 0]
+    for used in range(STEPS - 1, 0, -1):
+        if not len(left):
+            break
+        some, tried = blocks[left], (high - low)[left] / used
+        step[left], counts[left] = tried, _counted(some, low[left], tried)
+        left = left[_off_grid(some, low[left], tried, counts[left])]
+    return None if len(left) else _centred(blocks, counts, step, weights.shape)
+
+
+def rounded(weights: torch.Tensor) -> torch.Tensor:
+    """The weights (out, in), each block on the grid between its ends: bfloat16 numbers, in the same dtype."""
+    blocks = weights.detach().float().reshape(-1, BLOCK)
+    low, high = blocks.amin(1, True), blocks.amax(1, True)
+    step = (high - low) / STEPS
+    return _centred(blocks, _counted(blocks, low, step), step, weights.shape).weights().bfloat16().to(weights.dtype)
+
+
+@torch.no_grad()
+def round_weights(model: torch.nn.Module) -> None:
+    """Put the weights of all linear layers of `model` on grids, but for routers; a head gets its own."""
+    for owner in model.modules():
+        for name, part in owner.named_children():
+            if type(part) is torch.nn.Linear and name not in ROUTERS and part.in_features % BLOCK == 0:
+                part.weight = torch.nn.Parameter(rounded(part.weight), requires_grad=False)
+
+
+def _counted(blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """How many steps each number of blocks (N, BLOCK) is above `low` (N, 1)."""
+    return (blocks - low).div_(step.clamp_min(LEAST_STEP)).round_()
+
+
+def _off_grid(blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Which blocks (N, BLOCK) are no `counts` of steps above `low` (N, 1), (N,) bool."""
+    off = torch.addcmul(low, counts, step).sub_(blocks).square_().sum(dim=1)
+    return off > LOST**2 * blocks.square().sum(dim=1)
+
+
+def _centred(blocks: torch.Tensor, counts: torch.Tensor, step: torch.Tensor, shape: torch.Size) -> _Grids:
+    """The grids of blocks (N, BLOCK) of weights of `shape`; the middle makes up for what the step's rounding moves."""
+    step = step.bfloat16()
+    middle = (blocks.mean(1, True) - (counts.mean(1, True) - 8) * step.float()).bfloat16()
+    return _Grids(counts.int().view(shape), step.view(shape[0], -1), middle.view(shape[0], -1))

@@ -1,0 +1,68 @@
+"""Copies in four bits: found again in weights that have no more, equal products for layers that are joined."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ragkv.model.cpu import int4, packing
+from ragkv.model.cpu.int4 import int4_copy, rounded
+from ragkv.model.cpu.packing import Copies, joined
+from ragkv.model.decode.batching import DecodeRow, decode_rows
+from ragkv.model.probe import adapt
+
+
+def linear(weights: torch.Tensor, bias: bool = False) -> torch.nn.Linear:
+    layer = torch.nn.Linear(*reversed(weights.shape), bias=bias, dtype=torch.bfloat16)
+    layer.weight.data = weights.bfloat16()
+    return layer
+
+
+def grid(outputs: int, used: int, middle: float) -> torch.Tensor:
+    """Weights (outputs, 96) of `used` steps a block, about `middle` steps away from zero."""
+    counts = torch.randint(0, used + 1, (outputs, 3, 32), generator=torch.Generator().manual_seed(used)).float()
+    counts[..., 0], counts[..., 1] = 0, used
+    return ((counts - 8 + middle) * torch.linspace(0.01, 0.3, 3)[:, None]).flatten(1)
+
+
+needs_int4 = pytest.mark.skipif(int4_copy(linear(torch.ones(32, 32))) is None, reason="torch has no int4 for CPUs")
+
+
+@needs_int4
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("used", "middle"), [(15, 0), (15, 9), (12, 3), (1, 0)])
+def test_weights_on_a_grid_are_multiplied_as_exactly_as_in_bfloat16(used: int, middle: float, bias: bool) -> None:
+    weights, rows = grid(64, used, middle), torch.randn(3, 96).bfloat16()
+    plain = linear(weights, bias)
+    copy = int4_copy(plain)
+    assert copy is not None and copy.bytes < 0.7 * weights.numel()
+    exact = torch.nn.functional.linear(rows.double(), weights.double(), plain.bias.double() if bias else None)
+    assert float((copy.product(rows) - exact).norm() / exact.norm()) < 2**-7
+
+
+@needs_int4
+def test_weights_of_more_bits_or_in_parts_of_blocks_are_not_copied_unless_they_are_rounded() -> None:
+    weights = torch.randn(64, 96)
+    for other in (weights, weights[:, :40], torch.cat((grid(63, 15, 0), weights[:1]))):
+        assert int4_copy(linear(other)) is None
+    found = rounded(weights)
+    assert int4_copy(linear(found)) is not None
+    assert 0.03 < float((found - weights).norm() / weights.norm()) < 0.12
+
+
+@needs_int4
+@torch.no_grad()
+def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.INT4_ROWS))
+    shape = dict(hidden_size=256, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1, vocab_size=192)
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, initializer_range=0.1, **shape)).bfloat16().eval()
+    int4.round_weights(model)
+    adapter, logits = adapt(model, 1 << 30), []
+    plain = adapter._plain
+    assert plain is not None and plain[0]._attend._together is not None and plain[0]._mlp._together is not None
+    for adapter._plain in (plain, None):
+        kv = adapter.new_kv(40)
+        for count in (1, packing.INT4_ROWS, packing.INT4_ROWS + 1):
+            logits.append(decode_rows(adapter, [DecodeRow(kv, 3, drafts=(5,) * (count - 1))]))
+    assert all(torch.equal(*pair) for pair in zip(logits[:3], logits[3:], strict=True))
+    assert joined([torch.nn.Linear(4, 4)] * 2) is None
