@@ -183,7 +183,7 @@ def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.M
 def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: False)
     for gain, reached in ((1.0, True), (0.95, True), (0.8, False)):
-        monkeypatch.setattr(packing, "_gain_of_copy", lambda *_, gain=gain: gain)
+        monkeypatch.setattr(packing, "_gain_of", lambda *_, gain=gain: gain)
         packing.copies_reach_float32.cache_clear()
         assert copies_reach_float32() is reached
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
@@ -207,14 +207,13 @@ def test_nothing_is_packed_for_another_device() -> None:
 @pytest.mark.usefixtures("_measured_again")
 def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(packing, "_gain_of_int4", lambda: 0)
     for without_s, copy_s, float32_rows, bfloat16_rows in (
         (2.0, 1.0, math.inf, BFLOAT16_ROWS),
         (1.0, 2.0, FLOAT32_ROWS, 0),
     ):
         monkeypatch.setattr(product_speed, "cache_folder", lambda _, name=str(copy_s): tmp_path / name)
         for dtype, rows in ((torch.float32, float32_rows), (torch.bfloat16, bfloat16_rows)):
-            times = iter((without_s, copy_s) * product_speed.PAIR_ROUNDS)
+            times = iter((without_s, copy_s) * product_speed.PAIR_ROUNDS * 2)  # also of four bits
             monkeypatch.setattr(product_speed, "_seconds", lambda *_, times=times: next(times))
             for _ in range(2):  # the second one reads what the first has kept
                 packing.useful_copies.cache_clear()

@@ -13,7 +13,7 @@ Norms, embeddings, KV, routers and experts in one tensor stay as they are.
 import math
 import warnings
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import xxhash
@@ -29,13 +29,6 @@ LEAST_SCALE = 1e-30  # A row of zeros has this scale.
 FEW_ROWS = 48  # FBGEMM multiplies faster up to so many rows (docs/models.md).
 BLOCK = 512  # FBGEMM keeps so many inputs together; a part of a block takes the memory of a whole one.
 TRIED_TOKENS = 128  # So many random tokens show the range of each input.
-
-
-class Quantised(NamedTuple):
-    """Rows in steps of their own scales."""
-
-    steps: torch.Tensor  # (R, in) float32, whole numbers from -most to most
-    scale: torch.Tensor  # (R, 1) float32
 
 
 class Int8Linear(torch.nn.Module):
@@ -65,13 +58,14 @@ class Int8Linear(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out), in the same dtype."""
-        rows = quantised(hidden.reshape(-1, self.in_features) * self.smoothing, self._most)  # float32
-        if self.for_few is not None and len(rows.steps) <= FEW_ROWS:
-            product = _product_of_few(rows.steps, self._most, self.for_few)
+        rows = hidden.reshape(-1, self.in_features) * self.smoothing  # float32
+        scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(self._most)  # a norm is far slower
+        steps = rows.div_(scale).round_()
+        if self.for_few is not None and len(steps) <= FEW_ROWS:
+            product = _product_of_few(steps, self._most, self.for_few)
         else:
-            product = _product_of_many(rows.steps, self._most, self._for_many, self.scale, self._zero_points)
-        bias = self._bias
-        out = product.mul_(rows.scale) if bias is None else torch.addcmul(bias, product, rows.scale)
+            product = _product_of_many(steps, self._most, self._for_many, self.scale, self._zero_points)
+        out = product.mul_(scale) if self._bias is None else torch.addcmul(self._bias, product, scale)
         return out.type_as(hidden).view(*hidden.shape[:-1], self.out_features)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -105,18 +99,6 @@ def input_ranges(model: Any) -> dict[torch.nn.Module, torch.Tensor]:
         for hook in hooks:
             hook.remove()
     return found
-
-
-def quantised(rows: torch.Tensor, most: int) -> Quantised:
-    """Rows (R, in) float32 in `most` steps on each side of zero."""
-    scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(_as_tensor(most))  # a norm is far slower
-    return Quantised((rows / scale).round_(), scale)
-
-
-@cache
-def _as_tensor(number: float) -> torch.Tensor:
-    """A number as torch reads it: to convert it in each call takes longer than to divide by it."""
-    return torch.tensor(number, dtype=torch.float32)
 
 
 def _packed_for_many(rounded: torch.Tensor) -> torch.Tensor:

@@ -43,8 +43,6 @@ PASS_ROWS = 256  # The product of so many rows shows whether float16 copies pay 
 PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
 LEVEL = 1.1  # A dtype counts as fast as another one that gains less than this, and a second copy has to gain as much.
 EXPONENT = 15  # The greatest weight of a float16 copy is below 2^15, because float16 ends at 2^16.
-# Weights are multiplied by at most this power of two: beyond it rows could become too small for float32.
-MOST_SHIFT = 60
 # The norm of the changes of an output's weights may be this share of their norm: a float32 sum is rounded by as much.
 LOST = 2.0**-24
 # Outputs weaker than this share of the strongest count as strong as this share: hardly anything is left of them.
@@ -91,47 +89,35 @@ class Float16Copy(NamedTuple):
         return out.type_as(hidden)
 
 
-class CopyForRows(NamedTuple):
-    """A copy of weights, and how many rows are multiplied by it."""
-
-    copy: Float16Copy | Int4Copy
-    most_numbers: float  # of a pass: rows times inputs
-
-    def takes(self, hidden: torch.Tensor) -> bool:
-        """Whether hidden (..., in) is multiplied by it."""
-        return 0 < hidden.numel() <= self.most_numbers
-
-
 class CopiedLinear(torch.nn.Module):
-    """A linear layer that multiplies up to so many rows by a copy of its weights; `many` computes passes of more."""
+    """A linear layer that multiplies up to `most_rows` by a copy of its weights; `many` computes passes of more."""
 
     def __init__(self, many: torch.nn.Module, copy: Float16Copy | Int4Copy, most_rows: float) -> None:
         super().__init__()
-        self.weight, self.bias, self.many = many.weight, many.bias, many
+        self.weight, self.bias, self.many, self.copy = many.weight, many.bias, many, copy
         self.copied_bytes = copy.bytes + getattr(many, "copied_bytes", 0)
-        self.few = CopyForRows(copy, most_rows * self.weight.shape[1])
+        self._most = most_rows * self.weight.shape[1]  # numbers of a pass
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out)."""
-        if self.few.takes(hidden):
-            return self.few.copy.product(hidden)
+        if 0 < hidden.numel() <= self._most:
+            return self.copy.product(hidden)
         out: torch.Tensor = self.many(hidden)
         return out
 
 
-def joined(layers: Sequence[Any]) -> CopyForRows | None:
-    """The product of layers that multiply the same few rows, their outputs behind one another; `None`: there is none.
+def joined(layers: Sequence[Any]) -> Int4Copy | None:
+    """One copy for layers that multiply the same few rows, their outputs behind one another; `None`: there is none.
 
-    The layers then read the weights of this copy, too.
+    It multiplies up to `INT4_ROWS`. The layers then read their weights in it, too.
     """
-    few = [layer.few for layer in layers if type(layer) is CopiedLinear]
-    own = [one.copy for one in few if isinstance(one.copy, Int4Copy)]
+    own = [one.copy for one in layers if type(one) is CopiedLinear and isinstance(one.copy, Int4Copy)]
     if len(own) < len(layers) or (copy := Int4Copy.joined(own)) is None:
         return None
     shares = torch.split(copy.packed, [len(one.packed) for one in own])
     for layer, one, share in zip(layers, own, shares, strict=True):
-        layer.few = layer.few._replace(copy=one._replace(packed=share))
-    return CopyForRows(copy, few[0].most_numbers)
+        layer.copy = one._replace(packed=share)
+    return copy
 
 
 @torch.no_grad()
@@ -158,8 +144,6 @@ def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
 
 def _fits(weights: torch.Tensor, shift: int) -> bool:
     """Whether float16 holds `weights` (out, in) times 2^shift: see `LOST` and `FAINT`."""
-    if abs(shift) > MOST_SHIFT:
-        return False
     norms, lost = [], []
     for part in torch.split(weights, CHECKED_ROWS):
         scaled = part.float() * 2.0**shift
@@ -198,15 +182,16 @@ class Copies(NamedTuple):
 @cache
 def useful_copies(dtype: torch.dtype) -> Copies:
     """Which copies make products of layers in `dtype` faster on this processor."""
-    int4_rows = INT4_ROWS if dtype is torch.bfloat16 and _gain_of_int4() >= LEVEL else 0
-    if dtype not in (torch.float32, torch.bfloat16) or float16_copy(_ones((2, 2), dtype)) is None:
-        return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16(), int4_rows=int4_rows)
     if dtype is torch.float32:
-        return Copies(float16_rows=math.inf if _gain_of_copy(dtype, PASS_SHAPE, PASS_ROWS) >= 1 else FLOAT32_ROWS)
+        pays = _gain_of(Copies(float16_rows=math.inf), dtype, PASS_SHAPE, PASS_ROWS) >= 1
+        return Copies(float16_rows=math.inf if pays else FLOAT32_ROWS)
+    if dtype is not torch.bfloat16:
+        return Copies()
+    int4_rows = INT4_ROWS if _gain_of(Copies(int4_rows=INT4_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL else 0
     if not multiplies_bfloat16():
         return Copies(float16_rows=math.inf, int4_rows=int4_rows)
-    float16_rows = BFLOAT16_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0
-    return Copies(_packs_bfloat16(), float16_rows, int4_rows)
+    pays = _gain_of(Copies(float16_rows=BFLOAT16_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL
+    return Copies(_packs_bfloat16(), BFLOAT16_ROWS if pays else 0, int4_rows)
 
 
 @cache
@@ -214,7 +199,7 @@ def copies_reach_float32() -> bool:
     """Whether a model in bfloat16 that reads float16 copies for any rows here is as fast as the same in float32."""
     if useful_copies(torch.bfloat16).float16_rows < math.inf:
         return False
-    return _gain_of_copy(torch.float32, PASS_SHAPE, PASS_ROWS) >= 1 / LEVEL
+    return _gain_of(Copies(float16_rows=math.inf), torch.float32, PASS_SHAPE, PASS_ROWS) >= 1 / LEVEL
 
 
 @cache
@@ -228,30 +213,18 @@ def _packs_bfloat16() -> bool:
         return False
 
 
-def _gain_of_copy(dtype: torch.dtype, shape: tuple[int, int], rows: int) -> float:
-    """How many times as fast a layer of these inputs and outputs multiplies rows by a float16 copy."""
-
-    def products() -> list[Callable[[torch.Tensor], torch.Tensor]]:
-        plain = _ones(shape, dtype)
-        without = Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
-        return [without.of(plain) or plain, without._replace(float16_rows=math.inf).of(plain) or plain]
-
-    subject = {"float16 copy of": list(shape), "dtype": str(dtype)}
-    return gain_of_second(subject, products, torch.ones((rows, shape[0]), dtype=dtype, device="cpu"))
-
-
-def _gain_of_int4() -> float:
-    """How many times as fast one row is multiplied by weights in four bits as by a float16 copy or the weights."""
-    plain = _ones(ROW_SHAPE, torch.bfloat16)
-    copy = int4_copy(plain)
-    if copy is None:
+def _gain_of(copies: Copies, dtype: torch.dtype, shape: tuple[int, int], rows: int) -> float:
+    """How many times as fast a layer of these inputs and outputs multiplies rows by `copies`; 0 if there are none."""
+    plain = _ones(shape, dtype)
+    layer = copies.of(plain)
+    if layer is None:
         return 0
 
     def products() -> list[Callable[[torch.Tensor], torch.Tensor]]:
-        return [Copies(_packs_bfloat16(), float16_rows=math.inf).of(plain) or plain, copy.product]
+        return [Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16()).of(plain) or plain, layer]
 
-    rows = torch.ones((1, ROW_SHAPE[0]), dtype=torch.bfloat16, device="cpu")
-    return gain_of_second({"int4 copy of": list(ROW_SHAPE)}, products, rows)
+    subject = {"copies": str(copies), "of": list(shape), "dtype": str(dtype)}
+    return gain_of_second(subject, products, torch.ones((rows, shape[0]), dtype=dtype, device="cpu"))
 
 
 def _ones(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Linear:
