@@ -61,9 +61,8 @@ def faster_dtype(
 ) -> DtypeChoice:
     """`own`, a checkpoint's dtype of less than four bytes, or float32: in which this CPU computes the model faster."""
     own_name, config = str(own).removeprefix("torch."), config.get_text_config()
-    model = _without_weights(config)
     if own is torch.bfloat16 and copies_reach_float32() and _heads_share_keys(config):
-        copies = _copied_bytes(model)
+        copies = _copied_bytes(_without_weights(config))
         if copies is not None and (weights == "int8" or copies <= packed_bytes):
             with_copies = (
                 "" if weights == "int8" else "; with copies of its weights this processor is as fast as in float32"
@@ -74,7 +73,7 @@ def faster_dtype(
     if gain < LEVEL:  # float32 needs twice the memory, and its entries twice the bytes
         return DtypeChoice(own_name, f"{own_name}, the checkpoint's own and as fast as float32 here")
     free = available_bytes()
-    needed = 4 * sum(weight.numel() for weight in model.parameters()) + store_bytes + SPARE_BYTES
+    needed = 4 * sum(weight.numel() for weight in _without_weights(config).parameters()) + store_bytes + SPARE_BYTES
     if free is not None and needed > free:
         why = (
             f"{own_name}, the checkpoint's own: float32 would be {gain:.1f} times as fast on this processor, but it "

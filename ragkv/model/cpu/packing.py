@@ -215,13 +215,12 @@ def _packs_bfloat16() -> bool:
 
 def _gain_of(copies: Copies, dtype: torch.dtype, shape: tuple[int, int], rows: int) -> float:
     """How many times as fast a layer of these inputs and outputs multiplies rows by `copies`; 0 if there are none."""
-    plain = _ones(shape, dtype)
-    layer = copies.of(plain)
-    if layer is None:
+    if copies.of(_ones((32, 32), dtype)) is None:
         return 0
 
     def products() -> list[Callable[[torch.Tensor], torch.Tensor]]:
-        return [Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16()).of(plain) or plain, layer]
+        plain, usual = _ones(shape, dtype), Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
+        return [each.of(plain) or plain for each in (usual, copies)]
 
     subject = {"copies": str(copies), "of": list(shape), "dtype": str(dtype)}
     return gain_of_second(subject, products, torch.ones((rows, shape[0]), dtype=dtype, device="cpu"))
