@@ -7,7 +7,6 @@ changed: an adapter works on shallow copies of its layers, which share every wei
 
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -129,11 +128,6 @@ class Adapter:
         if kinds is not None and kinds[layer] != "sliding_attention":
             return None
         return getattr(self.config, "sliding_window", None)
-
-    @cached_property
-    def windows(self) -> tuple[int | None, ...]:
-        """The `window` of each layer: a config is slow to read."""
-        return tuple(self.window(layer) for layer in range(self.layer_count))
 
     def rotates(self, layer: int) -> bool:
         """Whether `layer` uses RoPE."""

@@ -45,18 +45,13 @@ class InTiles(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (1, R, E) -> the same shape."""
-        if self.is_one(hidden):
+        if hidden.shape[1] <= TILE_ROWS:
             return cast(torch.Tensor, self.whole(hidden))
         out = torch.empty_like(hidden)
         for at in range(0, hidden.shape[1], TILE_ROWS):
             pause()
             out[:, at : at + TILE_ROWS] = self.whole(hidden[:, at : at + TILE_ROWS])
         return out
-
-    @staticmethod
-    def is_one(hidden: torch.Tensor) -> bool:
-        """Whether hidden (1, R, E) is a single tile."""
-        return hidden.shape[1] <= TILE_ROWS
 
 
 def attending_view(layer: torch.nn.Module, attention_name: str, in_tiles: bool) -> torch.nn.Module:

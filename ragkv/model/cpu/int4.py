@@ -44,10 +44,11 @@ class Int4Copy(NamedTuple):
     @classmethod
     def joined(cls, copies: Sequence["Int4Copy"]) -> "Int4Copy | None":
         """One product for layers that multiply the same rows; `None` if their outputs fill no whole tiles."""
-        if any(len(copy.packed) % TILE for copy in copies) or len({copy.bias is None for copy in copies}) > 1:
+        biases = [copy.bias for copy in copies if copy.bias is not None]
+        if any(len(copy.packed) % TILE for copy in copies) or len(biases) not in (0, len(copies)):
             return None
         packed, grids = torch.cat([copy.packed for copy in copies]), torch.cat([copy.grids for copy in copies], dim=1)
-        return cls(packed, grids, None if copies[0].bias is None else torch.cat([copy.bias for copy in copies]))
+        return cls(packed, grids, torch.cat(biases) if biases else None)
 
 
 class _Grids(NamedTuple):

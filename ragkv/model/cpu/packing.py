@@ -92,7 +92,9 @@ class Float16Copy(NamedTuple):
 class CopiedLinear(torch.nn.Module):
     """A linear layer that multiplies up to `most_rows` by a copy of its weights; `many` computes passes of more."""
 
-    def __init__(self, many: torch.nn.Module, copy: Float16Copy | Int4Copy, most_rows: float) -> None:
+    def __init__(
+        self, many: "torch.nn.Linear | PackedLinear | CopiedLinear", copy: Float16Copy | Int4Copy, most_rows: float
+    ) -> None:
         super().__init__()
         self.weight, self.bias, self.many, self.copy = many.weight, many.bias, many, copy
         self.copied_bytes = copy.bytes + getattr(many, "copied_bytes", 0)
