@@ -116,7 +116,8 @@ class PlainMlp:
         self._whole: Part = mlp.forward
         self._together = joined([whole.gate_proj, whole.up_proj]) if whole._modules.keys() == MLP_PARTS else None
         if self._together is not None:
-            self._act, self._down = whole.act_fn.forward, whole.down_proj.forward
+            self._act: Part = whole.act_fn.forward
+            self._down: Part = whole.down_proj.forward
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (1, R, E) -> the same shape."""

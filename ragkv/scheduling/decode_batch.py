@@ -37,6 +37,10 @@ class DecodeSlot(Closing):
         self._batch, self._kv, self._record = batch, kv, record
         self.taken = True
 
+    def step(self, token: int) -> torch.Tensor:
+        """The logits (V,) float32 after `token`, as `verify` gives them."""
+        return self.verify(token)[0]
+
     def verify(
         self, token: int, drafts: Sequence[int] = (), meanwhile: Sequence[Callable[[], None]] = ()
     ) -> torch.Tensor:

@@ -207,8 +207,8 @@ class TestErrors:
             with batch.slot(prompt(adapter, length)[0]) as slot:
                 got = []
                 try:
-                    got.append(int(slot.verify(7)[0].argmax()))
-                    got.append(int(slot.verify(8)[0].argmax()))
+                    got.append(int(slot.step(7).argmax()))
+                    got.append(int(slot.step(8).argmax()))
                 except KeyboardInterrupt:
                     return "interrupted"
             return got

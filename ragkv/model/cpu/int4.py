@@ -7,7 +7,7 @@ The products are torch's own for CPUs: bfloat16 rows times four bits, added in f
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -109,12 +109,14 @@ def rounded(weights: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def round_weights(model: torch.nn.Module) -> None:
-    """Put the weights of all linear layers of `model` on grids, but for routers; a head gets its own."""
+def round_weights(model: Any) -> None:
+    """Put the weights of all linear layers of `model` on grids, but for routers and the head, which loses most."""
+    head = model.get_output_embeddings()
     for owner in model.modules():
         for name, part in owner.named_children():
-            if type(part) is torch.nn.Linear and name not in ROUTERS and part.in_features % BLOCK == 0:
-                part.weight = torch.nn.Parameter(rounded(part.weight), requires_grad=False)
+            plain = type(part) is torch.nn.Linear and part is not head and name not in ROUTERS
+            if plain and part.in_features % BLOCK == 0:
+                part.weight.copy_(rounded(part.weight))
 
 
 def _counted(blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor) -> torch.Tensor:

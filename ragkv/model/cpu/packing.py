@@ -96,7 +96,9 @@ class CopiedLinear(torch.nn.Module):
         self, many: "torch.nn.Linear | PackedLinear | CopiedLinear", copy: Float16Copy | Int4Copy, most_rows: float
     ) -> None:
         super().__init__()
-        self.weight, self.bias, self.many, self.copy = many.weight, many.bias, many, copy
+        self.weight: torch.nn.Parameter = many.weight
+        self.bias: torch.nn.Parameter | None = many.bias
+        self.many, self.copy = many, copy
         self.copied_bytes = copy.bytes + getattr(many, "copied_bytes", 0)
         self._most = most_rows * self.weight.shape[1]  # numbers of a pass
 
