@@ -5,7 +5,6 @@ a layer receives keys before RoPE, because the layer gets the identity rotation.
 its position when it is made, and no key is ever rotated back. The KV belongs to one request.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,12 +89,6 @@ class PromptKV:
         new = old.new_empty((1, old.shape[1], capacity, old.shape[3]))
         new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
         return new
-
-    def copy(self) -> "PromptKV":
-        """The same KV, with memory of its own."""
-        made = copy.copy(self)
-        made.keys, made.values = [k_rot.clone() for k_rot in self.keys], [v.clone() for v in self.values]
-        return made
 
     def to_dynamic_cache(self) -> DynamicCache:
         """A `DynamicCache` with S rotated positions in every layer, which shares no memory with this KV."""

@@ -96,8 +96,8 @@ class CopiedLinear(torch.nn.Module):
         self, many: "torch.nn.Linear | PackedLinear | CopiedLinear", copy: Float16Copy | Int4Copy, most_rows: float
     ) -> None:
         super().__init__()
-        self.weight: torch.nn.Parameter = many.weight
-        self.bias: torch.nn.Parameter | None = many.bias
+        self.weight: torch.Tensor = many.weight
+        self.bias: torch.Tensor | None = many.bias
         self.many, self.copy = many, copy
         self.copied_bytes = copy.bytes + getattr(many, "copied_bytes", 0)
         self._most = most_rows * self.weight.shape[1]  # numbers of a pass
@@ -128,8 +128,7 @@ def joined(layers: Sequence[Any]) -> Int4Copy | None:
 def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
     """A copy of a layer's weights; `None` if float16 does not hold them, or if this torch cannot multiply by it."""
     weights, bias = plain.weight.detach(), None if plain.bias is None else plain.bias.detach().float()
-    least, most = (float(end) for end in torch.aminmax(weights)) if weights.numel() else (0.0, 0.0)
-    greatest = max(-least, most)
+    greatest = float(weights.abs().amax()) if weights.numel() else 0.0
     if not 0 < greatest < math.inf:
         return None
     largest = EXPONENT - math.frexp(greatest)[1]

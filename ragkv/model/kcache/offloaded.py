@@ -80,10 +80,6 @@ class OffloadedKV(PromptKV):
         choice = choose(grouped, k_rot[0], self._config.top_n or stop, scaling, softcap, start)
         return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
 
-    def copy(self) -> "OffloadedKV":
-        """The same KV, with memory of its own."""
-        return offload(self, self._config)
-
     def reserve(self, capacity: int) -> None:
         """Grow to `capacity` positions."""
         if capacity <= self.capacity:
