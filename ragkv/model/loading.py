@@ -77,11 +77,9 @@ def load(
         model = model.to(target)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
-    if weights == "int8":
-        int8.round_weights(model, packed_bytes)
-    elif weights == "int4":
+    if weights != "plain":
         remember_rounded_digest(model)
-        int4.round_weights(model)
+        int8.round_weights(model, packed_bytes) if weights == "int8" else int4.round_weights(model)
     return model.eval(), _tokenizer(path)
 
 

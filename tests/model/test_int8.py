@@ -10,7 +10,7 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.model.cpu import int8
 from ragkv.model.cpu.int8 import Int8Linear, round_weights
-from ragkv.model.fingerprint import rounded_digest, weights_digest
+from ragkv.model.fingerprint import remember_rounded_digest, rounded_digest, weights_digest
 from tests import tiny_models
 from tests.model.test_kinds import CHUNKS, COARSE, QUESTION, off
 
@@ -150,6 +150,7 @@ def test_digests_tell_int8_from_plain_and_one_model_from_another() -> None:
     with torch.no_grad():
         changed.model.layers[2].mlp.up_proj.weight[5, 3] += 0.5
     before = rounded_digest(rounded)
+    remember_rounded_digest(rounded)
     round_weights(rounded)
     round_weights(changed)
     assert len({weights_digest(model) for model in (plain, rounded, changed)}) == 3

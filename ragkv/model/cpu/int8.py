@@ -20,7 +20,6 @@ import xxhash
 
 from ragkv.errors import ConfigError
 
-from ..fingerprint import remember_rounded_digest
 from .int4 import ROUTERS
 from .packing import call_packed
 
@@ -189,7 +188,6 @@ def round_weights(model: Any, packed_bytes: int | None = None) -> None:
             f"weights = int8: this {type(model).__name__} has no plain linear layers; it may be quantised already. Set "
             "weights = plain."
         )
-    remember_rounded_digest(model)
     ranges, left = input_ranges(model), math.inf if packed_bytes is None else packed_bytes
     for owner, name, part in found:
         size = part.out_features * math.ceil(part.in_features / BLOCK) * BLOCK
