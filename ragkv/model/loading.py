@@ -79,7 +79,10 @@ def load(
         raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
     if weights != "plain":
         remember_rounded_digest(model)
-        int8.round_weights(model, packed_bytes) if weights == "int8" else int4.round_weights(model)
+    if weights == "int8":
+        int8.round_weights(model, packed_bytes)
+    elif weights == "int4":
+        int4.round_weights(model)
     return model.eval(), _tokenizer(path)
 
 
