@@ -117,7 +117,7 @@ class StoreConfig:
 
     directory: str | None = None  # the disk tier's directory; None: memory tier only
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
-    disk_bytes: int = 20 * GIB  # capacity of the disk tier
+    disk_bytes: int = 20 * GIB  # capacity of the disk tier; on a server documents and KV of a tenant together
     policy: str = "lookahead"  # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
     prefetch: bool = True  # copy what queued requests will read from disk to memory before they start
     ttft_target_ms: float | None = None  # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it

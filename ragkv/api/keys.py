@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Quota:
     """What a tenant may hold; `None`: the server's setting, or no limit."""
 
-    disk_bytes: int | None = None  # of its KV, in the disk tier
+    disk_bytes: int | None = None  # of its documents, with passages and vectors, and of its KV together
     memory_bytes: int | None = None  # of its KV, in the memory tier
     documents: int | None = None  # of all its collections
     sessions: int | None = None  # stored conversations that a client named

@@ -6,17 +6,13 @@ to wait until the minute is over.
 """
 
 import math
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from limits import RateLimitItemPerMinute, WindowStats
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
-
-from ragkv.runtime import Check, acquired, no_check
 
 from .errors import ApiError
 from .keys import Principal
@@ -57,22 +53,15 @@ class QuotaGuard:
     def __init__(self, defaults: QuotaConfig) -> None:
         """`defaults` are the quotas of a tenant that has none of its own."""
         self._defaults = defaults
-        self._ingesting = threading.Lock()  # under a document quota, held from the check to the last document
 
-    @contextmanager
-    def documents(
-        self, principal: Principal, held: Callable[[], int], more: Callable[[], int], check: Check = no_check
-    ) -> Iterator[None]:
-        """Store `more` documents inside the block; raises `ApiError` 403 if they are too many.
-
-        Safe against races: of two requests that each fit alone, only one is accepted.
-        """
-        if self._quota(principal, "documents")[0] is None:
-            yield
-            return
-        with acquired(self._ingesting, check):
-            self.check(principal, "documents", held(), more())
-            yield
+    def check_disk(self, held_bytes: int, limit_bytes: int) -> None:
+        """Raise `ApiError` 403 if the tenant's documents take all of its disk."""
+        if held_bytes >= limit_bytes > 0:  # 0: the operator wants no KV on disk
+            message = (
+                f"The documents take {held_bytes} bytes with their vectors, and documents and KV of this tenant "
+                f"together may take {limit_bytes} (disk_bytes of its quota, or store.disk_bytes). Delete some."
+            )
+            raise ApiError(403, message, "quota_exceeded", "documents")
 
     def check_session(
         self, principal: Principal, session_id: str, exists: Callable[[str], bool], held: Callable[[], Collection[str]]

@@ -14,7 +14,7 @@ from ragkv.prompt import ServedPrompt, cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.types import Answer, Chunk
 
-from .bodies.resources import CitationBody, ReuseBody, SourceBody, SpanBody, TimingBody
+from .bodies.resources import CitationBody, ReuseBody, SourceBody, SpanBody
 
 _MARKER = re.compile(r"\[(\d{1,4})\]")
 _FINAL = re.compile("\u00a0(?:\\[\\d{1,4}\\])+$")
@@ -24,12 +24,6 @@ def title_of(described: Document | DocumentSummary | Passage) -> str | None:
     """The title in the metadata of a document or passage, if it is text."""
     title = described.metadata.get("title")
     return title if isinstance(title, str) else None
-
-
-def page_of(passage: Passage) -> int | None:
-    """The page on which a passage begins, from 1; `None` if its document has no pages."""
-    page = passage.metadata.get("page")
-    return page if isinstance(page, int) and not isinstance(page, bool) else None
 
 
 def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
@@ -43,7 +37,7 @@ def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
             text=hit.passage.text,
             start=hit.passage.span[0],
             end=hit.passage.span[1],
-            page=page_of(hit.passage),
+            page=hit.passage.page,
             score=float(hit.score),
         )
         for number, hit in enumerate(hits, first)
@@ -85,8 +79,7 @@ def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -
         )
         for span in made.spans
     ]
-    reuse, timing = ReuseBody.model_validate(made.reuse), TimingBody.model_validate(made.timing)
-    return {"reuse": reuse, "timing": timing, "prompt": spans}
+    return {"reuse": ReuseBody.model_validate(made.reuse), "timing": made.timing, "prompt": spans}
 
 
 def answer_fields(

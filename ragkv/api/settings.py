@@ -34,20 +34,17 @@ class LimitsConfig:
     documents: int = 64  # documents in one request
     document_chars: int = 2_000_000  # characters of one document
     upload_chars: int = 8_000_000  # characters of all documents to store in one request
-    metadata_chars: int = 20_000  # characters of one document's metadata, as JSON
-    lines: int = 10_000  # lines of a JSONL file, blank ones included
+    metadata_chars: int = 20_000  # characters of one document's metadata, as JSON, and of its source
     nesting: int = 32  # depth of metadata
-    pages: int = 2_000  # pages of a PDF
     inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
     known_chars: int = 16_000_000  # characters of the words of a tenant's passages that are looked for in its messages
     question_chars: int = 100_000  # characters of a question, a query or a message
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     inputs: int = 256  # texts in one embeddings request
     input_chars: int = 1_000_000  # characters of all texts in one embeddings request
-    upload_types: tuple[str, ...] = ()  # accepted file name endings; none: all that `ragkv ingest` reads
 
     def __post_init__(self) -> None:
-        at_least(self, **{f.name: 1 for f in dataclasses.fields(self) if f.name != "upload_types"})
+        at_least(self, **{f.name: 1 for f in dataclasses.fields(self)})
 
 
 @dataclass(frozen=True, slots=True)

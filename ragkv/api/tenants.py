@@ -20,8 +20,8 @@ from ragkv.conversations import Session, SessionInfo
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.home import KnownHome
-from ragkv.retrieval import Embedder
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval import Embedder, Splitter
+from ragkv.retrieval.rag import Rag, splitter_of
 from ragkv.runtime import Closing, LeasePool, make_private_folder
 from ragkv.scheduling import Scheduler
 
@@ -112,6 +112,12 @@ class Tenants(Closing):
     def scheduler(self) -> Scheduler:
         """Which answers run on the model, of any tenant."""
         return self._model.scheduler
+
+    @property
+    def splitter(self) -> Splitter | None:
+        """What splits the documents of all tenants in another process; `None`: it cannot be sent to one."""
+        splitter = splitter_of(self._model, KnownHome.at(self._config.home, self._config.model))
+        return splitter if self._model.model.count_tokens.can_be_pickled else None
 
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:

@@ -19,7 +19,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError, DeadlineError
-from ragkv.runtime import Channel, Check, openmp, release_memory, working_for
+from ragkv.runtime import Channel, Check, openmp, release_memory, stopped_by, working_for
 
 from .errors import CLIENT_GONE, ApiError
 
@@ -257,7 +257,7 @@ class WorkerPool:
     def _on_thread(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
         self._computing.add(context)
         try:
-            with working_for(context.tenant):
+            with working_for(context.tenant), stopped_by(context.check):
                 context.check()
                 return work(context)
         except CancelledError as error:

@@ -32,7 +32,9 @@ def add(
     tenant: Annotated[
         str | None, typer.Option(help="Share this tenant's documents and KV.", show_default="its own")
     ] = None,
-    disk_bytes: Annotated[int | None, typer.Option(min=0, help="KV that the tenant may keep on disk.")] = None,
+    disk_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Documents and KV of the tenant on disk, together.")
+    ] = None,
     memory_bytes: Annotated[int | None, typer.Option(min=0, help="KV that the tenant may keep in memory.")] = None,
     documents: Annotated[int | None, typer.Option(min=0, help="Documents that the tenant may have.")] = None,
     sessions: Annotated[int | None, typer.Option(min=0, help="Conversations that the tenant may have.")] = None,

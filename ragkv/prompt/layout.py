@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.errors import InputError, UnsupportedModelError
-
-from .outside_text import encode_markup, encode_outside
+from ragkv.runtime.outside_text import encode_markup, encode_outside
 
 _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 
@@ -45,10 +44,6 @@ def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int
             return tuple(operator.index(token) for token in text_or_ids)
         except TypeError as error:
             raise InputError(f"Give text or a sequence of integer token ids, not {text_or_ids!r:.80}.") from error
-    if tokenizer is None:
-        raise InputError(
-            "Text was given, but the engine has no tokenizer. Give token ids, or build the engine with a tokenizer."
-        )
     return encode_outside(tokenizer, text_or_ids)
 
 

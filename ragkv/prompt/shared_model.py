@@ -12,8 +12,8 @@ from ragkv.model import Adapter, Context, adapt
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
 from ragkv.model.loading import READER, DtypeChoice
-from ragkv.prompt.layout import encode
 from ragkv.runtime import limit_kernel_caches
+from ragkv.runtime.outside_text import TokenCounter
 from ragkv.scheduling import ModelTurns
 from ragkv.store import Identity, dtype_name
 
@@ -85,6 +85,7 @@ class SharedModel:
         """Digest of the tokenizer: text splits the same under the same id."""
         return self.identity.tokenizer
 
-    def count_tokens(self, text: str) -> int:
-        """How many tokens `text` has, without special tokens. Raises `InputError` without a tokenizer."""
-        return len(encode(self.tokenizer, text))
+    @cached_property
+    def count_tokens(self) -> TokenCounter:
+        """Tells how many tokens a text has, without special tokens. Raises `InputError` without a tokenizer."""
+        return TokenCounter(self.tokenizer)

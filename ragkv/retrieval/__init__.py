@@ -8,7 +8,7 @@
 retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
 """
 
-from .database import Database, look_into, state_of
+from .database import Database, index_bytes, look_into, state_of
 from .documents.files import LOADERS
 from .documents.loaders import load_bytes
 from .documents.reading import ParseLimits
@@ -37,6 +37,7 @@ __all__ = [
     "SentenceTransformerEmbedder",
     "Splitter",
     "Where",
+    "index_bytes",
     "load_bytes",
     "look_into",
     "one_vector",

@@ -1,7 +1,8 @@
 """The index on disk: one SQLite file with documents, passages, vectors and terms. Nothing in it is pickled.
 
 It uses a rollback journal, not a write-ahead log: one file, readable from a read-only directory, and in its old state
-after a kill. Deleted text is overwritten (`secure_delete`), and its terms leave the full-text table.
+after a kill. Deleted text is overwritten (`secure_delete`), its terms leave the full-text table, and the file shrinks.
+What is stored is linear in what was given: source and metadata once for a document, one row for a text.
 """
 
 import json
@@ -16,15 +17,17 @@ from typing import Any
 import numpy as np
 
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.runtime import Closing, FileState, create_private, make_private_folder, sqlite_files
+from ragkv.runtime import Closing, FileState, check_stopped, create_private, make_private_folder, sqlite_files
 
 from .filters import EVERYTHING, Condition
 from .terms import terms
 from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, TextNumbers, Vectors, digest
 
 # A higher `FORMAT` refuses the files of earlier versions.
-FORMAT = "2"
+FORMAT = "3"
 FILE = "index.sqlite"
+# SQLite asks every `STEPS` of its machine whether to go on: about every millisecond.
+STEPS = 2000
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -33,8 +36,7 @@ CREATE TABLE documents (id TEXT PRIMARY KEY, hash TEXT NOT NULL, text TEXT NOT N
 CREATE TABLE texts (number INTEGER PRIMARY KEY AUTOINCREMENT, hash TEXT NOT NULL UNIQUE, text TEXT NOT NULL,
     vectors BLOB);
 CREATE TABLE passages (place INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document_id TEXT NOT NULL,
-    text_number INTEGER NOT NULL, span_start INTEGER NOT NULL, span_end INTEGER NOT NULL, source TEXT NOT NULL,
-    metadata TEXT NOT NULL);
+    text_number INTEGER NOT NULL, span_start INTEGER NOT NULL, span_end INTEGER NOT NULL, page INTEGER, section TEXT);
 CREATE INDEX passages_document ON passages (document_id);
 CREATE INDEX passages_text ON passages (text_number);
 CREATE TABLE files (path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, digest TEXT NOT NULL,
@@ -42,7 +44,7 @@ CREATE TABLE files (path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEG
 CREATE VIRTUAL TABLE terms USING fts5(words, tokenize = "ascii tokenchars '_'");
 """
 
-PASSAGE = """SELECT passages.id, document_id, text, span_start, span_end, source, metadata, text_number
+PASSAGE = """SELECT text_number, passages.id, document_id, text, span_start, span_end, page, section
     FROM passages JOIN texts ON number = text_number"""
 IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
@@ -56,6 +58,8 @@ class Database(Closing):
         self.read_only = read_only
         self._lock = threading.RLock()
         self._vectors: tuple[str, TextNumbers, Vectors] | None = None  # of a revision
+        self._may_stop = False  # whether what runs may end in the middle
+        self._stopped: BaseException | None = None  # why it ended in the middle
         try:
             self._open()
         except StoreError:
@@ -68,6 +72,7 @@ class Database(Closing):
         with self._locked():
             self._connection = self._connect()
             self._connection.executescript("PRAGMA secure_delete = ON; PRAGMA cache_spill = OFF;")
+            self._connection.set_progress_handler(self._must_stop, STEPS)
             if not self._has_tables():
                 self._create()
         if (found := self.fact("format")) != FORMAT:
@@ -98,6 +103,7 @@ class Database(Closing):
     def _create(self) -> None:
         if self.read_only:
             raise self._no_index()
+        self._connection.execute("PRAGMA auto_vacuum = FULL")
         with self.transaction():
             if not self._has_tables():  # another process may have created them
                 for statement in SCHEMA.split(";"):
@@ -118,6 +124,9 @@ class Database(Closing):
             try:
                 yield
             except sqlite3.Error as error:
+                stopped, self._stopped = self._stopped, None
+                if stopped is not None:
+                    raise stopped from None
                 why = str(error)
                 if "readonly" in why:
                     raise StoreReadOnlyError(f"The index at {self.directory} cannot be written: {why}.") from error
@@ -130,12 +139,35 @@ class Database(Closing):
                 raise StoreError(f"The index at {self.directory} failed: {why}. {hint}") from error
 
     @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Inside the block, a statement ends with what `check_stopped` raises."""
+        self._may_stop = True
+        try:
+            yield
+        finally:
+            self._may_stop = False
+
+    def _must_stop(self) -> bool:
+        """Whether the statement that runs must end now: SQLite asks on the thread that runs it."""
+        if self._may_stop:
+            try:
+                check_stopped()
+            except BaseException as error:
+                self._stopped = error
+                return True
+        return False
+
+    @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commits all of the block or nothing, even after a kill. Other writers wait: keep the block short."""
+        """Commits all of the block or nothing, even after a kill. Other writers wait: keep the block short.
+
+        A cancelled request ends it, until it is being committed.
+        """
         with self._locked():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield
+                with self._stoppable():
+                    yield
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
@@ -144,11 +176,12 @@ class Database(Closing):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """All reads of the block see one state, whatever other processes write."""
+        """All reads of the block see one state, whatever other processes write. A cancelled request ends it."""
         with self._locked():
             self._connection.execute("BEGIN")
             try:
-                yield
+                with self._stoppable():
+                    yield
             finally:
                 self._connection.execute("COMMIT")
 
@@ -202,7 +235,17 @@ class Database(Closing):
     def passages(self, document_id: str | None = None) -> list[Passage]:
         """The passages of one document, or all, in order."""
         condition, parameters = ("1", ()) if document_id is None else ("document_id = ?", (document_id,))
-        return [_passage(row) for row in self._rows(f"{PASSAGE} WHERE {condition} ORDER BY place", parameters)]
+        rows = self._rows(f"{PASSAGE} WHERE {condition} ORDER BY place", parameters)
+        return [passage for _, passage in self._passages(rows)]
+
+    def _passages(self, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Passage]]:
+        """Text number and passage of rows of `PASSAGE`. Passages of one document share its source and metadata."""
+        sql = "SELECT id, source, metadata FROM documents WHERE id IN (SELECT value FROM json_each(?))"
+        documents = self._rows(sql, (_json(list({row[2] for row in rows})),))
+        shared = {name: (source, json.loads(metadata)) for name, source, metadata in documents}
+        for number, passage_id, document_id, text, start, end, page, section in rows:
+            source, metadata = shared[document_id]
+            yield number, Passage(passage_id, document_id, text, (start, end), source, metadata, page, section)
 
     def document_page(self, after: int, limit: int) -> list[DocumentSummary]:
         """The next `limit` documents in order of ingestion, after the position `after`; 0: from the beginning."""
@@ -235,7 +278,7 @@ class Database(Closing):
         """The first passage of each text that meets `where`; texts without one are left out. Others are not read."""
         sql = f"""{PASSAGE} WHERE place IN (SELECT min(place) FROM passages
             WHERE text_number IN (SELECT value FROM json_each(?)) AND {where.sql} GROUP BY text_number)"""
-        return {row[-1]: _passage(row) for row in self._rows(sql, [_json(numbers), *where.parameters])}
+        return dict(self._passages(self._rows(sql, [_json(numbers), *where.parameters])))
 
     def text_numbers(self, where: Condition = EVERYTHING) -> list[int]:
         """The texts that have a passage which meets `where`, ascending."""
@@ -315,11 +358,10 @@ class Database(Closing):
         metadata, page_starts = _json(document.metadata), _json(document.page_starts)
         values = (document.id, content_hash, document.text, document.source, metadata, page_starts)
         self._rows("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", values)
-        sql = """INSERT INTO passages (id, document_id, text_number, span_start, span_end, source, metadata)
+        sql = """INSERT INTO passages (id, document_id, text_number, span_start, span_end, page, section)
             VALUES (?, ?, ?, ?, ?, ?, ?)"""
         for one in passages:
-            number = self._put_text(one.text)
-            self._rows(sql, (one.id, document.id, number, *one.span, one.source, _json(one.metadata)))
+            self._rows(sql, (one.id, document.id, self._put_text(one.text), *one.span, one.page, one.section))
 
     def _put_file(self, record: FileRecord) -> None:
         """Adds or replaces the record of a file."""
@@ -361,17 +403,20 @@ def _has_content(file: Path) -> bool:
         return False
 
 
+def index_bytes(directory: Path) -> int:
+    """How many bytes the database in `directory` takes; 0 if there is none."""
+    try:
+        return (directory / FILE).stat().st_size
+    except OSError:
+        return 0
+
+
 def state_of(directory: Path) -> FileState | None:
     """A value that every transaction on the database in `directory` changes; `None` if there is none."""
     try:
         return sqlite_files.state_of(directory / FILE)
     except OSError:
         return None
-
-
-def _passage(row: Sequence[Any]) -> Passage:
-    passage_id, document_id, text, start, end, source, metadata, _ = row
-    return Passage(passage_id, document_id, text, (start, end), source, json.loads(metadata))
 
 
 def _json(value: Any) -> str:

@@ -15,7 +15,9 @@ from ragkv.errors import InputError
 
 COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 OPERATORS = ("eq", "ne", "in", *COMPARISONS)
-COLUMNS = ("document_id", "source")
+# `COLUMNS` are names of metadata that are columns of the table `documents`, and `OF_PASSAGES` those of `passages`.
+COLUMNS = {"document_id": "documents.id", "source": "documents.source"}
+OF_PASSAGES = ("page", "section")
 # SQLite takes an expression of at most 1,000 levels, and each of `MAX_CONDITIONS` is one.
 MAX_CONDITIONS = 256
 NAME_CHARS = 256
@@ -29,6 +31,10 @@ class Condition(NamedTuple):
     sql: str = "1"
     parameters: Sequence[Any] = ()
 
+    def joined(self, other: "Condition") -> "Condition":
+        """Both conditions together."""
+        return Condition(f"{self.sql} AND {other.sql}", [*self.parameters, *other.parameters])
+
 
 # `EVERYTHING` is the condition that all passages meet.
 EVERYTHING = Condition()
@@ -38,22 +44,38 @@ def condition_of(where: Where) -> Condition:
     """The condition that a filter is. Raises `InputError` for an invalid one."""
     if not isinstance(where, Mapping):
         raise InputError(f"A filter is a mapping of metadata names to conditions, not {reprlib.repr(where)}.")
-    conditions, parameters = ["1"], []
+    of_documents, of_passages = Condition(), Condition()
+    count = 0
     for name, wanted in where.items():
         _check_name(name)
         for operator, value in _operators(name, wanted):
-            if name in COLUMNS:
-                items = f"json_each(json_array(passages.{name}))"
+            count += 1
+            values = _values(name, operator, value)
+            if name in OF_PASSAGES:
+                of_passages = of_passages.joined(_condition(name, operator, values))
             else:
-                items = "json_each(passages.metadata, ?)"
-                parameters.append(f"$.{json.dumps(name, ensure_ascii=False)}")
-            negation = "NOT " if operator == "ne" else ""
-            test, parameter = _test(operator, _values(name, operator, value))
-            conditions.append(f"{negation}EXISTS (SELECT 1 FROM {items} AS item WHERE {test})")
-            parameters.append(parameter)
-    if len(conditions) - 1 > MAX_CONDITIONS:
-        raise InputError(f"The filter has {len(conditions) - 1} conditions; at most {MAX_CONDITIONS} are possible.")
-    return Condition(" AND ".join(conditions), parameters)
+                of_documents = of_documents.joined(_condition(name, operator, values))
+    if count > MAX_CONDITIONS:
+        raise InputError(f"The filter has {count} conditions; at most {MAX_CONDITIONS} are possible.")
+    sql = f"document_id IN (SELECT id FROM documents WHERE {of_documents.sql})"
+    return Condition(sql, of_documents.parameters).joined(of_passages)
+
+
+def _condition(name: str, operator: str, values: list[Any]) -> Condition:
+    """One condition, over the table `documents` or `passages`."""
+    test, parameter = _test(operator, values)
+    path = f"$.{json.dumps(name, ensure_ascii=False)}"
+    if name in COLUMNS:
+        items, parameters = f"json_each(json_array({COLUMNS[name]}))", [parameter]
+    elif name in OF_PASSAGES:  # a document's own metadata may have the name, too
+        above = "(SELECT metadata FROM documents WHERE id = document_id)"
+        own = f"passages.{name}"
+        items = f"json_each(iif({own} IS NULL, {above}, json_object('{name}', {own})), ?)"
+        parameters = [path, parameter]
+    else:
+        items, parameters = "json_each(documents.metadata, ?)", [path, parameter]
+    negation = "NOT " if operator == "ne" else ""
+    return Condition(f"{negation}EXISTS (SELECT 1 FROM {items} AS item WHERE {test})", parameters)
 
 
 def _check_name(name: str) -> None:

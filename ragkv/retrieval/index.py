@@ -11,7 +11,7 @@ The index knows no models, tokenizers or KV. A caller that stores KV of passages
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,6 +153,7 @@ class Index(Database):
         self,
         documents: Iterable[Document],
         *,
+        split: Mapping[str, list[Passage]] | None = None,
         progress: Progress | None = None,
         check: Check = no_check,
         file: FileRecord | None = None,
@@ -166,11 +167,12 @@ class Index(Database):
         in several calls. What `check` raises between two batches ends the call: no document is changed, and the vectors
         computed so far are kept for the next call.
 
+        `split` has the passages of documents, by their ids, that this splitter has split already.
         `on_forget` is called with `forgotten_passages` before the change is committed, and undoes it if it raises.
         Without `embed` new texts are found by BM25 only, until `embed` is called.
         """
         with self._writer(check):
-            plan = self._plan(documents, check)
+            plan = self._plan(documents, split or {}, check)
             gone = self._vanished(file, plan) if file is not None else []
             texts = (passage.text for passage in plan.passages)
             embedded = self._embed(texts, progress, check) if embed else 0
@@ -246,7 +248,7 @@ class Index(Database):
             with lock:
                 yield
 
-    def _plan(self, documents: Iterable[Document], check: Check) -> _Plan:
+    def _plan(self, documents: Iterable[Document], split: Mapping[str, list[Passage]], check: Check) -> _Plan:
         """Finds new and changed documents and splits them; writes nothing."""
         plan = _Plan()
         for document in documents:
@@ -266,7 +268,8 @@ class Index(Database):
                 plan.unchanged.append(document.id)
                 continue
             (plan.added if stored is None else plan.changed).append(document.id)
-            plan.writes.append((document, content_hash, self._splitter.split(document, check)))
+            passages = split.get(document.id) or self._splitter.split(document, check)
+            plan.writes.append((document, content_hash, passages))
         return plan
 
     def _vanished(self, file: FileRecord, plan: _Plan) -> list[str]:

@@ -8,7 +8,7 @@ import bisect
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePath
@@ -22,8 +22,9 @@ from .values import Document, Passage, digest
 # then stripped from it).
 PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
-# `TITLE_CHARS` of a heading are in the metadata of each passage below it.
+# Of a heading `TITLE_CHARS` are kept, and of all headings above a passage together `SECTION_CHARS`.
 TITLE_CHARS = 200
+SECTION_CHARS = 250
 # `_FENCE` is a line that opens or closes code, also in a quotation, or has nothing at all.
 _FENCE = re.compile(r"[> \t]*(`{3,}[^`]*|~{3,}.*)?")
 
@@ -58,12 +59,11 @@ class Splitter:
             text = document.text[start:end]
             passage_id = digest(document.id, text, str(occurrences[text]))
             occurrences[text] += 1
-            metadata = dict(document.metadata)
-            if above := bisect.bisect_right(headings, start):
-                metadata["section"] = sections[above - 1]
-            if document.page_starts:
-                metadata["page"] = bisect.bisect_right(document.page_starts, start)  # from 1
-            passages.append(Passage(passage_id, document.id, text, (start, end), document.source, metadata))
+            page = bisect.bisect_right(document.page_starts, start) or None
+            above = bisect.bisect_right(headings, start)
+            section = _section(sections[above - 1]) if above else None
+            place = ((start, end), document.source, document.metadata, page, section)
+            passages.append(Passage(passage_id, document.id, text, *place))
         return passages
 
     def _spans(self, text: str, markdown: bool, check: Check) -> Iterator[tuple[int, int]]:
@@ -161,14 +161,20 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
         offset += len(line) + 1
 
 
-def _sections(text: str) -> tuple[list[int], list[str]]:
-    """Where each heading stands, and the section that begins there ("Guide > Install"), for citations."""
-    places, sections, path = list[int](), list[str](), list[tuple[int, str]]()
+def _sections(text: str) -> tuple[list[int], list[tuple[str, ...]]]:
+    """Where each heading stands, and the titles from the top down to it."""
+    places, sections, path = list[int](), list[tuple[str, ...]](), list[tuple[int, str]]()
     for place, level, title in _headings(text):
         path = [(above, name) for above, name in path if above < level] + [(level, title)]
         places.append(place)
-        sections.append(" > ".join(name for _, name in path))
+        sections.append(tuple(name for _, name in path))
     return places, sections
+
+
+def _section(titles: Sequence[str]) -> str:
+    """The section of a citation, as in "Guide > Install". Each passage has one, so of a long one the end is kept."""
+    joined = " > ".join(titles)
+    return joined if len(joined) <= SECTION_CHARS else f"...{joined[-SECTION_CHARS:]}"
 
 
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:

@@ -89,8 +89,16 @@ class Passage:
     text: str
     span: tuple[int, int]  # start, end: character offsets in the document's text
     source: str = ""  # the document's
-    metadata: Metadata = field(default_factory=dict, hash=False)  # the document's, with `page` and `section` if known
+    document_metadata: Metadata = field(default_factory=dict, hash=False)  # one mapping for all of its passages
+    page: int | None = None  # where it begins, from 1, if the format has pages
+    section: str | None = None  # the headings above it, as in "Guide > Install"
     __repr__ = brief
+
+    @property
+    def metadata(self) -> Metadata:
+        """The document's metadata, with the passage's own `page` and `section` if they are known."""
+        own = {"page": self.page, "section": self.section}
+        return {**self.document_metadata, **{name: value for name, value in own.items() if value is not None}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from . import openmp
 from .addresses import is_loopback
-from .batches import Check, acquired, never_urgent, no_check
+from .batches import Check, acquired, check_stopped, never_urgent, no_check, stopped_by
 from .brief import brief
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
@@ -28,6 +28,7 @@ __all__ = [
     "available_bytes",
     "brief",
     "cache_folder",
+    "check_stopped",
     "cores",
     "counted",
     "cpu_features",
@@ -51,6 +52,7 @@ __all__ = [
     "run_in_thread",
     "seconds_of",
     "state_of",
+    "stopped_by",
     "sync",
     "total_bytes",
     "working_for",

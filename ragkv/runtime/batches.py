@@ -40,3 +40,18 @@ def never_urgent() -> Iterator[None]:
 def may_be_urgent() -> bool:
     """Whether this thread is outside `never_urgent`."""
     return not getattr(_thread, "never_urgent", False)
+
+
+@contextmanager
+def stopped_by(check: Check) -> Iterator[None]:
+    """Inside the block, what `check` raises ends this thread's work also where it has no batches, as in a query."""
+    _thread.stop = check
+    try:
+        yield
+    finally:
+        _thread.stop = no_check
+
+
+def check_stopped() -> None:
+    """Raise what the check of `stopped_by` raises."""
+    getattr(_thread, "stop", no_check)()

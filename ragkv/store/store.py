@@ -269,6 +269,12 @@ class Store(Closing):
         stats = [tier.stats() for tier in self._durable]
         return min(inf if one.capacity_bytes is None else one.capacity_bytes - (one.used_bytes or 0) for one in stats)
 
+    def leave_disk(self, size_bytes: int) -> None:
+        """Leave so many of `disk_bytes` to what lies next to the entries, such as documents."""
+        for tier in self._local:
+            if isinstance(tier, DiskTier):
+                tier.leave(size_bytes)
+
     def speeds(self) -> dict[str, float]:
         """The recent speeds of the remote tiers in bytes a second, by kind, as far as they were measured."""
         found = {tier.kind.value: tier.speed() for tier in self._remote}

@@ -1,4 +1,4 @@
-"""/v1/ask gives the engine's answer with sources and report; /v1/compare times the prompt both ways."""
+"""/v1/ask gives the engine's answer with sources and report."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from ragkv.retrieval.rag import Rag
 from tests.retrieval import sample_files
 from tests.retrieval.fakes import HashEmbedder
 
-from .helpers import corpus, entries, events, filled, questions
+from .helpers import corpus, events, filled, questions
 
 ASKED = {"question": "Who built the harbour of Oro?", "collection": "facts"}
 
@@ -117,16 +117,6 @@ def test_a_wrong_ask_request_is_refused_and_names_the_field(
     filled(client)
     response = client.post("/v1/ask", json={**ASKED, **changed})
     assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
-
-
-def test_compare_times_the_same_prompt_both_ways_and_stores_nothing(client: TestClient) -> None:
-    filled(client)
-    before = entries(client)
-    got = client.post("/v1/compare", json=ASKED).json()
-    assert got["full"]["reuse"]["compute"] == 1.0 > got["fused"]["reuse"]["compute"]
-    assert got["full"]["reuse"]["tokens"] == got["fused"]["reuse"]["tokens"]
-    assert all(got[way]["timing"]["first_token_s"] > 0 for way in got)
-    assert client.get("/v1/sessions").json()["data"] == [] and entries(client) == before
 
 
 def test_sources_and_citations_of_a_document_with_pages_name_the_page(client: TestClient) -> None:

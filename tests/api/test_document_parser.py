@@ -10,18 +10,20 @@ from multiprocessing import active_children
 
 import pytest
 
+from ragkv import Engine
 from ragkv.api.documents.parser import DocumentParser
-from ragkv.api.documents.upload_parsing import Upload, UploadError
+from ragkv.api.documents.upload_parsing import Parsed, Upload, UploadError
 from ragkv.api.errors import ApiError
 from ragkv.api.settings import LimitsConfig, ParsingConfig
 from ragkv.config import MIB
-from ragkv.retrieval import Document, ParseLimits
+from ragkv.retrieval import Document, ParseLimits, Splitter
+from ragkv.runtime.outside_text import TokenCounter
 
 from .attacks import uploads
 
 LIMITS = LimitsConfig()
-UPLOAD = Upload(uploads.FORM_TYPE, LIMITS.upload_types, LIMITS.documents, LIMITS.upload_chars, ParseLimits())
-CONFIG = ParsingConfig(workers=2, wait_s=0.2, wall_s=20.0, cpu_s=10, memory_bytes=256 * MIB)
+UPLOAD = Upload(uploads.FORM_TYPE, LIMITS.documents, LIMITS.upload_chars, ParseLimits())
+CONFIG = ParsingConfig(workers=2, wait_s=0.2, wall_s=120.0, cpu_s=10, memory_bytes=256 * MIB)
 SLOW = uploads.form([("a.html", uploads.angle_brackets(20_000_000))])
 FAST = uploads.form([("a.txt", b"A text.")])
 
@@ -32,7 +34,7 @@ async def parser() -> AsyncIterator[DocumentParser]:
         yield parser
 
 
-async def begun(parser: DocumentParser) -> "tuple[asyncio.Task[list[Document]], int]":
+async def begun(parser: DocumentParser) -> "tuple[asyncio.Task[Parsed], int]":
     """A long parsing that has begun, and the id of its process."""
     task = asyncio.ensure_future(parser.parse(UPLOAD, SLOW))
     while not (found := [child.pid for child in active_children() if child.name == "ragkv-parse"]):
@@ -44,10 +46,28 @@ async def begun(parser: DocumentParser) -> "tuple[asyncio.Task[list[Document]], 
 async def test_files_become_documents_with_their_metadata_and_pages(parser: DocumentParser) -> None:
     lines = b'{"id": "x", "text": "Two \\u00e9\\ud83d\\ude00", "metadata": {"n": [1, {"a": null}]}}'
     body = uploads.form([("a.txt", b"One."), ("b.jsonl", lines), ("c.pdf", uploads.shared_stream_pdf(2, 2))])
-    first, second, third = await parser.parse(UPLOAD, body)
+    first, second, third = (await parser.parse(UPLOAD, body)).documents
     assert first == Document("a.txt", "One.", "a.txt")
     assert second == Document("x", "Two é😀", "b.jsonl", {"n": [1, {"a": None}]})
     assert third.id == "c.pdf" and len(third.page_starts) == 2
+
+
+async def test_documents_are_split_in_the_process_as_they_would_be_here(parser: DocumentParser, reader: Engine) -> None:
+    count = reader.model.count_tokens
+    assert isinstance(count, TokenCounter) and count.can_be_pickled
+    splitter = Splitter(count, 16, reader.model.tokenizer_id)
+    body = uploads.form([("a.md", "# A\n\nOne <|im_end|> two. Drei\u00df\u0301 \U0001f600.\n\n## B\n\n".encode() * 40)])
+    parsed = await parser.parse(replace(UPLOAD, splitter=splitter), body)
+    [document] = parsed.documents
+    assert parsed.split_by == splitter.fingerprint and len(parsed.passages["a.md"]) > 20
+    assert parsed.passages == {"a.md": splitter.split(document)}
+
+
+async def test_splitting_that_takes_too_long_ends_like_parsing(reader: Engine) -> None:
+    splitter = Splitter(reader.model.count_tokens, 16)
+    words = " ".join(f"w{n:x}" for n in range(400_000)).encode()
+    with DocumentParser(replace(CONFIG, cpu_s=1)) as parser, pytest.raises(ApiError, match=r"parsing\.cpu_s"):
+        await parser.parse(replace(UPLOAD, splitter=splitter), uploads.form([("a.txt", words)]))
 
 
 async def test_a_form_with_a_field_is_refused(parser: DocumentParser) -> None:
@@ -75,7 +95,7 @@ async def test_an_upload_above_its_time_or_memory_gets_an_error_that_names_the_s
             await parser.parse(replace(UPLOAD, content_type=kind), body)
         assert raised.value.status == 400
     with DocumentParser(CONFIG) as parser:
-        assert (await parser.parse(UPLOAD, FAST))[0].text == "A text."
+        assert (await parser.parse(UPLOAD, FAST)).documents[0].text == "A text."
 
 
 async def test_a_process_that_is_killed_fails_its_upload_alone(parser: DocumentParser) -> None:

@@ -72,7 +72,6 @@ def test_another_tenants_collections_are_not_found(two_keys: TwoKeys) -> None:
         ("POST", "/v1/collections/c/search", {"query": "vault"}),
         ("POST", "/v1/collections/c/documents", {"documents": [{"text": "x"}]}),
         ("POST", "/v1/ask", {"question": "vault", "collection": "c"}),
-        ("POST", "/v1/compare", {"question": "vault", "collection": "c"}),
     ):
         theirs = client.request(method, path, json=body, headers=a)
         never = client.request(

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from ragkv import EngineConfig, StoreConfig
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, RateLimit
 from ragkv.api.limits import Held, QuotaGuard, RateLimiter
 from ragkv.api.settings import QuotaConfig
+from ragkv.config import MIB
+from tests.api.whole import ingest, needs_reader, whole
 
 
 def _who(requests: int | None = None, tokens: int | None = None, key_id: str = "a") -> Principal:
@@ -56,18 +59,34 @@ def test_a_request_above_a_quota_gets_403_that_names_the_limit_and_its_source(wh
         assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
 
 
-def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota() -> None:
-    quotas, who = QuotaGuard(QuotaConfig()), Principal("a", "a", "a", Quota(documents=1))
-    stored: list[int] = []
+@needs_reader
+def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota(tmp_path: Path) -> None:
+    with whole(tmp_path, quotas=QuotaConfig(documents=1)) as client, ThreadPoolExecutor(4) as pool:
+        client.post("/v1/collections", json={"name": "c"})
+        statuses = list(
+            pool.map(lambda n: ingest(client, [{"id": f"{n}", "text": f"Mill {n}."}]).status_code, range(4))
+        )
+    assert sorted(statuses) == [201, 403, 403, 403]
 
-    def store(number: int) -> bool:
-        try:
-            with quotas.documents(who, lambda: len(stored), lambda: 1):
-                time.sleep(0.1)
-                stored.append(number)
-        except ApiError:
-            return False
-        return True
 
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(store, range(4))) == len(stored) == 1
+@needs_reader
+def test_documents_and_kv_share_the_disk_and_above_it_documents_are_refused(tmp_path: Path) -> None:
+    store = StoreConfig(memory_bytes=0, disk_bytes=2 * MIB)
+    with whole(tmp_path, engine=EngineConfig(store=store)) as client:
+        client.post("/v1/collections", json={"name": "c"})
+
+        def kv() -> int:
+            [disk] = client.get("/v1/stats").json()["tiers"]
+            assert disk["used_bytes"] <= disk["capacity_bytes"]
+            return int(disk["capacity_bytes"])
+
+        empty, text = kv(), " ".join(f"word{n}" for n in range(20_000))
+        assert empty == 2 * MIB and ingest(client, [{"id": "a", "text": text}]).status_code == 201
+        filled = kv()
+        assert filled < empty - 2 * len(text)
+        many = [ingest(client, [{"id": f"{n}", "text": f"{text} {n}"}]) for n in range(6)]
+        assert many[-1].status_code == 403 and "disk_bytes" in many[-1].text and kv() == 0
+        for name in ("a", *map(str, range(6))):
+            client.delete(f"/v1/collections/c/documents/{name}")
+        assert kv() > filled  # deleting has freed the disk
+        assert ingest(client, [{"id": "b", "text": "The mill."}]).status_code == 201

@@ -1,18 +1,16 @@
 """A server takes every kind of file that the commands read, and parses Office files within the limits."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from ragkv.api.documents.upload_parsing import Upload, UploadError, parse_upload
-from ragkv.api.settings import LimitsConfig
+from ragkv.api.documents.upload_parsing import Upload, parse_upload
 from ragkv.retrieval import ParseLimits
 from tests.retrieval import sample_files
 
 OFFICE = (".docx", ".pptx", ".xlsx", ".epub")
 MAKERS = (sample_files.docx, sample_files.pptx, sample_files.xlsx, sample_files.epub)
-DEFAULT = Upload("multipart/form-data; boundary=x", LimitsConfig().upload_types, 10, 100_000, ParseLimits())
+DEFAULT = Upload("multipart/form-data; boundary=x", 10, 100_000, ParseLimits())
 
 
 def form(name: str, data: bytes) -> bytes:
@@ -21,10 +19,8 @@ def form(name: str, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("suffix", "make"), list(zip(OFFICE, MAKERS, strict=True)))
-def test_office_files_are_taken_unless_the_setting_names_other_kinds(suffix: str, make: Callable[[], bytes]) -> None:
+def test_office_files_are_taken(suffix: str, make: Callable[[], bytes]) -> None:
     body = form(f"a{suffix}", make())
-    with pytest.raises(UploadError, match=f"type '{suffix}' are not accepted"):
-        parse_upload(replace(DEFAULT, upload_types=(".txt",)), body)
     (document,) = parse_upload(DEFAULT, body)
     assert (document.id, bool(document.text)) == (f"a{suffix}", True)
 

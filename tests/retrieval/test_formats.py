@@ -163,13 +163,6 @@ def test_a_file_without_its_extra_says_what_to_install(
         load(tmp_path, name, b"PK")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.xlsx"])
-def test_the_rows_of_a_table_are_limited(tmp_path: Path, name: str) -> None:
-    data = sample_files.xlsx() if name.endswith("xlsx") else b"a\nb\nc\nd\n"
-    with pytest.raises(DocumentLimitError, match="lines"):
-        load(tmp_path, name, data, limits=ParseLimits(lines=3))
-
-
 def test_every_loader_turns_noise_into_one_error_and_never_into_another_exception(tmp_path: Path) -> None:
     noise = bytes(range(256)) * 8
     for suffix in LOADERS:

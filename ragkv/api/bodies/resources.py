@@ -10,6 +10,7 @@ from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat, parse
 from ragkv.retrieval import RETRIEVERS
 from ragkv.scheduling.encoding import WarmReport
+from ragkv.types import Timing
 
 from ..errors import ApiError
 from .documents import RequestPart, Strict
@@ -29,9 +30,12 @@ RetrieverName = Annotated[
 ]
 
 
-class FusionOptions(RequestPart):
-    """How the prompt's KV is made from stored KV."""
+class ReuseOptions(RequestPart):
+    """How the prompt's KV is made, and which stored KV may be used."""
 
+    reuse: ReuseMode = Field(
+        default="fused", description="fused; prefix: only what is exact; none: full recompute of the prompt."
+    )
     ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
         default=None,
         description="Share of fused tokens to recompute. null: the load controller chooses; left out: the setting.",
@@ -43,23 +47,10 @@ class FusionOptions(RequestPart):
     @property
     def engine_options(self) -> AnswerOptions:
         """The engine's options. A ratio of null is passed on; a ratio that was left out is not."""
-        options: AnswerOptions = {"selector": self.selector}
+        options: AnswerOptions = {"selector": self.selector, "reuse": self.reuse}
         if "ratio" in self.model_fields_set:
             options["ratio"] = self.ratio
         return options
-
-
-class ReuseOptions(FusionOptions):
-    """How the prompt's KV is made, and which stored KV may be used."""
-
-    reuse: ReuseMode = Field(
-        default="fused", description="fused; prefix: only what is exact; none: full recompute of the prompt."
-    )
-
-    @property
-    def engine_options(self) -> AnswerOptions:
-        """The engine's options."""
-        return {**super().engine_options, "reuse": self.reuse}
 
 
 class NamedSchema(RequestPart):
@@ -120,15 +111,10 @@ class RetrievalBody(Search):
     )
 
 
-class CompareRequest(RetrievalBody, FusionOptions):
-    """A question whose prompt is timed both ways."""
-
-    question: str = Field(min_length=1, description="The question.", examples=["When was the Iron Bridge opened?"])
-
-
-class AskRequest(CompareRequest, ReuseOptions):
+class AskRequest(RetrievalBody, ReuseOptions):
     """A question over a collection."""
 
+    question: str = Field(min_length=1, description="The question.", examples=["When was the Iron Bridge opened?"])
     session_id: SessionId | None = Field(
         default=None, description="The conversation to continue or to start.", examples=["s1"]
     )
@@ -163,14 +149,10 @@ class CitationBody(BaseModel):
     answer_end: int | None = Field(description="End of the cited part of the answer, if it is known.")
 
 
-class EngineValue(BaseModel):
-    """A value of the engine; `model_validate` reads it from an object with the same attributes."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-
-class ReuseBody(EngineValue):
+class ReuseBody(BaseModel):
     """How the prompt's tokens were obtained. The first four counts are disjoint and sum to `tokens`."""
+
+    model_config = ConfigDict(from_attributes=True)  # `model_validate` reads it from the engine's `Reuse`
 
     exact: int = Field(description="Reused, and equal to what a full prefill computes.")
     fused: int = Field(description="Reused as stored, without attention to the tokens before them.")
@@ -185,20 +167,6 @@ class ReuseBody(EngineValue):
     compute: float = Field(description="Computed row-layers divided by those of a full prefill.")
     notes: list[str] = Field(description="Remarks on this report, such as damaged entries and fallbacks.")
     decision: list[str] = Field(description="Why the load controller chose this ratio, if it was asked.")
-
-
-class TimingBody(EngineValue):
-    """Where the time went, in seconds."""
-
-    queue_s: float = Field(description="Waiting for the model while other requests have it.")
-    lookup_s: float = Field(description="Finding the stored entries.")
-    load_s: float = Field(description="Waiting for their KV to be read.")
-    fuse_s: float = Field(description="Rotating keys, and selecting the tokens to recompute.")
-    prefill_s: float = Field(description="The whole prefill, `load_s` and `fuse_s` included.")
-    first_token_s: float = Field(description="TTFT: from the call of the engine to the first token.")
-    decode_s: float = Field(description="From the first token to the last.")
-    drafted: int = Field(description="Tokens that were proposed because they followed in the prompt, and verified.")
-    accepted: int = Field(description="How many of them were right.")
 
 
 class SpanBody(BaseModel):
@@ -216,16 +184,11 @@ class SpanBody(BaseModel):
     why: str | None = Field(description="Why a chunk is computed instead of reused.")
 
 
-class Measured(EngineValue):
-    """A prefill, measured."""
-
-    timing: TimingBody
-    reuse: ReuseBody
-
-
-class PrefillReport(Measured):
+class PrefillReport(BaseModel):
     """A prefill, with the spans of its prompt."""
 
+    timing: Timing
+    reuse: ReuseBody
     prompt: list[SpanBody] = Field(description="The spans of the prompt, in order.")
 
 
@@ -252,13 +215,6 @@ class AskText(BaseModel):
 
 class AskResponse(AnswerReport, AskText):
     """An answer, then its report."""
-
-
-class CompareResponse(BaseModel):
-    """The same prompt made both ways, one after the other."""
-
-    fused: Measured = Field(description="From stored KV.")
-    full: Measured = Field(description="Computed in full.")
 
 
 class IngestResponse(BaseModel):

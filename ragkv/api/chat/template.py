@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.prompt.constraints import CallSyntax
-from ragkv.prompt.outside_text import cuts_between, encode_markup, pieces_of
+from ragkv.runtime.outside_text import cuts_between, encode_markup, pieces_of
 
 from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 

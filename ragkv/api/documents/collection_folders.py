@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragkv.errors import InputError
-from ragkv.retrieval import look_into, state_of
+from ragkv.retrieval import index_bytes, look_into, state_of
 from ragkv.runtime import make_private_folder, replace_file, sync
 
 from ..bodies import resources as schemas
@@ -68,10 +68,6 @@ class CollectionFolders:
         """Whether it is a collection of this tenant, or was one."""
         return key.path.parent == self._folder or key.path == self._home / "index"
 
-    def is_current(self, key: CollectionKey) -> bool:
-        """Whether its name still means this collection of the tenant."""
-        return self.key(DEFAULT_COLLECTION if key.created is None else key.path.name) == key
-
     def info(self, name: str) -> schemas.CollectionBody | None:
         """The collection as it is listed, `None` if there is none."""
         key = self.key(name)
@@ -87,6 +83,10 @@ class CollectionFolders:
     def documents(self) -> int:
         """The number of documents in all collections."""
         return sum(info.documents for info in map(self.info, self.names()) if info is not None)
+
+    def size_bytes(self) -> int:
+        """What all collections take on disk: documents, passages, terms and vectors."""
+        return sum(index_bytes(key.path) for name in self.names() if (key := self.key(name)) is not None)
 
     def create(self, name: str, check: Callable[[int], None]) -> bool:
         """Create a collection unless it exists; whether it was created.

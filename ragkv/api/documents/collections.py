@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ragkv.engine import Engine
-from ragkv.errors import DeadlineError, StoreError
-from ragkv.retrieval import Document, IngestReport, Passage
+from ragkv.errors import DeadlineError, QueueError, StoreError
+from ragkv.retrieval import IngestReport, Passage
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
 from ragkv.scheduling.encoding import WarmReport
@@ -24,6 +24,7 @@ from ragkv.store import EntryKey
 from ..errors import not_found
 from .collection_folders import CollectionFolders, CollectionKey
 from .deletions import DeletionJournal
+from .upload_parsing import Parsed
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ FILES = 5  # An open collection has so many: its database, a journal while it is
 FEWEST = 4  # So many collections are kept open even if the process may have very few files open.
 AT_ONCE_S = 5.0  # An upload waits so long for the KV of its documents; what is left then is computed later.
 RESUMED = 4096  # After a start the KV of at most `RESUMED` passages is made without a question: they wait in memory.
-LOOK_S = 5.0  # A tenant looks this often whether other processes deleted collections that are open here.
 
 
 CollectionPool = LeasePool[CollectionKey, Rag]
@@ -60,11 +60,11 @@ class Collections(Closing):
         self._engine, self._open_index, self._pool = engine, open_index, pool
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
         self._dropping = threading.Lock()
-        self._looked_at = time.monotonic()
         self._closing = threading.Event()
         self._resuming = threading.Thread(target=self._resume, name="ragkv-resume", daemon=True)
         for leftover in self.folders.leftovers():  # a kill interrupted its deletion
             self._erase(leftover)
+        self._leave_disk()
 
     def texts(self) -> Iterator[str]:
         """The texts of all passages in all collections, some of them more than once."""
@@ -77,8 +77,10 @@ class Collections(Closing):
 
         Raises `ApiError` 404 if there is none; `param` is the request field that names it.
         """
-        self._close_deleted()
         key = self.folders.key(name)
+        for old in self._opened():
+            if old != key and old.path.name == name:  # another process deleted it: its files take space
+                self._pool.discard(old, wait=False)
         if key is None:
             raise not_found("collection", name, param)
         try:
@@ -97,11 +99,17 @@ class Collections(Closing):
         self._erase(self.folders.rename(name, key))
         return True
 
-    def ingest(self, rag: Rag, documents: Iterable[Document], check: Check = no_check) -> IngestReport:
-        """Store documents in a leased collection, without the KV. What `check` raises leaves the index as it was."""
+    def ingest(self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check) -> IngestReport:
+        """Store documents in a leased collection, without the KV. What `check` raises leaves the index as it was.
+
+        `allow` raises if the tenant may not store them: of two requests that each fit alone, only one is accepted.
+        """
+        split = parsed.passages if parsed.split_by == rag.splitter.fingerprint else None
         with acquired(self._dropping, check):
-            report = rag.index.ingest(documents, check=check, on_forget=self._note)
+            allow()
+            report = rag.index.ingest(parsed.documents, split=split, check=check, on_forget=self._note)
             self._drop(passage.text for passage in report.forgotten_passages)
+        self._leave_disk()
         return report
 
     def warm(self, name: str, rag: Rag, report: IngestReport, check: Check = no_check) -> WarmReport:
@@ -110,7 +118,11 @@ class Collections(Closing):
         What takes longer than `AT_ONCE_S`, or than `check` allows by a `QueueError`, is left to the background, behind
         what questions miss. Nothing is evicted for it.
         """
-        ends, chunks = time.monotonic() + AT_ONCE_S, rag.chunks((*report.added, *report.changed, *report.unchanged))
+        ends, ids = time.monotonic() + AT_ONCE_S, (*report.added, *report.changed, *report.unchanged)
+        try:
+            chunks = rag.chunks(ids, check)
+        except QueueError:  # the documents are stored all the same
+            return WarmReport(0, 0, 0, left=sum(len(rag.index.passages(each)) for each in ids))
 
         def go_on() -> None:
             check()
@@ -133,6 +145,7 @@ class Collections(Closing):
         with self._dropping:
             removal = rag.index.delete(document_ids, self._note)
             self._drop(passage.text for passage in removal.forgotten_passages)
+        self._leave_disk()
         return removal
 
     def drop_if_deleted(self, name: str, texts: Iterable[str]) -> None:
@@ -149,15 +162,6 @@ class Collections(Closing):
             self._resuming.join()
         for key in self._opened():
             self._pool.discard(key, wait=False)
-
-    def _close_deleted(self) -> None:
-        """Close what other processes deleted: open files keep descriptors, memory and disk space."""
-        if time.monotonic() - self._looked_at < LOOK_S:
-            return
-        self._looked_at = time.monotonic()
-        for key in self._opened():
-            if not self.folders.is_current(key):
-                self._pool.discard(key, wait=False)
 
     def _resume(self) -> None:
         """Hand the passages that lack KV to the background encoder, until this is closed."""
@@ -222,6 +226,11 @@ class Collections(Closing):
         except Exception:
             log.exception("collection_erase_failed")
         self.folders.erase(folder)
+        self._leave_disk()
+
+    def _leave_disk(self) -> None:
+        """Leave to KV what documents do not take of the tenant's disk."""
+        self._engine.store.leave_disk(self.folders.size_bytes())
 
 
 def _close(collection: Rag) -> None:

@@ -1,4 +1,4 @@
-"""Documents in a request's body, JSON or files in a form: parsed in processes that can be stopped.
+"""Documents in a request's body, JSON or files in a form: parsed and split in processes that can be stopped.
 
 No file can stop the server or take its memory. Each upload gets a process of its own (pebble), forked from a server
 that knows no model. A process that exceeds its time or memory is killed; the error says which setting that was. One
@@ -20,20 +20,21 @@ from anyio import to_thread
 from fastapi import Request
 from pebble import ProcessExpired, concurrent
 
-from ragkv.retrieval import Document, ParseLimits
+from ragkv.retrieval import ParseLimits, Splitter
 from ragkv.runtime import Closing
 
 from ..errors import ApiError
 from ..keys import Principal
 from ..settings import LimitsConfig, ParsingConfig
 from ..work import TenantLimiter, consume_exception, unless_disconnected
-from .upload_parsing import FORM, Upload, UploadError, parse_alone, parse_upload
+from .upload_parsing import FORM, Parsed, Upload, UploadError, parse_alone, parse_upload
 
 log = logging.getLogger(__name__)
 
-Parsing = Future[list[Document] | UploadError | None]  # as `parse_alone` returns it
+Parsing = Future[Parsed | UploadError | None]  # as `parse_alone` returns it
 
 RETRY_AFTER_S = 5
+LIBRARIES = ("langchain_text_splitters", "tokenizers")  # They are loaded once, before the first upload.
 SMALL_BYTES = 1 << 16  # A JSON body up to this size is parsed here, faster than its way to a process and back.
 # How a process ends that the system killed for its CPU time, or a library in Rust because it got no memory.
 _ENDS = {-signal.SIGXCPU: "cpu_s", -signal.SIGABRT: "memory_bytes"}
@@ -46,7 +47,7 @@ class DocumentParser(Closing):
         self._config = config
         self._limiter = TenantLimiter(config.workers, max(1, config.workers - 1))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([parse_alone.__module__])
+        context.set_forkserver_preload([parse_alone.__module__, *LIBRARIES])
         # pebble's types call its `context` by another name than its code does.
         process: Any = concurrent.process
         in_process = process(name="ragkv-parse", daemon=True, timeout=config.wall_s, context=context)
@@ -67,8 +68,8 @@ class DocumentParser(Closing):
                 raise ApiError(503, message, "uploads_busy", retry_after_s=RETRY_AFTER_S) from None
             yield
 
-    async def parse(self, upload: Upload, body: bytes) -> list[Document]:
-        """The documents of an upload that has a place.
+    async def parse(self, upload: Upload, body: bytes) -> Parsed:
+        """The documents of an upload that has a place, and their passages.
 
         Raises `UploadError`, and `ApiError` if time or memory is used up. If the task is cancelled, the process is
         killed.
@@ -136,16 +137,16 @@ class DocumentParser(Closing):
 
 
 async def documents_in(
-    request: Request, parser: DocumentParser, limits: LimitsConfig, principal: Principal
-) -> list[Document]:
+    request: Request, parser: DocumentParser, limits: LimitsConfig, principal: Principal, splitter: Splitter | None
+) -> Parsed:
     """The documents of a request's body. Raises `ApiError`."""
     one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
     kind = request.headers.get("content-type", "")
-    upload = Upload(kind, limits.upload_types, limits.documents, limits.upload_chars, one)
+    upload = Upload(kind, limits.documents, limits.upload_chars, one, splitter)
     size = request.headers.get("content-length", "")
     try:
         if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
-            return parse_upload(upload, await _body(request))
+            return Parsed(parse_upload(upload, await _body(request)))
         async with parser.place(principal.tenant):
             parsing = asyncio.ensure_future(parser.parse(upload, await _body(request)))
             parsing.add_done_callback(consume_exception)

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
@@ -23,7 +23,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
-from ragkv.retrieval import LOADERS, Document, ParseLimits, load_bytes
+from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
 from ragkv.retrieval.documents.files import KNOWN, has_loader
 
 from ..bodies.documents import DocumentIn, DocumentsIn
@@ -46,10 +46,19 @@ class Upload:
     """What is known of a body before it is parsed."""
 
     content_type: str
-    upload_types: tuple[str, ...]  # accepted file name endings; none: of every file that has a loader
     documents: int  # the most documents
     chars: int  # the most characters of all documents together
     limits: ParseLimits  # of each document and file
+    splitter: Splitter | None = None  # splits the documents in the process; None: they are split when they are stored
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The documents of an upload."""
+
+    documents: list[Document]
+    passages: dict[str, list[Passage]] = field(default_factory=dict)  # by the documents' ids, if they are split
+    split_by: str = ""  # the splitter's fingerprint
 
 
 class UploadError(Exception):
@@ -60,11 +69,15 @@ class UploadError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
 
-def parse_alone(upload: Upload, body: bytes, cpu_s: int, memory_bytes: int) -> list[Document] | UploadError | None:
-    """The documents of one upload, or why it is refused; `None` if the memory was not enough."""
+def parse_alone(upload: Upload, body: bytes, cpu_s: int, memory_bytes: int) -> Parsed | UploadError | None:
+    """The documents of one upload and their passages, or why it is refused; `None` if the memory was not enough."""
     try:
         _limit_this_process(cpu_s, memory_bytes)
-        return parse_upload(upload, body)
+        documents, splitter = parse_upload(upload, body), upload.splitter
+        if splitter is None:
+            return Parsed(documents)
+        passages = {document.id: splitter.split(document) for document in documents}
+        return Parsed(documents, passages, splitter.fingerprint)
     except UploadError as error:
         return error
     except BaseException as error:
@@ -101,7 +114,7 @@ def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
     kind, options = parse_options_header(upload.content_type)
     if kind.decode("latin-1").lower() == FORM:
         for name, data in _form_files(body, options.get(b"boundary", b""), upload.documents):
-            yield from _file_documents(_checked_name(name, upload.upload_types), data, upload.limits)
+            yield from _file_documents(_checked_name(name), data, upload.limits)
     else:
         given = DocumentsIn.model_validate_json(body or b"null").documents
         _check_total("documents", len(given), upload.documents, "documents")
@@ -129,15 +142,13 @@ def _file_documents(name: str, data: bytes, limits: ParseLimits) -> Iterator[Doc
         yield replace(found, id=found.id.removeprefix(folder), source=found.source.removeprefix(folder))
 
 
-def _checked_name(given: str, upload_types: tuple[str, ...]) -> str:
+def _checked_name(given: str) -> str:
     """The last part of a file's name, without any path before it."""
     name = PurePosixPath(given.replace("\\", "/")).name.strip()
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
         raise UploadError(400, f"{given[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters.")
-    suffix = Path(name).suffix.lower()
-    if not has_loader(Path(name)) or (upload_types and suffix not in upload_types):
-        accepted = " ".join(kind for kind in upload_types if kind in LOADERS) or KNOWN
-        message = f"Files of type {suffix[:20]!r} are not accepted: {name[:80]!r}. Accepted: {accepted}."
+    if not has_loader(Path(name)):
+        message = f"Files of type {Path(name).suffix[:20]!r} are not accepted: {name[:80]!r}. Accepted: {KNOWN}."
         raise UploadError(415, message, "files")
     return name
 
@@ -188,15 +199,13 @@ def _virtual_bytes() -> int | None:
         return None
 
 
-_IDLE_BYTES = _virtual_bytes()  # The size before a body is there: the fork server imports this module.
-
-
 def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
     """No written files, no child processes, no environment, no log; so much CPU time and memory.
 
     It ends at the first signal, and with the fork server, which ends with the server: also if that was killed.
     """
     os.environ.clear()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads
     os.nice(NICENESS)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for output in (1, 2):  # libraries quote what they read
@@ -209,8 +218,8 @@ def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NPROC: 0,
     }
-    if _IDLE_BYTES is not None:
-        limits[resource.RLIMIT_AS] = _IDLE_BYTES + memory_bytes
+    if (held := _virtual_bytes()) is not None:  # the body and the tokenizer are there already
+        limits[resource.RLIMIT_AS] = held + memory_bytes
     # It ends by SIGXCPU, which says why, also if the server was killed meanwhile; at the second number by SIGKILL.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     for kind, most in limits.items():

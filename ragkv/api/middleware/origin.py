@@ -26,7 +26,7 @@ class OriginMiddleware(HTTPMiddleware):
     def __init__(self, app: ASGIApp, service: Service) -> None:
         super().__init__(app, service)
         self._hosts = {host.lower() for host in service.config.hosts}
-        self._origins = {_origin(origin) for origin in service.config.cors_origins}
+        self._origins = {origin.lower().rstrip("/") for origin in service.config.cors_origins}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -38,9 +38,10 @@ class OriginMiddleware(HTTPMiddleware):
                 "`hosts`, or make keys with `ragkv keys add`.",
                 "host_not_allowed",
             )
-        origin = headers.get("origin")
-        if origin is not None and scope["method"] not in SAFE_METHODS:
-            self._check_origin(origin, host)
+        origin = headers.get("origin", f"://{host}").lower()
+        # A browser leaves the same ports out of both; "null" is the origin of no server.
+        if scope["method"] not in SAFE_METHODS and origin.partition("://")[2] != host.lower():
+            self._check_allowed(origin)
         await self._app(scope, receive, send)
 
     def _is_known_host(self, name: str) -> bool:
@@ -51,16 +52,13 @@ class OriginMiddleware(HTTPMiddleware):
         # A name can be made to resolve to this server; an address cannot.
         return not self._service.config.is_private and _is_address(name)
 
-    def _check_origin(self, text: str, host: str) -> None:
-        """Raise `ApiError` 403 unless the origin is this server's own, whatever its scheme, or is in `cors_origins`."""
-        origin = _origin(text)
-        own = None if origin is None else _origin(f"{origin[0]}://{host}")
-        if origin is None or (origin not in self._origins and origin != own):
-            raise ApiError(
-                403,
-                f"A page of {text[:100]!r} may not change anything here. If it should, add it to `cors_origins`.",
-                "cross_origin",
+    def _check_allowed(self, origin: str) -> None:
+        """Raise `ApiError` 403 unless the origin, which is not this server's own, is in `cors_origins`."""
+        if origin not in self._origins:
+            message = (
+                f"A page of {origin[:100]!r} may not change anything here. If it should, add it to `cors_origins`."
             )
+            raise ApiError(403, message, "cross_origin")
 
 
 def _host_name(host: str) -> str:
@@ -69,19 +67,6 @@ def _host_name(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
-
-
-def _origin(text: str) -> tuple[str, str, int] | None:
-    """Scheme, host name and port of an origin; `None` for text such as "null" that is not an origin."""
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        return None
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    if default is None or not parts.hostname:
-        return None
-    return parts.scheme, parts.hostname.lower(), port or default
 
 
 def _is_address(name: str) -> bool:

@@ -81,12 +81,13 @@ export function measure(body, follows) {
     "Measure against full recompute",
   );
   const note = el("p", { class: "note", role: "status" });
+  const prefilled = (/** @type {string} */ reuse) => post("ask", { ...body, reuse, max_tokens: 1 });
   async function run() {
     button.disabled = true;
     note.textContent = "Measuring: the same prompt, both ways …";
     try {
       const result = await patiently(
-        () => post("compare", body),
+        async () => ({ fused: await prefilled("fused"), full: await prefilled("none") }),
         (_, left) => {
           note.textContent = left ? `The server is busy. Measuring in ${left} s …` : "Measuring …";
         },

@@ -1,4 +1,4 @@
-"""/v1/ask and /v1/compare: a question over a collection, and what reuse saves for it."""
+"""/v1/ask: a question over a collection."""
 
 import uuid
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -7,17 +7,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ragkv.prompt import AnswerOptions, ServedPrompt
+from ragkv.prompt import ServedPrompt
 from ragkv.retrieval import Hit
 from ragkv.runtime import Check
-from ragkv.types import Answer, Chunk, TokenEvent
+from ragkv.types import Chunk, TokenEvent
 
 from ..answers import check_filter, check_text, max_tokens_of, session_of, stream_answer
-from ..bodies.resources import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
+from ..bodies.resources import AskRequest, AskResponse, PrefillReport
 from ..errors import as_api_error, check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
 from ..service import PrincipalDep, ServiceDep
-from ..settings import LimitsConfig
 from ..sse import EventStream, format_event
 from ..tenants import Tenant
 from ..work import WorkContext
@@ -43,7 +42,9 @@ async def ask(
 ) -> AskResponse | Response:
     """Retrieve passages, fuse their stored KV, and answer with sources, citations and a report."""
     limits = service.config.limits
-    _check(body, limits)
+    check_text(body.question, limits, "question")
+    check_at_most(body.k, limits.documents, "k", "documents")
+    check_filter(body.filter, limits)
     max_tokens, notes = max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
@@ -78,28 +79,6 @@ async def ask(
     return await service.answer_pool.run_stream(request, work, AskResponse)
 
 
-@router.post("/compare", summary="Time a question's prompt both ways")
-async def compare(
-    body: CompareRequest, request: Request, service: ServiceDep, principal: PrincipalDep
-) -> CompareResponse:
-    """Make the prompt of `/v1/ask` from stored KV, then in full, to the first token. No conversation is changed."""
-    _check(body, service.config.limits)
-
-    def work(context: WorkContext) -> CompareResponse:
-        with service.tenants.lease(principal) as tenant:
-            _, chunks = _retrieve(tenant, body, context.check)
-
-            def measure(options: AnswerOptions) -> Measured:
-                options["max_new_tokens"] = 1
-                *_, answer = stream_answer(context, tenant.engine, body.question, chunks, None, **options)
-                assert isinstance(answer, Answer)
-                return Measured.model_validate(answer)
-
-            return CompareResponse(fused=measure(body.engine_options), full=measure({"reuse": "none"}))
-
-    return await service.answer_pool.run(request, work)
-
-
 async def _as_text(items: AsyncGenerator[NamedEvent | AskResponse, None]) -> AsyncGenerator[str, None]:
     try:
         async for item in items:
@@ -113,16 +92,10 @@ async def _as_text(items: AsyncGenerator[NamedEvent | AskResponse, None]) -> Asy
         await items.aclose()
 
 
-def _retrieve(tenant: Tenant, body: CompareRequest, check: Check) -> tuple[Sequence[Hit], list[Chunk]]:
+def _retrieve(tenant: Tenant, body: AskRequest, check: Check) -> tuple[Sequence[Hit], list[Chunk]]:
     """The passages for a question, and their chunks."""
     with tenant.engine.scheduler.request(), tenant.collections.lease(body.collection, "collection") as rag:
         hits = rag.retrieve(
             body.question, body.k, retriever=body.retriever, where=body.filter, order=body.order, check=check
         )
         return hits, [rag.chunk(hit.passage) for hit in hits]
-
-
-def _check(body: CompareRequest, limits: LimitsConfig) -> None:
-    check_text(body.question, limits, "question")
-    check_at_most(body.k, limits.documents, "k", "documents")
-    check_filter(body.filter, limits)

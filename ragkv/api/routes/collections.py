@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from ragkv.retrieval import Document, DocumentSummary, Index
+from ragkv.retrieval import DocumentSummary, Index
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check
 
@@ -12,6 +12,7 @@ from ..answers import check_filter, check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
 from ..documents.parser import documents_in
+from ..documents.upload_parsing import Parsed
 from ..errors import check_at_most, not_found
 from ..keys import Principal
 from ..reports import sources_of, title_of
@@ -117,8 +118,9 @@ async def add_documents(
     name: CollectionName, request: Request, service: ServiceDep, executor: TenantExecutorDep
 ) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged ones cost nothing."""
-    documents = await documents_in(request, service.parser, service.config.limits, executor.principal)
-    return await executor.run_batches(lambda tenant, check: _ingest(tenant, executor.principal, name, documents, check))
+    splitter = service.tenants.splitter
+    parsed = await documents_in(request, service.parser, service.config.limits, executor.principal, splitter)
+    return await executor.run_batches(lambda tenant, check: _ingest(tenant, executor.principal, name, parsed, check))
 
 
 @router.get("/{name}/documents", summary="List documents")
@@ -191,17 +193,17 @@ async def search(
     return await executor.run_batches(work)
 
 
-def _ingest(
-    tenant: Tenant, principal: Principal, name: str, documents: list[Document], check: Check
-) -> schemas.IngestResponse:
+def _ingest(tenant: Tenant, principal: Principal, name: str, parsed: Parsed, check: Check) -> schemas.IngestResponse:
     with tenant.collections.lease(name) as collection:
         index = collection.index
 
-        def new_documents() -> int:
-            return len({document.id for document in documents if index.document(document.id) is None})
+        def allow() -> None:
+            ids, folders = {document.id for document in parsed.documents}, tenant.collections.folders
+            new = len(ids - index.document_hashes(ids).keys())
+            tenant.quotas.check(principal, "documents", folders.documents(), new)
+            tenant.quotas.check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
 
-        with tenant.quotas.documents(principal, tenant.collections.folders.documents, new_documents, check):
-            report = tenant.collections.ingest(collection, documents, check)
+        report = tenant.collections.ingest(collection, parsed, check, allow)
         warmed = tenant.collections.warm(name, collection, report, check)
     if report.forgotten_passages:
         tenant.chat.forget_requests()  # unnamed conversations may contain the replaced texts

@@ -45,7 +45,7 @@ def _named(path: str, headers: Mapping[str, str], fields: dict[str, Any]) -> tup
     for number, message in enumerate(messages):
         if message["role"] == "user":  # the messages up to the first question are the same in all turns
             return "messages", messages[: number + 1]
-    return ("collection", fields.get("collection", DEFAULT_COLLECTION)) if path in ("/v1/ask", "/v1/compare") else None
+    return ("collection", fields.get("collection", DEFAULT_COLLECTION)) if path == "/v1/ask" else None
 
 
 def rank(key: str, loads: Mapping[str, int]) -> list[str]:

@@ -14,7 +14,6 @@ def load_jsonl(content: FileContent) -> Loaded:
     """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become metadata."""
     seen: dict[str, tuple[str, int]] = {}  # id -> what the first line with it holds, and the number of this line
     for number, line in enumerate(_lines(content), start=1):
-        content.limits.check("lines", number, f"{content.path}: the number of lines")
         if not line.strip():
             continue
         try:

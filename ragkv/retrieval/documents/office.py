@@ -48,7 +48,6 @@ def load_pptx(content: FileContent) -> Loaded:
     with content.parsing("PPTX"):
         archive = _archive(content)
         slides = pptx.Presentation(io.BytesIO(content.data)).slides
-        content.limits.check("pages", len(slides), f"{content.path}: the number of slides")
         for number, slide in enumerate(slides, start=1):
             with part(lost, f"slide {number}"):
                 found = [text for shape in slide.shapes for text in _shape_texts(shape)]
@@ -79,16 +78,15 @@ def load_xlsx(content: FileContent) -> Loaded:
         book = openpyxl.load_workbook(io.BytesIO(content.data), read_only=True, data_only=True)
         for sheet in book.worksheets:
             with part(lost, f"sheet {sheet.title}"):
-                if lines := "\n".join(lines_of(_rows(content, sheet))):
+                if lines := "\n".join(lines_of(_rows(sheet))):
                     sheets.append(f"# {sheet.title}\n\n{lines}")
         title = _title(archive, CORE)
     yield content.document("\n\n".join(sheets), {"format": "markdown", "title": title}, lost)
 
 
-def _rows(content: FileContent, sheet: Any) -> Iterator[list[str]]:
+def _rows(sheet: Any) -> Iterator[list[str]]:
     sheet.reset_dimensions()  # a file may declare a million empty columns
-    for number, row in enumerate(sheet.iter_rows(values_only=True), start=1):
-        content.limits.check("lines", number, f"{content.path}: the number of rows of a sheet")
+    for row in sheet.iter_rows(values_only=True):
         yield ["" if value is None else str(value) for value in row]
 
 

@@ -23,7 +23,6 @@ def load_pdf(content: FileContent) -> Loaded:
 def _page_texts(content: FileContent, reader: Any, lost: list[str]) -> Iterator[str]:
     """The text of each page. The limits are checked before a page's text is extracted, which is the slow part."""
     limits, inflated, chars = content.limits, 0, 0
-    limits.check("pages", len(reader.pages), f"{content.path}: the number of pages")
     for number, page in enumerate(reader.pages, start=1):
         text = ""
         with part(lost, f"page {number}"):

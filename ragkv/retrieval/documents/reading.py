@@ -48,10 +48,8 @@ class ParseLimits:
     """
 
     document_chars: int | None = None  # characters of one document
-    metadata_chars: int | None = None  # characters of one document's metadata, as JSON
-    lines: int | None = None  # lines of a JSONL file, blank ones included; rows of a table
+    metadata_chars: int | None = None  # characters of one document's metadata, as JSON, and of its source
     nesting: int | None = None  # depth of JSON values
-    pages: int | None = None  # pages of a PDF, slides
     inflated_bytes: int | None = None  # unpacked contents of a file; a stream that PDF pages share counts each time
 
     def check(self, limit: str, amount: int, what: str) -> None:
@@ -66,7 +64,7 @@ class ParseLimits:
         if self.nesting is not None:
             self.check("nesting", _depth(document.metadata, self.nesting + 1), f"{name}: the nesting of its metadata")
         if self.metadata_chars is not None:
-            chars = len(json.dumps(document.metadata, ensure_ascii=False))
+            chars = len(json.dumps(document.metadata, ensure_ascii=False)) + len(document.source)
             self.check("metadata_chars", chars, f"{name}: the size of its metadata in characters")
 
 

@@ -1,7 +1,7 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
-from .rag import Rag, RagAnswer, RagIngestReport
+from .rag import Rag, RagAnswer, RagIngestReport, splitter_of
 
 __all__ = [
     "FileOptions",
@@ -12,4 +12,5 @@ __all__ = [
     "RagIngestReport",
     "nothing_read",
     "printable",
+    "splitter_of",
 ]

@@ -64,23 +64,20 @@ class Rag(Closing):
     ) -> None:
         """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used.
 
-        Chunks have at most `chunk_tokens` tokens; `None`: as many as the `home` says (a new one of smollm2: 128), else
-        512 (128 for the bundled reader, which was trained on such). The home keeps what documents are ingested with.
+        Chunks have at most `chunk_tokens` tokens; `None`: as `splitter_of` says. The home keeps what documents are
+        ingested with.
         """
         check_kind("engine", engine, Engine)
-        tokens = (
-            chunk_tokens or (home and home.made_with.get("chunk_tokens")) or (128 if engine.model.is_reader else 512)
-        )
+        self.splitter = splitter_of(engine, home, chunk_tokens)
 
         @functools.cache
         def keep() -> None:
             if home is not None:
-                home.keep(engine.config, tokens, embedder.folder if embedder else None)
+                home.keep(engine.config, self.splitter.tokens, embedder.folder if embedder else None)
 
         self.engine, self._closing = engine, ExitStack()
-        self._splitter = Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.tokenizer_id)
         read_only = engine.config.store.read_only
-        self.index = Index(directory, self._splitter, embedder, read_only=read_only, before_write=keep)
+        self.index = Index(directory, self.splitter, embedder, read_only=read_only, before_write=keep)
 
     @classmethod
     def open(
@@ -147,7 +144,7 @@ class Rag(Closing):
         passages, and then the KV, as `encode` computes it.
         """
         options = options or FileOptions()
-        reader = FileReader(self.index, self._forget, options, self._splitter.fingerprint)
+        reader = FileReader(self.index, self._forget, options, self.splitter.fingerprint)
         reader.run(paths)
         if options.on_indexed is not None:
             options.on_indexed()
@@ -247,10 +244,13 @@ class Rag(Closing):
         """
         return self.engine.entries.retain(self.chunks())
 
-    def chunks(self, document_ids: Iterable[str] | None = None) -> list[Chunk]:
-        """The chunks of the passages of documents; `None`: of all."""
-        ids = (None,) if document_ids is None else document_ids
-        return [self.chunk(passage) for each in ids for passage in self.index.passages(each)]
+    def chunks(self, document_ids: Iterable[str] | None = None, check: Check = no_check) -> list[Chunk]:
+        """The chunks of the passages of documents, without metadata; `None`: of all. `check` is called before each."""
+        ids, found = (None,) if document_ids is None else document_ids, list[Chunk]()
+        for passage in (passage for each in ids for passage in self.index.passages(each)):
+            check()
+            found.append(self.engine.chunk(passage.text))
+        return found
 
     def chunk(self, passage: Passage) -> Chunk:
         """The engine's chunk of a passage."""
@@ -265,6 +265,17 @@ class Rag(Closing):
     def _forget(self, passages: Iterable[Passage]) -> int:
         """Delete the KV of passages, and return how many entries were deleted."""
         return self.engine.delete([self.chunk(passage) for passage in passages])
+
+
+def splitter_of(engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None) -> Splitter:
+    """What splits documents for an engine.
+
+    Chunks have at most `chunk_tokens` tokens; `None`: as many as the `home` says (a new one of smollm2: 128), else 512
+    (128 for the bundled reader, which was trained on such).
+    """
+    known = home.made_with.get("chunk_tokens") if home is not None else None
+    tokens = chunk_tokens or known or (128 if engine.model.is_reader else 512)
+    return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.tokenizer_id)
 
 
 def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:

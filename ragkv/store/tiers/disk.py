@@ -50,6 +50,7 @@ class DiskTier(LocalTier[None]):
         Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be written.
         """
         super().__init__(capacity_bytes, policy, clock)
+        self._capacity_bytes = capacity_bytes  # of which others may take some
         self._write_lock = threading.Lock()  # one put at a time: no other put uses the space made for it
         self._write_failed = False
         self._closed = False
@@ -97,6 +98,11 @@ class DiskTier(LocalTier[None]):
                 if self._closed or not self._ledger.make_space(item, self._clock()):
                     return False
             return self._write(item, record)
+
+    def leave(self, size_bytes: int) -> None:
+        """Leave so much of the capacity to what is stored elsewhere, and evict what has no room any more."""
+        with self._write_lock, self._lock:
+            self._ledger.resize(max(0, self._capacity_bytes - size_bytes), self._clock())
 
     def served(self, turn: TurnSize) -> None:
         with self._write_lock:  # not between making space and writing

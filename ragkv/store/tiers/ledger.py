@@ -101,6 +101,12 @@ class Ledger(Generic[P]):
             self.cancel(item, now)
         return wanted
 
+    def resize(self, capacity_bytes: int, now: float) -> None:
+        """Change the capacity, and evict what does not fit any more and is not pinned."""
+        self.capacity_bytes = capacity_bytes
+        while self.used_bytes > max(capacity_bytes, self._pinned_bytes):
+            self._take(self._victim(now), 0, None, now)
+
     def add(self, item: Item, payload: P, now: float) -> None:
         """Add an item after `make_space` made space for it."""
         assert item.key not in self._slots

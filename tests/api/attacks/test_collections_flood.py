@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.documents.collections import CollectionPool
+from ragkv.api.documents.upload_parsing import Parsed
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Quota
 from ragkv.retrieval import Document
@@ -151,7 +152,7 @@ def test_a_deletion_hides_the_collection_and_waits_for_requests_that_use_it(read
                 assert search(client, "facts").status_code == client.delete("/v1/collections/facts").status_code == 404
                 assert client.get("/v1/collections").json()["data"] == []
                 assert client.post("/v1/collections", json={"name": "facts"}).status_code == 409
-                tenant.collections.ingest(collection, [Document("late", "The new harbour.")])
+                tenant.collections.ingest(collection, Parsed([Document("late", "The new harbour.")]))
                 assert deletion.is_alive() and len(collection.retrieve("harbour", 1)) == 1
             deletion.join(30)
             assert not deletion.is_alive()
@@ -168,7 +169,7 @@ def test_documents_for_a_collection_that_another_process_deletes_get_404(reader:
             tenant.collections.lease("facts") as collection,
         ):
             delete_and_create_in_another_process(tmp_path)
-            tenant.collections.ingest(collection, [Document("late", "The new harbour.")])
+            tenant.collections.ingest(collection, Parsed([Document("late", "The new harbour.")]))
         assert client.get("/v1/collections/facts").json()["documents"] == 0
 
 
@@ -189,10 +190,7 @@ def delete_and_create_in_another_process(home: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(home)], check=True)
 
 
-def test_a_collection_that_another_process_replaced_is_opened_again(
-    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ragkv.api.documents.collections.LOOK_S", 0.0)
+def test_a_collection_that_another_process_replaced_is_opened_again(reader: Engine, tmp_path: Path) -> None:
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         assert search(client, "facts").json()["hits"]

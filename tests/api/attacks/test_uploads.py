@@ -65,10 +65,8 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
         lambda up: send_file(up, "a.pdf", uploads.inflating_pdf(20, 70_000_000)),
         "limits.inflated_bytes",
     ),
-    "many-pages": (lambda up: send_file(up, "a.pdf", uploads.pages_pdf(3_000, uploads.stream(b""))), "limits.pages"),
     "angle-brackets": (lambda up: send_file(up, "a.html", uploads.angle_brackets(8_000_000)), "parsing.cpu_s"),
     "many-json-lines": (lambda up: send_file(up, "a.jsonl", uploads.many_lines(400_000)), "limits.documents"),
-    "blank-lines": (lambda up: send_file(up, "a.jsonl", b"\n" * 8_000_000), "limits.lines"),
     "long-text": (lambda up: send_file(up, "a.txt", b"word " * 5_000_000), "limits.document_chars"),
     "long-texts": (
         lambda up: send(up, uploads.form([(f"{n}.txt", b"word " * 390_000) for n in range(8)]), FORM),

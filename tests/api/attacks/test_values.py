@@ -85,14 +85,13 @@ def up(reader: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tes
         ({"a": 10**30}, "compares with"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/collections/facts/search", "/v1/ask", "/v1/compare", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/collections/facts/search", "/v1/ask", "/v1/chat/completions"])
 def test_a_filter_that_is_too_large_gets_400_that_names_the_limit(
     up: TestClient, path: str, where: Any, names: str
 ) -> None:
     bodies: dict[str, Any] = {
         "/v1/collections/facts/search": {"query": "x", "filter": where},
         "/v1/ask": {**ASK, "filter": where},
-        "/v1/compare": {"question": "x", "collection": "facts", "filter": where},
         "/v1/chat/completions": {**CHAT, "rag": {"collection": "facts", "filter": where}},
     }
     response = up.post(path, json=bodies[path])

@@ -83,7 +83,8 @@ def test_a_comparison_leaves_out_the_waiting_and_says_so(asked: Any) -> None:
     """With the waiting, this would show 15.1 times."""
     ask(asked)
     found = {"fused": measured(0.1, 0.09, 20), "full": measured(2.82, 0.19, 100)}
-    asked.route("**/v1/compare", lambda route: route.fulfill(json=found))
+    sides = {"fused": found["fused"], "none": found["full"]}
+    asked.route("**/v1/ask", lambda route: route.fulfill(json=sides[route.request.post_data_json["reuse"]]))
     asked.click(".measure")
     asked.wait_for_selector(".comparison")
     text = asked.locator(".comparison").inner_text()
