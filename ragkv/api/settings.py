@@ -53,8 +53,8 @@ class ParsingConfig:
 
     workers: int = 2  # processes at once; one tenant uses all but one of them, if there are several
     wait_s: float = 30.0  # seconds an upload may wait for one of them; its body is not read before
-    wall_s: float = 60.0  # seconds the parsing of one upload may take
-    cpu_s: int = 20  # seconds of CPU time it may take
+    wall_s: float = 180.0  # seconds the parsing and splitting of one upload may take
+    cpu_s: int = 60  # seconds of CPU time it may take: 8 MB of prose take 8, and of random words 60
     memory_bytes: int = 512 * MIB  # memory it may take (on Linux)
 
     def __post_init__(self) -> None:
