@@ -21,7 +21,7 @@ from ragkv.runtime import Closing, FileState, check_stopped, create_private, mak
 
 from .filters import EVERYTHING, Condition
 from .terms import terms
-from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, TextNumbers, Vectors, digest
+from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, TextNumbers, Vectors, digest, with_place
 
 # A higher `FORMAT` refuses the files of earlier versions.
 FORMAT = "3"
@@ -245,7 +245,8 @@ class Database(Closing):
         shared = {name: (source, json.loads(metadata)) for name, source, metadata in documents}
         for number, passage_id, document_id, text, start, end, page, section in rows:
             source, metadata = shared[document_id]
-            yield number, Passage(passage_id, document_id, text, (start, end), source, metadata, page, section)
+            place = ((start, end), source, with_place(metadata, page, section), page, section)
+            yield number, Passage(passage_id, document_id, text, *place)
 
     def document_page(self, after: int, limit: int) -> list[DocumentSummary]:
         """The next `limit` documents in order of ingestion, after the position `after`; 0: from the beginning."""

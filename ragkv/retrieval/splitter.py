@@ -16,7 +16,7 @@ from pathlib import PurePath
 from ragkv.errors import ConfigError
 from ragkv.runtime import Check, no_check
 
-from .values import Document, Passage, digest
+from .values import Document, Passage, digest, with_place
 
 # `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next passage (white space is
 # then stripped from it).
@@ -62,7 +62,8 @@ class Splitter:
             page = bisect.bisect_right(document.page_starts, start) or None
             above = bisect.bisect_right(headings, start)
             section = _section(sections[above - 1]) if above else None
-            place = ((start, end), document.source, document.metadata, page, section)
+            metadata = with_place(document.metadata, page, section)
+            place = ((start, end), document.source, metadata, page, section)
             passages.append(Passage(passage_id, document.id, text, *place))
         return passages
 

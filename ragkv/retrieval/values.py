@@ -7,9 +7,10 @@ KV of a chunk is stored under the text.
 import hashlib
 import json
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -89,16 +90,16 @@ class Passage:
     text: str
     span: tuple[int, int]  # start, end: character offsets in the document's text
     source: str = ""  # the document's
-    document_metadata: Metadata = field(default_factory=dict, hash=False)  # one mapping for all of its passages
+    metadata: Metadata = field(default_factory=dict, hash=False)  # the document's, with `page` and `section` if known
     page: int | None = None  # where it begins, from 1, if the format has pages
     section: str | None = None  # the headings above it, as in "Guide > Install"
     __repr__ = brief
 
-    @property
-    def metadata(self) -> Metadata:
-        """The document's metadata, with the passage's own `page` and `section` if they are known."""
-        own = {"page": self.page, "section": self.section}
-        return {**self.document_metadata, **{name: value for name, value in own.items() if value is not None}}
+
+def with_place(metadata: Metadata, page: int | None, section: str | None) -> Metadata:
+    """A passage's metadata: a view of its document's, which all passages share, with its own page and section."""
+    own = {name: value for name, value in (("page", page), ("section", section)) if value is not None}
+    return ChainMap(own, cast(dict[str, Any], metadata)) if own else metadata
 
 
 @dataclass(frozen=True, slots=True)
