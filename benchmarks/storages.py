@@ -22,7 +22,7 @@ from ragkv.model.loading import load
 from ragkv.prompt.load_control import OUTCOMES
 from tests.store.fakes import ThrottledTier
 
-STORAGES = {"memory": None, "disk": None, "disk 200 MB/s": 200e6, "disk 50 MB/s": 50e6, "redis": None}
+STORAGES = {"memory": None, "disk": None, **{f"disk {n} MB/s": n * 1e6 for n in (200, 50, 8)}, "redis": None}
 RATIOS = (R_STAR, 0.3, 0.5, 1.0)
 
 
