@@ -87,7 +87,8 @@ def test_one_stored_chunk_serves_a_passage_in_every_template(reading: ChatEngine
     assert [chunk.token_ids for chunk in prompt.documents] == [engine.chunk(text).token_ids for text in PASSAGES]
     reuse = engine.prefill(prompt.question, prompt.chunks, separator="").reuse
     assert reuse.missed_chunks == 0
-    assert reuse.exact + reuse.fused + reuse.recomputed >= sum(map(len, prompt.documents))
+    not_first = prompt.documents[1:]  # the first one may be computed
+    assert reuse.exact + reuse.fused + reuse.recomputed >= sum(map(len, not_first))
 
 
 def test_forgotten_conversations_are_not_found_again(chat: ChatEngine) -> None:
