@@ -122,9 +122,14 @@ def _summary(questions: Sequence[dict[str, Any]], answered: Sequence[Answers]) -
     return (
         f"Right, of {len(asked)} questions: {counted[0]}.\n"
         f"Words as by full recompute (mean ratio): {counted[1]}.\n"
-        f"Median whole answer: {output.times(whole)}.\n"
-        f"Median first token: {output.times(first)}: warm {first['full'] / first['warm']:.1f}x as fast as full."
+        f"Median whole answer: {_times(whole)}.\n"
+        f"Median first token: {_times(first)}: warm {first['full'] / first['warm']:.1f}x as fast as full."
     )
+
+
+def _times(seconds: dict[str, float]) -> str:
+    """The times of the four ways, in one line."""
+    return " · ".join(f"{way} {output.milliseconds(value)}" for way, value in seconds.items())
 
 
 def _alike(one: str, other: str) -> float:

@@ -66,7 +66,7 @@ def ask(
 
     def show(answered: ServedAnswer) -> None:
         if as_json:
-            print_json({"question": question, **output.plain(answered)})
+            print_json({"question": question, "answer": answered.answer, "hits": answered.hits})
         else:
             _show(answered)
 

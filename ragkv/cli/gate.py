@@ -1,16 +1,15 @@
 """`ragkv gate`: the fastest setting that stays close to full recompute on this corpus and machine."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from ragkv.runtime import counted
-
 from . import output
 from .options import AsJson, EngineOptions, Passages, with_engine_options
-from .output import console, milliseconds, print_json, print_note
+from .output import console, print_json, print_note
 
 if TYPE_CHECKING:
     from ragkv.fusion.gate_result import GateResult
@@ -64,7 +63,7 @@ def gate(
             )
         file = save(rag.engine, result) if apply else None
     if as_json:
-        print_json({"headline": str(result), "answer": result.answer, "applied": apply, **output.plain(result)})
+        print_json({"headline": str(result), "answer": result.answer, "applied": apply, **asdict(result)})
         return
     _show(result)
     if apply:
@@ -79,25 +78,22 @@ def _show(result: "GateResult") -> None:
 
     console.print(f"{result}.", style="bold")
     table = Table("selector", "ratio", "prompts", "sooner", "agreement", "KL", "within", box=None)
-    for point in sorted(result.points, key=lambda one: -one.sooner):
+    again = [("again", point) for point in result.confirmations]
+    for name, point in [("", one) for one in sorted(result.points, key=lambda one: -one.sooner)] + again:
         table.add_row(
-            point.selector,
+            f"{point.selector} {name}",
             share(point.ratio),
             str(point.prompts),
             f"{point.sooner:.1f}x",
             f"{share(point.agreement, 3)} ({share(point.agreement_bound, 3)})",
             f"{share(point.kl, 3)} ({share(point.kl_bound, 3)})",
-            result.outcome(point),
+            "yes" if point.keeps(result.tolerance) else "no",
         )
     console.print(table)
-    limits = f"within: agreement from {share(result.tolerance.agreement, 3)}, KL up to {share(result.tolerance.kl, 3)}"
-    lines = [f"prompts of {result.source}; in brackets the 95 % bounds; {limits}, by these bounds"]
+    limits = f"agreement from {share(result.tolerance.agreement, 3)}, KL up to {share(result.tolerance.kl, 3)}"
+    lines = [f"prompts of {result.source}; in brackets the 95 % bounds; within: {limits}, by these bounds"]
     if result.left_out:
         what = f"prompts longer than the model's context were left out: {result.left_out}"
         lines.append(f"{what}; give fewer passages (-k) to measure them, too")
-    for point in result.confirmations:
-        times = f"first token {milliseconds(point.fused_s)}, by full recompute {milliseconds(point.full_s)}"
-        kl = f"KL {share(point.kl, 3)} (at most {share(point.kl_bound, 3)})"
-        lines.append(f"on {counted(point.prompts, 'other prompt')}: {point.setting}, {point.agreed}, {kl}; {times}")
     for line in (*lines, result.machine):
         console.print(line, style="dim")

@@ -8,9 +8,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -88,7 +88,9 @@ def ingest(
     if kv.failed:
         print_note(f"Not stored: {counted(kv.failed, 'entry')}. Questions that need these chunks compute them.")
     if as_json:
-        print_json(_as_json(report, time.monotonic() - began))
+        names = ("added", "changed", "unchanged", "deleted", "embedded_texts")  # without the texts of the index
+        index, seconds = {name: getattr(report.index, name) for name in names}, round(time.monotonic() - began, 3)
+        print_json({**asdict(report), "index": index, "counts": _counts(report), "seconds": seconds})
     elif not index_only:
         console.print(
             f"KV: {counted(kv.encoded, 'chunk')} computed, {kv.present} there already, {kv.left} left, "
@@ -152,20 +154,6 @@ def _encoded(rag: "Rag", index: "IngestReport", check: Stop, minutes: float | No
     with output.progress("computing KV") as show:
         documents = (*index.added, *index.changed, *index.unchanged)
         return rag.encode(documents, on_encode, go_on, on_begin)
-
-
-def _as_json(report: "RagIngestReport", seconds: float) -> dict[str, Any]:
-    """The report as JSON values: every file with its status, reason and documents."""
-    index = report.index
-    documents = {name: getattr(index, name) for name in ("added", "changed", "unchanged", "deleted", "embedded_texts")}
-    return {
-        "files": output.plain(report.files),
-        "counts": _counts(report),
-        "index": documents,
-        "kv": output.plain(report.kv),
-        "deleted_entries": report.deleted_entries,
-        "seconds": round(seconds, 3),
-    }
 
 
 def _show(report: "RagIngestReport", passages: int) -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,14 +60,14 @@ def list_(home: Home = HOME, file: File = None, as_json: AsJson = False) -> None
     from ragkv.api import Quota
 
     book = _key_file(home, file).read()
-    quotas = {key.id: output.plain(book.quotas.get(key.tenant, Quota())) for key in book.keys}
+    quotas = {key.id: asdict(book.quotas.get(key.tenant, Quota())) for key in book.keys}
     if as_json:
         print_json([{**_without_digest(key), "quota": quotas[key.id]} for key in book.keys])
         return
     if not book.keys:
         console.print("No keys.")
     for key in book.keys:
-        limits = {**quotas[key.id], **output.plain(key.rate)}
+        limits = {**quotas[key.id], **asdict(key.rate)}
         limited = "".join(f", {name} {value}" for name, value in limits.items() if value is not None)
         ends = "" if key.expires is None else f", until {_day(key.expires)}"
         ended = "" if key.is_valid(time.time()) else " (expired)"
@@ -100,7 +101,7 @@ def _show_new(secret: str, key: "Key", as_json: bool) -> None:
 
 
 def _without_digest(key: "Key") -> dict[str, Any]:
-    return {name: value for name, value in output.plain(key).items() if name != "digest"}
+    return {name: value for name, value in asdict(key).items() if name != "digest"}
 
 
 def _day(seconds: float) -> str:

@@ -1,18 +1,16 @@
 """The look of results: JSON, notes, sizes, times and progress bars."""
 
-import dataclasses
 import json
 import logging
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -50,7 +48,7 @@ errors = LiteralConsole(stderr=True)
 
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
-    console.file.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
+    console.file.write(json.dumps(to_jsonable_python(value), ensure_ascii=False, indent=2) + "\n")
 
 
 def print_note(text: str) -> None:
@@ -61,19 +59,6 @@ def print_note(text: str) -> None:
 def print_error(error: Exception) -> None:
     """Print on standard error why a command failed."""
     errors.print(f"error: {error}")
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses, enums and paths as JSON types."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
 
 
 def size(count: float) -> str:
@@ -87,11 +72,6 @@ def size(count: float) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
-
-
-def times(seconds: Mapping[str, float]) -> str:
-    """Several times with their names, in one line."""
-    return " · ".join(f"{name} {milliseconds(value)}" for name, value in seconds.items())
 
 
 def place(passage: "Passage") -> str:

@@ -34,29 +34,17 @@ def profile(
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})
         return
-    _show(measured)
-    console.print(f"dtype: {dtype_why}", style="dim")
-    console.print(f"saved in {path}", style="dim")
-    if (error := _largest_error(measured)) > BAD_FIT:
-        print_note(f"the fit is off by up to {error:.0%}; if the machine was busy, measure again when it is idle.")
-
-
-def _show(measured: "Profile") -> None:
-    """Print the main speeds; `--json` has all of them."""
-    subject, longest = measured.subject, max(measured.prefill.points, key=lambda point: point.size)
-    console.print(
-        f"{subject.cpu}, {counted(subject.threads, 'thread')}, {subject.device}, {subject.dtype}", style="dim"
-    )
-    step_s = measured.decode.at(longest.size)
+    longest = max(measured.prefill.points, key=lambda point: point.size)
     console.print(f"prefill of {counted(longest.size, 'token')}: {milliseconds(longest.measured_s)}")
-    console.print(f"decode step at {counted(longest.size, 'token')}: {milliseconds(step_s)}")
+    console.print(f"decode step behind them: {milliseconds(measured.decode.at(longest.size))}")
     layer_s = measured.recompute.at(longest.size // 10, longest.size)
     console.print(f"a layer that recomputes a tenth of them: {milliseconds(layer_s)}")
     for name, speed in measured.tiers.items():
         rate = f"{output.size(speed.bytes_per_s)}/s" if speed.per_byte_s else "no longer for more bytes"
         console.print(f"{name}: {rate}, {speed.latency_s * 1e6:.3g} us a slice")
-    if measured.copy_bytes_per_s is not None:
-        console.print(f"copies to the device: {output.size(measured.copy_bytes_per_s)}/s")
+    console.print(f"dtype: {dtype_why}\nsaved in {path}; --json has all of it", style="dim")
+    if (error := _largest_error(measured)) > BAD_FIT:
+        print_note(f"the fit is off by up to {error:.0%}; if the machine was busy, measure again when it is idle.")
 
 
 def _largest_error(measured: "Profile") -> float:

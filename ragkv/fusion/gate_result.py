@@ -82,15 +82,6 @@ class GateResult:
         """The fastest setting that kept the tolerance twice; `None`: a full prefill is the fastest."""
         return next((one for one in self.confirmations if one.keeps(self.tolerance) and one.sooner > 1.0), None)
 
-    def outcome(self, point: Point) -> str:
-        """What was found of one of `points`: "answer", "yes", "no", "by chance", or "not again" on other prompts."""
-        if not point.keeps(self.tolerance):
-            return "no"
-        again = [one for one in self.confirmations if one.setting == point.setting]
-        if again:
-            return "answer" if again[0] is self.answer else "not again"
-        return "yes" if point in candidates(self.points, self.tolerance) else "by chance"
-
     def __str__(self) -> str:
         if (answer := self.answer) is not None:
             return (

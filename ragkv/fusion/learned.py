@@ -38,7 +38,6 @@ VALUE_PARTS = 5  # The features of a token have `VALUE_PARTS` vectors of G D val
 KEY_PARTS = 4  # and `KEY_PARTS` vectors of G D keys, which are read for topics only.
 FLOOR = 1e-4  # Relative squared distances below `FLOOR` are rounding errors.
 SCALE = 3.0  # Logarithms of distances, which lie between -9 and 3, are divided by `SCALE`.
-CACHED_BYTES = 2 << 20  # Layers are compared in float32 at most `CACHED_BYTES` at a time.
 
 log = logging.getLogger(__name__)
 
@@ -156,11 +155,12 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
     units of the layer's mean squared norm; whether it differs behind the second text from its stored KV, which it has
     there if it was not computed; the token's place in its chunk; the log of the variance, the score without a network.
     """
-    layers, (first, second) = len(stored), behind_texts[:TEXTS]
+    layers, stored = len(stored), stored.float()
+    first, second = (kv.float() for kv in behind_texts[:TEXTS])
     base = stored[: len(first)]
-    squares = torch.cat([_squares(part.float()) for part in _few_layers(stored)])  # (L, 2, T)
-    norm = squares.mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
-    apart = _squared_distances(base, first, second) / norm[: len(first)]  # (3, L', 2, T)
+    norm = _squares(stored).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
+    apart = torch.stack([_squares(one - other) for one, other in ((first, base), (second, base), (first, second))])
+    apart = apart / norm[: len(first)]  # (3, L', 2, T)
     tokens = base.shape[3]
     place = torch.arange(tokens, device=base.device, dtype=torch.float32)
     moved = (apart[1] > FLOOR).flatten(0, 1).any(dim=0).float()
@@ -170,36 +170,18 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
         (apart + FLOOR).log().flatten(0, 2), moved[None], place[None] / tokens, place.log1p()[None], log_variance[None],
     ]  # fmt: skip
     middle = [3 * layers // 8, 5 * layers // 8]
-    moved_values = first[middle, 1].float() - second[middle, 1].float()
-    values = torch.cat((base[[0, *middle], 1].float(), moved_values))  # (5, G, T, D)
+    moved_values = first[middle, 1] - second[middle, 1]
+    values = torch.cat((base[[0, *middle], 1], moved_values))  # (5, G, T, D)
     values = values / norm[[0, *middle, *middle], 1, 0, None, None, None].sqrt()
     near, late = [layers // 2, 5 * layers // 8], [3 * layers // 4, layers - 1]
-    keys = torch.cat((first[near, 0], stored[late, 0])).float() / norm[[*near, *late], 0, 0, None, None, None].sqrt()
+    keys = torch.cat((first[near, 0], stored[late, 0])) / norm[[*near, *late], 0, 0, None, None, None].sqrt()
     vectors = torch.cat((values, keys)).transpose(2, 3).flatten(0, 2)  # (9 G D, T)
     return torch.cat([vectors, *distances]).t()
-
-
-def _squared_distances(base: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The squared distances (3, L, 2, T) float32 of first and base, second and base, first and second.
-
-    Each is KV (L, 2, G, T, D).
-    """
-    found = []
-    for parts in zip(*map(_few_layers, (base, first, second)), strict=True):
-        own, one, other = (part.float() for part in parts)
-        found.append(torch.stack([_squares(one - own), _squares(other - own), _squares(one - other)]))
-    return torch.cat(found, dim=1)
 
 
 def _squares(kv: torch.Tensor) -> torch.Tensor:
     """The squared norms (L, 2, T) of KV (L, 2, G, T, D), both float32."""
     return kv.square().sum(dim=4).sum(dim=2)
-
-
-def _few_layers(kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """KV (L, 2, G, T, D) in parts of a few layers: larger tensors in float32 leave the caches of a CPU."""
-    layer_bytes = 4 * kv[0].numel()
-    return torch.split(kv, max(1, CACHED_BYTES // layer_bytes) if kv.device.type == "cpu" else len(kv))
 
 
 def load_for(adapter: Adapter) -> ScoreModel | None:

@@ -1,20 +1,17 @@
 """The throughput benchmark's parts: an exact, bounded baseline, and a queue that agrees with theory."""
 
-import math
 
 import pytest
 import torch
 
 from benchmarks.throughput_requests import (
     ExactPrefix,
-    Fused,
     Request,
     Service,
     highest_rate,
     mean_ttft,
     poisson_gaps,
     saturation,
-    services,
 )
 from tests import reference, tiny_models
 
@@ -74,18 +71,3 @@ class TestTheQueue:
         assert rate == pytest.approx(5.0, rel=0.05)
         assert saturation(times) == pytest.approx(10.0)
         assert highest_rate(times, 0.09, poisson_gaps(1000, 0)) == 0.0
-
-
-def test_the_fused_server_reuses_the_ingested_chunks() -> None:
-    model = tiny_models.model("llama")
-    server = Fused(model, 10 * (PIECE_BYTES + 2 * TOKENS), 0.2, [A, B, C, D])
-    requests = [Request((A, B, C), Q), Request((C, A), Q)]
-    found = services([server], requests)[server.name]
-    server.engine.close()
-    recomputed = [
-        math.ceil(0.2 * 2 * TOKENS),
-        math.ceil(0.2 * TOKENS),
-    ]  # the first chunk, if it is exact, is not recomputed
-    for service, request, count in zip(found, requests, recomputed, strict=True):
-        length = 1 + TOKENS * len(request.chunks) + len(Q)
-        assert service.reused == pytest.approx((length - len(Q) - count) / length)

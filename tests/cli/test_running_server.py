@@ -84,16 +84,7 @@ def check_a_server_with_keys(run: Run, home: Path) -> None:
 
 
 def test_an_answer_of_the_server_is_read_without_loading_torch() -> None:
-    source = {
-        "document_id": "a",
-        "text": "b",
-        "start": 0,
-        "end": 1,
-        "source": "c",
-        "title": None,
-        "page": 2,
-        "score": 1.0,
-    }
+    source = dict(document_id="a", text="b", start=0, end=1, source="c", title=None, page=2, score=1.0)
     span = {"kind": "chunk", "start": 0, "tokens": 3, "state": "exact", "recomputed_at": [], "number": 1, "why": None}
     found = {
         "answer": "b",

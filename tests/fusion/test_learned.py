@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.fusion import learned, sensitivity
+from ragkv.fusion import sensitivity
 from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
@@ -60,19 +60,6 @@ class TestNetwork:
         second[..., [2, 5], :] = stored[:6, ..., [2, 5], :]
         moved = token_features(stored, [first, second])[:, -4]
         assert moved.tolist() == [float(token not in (2, 5)) for token in range(11)]
-
-    @pytest.mark.parametrize("layers_at_once", [1, 4])
-    def test_layers_that_are_compared_in_parts_give_the_same_features(
-        self, monkeypatch: pytest.MonkeyPatch, layers_at_once: int
-    ) -> None:
-        torch.manual_seed(0)
-        stored, first, second = (torch.randn(layers, 2, 2, 11, 4).bfloat16() for layers in (8, 6, 6))
-        at_once = token_features(stored, [first, second])
-        monkeypatch.setattr(learned, "CACHED_BYTES", layers_at_once * 4 * stored[0].numel())
-        real, counts = torch.split, set[int]()
-        monkeypatch.setattr(torch, "split", lambda kv, count: counts.add(count) or real(kv, count))
-        assert torch.equal(token_features(stored, [first, second]), at_once)
-        assert counts == {layers_at_once}
 
     def test_a_network_survives_saving_and_loading(self) -> None:
         made = network()

@@ -99,42 +99,8 @@ class TestShares:
         assert (drawn.sum(1) - 20).abs().max() < 0.2
         assert drawn[:, -20:].mean() > 0.6 and drawn[:, :100].mean() < 0.01
 
-    def test_a_larger_share_for_one_token_makes_the_other_shares_smaller(self) -> None:
-        torch.manual_seed(0)
-        scores = torch.zeros(30, requires_grad=True)
-        got = shares(scores, 6.0)
-        torch.autograd.backward(got[3])
-        assert scores.grad is not None
-        assert scores.grad[3] > 0 and scores.grad.sum() == pytest.approx(0.0, abs=1e-3)
-
 
 class TestTraining:
-    def test_training_improves_the_predictions_for_its_example(self, engine: Engine) -> None:
-        taught = train(engine, [example(engine)], steps=40, seed=3)
-        trainer = ScoreTrainer(engine)
-        at = trainer.prepare(example(engine))
-
-        def left(model: ScoreModel) -> float:
-            scores = torch.cat([model(one)[:, 0] for one in at.features])
-            chosen = at.reused[scores.topk(2).indices]  # of 40 tokens: as many as in training
-            fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
-            return float(
-                torch.nn.functional.kl_div(
-                    predict(trainer.adapter, at, fresh), at.teacher, log_target=True, reduction="batchmean"
-                )
-            )
-
-        with torch.no_grad():
-            assert left(taught) < left(ScoreModel(4, 32, 64))
-
-    def test_tokens_that_a_question_attends_to_gain_by_training(self, engine: Engine) -> None:
-        taught = train(engine, [example(engine)], steps=40, seed=3)
-        at = ScoreTrainer(engine).prepare(example(engine))
-        topics = torch.cat([taught(one)[:, 1:] for one in at.features])
-        for asked, attended in zip(at.questions, at.attended, strict=True):
-            gains = taught.gains(topics, asked).softmax(0)
-            assert float(gains @ attended) > 1.3 * float(attended.mean())
-
     def test_together_scores_and_gains_improve_the_predictions_behind_each_question(self, engine: Engine) -> None:
         told: list[tuple[int, int]] = []
         taught = train(engine, [example(engine)], 40, 3, on_step=lambda *at: told.append(at[:2]))
@@ -153,16 +119,6 @@ class TestTraining:
 
         with torch.no_grad():
             assert left(taught) < left(ScoreModel(4, 32, 64))
-
-    def test_one_question_alone_is_predicted_as_among_the_others(self, engine: Engine) -> None:
-        trainer = ScoreTrainer(engine)
-        at = trainer.prepare(example(engine))
-        torch.manual_seed(0)
-        drawn = torch.rand(len(at.reused))
-        together = predict(trainer.adapter, at, at.fresh(drawn))
-        alone = [predict(trainer.adapter, at.asked(n), at.asked(n).fresh(drawn)) for n in range(len(CONTINUATIONS))]
-        torch.testing.assert_close(torch.cat(alone), together, atol=1e-4, rtol=1e-4)
-        assert torch.equal(torch.cat([at.asked(n).teacher for n in range(len(CONTINUATIONS))]), at.teacher)
 
     def test_the_training_target_equals_the_attention_of_the_questions_last_row(self, engine: Engine) -> None:
         at = ScoreTrainer(engine).prepare(example(engine))

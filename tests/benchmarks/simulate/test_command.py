@@ -43,13 +43,6 @@ def test_json_output_has_one_object_per_policy_with_the_exact_integers(rows: Pat
     ]
 
 
-def test_the_table_names_the_trace_the_capacity_and_every_policy(rows: Path) -> None:
-    done = CliRunner().invoke(app, ["--trace", str(rows), "--policy", "lru,fifo", "--capacity-share", "1"])
-    assert done.exit_code == 0
-    for word in ("rows.csv", "1.00 of peak live", "simulated", "lru", "fifo", "P95"):
-        assert word in done.stdout
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

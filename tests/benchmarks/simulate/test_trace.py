@@ -76,12 +76,6 @@ def test_birth_death_conversations_have_the_turns_and_gaps_of_their_rates() -> N
     assert ends == pytest.approx(1 / 180, rel=0.1)
 
 
-def test_a_generated_load_is_the_same_for_the_same_seed() -> None:
-    assert BirthDeath(requests=50).trace(16) == BirthDeath(requests=50).trace(16)
-    assert BirthDeath(requests=50).trace(16) != BirthDeath(requests=50, seed=1).trace(16)
-    assert ShareGPTLike(sessions=5).trace(16) == ShareGPTLike(sessions=5).trace(16)
-
-
 def test_sharegpt_like_sessions_have_the_turn_counts_and_lengths_of_the_paper() -> None:
     sessions = ShareGPTLike(sessions=5_000).draw()
     assert sum(len(session.turns) for session in sessions) / 5_000 == pytest.approx(5.75, rel=0.05)
