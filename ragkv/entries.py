@@ -109,7 +109,11 @@ class Entries:
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
-        others = self._others(chunks)
+        self.background.flush()
+        self._store.flush()
+        retained = set(self.keys(chunks))
+        own = (info.key for info in self._store.infos() if info.identity in self.encoder.identities)
+        others = [key for key in own if key not in retained]
         with self._telling(others):
             return sum(self._store.delete(key) for key in others)
 
@@ -120,23 +124,10 @@ class Entries:
         """
         return self._store.gc(self._is_own)
 
-    def count_stale(self, chunks: Sequence[ChunkLike]) -> tuple[int, int]:
-        """How many entries `gc()` and `retain(chunks)` would drop. Changes nothing."""
-        refused = {key.kv for key in self._store.refused(self._is_own)}  # scores go with their entry
-        return len(refused), len(self._others(chunks))
-
     def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
         checked = self._intake.chunks(chunks)
         self._intake.check_encodable(checked)
         return checked
-
-    def _others(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
-        """The keys of this model's and application's entries of all other chunks."""
-        self.background.flush()
-        self._store.flush()
-        retained = set(self.keys(chunks))
-        own = (info.key for info in self._store.infos() if info.identity in self.encoder.identities)
-        return [key for key in own if key not in retained]
 
     def _delete(self, token_ids: Sequence[int]) -> bool:
         """Drop all entries of a chunk; whether there was one."""

@@ -66,26 +66,16 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
 
 
 @with_engine_options
-def gc(
-    options: EngineOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the entries and delete nothing.")] = False,
-    as_json: AsJson = False,
-) -> None:
+def gc(options: EngineOptions, as_json: AsJson = False) -> None:
     """Delete the KV of other models and of deleted documents."""
     require_index(options.home)
     with options.rag() as rag:
-        others, deleted = rag.engine.entries.count_stale(rag.chunks())
-        freed = None if dry_run else rag.engine.entries.gc()
-        if not dry_run:
-            deleted = rag.sweep()
+        freed, deleted = rag.engine.entries.gc(), rag.sweep()
     if as_json:
-        counts = {"other_models": others, "deleted_documents": deleted}
-        print_json({"dry_run": dry_run, "entries": counts, "other_models_bytes": freed})
-    elif freed is None:
-        console.print(f"Would drop {counted(others, 'entry')} of other models and {deleted} of deleted documents.")
+        print_json({"other_models_bytes": freed, "deleted_documents": deleted})
     else:
-        dropped = counted(others, "entry")
-        console.print(f"Dropped {dropped} of other models ({output.size(freed)}) and {deleted} of deleted documents.")
+        of_deleted = counted(deleted, "entry")
+        console.print(f"Dropped {output.size(freed)} of other models and {of_deleted} of deleted documents.")
 
 
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them

@@ -9,7 +9,7 @@ from typing import Any
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import RagKVError, StoreLockedError
-from ragkv.runtime import available_bytes, cores, counted, cpu_features, cpu_model, crowding_hint, load, total_bytes
+from ragkv.runtime import available_bytes, cores, counted, cpu_features, cpu_model, crowding_hint, load
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
@@ -81,7 +81,6 @@ def _machine(home: Path) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load": load(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "memory_bytes": total_bytes(),
         "available_bytes": available_bytes(),
         "disk_free_bytes": shutil.disk_usage(place).free,
     }
@@ -130,7 +129,7 @@ def advise(
             yield f"A GPU is here ({machine['gpus'][0]}) and unused: set device = cuda."
         if (hint := crowding_hint(threads, busy, processors)) is not None:
             yield hint
-        elif threads < processors and (busy is None or busy < processors):
+        elif threads < processors and busy < processors:
             yield f"torch uses {threads} of {processors} cores: raise OMP_NUM_THREADS, or unset it."
     if free is not None and (needed := config.store.memory_bytes) > free:
         said = f"store.memory_bytes is {output.size(needed)}, and {output.size(free)} are free"

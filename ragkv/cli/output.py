@@ -1,16 +1,16 @@
 """The look of results: JSON, notes, sizes, times and progress bars."""
 
+import dataclasses
 import json
 import logging
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -48,7 +48,14 @@ errors = LiteralConsole(stderr=True)
 
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
-    console.file.write(json.dumps(to_jsonable_python(value), ensure_ascii=False, indent=2) + "\n")
+    console.file.write(json.dumps(value, ensure_ascii=False, indent=2, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no type for: dataclasses and mappings as dicts, paths as texts."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def print_note(text: str) -> None:

@@ -8,7 +8,7 @@ from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
 from .files import cache_folder, examples, make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
-from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
+from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
@@ -54,6 +54,5 @@ __all__ = [
     "state_of",
     "stopped_by",
     "sync",
-    "total_bytes",
     "working_for",
 ]

@@ -23,20 +23,12 @@ def available_bytes() -> int | None:
     return min((value for value in found if value is not None), default=None)
 
 
-def total_bytes() -> int | None:
-    """The machine's memory; `None` if the system does not say."""
-    with suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def _free_of_machine() -> int | None:
-    """Linux: what can be taken without swapping. Elsewhere half of all memory, because others use some of it."""
+    """What can be taken without swapping."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
-    total = total_bytes()
-    return None if total is None else total // 2
+    return None
 
 
 def _free_of_container() -> int | None:
@@ -81,8 +73,5 @@ def limit_kernel_caches() -> None:
 
 @cache
 def _gnu_libc() -> ctypes.CDLL | None:
-    try:
-        found = ctypes.CDLL(None)
-    except (OSError, TypeError):  # Windows has no such name
-        return None
+    found = ctypes.CDLL(None)
     return found if hasattr(found, "malloc_trim") else None

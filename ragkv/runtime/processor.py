@@ -16,42 +16,35 @@ FULL = 1.5  # `FULL` is the load for each processor that is too much: our own th
 
 def cpu_model() -> str:
     """The processor's name as the system reports it."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        found = ""
-    return found or platform.processor() or platform.machine()
+    return " ".join(_said("model name")) or platform.machine()
 
 
 def cpu_features() -> tuple[str, ...]:
-    """The processor's instructions that matter here, as Linux reports them; elsewhere its kind alone."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        words = next((line.split() for line in lines if line.lower().startswith(("flags", "features"))), [])
-        return tuple(feature for feature in FEATURES if feature in words)
-    return (platform.machine(),)
+    """The processor's instructions that matter here."""
+    words = (*_said("flags"), *_said("Features"))
+    return tuple(feature for feature in FEATURES if feature in words)
+
+
+def _said(name: str) -> list[str]:
+    """The words that Linux says under `name` of the first processor; none if it says nothing."""
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        return next((line.partition(":")[2].split() for line in lines if line.startswith(name)), [])
+    return []
 
 
 def cores() -> int:
     """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
-def load() -> float | None:
-    """How many programs and threads wanted to run, on the mean of the last minute; `None` if the system does not say.
-
-    On Linux those that wait for a disk count, too.
-    """
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return None
+def load() -> float:
+    """How many programs and threads wanted to run or waited for a disk, on the mean of the last minute."""
+    return os.getloadavg()[0]
 
 
-def crowding_hint(threads: int, found: float | None, processors: int) -> str | None:
+def crowding_hint(threads: int, found: float, processors: int) -> str | None:
     """What to change, in a sentence, if `threads` that compute share full `processors`, by their load; else `None`."""
-    if threads < 2 or found is None or found < FULL * processors:
+    if threads < 2 or found < FULL * processors:
         return None
     return (
         f"torch computes on {threads} threads while the processors are full (load {found:.1f} on {processors}), and "

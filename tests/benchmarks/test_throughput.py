@@ -1,6 +1,5 @@
 """The throughput benchmark's parts: an exact, bounded baseline, and a queue that agrees with theory."""
 
-
 import pytest
 import torch
 

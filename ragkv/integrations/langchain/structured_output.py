@@ -59,14 +59,10 @@ class _WholeJson(JsonOutputParser):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """The value. Raises `OutputParserException` for an answer that is not whole."""
-        if not partial:
-            _check_whole(result[0].text)
-        return super().parse_result(result, partial=partial)
-
-
-def _check_whole(text: str) -> None:
-    try:
-        json.loads(text)
-    except ValueError as error:
-        message = f"The answer is no whole JSON: {error}. Most likely max_tokens ended it; raise it."
-        raise OutputParserException(message, llm_output=text) from error
+        if partial:
+            return super().parse_result(result, partial=True)
+        try:
+            return json.loads(result[0].text)
+        except ValueError as error:
+            message = f"The answer is no whole JSON: {error}. Most likely max_tokens ended it; raise it."
+            raise OutputParserException(message, llm_output=result[0].text) from error
