@@ -11,19 +11,24 @@ quality_run = pytest.importorskip("benchmarks.quality_run")
 from ragkv import Engine, EngineConfig, FusionConfig  # noqa: E402
 from ragkv.errors import InputError  # noqa: E402
 
-LODWIN = quality_data.Question("local", "What is the job of Lodwin?", ("pilot",))
-CONTEXT = quality_data.Context(("Lodwin works as a pilot.", "Ostmax sells ovens."), (LODWIN,))
+PROTOTYPE = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "reader-prototype"
 
 
+@pytest.mark.skipif(not (PROTOTYPE / "config.json").exists(), reason="the reader prototype is not in ../shared")
 @pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "attention"])
 def test_answers_from_shared_spans_equal_those_of_whole_requests(selector: str) -> None:
+    contexts = quality_data.read(PROTOTYPE / "worlds.jsonl", questions=12)
     config = EngineConfig(fusion=FusionConfig(selector=selector))  # chunks are scored when they are stored, if ever
-    with Engine.from_pretrained("reader", config) as engine:
-        asker = quality_run.Asker(engine, CONTEXT, 0)
-        (outcome,) = asker.outcomes(quality_run.Method("m", 0.5, selector))
-        answer = engine.answer(asker.tail(LODWIN), asker.chunks, ratio=0.5, selector=selector, max_new_tokens=12)
-    assert outcome.answer == answer.text.strip()
-    assert outcome.prefill_compute == pytest.approx(answer.reuse.compute)
+    with Engine.from_pretrained(PROTOTYPE, config) as engine:
+        for number, context in enumerate(contexts):
+            asker = quality_run.Asker(engine, context, number)
+            found = asker.outcomes(quality_run.Method("m", 0.15, selector))
+            for question, outcome in zip(context.questions, found, strict=True):
+                answer = engine.answer(
+                    asker.tail(question), asker.chunks, ratio=0.15, selector=selector, max_new_tokens=12
+                )
+                assert outcome.answer == answer.text.strip()
+                assert outcome.prefill_compute == pytest.approx(answer.reuse.compute)
 
 
 def test_every_question_format_is_read(tmp_path: Path) -> None:
@@ -55,9 +60,11 @@ def test_at_most_the_given_number_of_questions_is_kept() -> None:
 
 
 def test_an_answer_ends_at_its_end_token_with_any_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = quality_data.Question("local", "What is the job of Lodwin?", ("pilot",))
+    context = quality_data.Context(("Lodwin works as a pilot.", "Ostmax sells ovens."), (question,))
     with Engine.from_pretrained("reader") as engine:
-        asker = quality_run.Asker(engine, CONTEXT, 0)
-        ids, full = asker.tail(LODWIN), asker._full
+        asker = quality_run.Asker(engine, context, 0)
+        ids, full = asker.tail(question), asker._full
         _, (first, *_) = asker.answer(full, ids, full.length)
         monkeypatch.setattr(asker, "_end_tokens", {first})
         for draft in ((), (first,), (first, first)):
