@@ -81,8 +81,8 @@ def _machine(home: Path) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load": load(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "available_bytes": available_bytes(),
-        "disk_free_bytes": shutil.disk_usage(place).free,
+        "free_memory_bytes": available_bytes(),
+        "free_disk_bytes": shutil.disk_usage(place).free,
     }
 
 
@@ -123,7 +123,7 @@ def advise(
     config: EngineConfig, dtype: str, machine: dict[str, Any], home: dict[str, Any], missing: list[str]
 ) -> Iterator[str]:
     """What to change, a sentence each. `dtype` is that of the model; "auto": not known before it is loaded."""
-    threads, processors, busy, free = (machine[name] for name in ("threads", "cores", "load", "available_bytes"))
+    threads, processors, busy, free = (machine[name] for name in ("threads", "cores", "load", "free_memory_bytes"))
     if config.device == "cpu":
         if machine["gpus"]:
             yield f"A GPU is here ({machine['gpus'][0]}) and unused: set device = cuda."

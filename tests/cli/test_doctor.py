@@ -13,7 +13,7 @@ from ragkv.model.loading import DtypeChoice
 from .conftest import Run
 
 GIB = 2**30
-MACHINE = {"cores": 2, "threads": 2, "load": 0.5, "gpus": (), "available_bytes": 8 * GIB}
+MACHINE = {"cores": 2, "threads": 2, "load": 0.5, "gpus": (), "free_memory_bytes": 8 * GIB}
 HOME = {"folder": "home", "documents": 1, "unreadable": 0, "dtypes": {"float32": 3}, "has_profile": True}
 
 
@@ -26,7 +26,7 @@ def advice(config: EngineConfig | None = None, missing: tuple[str, ...] = (), **
 def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = run("doctor")
     assert before.code == 0, before.err
-    for word in ("cpu: ", "memory: ", "disk free: ", "dtype: float32", "documents: none", "missing extras: "):
+    for word in ("cpu: ", "free memory: ", "free disk: ", "dtype: float32", "documents: none", "missing extras: "):
         assert word in before.out
     run("ingest", documents)
     found = run("doctor", "--json").json
