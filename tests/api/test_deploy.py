@@ -45,6 +45,14 @@ def test_environment_variables_of_image_and_compose_are_settings(compose: Any) -
     assert config.engine.store.memory_bytes == 1024**3
 
 
+def test_the_packages_of_the_image_have_hashes_and_the_tested_versions() -> None:
+    text = (ROOT / "deploy" / "requirements.txt").read_text("utf-8")
+    tested = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
+    packages = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.MULTILINE)
+    assert len(packages) == text.count("==") > 80
+    assert {name: version for name, version, _ in packages if tested.get(name, version) != version} == {}
+
+
 def test_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
     for words in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
         for source in words.split()[:-1]:
