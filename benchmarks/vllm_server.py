@@ -55,12 +55,11 @@ class VLLMServer:
     """A running server, and the requests that it is sent."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-        self._log = log
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600.0, trust_env=False)
         ends = time.monotonic() + START_S
         while not self._healthy():
             if popen.poll() is not None or time.monotonic() > ends:
-                raise RuntimeError(f"vLLM's server did not start:\n{self.log()[-4000:]}")
+                raise RuntimeError(f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}")
             time.sleep(0.25)
 
     def answer(
@@ -78,10 +77,6 @@ class VLLMServer:
         took_s = time.perf_counter() - sent
         response.raise_for_status()
         return took_s, dict((response.json().get("kv_transfer_params") or {}).get("ragkv", {}))
-
-    def log(self) -> str:
-        """What the server has said."""
-        return self._log.read_text(errors="replace")
 
     def _healthy(self) -> bool:
         try:
@@ -116,15 +111,10 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model, prompts = folder / "model", _prepare(folder, options)
         longest = ["--max-model-len", str(options.chunks * options.tokens + 1024), *options.vllm]
-        servers = {}
-        for number, (name, more) in enumerate(
-            {"vLLM alone": [], "with ragkv": _with_connector(folder / "home")}.items()
-        ):
-            began, log = time.monotonic(), folder / f"log-{number}"
-            started = _vllm_server(model, BASE_PORT + number, log, options.threads, [*longest, *more])
-            servers[name] = stack.enter_context(started)
-            print(f"{name}: started in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        alone, ragkv = servers.values()
+        alone, ragkv = (
+            stack.enter_context(_vllm_server(model, port, folder / f"log-{port}", options.threads, [*longest, *more]))
+            for port, more in ((BASE_PORT, []), (BASE_PORT + 1, _with_connector(folder / "home")))
+        )
         rows, rates = _first(alone, ragkv, prompts, options), _rates(alone, ragkv, prompts, options)
         where = f"{options.model or options.shape}, float32, {options.threads} threads"
         size = f"{options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens"

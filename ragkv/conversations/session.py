@@ -11,7 +11,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter
 from ragkv.prompt import Past
-from ragkv.prompt.history import Block, BlockWriter, History, Part, PartKind, SessionState, fitted, merged
+from ragkv.prompt.history import Block, BlockWriter, History, Part, PartKind, SessionState, merged
 from ragkv.prompt.layout import TemplateRuns
 from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Ticket
@@ -134,16 +134,6 @@ class Session:
             history = self.state.history
             dropped = merged(ranges, len(history))
             return self._replace(history.without(dropped, self.owner.settings.truncation) if dropped else history)
-
-    def make_room(self, tokens: int) -> int:
-        """Drop what a turn of `tokens` in all, answer included, would have to drop; returns how many tokens."""
-        settings, limit = self.owner.settings, self.owner.adapter.context_length
-        with self.held():
-            if limit is None:
-                return 0
-            prefix = len(self.owner.runs.before_documents)
-            cut, _ = fitted(self.state.history, limit - prefix - tokens, settings)
-            return self._replace(cut)
 
     def follow(self, token_ids: Sequence[int]) -> int:
         """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins; returns their tokens.

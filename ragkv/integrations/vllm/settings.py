@@ -81,17 +81,13 @@ def _check_model(model_config: Any) -> None:
         raise UnsupportedModelError(
             f"The weights are quantised ({model_config.quantization}); RagKVConnector computes with unquantised ones."
         )
-    family = model_config.hf_config.model_type
-    if family not in FAMILIES:
-        raise UnsupportedModelError(
-            f"RagKVConnector was not tested with the family {family!r}; it supports {', '.join(FAMILIES)}."
-        )
-    rope = getattr(model_config.hf_config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    if kind not in ROPE_TYPES:
-        raise UnsupportedModelError(
-            f"RagKVConnector was not tested with RoPE of the type {kind!r}; it supports {', '.join(ROPE_TYPES)}."
-        )
+    config = model_config.hf_config
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    for what, given, known in (("the family", config.model_type, FAMILIES), ("RoPE of the type", rope, ROPE_TYPES)):
+        if given not in known:
+            raise UnsupportedModelError(
+                f"RagKVConnector was not tested with {what} {given!r}; it supports {', '.join(known)}."
+            )
 
 
 def check_layer(layer: int, attention: Any, adapter: Adapter) -> None:

@@ -15,7 +15,7 @@ from ragkv.config import RedisConfig
 from tests.store.remote.servers import RedisServer
 
 from . import models
-from .scenarios import NEW_TOKENS, Prompt, Setup, asked, generated, ids, printed, report
+from .scenarios import NEW_TOKENS, Prompt, Setup, asked, generated, ids, named, printed, report
 
 CHUNKS = 3
 AGAIN_S = 120.0  # a generous limit for what comes back after an outage
@@ -33,7 +33,7 @@ def redis(folder: Path) -> Any:
                 engine.warm(chunks)
             engine.flush()
         llm = setup.vllm({"store": {"memory_bytes": 0, "redis": {"url": server.url}}})
-        wishes = [_named(prompt) for prompt in prompts]
+        wishes = [named(prompt) for prompt in prompts]
         given = [ids(prompt) for prompt in prompts]
         found: dict[str, Any] = {"prompts": len(prompts)}
 
@@ -97,12 +97,6 @@ def _prompt(seed: int) -> Prompt:
     return chunks, models.tokens(5, 7000 + 10 * seed + 9)
 
 
-def _named(prompt: Prompt) -> dict[str, Any]:
-    """The wish of a request that names its chunks."""
-    ends = list(itertools.accumulate((len(chunk) for chunk in prompt[0]), initial=1))
-    return {"ratio": 0.0, "chunks": [list(pair) for pair in itertools.pairwise(ends)]}
-
-
 def _wanted(setup: Setup, prompt: Prompt) -> dict[tuple[int, ...], list[int]]:
     """ragkv's own tokens, by the chunks that have no stored KV.
 
@@ -138,7 +132,7 @@ def _killed_meanwhile(llm: Any, server: RedisServer, prompts: Sequence[list[int]
         params = SamplingParams(
             max_tokens=NEW_TOKENS, temperature=0.0, detokenize=False, ignore_eos=True, extra_args=extra
         )
-        llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
+        llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": name}, params)
     llm.llm_engine.step()
     server.kill()
     outputs: dict[str, Any] = {}

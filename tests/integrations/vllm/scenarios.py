@@ -1,5 +1,6 @@
 """What `serving.run` runs: each scenario stores chunks with ragkv, starts vLLM over the store, and compares."""
 
+import itertools
 import json
 import os
 import sys
@@ -104,7 +105,14 @@ def generated(output: Any) -> list[int]:
 def report(output: Any) -> dict[str, Any]:
     """ragkv's report in an output, with what was reused; empty if ragkv had nothing to do with it."""
     found = (output.kv_transfer_params or {}).get("ragkv", {})
-    return {**found.get("reuse", {}), **found}
+    reuse = found.get("reuse", {})
+    return {**reuse, **found, "notes": [*reuse.get("notes", ()), *found.get("notes", ())]}
+
+
+def named(prompt: Prompt) -> dict[str, Any]:
+    """The wish of a request that names its chunks."""
+    ends = list(itertools.accumulate((len(chunk) for chunk in prompt[0]), initial=1))
+    return {"ratio": 0.0, "chunks": [list(pair) for pair in itertools.pairwise(ends)]}
 
 
 def tokens(folder: Path, family: str) -> Any:
@@ -294,7 +302,7 @@ def damaged(folder: Path) -> Any:
             for at in range(len(data) // 2, len(data), 997):
                 data[at] ^= 1
             path.write_bytes(data)
-    outputs = asked(llm, [ids(prompt) for prompt in prompts], [{"ratio": 0.0}] * len(prompts))
+    outputs = asked(llm, [ids(prompt) for prompt in prompts], [named(prompt) for prompt in prompts])
     return {
         "equal": _equal(outputs, full),
         "fused": sum(report(output).get("fused", 0) for output in outputs),
@@ -341,7 +349,7 @@ def _abort(llm: Any, prompts: Sequence[Sequence[int]]) -> None:
     params = SamplingParams(max_tokens=100, temperature=0.0, detokenize=False, ignore_eos=True)
     names = [f"aborted-{index}" for index in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
-        llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
+        llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": name}, params)
     for _ in range(8):
         llm.llm_engine.step()
     llm.llm_engine.abort_request(names)

@@ -252,14 +252,6 @@ class TestDiscardingLists:
         with engine_at(tmp_path) as engine:
             assert engine.session("s").token_ids == before[:9] + before[18:]
 
-    def test_make_room_drops_before_a_turn_what_the_turn_would_drop(self) -> None:
-        with small_engine() as engine:
-            session = fill(engine, 6)
-            before = len(session.token_ids)
-            assert session.make_room(9) == before // 2
-            assert session.make_room(9) == 0
-            assert ask(engine, session, 6).reuse.notes == ()
-
 
 def by_part(session: Any) -> list[tuple[Part, int]]:
     ids = iter(session.token_ids)
