@@ -109,6 +109,10 @@ def test_a_conversation_goes_into_the_prompt_and_its_documents_are_fused_again(f
     assert sum(one["tokens"] for one in history) > first["reuse"]["tokens"] - 20
     assert any(one["state"] == "fused" for one in history)  # the documents of the first turn
     assert front.client.get("/v1/sessions").json()["data"][0]["id"] == "s"
+    for _ in range(2):
+        front.ask()
+    salts = [one["cache_salt"] for one in front.fake.bodies]
+    assert salts[0] == salts[1] and len(set(salts)) == 3, "one of the conversation, and one of each other request"
 
 
 def test_messages_that_repeat_a_conversation_find_it(front: Front) -> None:
