@@ -62,7 +62,7 @@ def test_passages_in_any_template_are_reused_from_the_second_request_on(
         assert said(exact) == said(chat(talk, messages, max_tokens=8, ragkv={"reuse": "none"}))
     print(template, role, {call: round(sum(found) / len(found), 2) for call, found in shares.items()})
     assert min(shares["second"]) > 0.7
-    if template in WORD_FOR_WORD:
+    if template in WORD_FOR_WORD and role == "system":  # in a user's message the first passage is computed at first
         assert shares["first"] == shares["second"], "the stored chunk is used, whatever stands around it"
 
 
