@@ -7,10 +7,8 @@ from benchmarks.throughput_requests import (
     ExactPrefix,
     Request,
     Service,
-    highest_rate,
     mean_ttft,
     poisson_gaps,
-    saturation,
 )
 from tests import reference, tiny_models
 
@@ -63,10 +61,3 @@ class TestTheQueue:
         load = 0.5  # M/D/1: s (1 + load / (2 (1 - load)))
         ttft_s = mean_ttft([Service(0.1, 0.0, 0.0)], load / 0.1, poisson_gaps(100_000, 0))
         assert ttft_s == pytest.approx(0.15, rel=0.03)
-
-    def test_the_highest_rate_just_keeps_the_bound(self) -> None:
-        times = [Service(0.1, 0.0, 0.0)]
-        rate = highest_rate(times, 0.15, poisson_gaps(100_000, 0))
-        assert rate == pytest.approx(5.0, rel=0.05)
-        assert saturation(times) == pytest.approx(10.0)
-        assert highest_rate(times, 0.09, poisson_gaps(1000, 0)) == 0.0
