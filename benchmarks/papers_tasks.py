@@ -146,7 +146,7 @@ class Preparer:
 
     def _fitting(self, wanted: list[int], pieces: list[_Piece], text: str) -> Iterator[int]:
         """The wanted places in turn, until one does not fit."""
-        limit, runs = self._engine.model.context_tokens, self._engine.intake.runs
+        limit, runs = self._engine.model.adapter.context_length, self._engine.intake.runs
         used = len(runs.before_documents) + self._engine.model.count_tokens(text) + len(runs.after_question)
         used += self._task.new_tokens + SPARE_TOKENS
         for place in wanted:

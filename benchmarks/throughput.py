@@ -134,7 +134,7 @@ def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) ->
 
     def one(kv: PromptKV) -> None:
         with batch.slot(kv) as slot:
-            _answer(adapter, slot.step, steps)
+            _answer(adapter, lambda token: slot.verify(token)[0], steps)
 
     batching.decode_rows = counting
     try:

@@ -24,6 +24,7 @@ from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig
 from ragkv.config import SessionConfig
 from ragkv.model import full_pass
+from ragkv.prompt.history import fitted
 
 METHODS = {"CA": "kv", "TT": "tokens"}
 
@@ -85,18 +86,17 @@ def nats(engine: Engine, session: Any, turn: list[int]) -> float:
 def converse(engine: Engine, text: list[int], turn_tokens: int, name: str, tally: Tally) -> None:
     """Run one conversation of given turns; every turn is scored before it is added."""
     session, began, cut = engine.session(name), time.perf_counter(), False
+    room = engine.model.adapter.context_length - len(engine.intake.runs.before_documents) - turn_tokens
     for at in range(0, len(text) - turn_tokens + 1, turn_tokens):
         turn = text[at : at + turn_tokens]
-        dropped = session.make_room(turn_tokens)
-        cut = cut or dropped > 0
-        reuse = engine.prefill(turn, session=session).reuse if dropped else None
+        kept, _ = fitted(session.state.history, room, engine.config.session)
+        if session._replace(kept):  # so many tokens were dropped
+            tally.cut_turns, cut = tally.cut_turns + 1, True
+            tally.computed_cut += engine.prefill(turn, session=session).reuse.computed
         loss = nats(engine, session, turn)
         computed = engine.append(session, turn, ()).reuse.computed
         tally.computed += computed
         tally.new_tokens += turn_tokens
-        if reuse is not None:
-            tally.cut_turns += 1
-            tally.computed_cut += reuse.computed
         if cut:
             tally.nats, tally.scored = tally.nats + loss, tally.scored + turn_tokens - 1
         else:

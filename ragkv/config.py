@@ -28,26 +28,14 @@ POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru", "t-lru-guarded", "thresho
 TAIL_POLICIES = ("et-lru", "t-lru", "t-lru-guarded")  # They need a target: at xi 0 they are LRU.
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
-SELECTOR_NAMES = (
-    "all",
-    "attention",
-    "first-k",
-    "hkvd",
-    "hkvd-gradual",
-    "none",
-    "random",
-    "sensitivity",
-)
+SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity")
 EXPECTED_CODEC = "int8"  # `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
-STORED_KV = ("expected", "alone")  # They are the kinds of entries that chunks get.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
-TRUNCATIONS = ("kv", "tokens")
-INEXACT_HISTORY = ("keep", "select", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
-    """A Redis or Valkey server that replicas share. User and password come from the environment alone."""
+    """A Redis or Valkey server that replicas share, with `REDIS_USERNAME` and `REDIS_PASSWORD` of the environment."""
 
     url: str = ""  # redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path
     prefix: str = "ragkv"  # of every key
@@ -56,8 +44,6 @@ class RedisConfig:
     connections: int = 4  # values fetched at the same time
     group_bytes: int = MIB // 2  # layers are stored together up to this size; 0.5 to 8 MiB are fast
     ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
-    username_variable: str = "REDIS_USERNAME"  # name of the environment variable with the user
-    password_variable: str = "REDIS_PASSWORD"  # and of the variable with the password
     secret_variable: str | None = None  # variable with a secret that authenticates every value; None: checksums only
     allow_no_secret: bool = False  # without a secret also use a server that other machines can reach
 
@@ -67,9 +53,11 @@ class RedisConfig:
             raise ConfigError("store.redis.url must be redis://host:port/db, rediss://host:port/db or unix:///path.")
         if "@" in rest or "password=" in rest:
             raise ConfigError(
-                f"store.redis.url holds credentials; put them into {self.username_variable} and "
-                f"{self.password_variable}, which are read from the environment."
+                "store.redis.url holds credentials; put them into REDIS_USERNAME and REDIS_PASSWORD, which are read "
+                "from the environment."
             )
+        if self.ttl_s is not None and not self.ttl_s > 0.0:
+            raise ConfigError(f"store.redis.ttl_s is {self.ttl_s}; it must be more than 0, or None.")
         _check_remote(self, "redis", scheme == "unix" or is_loopback(urlsplit(self.url).hostname or ""))
 
 
@@ -81,7 +69,6 @@ class S3Config:
     prefix: str = "ragkv"  # of every object
     endpoint: str | None = None  # https://host:port of another store than Amazon's
     region: str | None = None  # None: AWS_REGION's
-    virtual_hosted: bool = False  # https://bucket.host/ rather than https://host/bucket/
     timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
     connections: int = 8  # values fetched at the same time
     group_bytes: int = 4 * MIB  # layers are stored together up to this size; 0.5 to 8 MiB are fast
@@ -106,9 +93,6 @@ def _check_remote(config: RemoteConfig, name: str, is_local: bool) -> None:
             f"Other machines can reach store.{name} and could plant KV there. Name the environment variable of a "
             f"shared secret in store.{name}.secret_variable, or set store.{name}.allow_no_secret."
         )
-    ttl_s = getattr(config, "ttl_s", None)
-    if ttl_s is not None and not ttl_s > 0.0:
-        raise ConfigError(f"store.{name}.ttl_s is {ttl_s}; it must be more than 0, or None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +146,7 @@ class FusionConfig:
         if self.selector is not None:
             one_of("fusion.selector", self.selector, SELECTOR_NAMES)
         if self.stored_kv is not None:
-            one_of("fusion.stored_kv", self.stored_kv, STORED_KV)
+            one_of("fusion.stored_kv", self.stored_kv, ("expected", "alone"))
         at_least(self, sensitivity_prefixes=0, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
@@ -183,10 +167,8 @@ class PricesConfig:
                 raise ConfigError(f"controller.prices.{field_.name} is {price}; a price is finite and not negative.")
 
     def of(self, tier: str) -> float:
-        """The price of a kind of tier, in USD for a GB and month. Raises `ConfigError` for an unknown kind."""
-        price: float | None = getattr(self, f"{tier}_usd_per_gb_month", None)
-        if price is None:
-            raise ConfigError(f"There is no price for tier {tier!r}; there is one for memory, disk, redis and s3.")
+        """The price of a kind of tier, in USD for a GB and month."""
+        price: float = getattr(self, f"{tier}_usd_per_gb_month")
         return price
 
 
@@ -227,9 +209,9 @@ class SessionConfig:
     inexact_history: str = "select"  # what becomes of history that is not exact: docs/conversations.md
 
     def __post_init__(self) -> None:
-        one_of("session.inexact_history", self.inexact_history, INEXACT_HISTORY)
+        one_of("session.inexact_history", self.inexact_history, ("keep", "select", "recompute"))
         at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
-        one_of("session.truncation", self.truncation, TRUNCATIONS)
+        one_of("session.truncation", self.truncation, ("kv", "tokens"))
         one_of("session.discard", self.discard, DISCARDING_LISTS)
         if not 0.0 < self.truncation_ratio <= 1.0:
             raise ConfigError(f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1].")

@@ -72,6 +72,7 @@ def test_defaults_are_bounded_and_those_of_the_paper() -> None:
         ({"store": {"disk_bytes": -1}}, "disk_bytes is -1"),
         ({"store": {"write_buffer_bytes": -1}}, "write_buffer_bytes is -1"),
         ({"store": {"reader_threads": 0}}, "reader_threads is 0"),
+        ({"session": {"shared": True}}, "session.shared needs store.redis"),
     ],
     ids=str,
 )
@@ -216,7 +217,13 @@ def test_the_settings_know_every_registered_name(known: tuple[str, ...], registe
 
 @pytest.mark.parametrize(
     ("group", "setting"),
-    [("store", "codec"), ("store", "policy"), ("fusion", "selector"), ("session", "truncation")],
+    [
+        ("store", "codec"),
+        ("store", "policy"),
+        ("fusion", "selector"),
+        ("session", "truncation"),
+        ("session", "discard"),
+    ],
 )
 def test_a_name_that_is_not_registered_is_refused_and_the_known_ones_are_listed(group: str, setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"{group}\.{setting} is 'bogus'; it must be one of: \w+"):

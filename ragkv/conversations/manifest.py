@@ -1,10 +1,8 @@
 """Manifests: what a conversation consists of, saved durably. Its KV is in the store, found by the blocks' keys.
 
-A session has one file of three lines of JSON: format, version and checksum; a summary, the only line that is read when
-an engine opens; the blocks with their token ids, the turns and the history. The file is written under another name,
-synced and renamed, so a kill leaves either the previous manifest or this one. It has the token ids, so a block that the
-store lost costs computing its tokens and never the state. A file that cannot be read is moved aside and never
-overwritten. The manifest of another model has another name.
+A manifest is three lines of JSON: format, version and checksum; a summary, the only line that is read when an engine
+opens; the blocks with their token ids, the turns and the history. It has the token ids, so a block that the store lost
+costs computing its tokens and never the state. `storage.py` has one file a session.
 """
 
 import hashlib

@@ -105,7 +105,8 @@ class RedisStorage(SessionStorage):
         version = found[0].decode()
         try:
             state = decode(session_id, found[1], self._base, self._secret)
-            if not self._in_vocabulary(state):
+            ids = state.history.token_ids  # without a secret anyone who can write to the server can forge them
+            if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary:
                 raise ValueError("unknown token ids")
         except ManifestVersionError as error:
             raise SessionUnavailableError(
@@ -132,20 +133,9 @@ class RedisStorage(SessionStorage):
             )
         session.version = version
 
-    def _in_vocabulary(self, state: SessionState) -> bool:
-        """Whether the model has all token ids; without a secret anyone who can write to the server can forge them."""
-        ids = state.history.token_ids
-        return not ids or (min(ids) >= 0 and max(ids) < self._vocabulary)
-
     def delete(self, session_id: str, known: str | None = None) -> None:
         """See `SessionStorage`; the conversation's blocks are added to the log of deletions."""
         self._call(lambda: self._run(DELETE, session_id, known or "", session_id))
-
-    def ids(self) -> tuple[str, ...]:
-        """The ids of all conversations."""
-        return self._call(
-            lambda: tuple(name.decode(errors="replace") for name in self._server.client.hkeys(self._keys[0]))
-        )
 
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterator[Summary]:
         """The summaries of all conversations, or of those of these ids."""

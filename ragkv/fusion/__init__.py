@@ -1,7 +1,7 @@
 """Fusion: builds the KV of one prompt from many stored entries and recomputes the tokens that a selector chooses."""
 
 from .fusor import Fused, Fusor
-from .pipeline import LayerReader, Readers, ResidentLease
+from .pipeline import LayerReader, Readers
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .selectors import (
     SELECTORS,
@@ -26,7 +26,6 @@ __all__ = [
     "LayerReader",
     "Plan",
     "Readers",
-    "ResidentLease",
     "Scorer",
     "Selector",
     "Span",

@@ -20,7 +20,7 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing, openmp
-from ragkv.store import Entry, EntryInfo, Lease, TierKind
+from ragkv.store import EntryInfo, Lease
 
 MOST_BYTES = 256 * 1024**2  # `MOST_BYTES` bounds one request's read buffers, whatever was measured.
 UNMEASURED = 2  # `UNMEASURED` is how many layers are read ahead before anything was measured.
@@ -31,24 +31,6 @@ REUSABLE_BYTES = 64 * 1024**2  # A buffer of at most `REUSABLE_BYTES` is kept fo
 _ALIGNMENT = 64  # In bytes: the slice of each lease begins at a multiple of it, so that it can have any dtype.
 
 _Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, D) of one layer
-
-
-class ResidentLease(Lease):
-    """A lease on an entry that the engine itself holds and never evicts: the application's prefix."""
-
-    kind = TierKind.MEMORY
-    in_place = True
-
-    def __init__(self, entry: Entry) -> None:
-        self.info = entry.info
-        self.sensitivity = entry.sensitivity
-        self.kv = entry.kv
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.kv[layer]
-
-    def close(self) -> None:
-        """Do nothing: no tier holds the entry."""
 
 
 class Readers(Closing):

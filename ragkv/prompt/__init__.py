@@ -1,11 +1,10 @@
 """One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no sessions."""
 
-from .classify import Planned
 from .generation import ActiveAnswer, AnswerBackend, AnswerEvents, AnswerGenerator, ModelBackend, cite
 from .intake import MAX_LOGPROBS, Intake
 from .load_control import LoadControl
 from .planner import Planner
-from .prefill import Prefiller, prompt_spans
+from .prefill import Prefiller
 from .profiling import Profiler
 from .request import (
     ActiveRequest,
@@ -35,7 +34,6 @@ __all__ = [
     "LoadControl",
     "ModelBackend",
     "Past",
-    "Planned",
     "Planner",
     "Prefill",
     "PrefillMethod",
@@ -48,5 +46,4 @@ __all__ = [
     "SharedModel",
     "TurnKV",
     "cite",
-    "prompt_spans",
 ]

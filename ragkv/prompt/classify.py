@@ -5,7 +5,7 @@ up; then `classify` makes the plan of what was found. Which spans are exact is d
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -138,7 +138,8 @@ def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: Found
         for index, (wish, run) in enumerate(zip(wished.blocks, found.blocks, strict=True))
         if run.lease is None and (wish.is_wanted or wish.why_not)
     }
-    away = () if method.reuse == "none" else tuple(_away_notes(found.away, len(missed)))
+    without = f"{len(missed)} chunks that are not stored here were computed" if missed else "no chunk was missing here"
+    away = (f"{kind} does not answer: {without}" for kind in found.away if method.reuse != "none")
     notes = (*_history_notes(prompt, method, wished, found, lost), *away)
     return Planned(Plan.of(torch.tensor(prompt.token_ids), spans), missed, unused, tuple(lost), notes, found.scorer)
 
@@ -183,7 +184,8 @@ def _chunk_spans(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: F
             run = found.chunks[index]
             state = _chunk_state(wished.chunks[index], run, method, wished.frequencies)
             lease = None if state is SpanState.COMPUTED else run.lease
-            yield Span(SpanKind.CHUNK, at, stop, state, lease, index, prompt.offset(index), scores=run.scores)
+            offset = prompt.excerpts[index].offset if index in prompt.excerpts else 0
+            yield Span(SpanKind.CHUNK, at, stop, state, lease, index, offset, scores=run.scores)
         at = stop
 
 
@@ -231,10 +233,3 @@ def _history_notes(
     )
     if unscored:
         yield f"{unscored} history tokens are not exact and were used as they are: they have no scores"
-
-
-def _away_notes(kinds: Sequence[str], missed: int) -> Iterator[str]:
-    """What the report says about storage that does not answer."""
-    for kind in kinds:
-        what = f"{missed} chunks that are not stored here were computed" if missed else "no chunk was missing here"
-        yield f"{kind} does not answer: {what}"

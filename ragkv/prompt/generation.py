@@ -3,7 +3,7 @@
 import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,9 +19,6 @@ from .drafts import Drafts
 from .planner import Planner
 from .prefill import Prefiller
 from .request import ActiveRequest, Prefill, Request
-
-if TYPE_CHECKING:
-    from .constraints.grammar import TokenConstraint
 
 _MARKER = re.compile(r"\[(\d+)\]")  # `_MARKER` is how an answer names a chunk, by its number from 1.
 
@@ -66,11 +63,6 @@ class ActiveAnswer:
     def ended(self) -> bool:
         """Whether it is complete."""
         return self.reason is not None
-
-    @property
-    def stopped_by_string(self) -> bool:
-        """Whether one of the request's stop strings ended it."""
-        return self._text.stopped
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -124,8 +116,8 @@ class AnswerGenerator:
 
     def __init__(self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch, most_drafts: int) -> None:
         """A step verifies at most `most_drafts` tokens that are found in the prompt."""
-        self._adapter, self.tokenizer, self._batch, self._most_drafts = adapter, tokenizer, batch, most_drafts
-        self._end_tokens = end_tokens(adapter.model, tokenizer)
+        self.device, self.tokenizer, self._batch, self._most_drafts = adapter.device, tokenizer, batch, most_drafts
+        self.end_tokens = end_tokens(adapter.model, tokenizer)
 
     def stream(self, active: ActiveRequest) -> AnswerEvents:
         """The events of a prefilled request's answer: tokens, then the `Answer`.
@@ -159,15 +151,6 @@ class AnswerGenerator:
                 rows, took_s = slot.verify(answer.tokens[-1], tried, meanwhile=prepared), self._batch.step_s
         yield from answer.finish()
 
-    def sampler(self, active: ActiveRequest, token_ids: torch.Tensor, constraint: "TokenConstraint | None") -> Sampler:
-        """The sampler of the answer to the prompt `token_ids` (S,)."""
-        ends = self._end_tokens if constraint is None else constraint.end_tokens
-        return Sampler(active.request.sampling, token_ids.to(self._adapter.device), ends, constraint)
-
-    def is_end(self, token: int, constraint: "TokenConstraint | None") -> bool:
-        """Whether the token ends an answer."""
-        return token in (self._end_tokens if constraint is None else constraint.end_tokens)
-
 
 class ModelBackend:
     """The engine's own model computes."""
@@ -198,14 +181,15 @@ class _SampledAnswer(ActiveAnswer):
     ) -> None:
         super().__init__(active, generator.tokenizer)
         self.drafts = drafts
-        self._generator, grammar = generator, active.request.grammar
+        grammar = active.request.grammar
         self.constraint = None if grammar is None else grammar.start()
-        self._sampler = generator.sampler(active, prompt_ids, self.constraint)
+        self._ends = generator.end_tokens if self.constraint is None else self.constraint.end_tokens
+        self._sampler = Sampler(active.request.sampling, prompt_ids.to(generator.device), self._ends, self.constraint)
 
     def choose(self, logits: torch.Tensor) -> TokenEvent | None:
         """Choose the token after `logits` (V,); `None` for an end token, which is not part of the answer."""
         token = self._sampler.choose(logits)
-        if self._generator.is_end(token, self.constraint):
+        if token in self._ends:
             self.end()
             return None
         self.drafts.add(token)
@@ -220,7 +204,7 @@ class _SampledAnswer(ActiveAnswer):
         """Also a note on an answer that was cut before it had its form."""
         if self.constraint is None or self.constraint.complete:
             return super().notes
-        what = "a stop string" if self.stopped_by_string else f"max_new_tokens={self._active.request.max_new_tokens}"
+        what = "a stop string" if self._text.stopped else f"max_new_tokens={self._active.request.max_new_tokens}"
         return (*super().notes, f"the answer does not have its response format: {what} ended it before")
 
 

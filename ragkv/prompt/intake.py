@@ -100,11 +100,7 @@ class Intake:
             raise InputError(f"logprobs is {logprobs!r}; it must be a whole number in [0, {MAX_LOGPROBS}], or None.")
         TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
         form = options.get("response_format")
-        if not isinstance(form, ResponseFormat | None):
-            raise InputError(
-                f"response_format is a {type(form).__name__}; give ResponseFormat.json_object() or "
-                "ResponseFormat.json_schema(schema)."
-            )
+        check_kind("response_format", form, ResponseFormat, type(None))
         sampling = Sampling.of(options)
         self._check_ids(tuple(sampling.logit_bias or ()))
         return replace(

@@ -8,9 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-import torch
-
-from ragkv.fusion import Plan, Scorer
+from ragkv.fusion import Plan
 from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter
 from ragkv.scheduling import Scheduler
@@ -116,9 +114,13 @@ class Planner:
         def find_block(block: Block, wish: RunWish) -> FoundRun:
             writer = self._block_writer
             lease = opened(writer.key(block), lambda: writer.lease(block)) if wish.is_wanted else None
-            if lease is None or not method.selector.needs_scores or not leaves_choice(block, wish, lease, method):
+            if lease is None or scorer is None or not method.selector.needs_scores:
                 return FoundRun(lease)
-            return FoundRun(lease, None if scorer is None else _fitting_scores(writer, block, scorer))
+            if not leaves_choice(block, wish, lease, method):
+                return FoundRun(lease)
+            scores = writer.scores(block, scorer.name)
+            fits = scores is not None and scores.shape == (len(block.token_ids), scorer.columns)
+            return FoundRun(lease, scores if fits else None)
 
         def find_chunk(ids: tuple[int, ...], wish: RunWish) -> FoundRun:
             if not wish.is_wanted:
@@ -149,10 +151,3 @@ class Planner:
         """The lease; `None` if its KV has another model's shape: who can write to shared storage can forge it."""
         info = lease.info
         return lease if (info.layers, info.kv_heads, info.head_dim) == self.adapter.kv_shape else None
-
-
-def _fitting_scores(writer: BlockWriter, block: Block, scorer: Scorer) -> torch.Tensor | None:
-    """The scores (T, 1 + C) of a block's tokens; `None` if it has none of the scorer in use."""
-    scores = writer.scores(block, scorer.name)
-    fits = scores is not None and scores.shape == (len(block.token_ids), scorer.columns)
-    return scores if fits else None

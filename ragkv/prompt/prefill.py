@@ -9,23 +9,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import (
-    Fused,
-    Fusor,
-    Plan,
-    Selector,
-    Span,
-    SpanKind,
-    SpanState,
-    budget,
-    usable,
-    with_floor,
-)
+from ragkv.fusion import Fused, Fusor, Plan, Selector, Span, SpanKind, SpanState, budget, usable, with_floor
 from ragkv.model import Recording
 from ragkv.scheduling import Scheduler
 from ragkv.types import PromptSpan, Reuse, Timing
@@ -235,18 +225,17 @@ def prompt_spans(
     `selected` (C,) are the positions recomputed in the last layer, ascending. `unused` says why chunks were not looked
     up or not found, by their index; the other computed chunks were found, and left to be computed.
     """
-    length = plan.token_ids.numel()
-    positions = selected.tolist()
-    return tuple(
-        _explained(piece, span, unused)
-        for span in plan.spans
-        if len(span)
-        for piece in _pieces(span, length, positions, prompt.question_tokens)
-    )
+    length, positions = plan.token_ids.numel(), selected.tolist()
+    spans = (span for span in plan.spans if len(span))
+    pieces = (_pieces(span, length, positions, prompt.question_tokens, unused) for span in spans)
+    return tuple(chain.from_iterable(pieces))
 
 
-def _pieces(span: Span, length: int, selected: Sequence[int], question_tokens: int) -> Iterator[PromptSpan]:
+def _pieces(
+    span: Span, length: int, selected: Sequence[int], question_tokens: int, unused: Mapping[int, str]
+) -> Iterator[PromptSpan]:
     """Cut a span into pieces of one kind and one state. The last token of a prompt is always computed."""
+    why = unused.get(span.chunk, SLOWER) if span.chunk is not None and span.state is SpanState.COMPUTED else None
     if span.kind is SpanKind.QUESTION:
         cut = min(span.start + question_tokens, span.stop)
         kinds = [("question", span.start, cut), ("template", cut, span.stop)]
@@ -258,13 +247,6 @@ def _pieces(span: Span, length: int, selected: Sequence[int], question_tokens: i
             among = slice(bisect_left(selected, start), bisect_left(selected, reused))
             here = tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
             state = "fused" if span.state is SpanState.APPROXIMATE else span.state.value
-            yield PromptSpan(kind, start, reused - start, state, here, span.chunk)
+            yield PromptSpan(kind, start, reused - start, state, here, span.chunk, why)
         if reused < stop and start < stop:
             yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), span.chunk)
-
-
-def _explained(piece: PromptSpan, span: Span, unused: Mapping[int, str]) -> PromptSpan:
-    """`piece` of `span`, with the reason if it is a chunk that is not reused."""
-    if piece.chunk is None or span.state is not SpanState.COMPUTED:
-        return piece
-    return replace(piece, why=unused.get(piece.chunk, SLOWER))

@@ -22,14 +22,14 @@ from typing import NamedTuple
 import torch
 
 from ragkv.errors import ProfileError, RagKVError, StoreError
-from ragkv.fusion import Fusor, LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import Fusor, LayerReader, Plan, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.fits import fit_length, fit_recompute, fit_tier
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.model import full_pass
 from ragkv.runtime import Closing, make_private_folder, openmp
 from ragkv.scheduling import Scheduler
-from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryTier, Tier, TierKind
+from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryLease, MemoryTier, Tier, TierKind
 
 from .load_control import LoadControl
 
@@ -215,7 +215,7 @@ class _Measuring:
         for number, entry in enumerate(entries):
             stop = min(at + entry.info.tokens, length - question)
             if at < stop:
-                spans.append(Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, ResidentLease(entry), number))
+                spans.append(Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, MemoryLease(entry), number))
                 at = stop
         spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         return Plan.of(self._ids(length).cpu(), spans), at
@@ -259,8 +259,6 @@ class _Measuring:
                     rounds[tokens].append(self._reading_s(leases) / (len(leases) * layers))
                     slices[tokens] = leases[0].stored_bytes / layers
                     in_place = self._adapter.device.type == "cpu" and all(lease.in_place for lease in leases)
-        for entry in itertools.chain(*groups):
-            tier.delete(entry.info.key)
         tier.close()
         self._step(len(SLICE_TOKENS))
         self._stored_bytes_per_token = slices[SLICE_TOKENS[-1]] * layers / SLICE_TOKENS[-1]
@@ -339,9 +337,5 @@ def _lease(tier: Tier, entry: Entry) -> Lease:
 def _drop_pages(folder: Path) -> None:
     """Drop the files in `folder` from the page cache."""
     for path in folder.glob("entries/*/*"):
-        with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

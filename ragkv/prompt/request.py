@@ -69,10 +69,6 @@ class Prompt:
         parts = self.excerpts
         return tuple(parts[index].whole if index in parts else ids for index, ids in enumerate(self.chunks))
 
-    def offset(self, index: int) -> int:
-        """How many tokens of its entry stand before a chunk of the prompt."""
-        return self.excerpts[index].offset if index in self.excerpts else 0
-
     @property
     def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
         """The runs between history and question, each with the index of its chunk; `None`: text, which is computed.
@@ -110,14 +106,10 @@ class PrefillMethod:
     named: AbstractSet[str] = frozenset()  # which of "ratio" and "selector" the request names
 
     @property
-    def is_full(self) -> bool:
-        """Whether every token is recomputed, so that the result always equals a full prefill."""
-        return self.ratio == 1.0 or self.selector.name == "all"
-
-    @property
     def inexact_use(self) -> str:
         """What history that is not exact is used for: as `inexact_history`, but only where chunks are fused, too."""
-        return self.inexact_history if self.reuse == "fused" and not self.is_full else "recompute"
+        is_full = self.ratio == 1.0 or self.selector.name == "all"  # so the result always equals a full prefill
+        return self.inexact_history if self.reuse == "fused" and not is_full else "recompute"
 
 
 @dataclass(frozen=True, slots=True)

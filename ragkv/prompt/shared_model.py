@@ -75,16 +75,6 @@ class SharedModel:
         """Whether the model is the bundled one, by whatever name it was loaded."""
         return str(getattr(self.tokenizer, "name_or_path", "")) == str(READER)
 
-    @property
-    def context_tokens(self) -> int | None:
-        """The most tokens of a prompt and its answer; `None`: no limit is known."""
-        return self.adapter.context_length
-
-    @property
-    def tokenizer_id(self) -> str:
-        """Digest of the tokenizer: text splits the same under the same id."""
-        return self.identity.tokenizer
-
     @cached_property
     def count_tokens(self) -> TokenCounter:
         """Tells how many tokens a text has, without special tokens. Raises `InputError` without a tokenizer."""

@@ -37,10 +37,6 @@ class DecodeSlot(Closing):
         self._batch, self._kv, self._record = batch, kv, record
         self.taken = True
 
-    def step(self, token: int) -> torch.Tensor:
-        """The logits (V,) float32 after `token`, as `verify` gives them."""
-        return self.verify(token)[0]
-
     def verify(
         self, token: int, drafts: Sequence[int] = (), meanwhile: Sequence[Callable[[], None]] = ()
     ) -> torch.Tensor:
@@ -86,20 +82,12 @@ class _TokenRequest:
     def done(self) -> bool:
         return self.logits is not None or self.error is not None
 
-    def result(self) -> torch.Tensor:
-        """The logits (1 + drafts, V); raises the step's error."""
-        if self.error is not None:
-            raise self.error
-        assert self.logits is not None
-        return self.logits
-
 
 class DecodeBatch:
     """Decodes for many requests on one model."""
 
-    def __init__(self, adapter: Adapter, lock: FairLock, patience: float = PATIENCE) -> None:
-        """`patience` is the share of a step's time that a leader waits for latecomers."""
-        self._adapter, self.lock, self._patience = adapter, lock, patience
+    def __init__(self, adapter: Adapter, lock: FairLock) -> None:
+        self._adapter, self.lock = adapter, lock
         self.rope_depends_on_length = adapter.rope.depends_on_length
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
@@ -147,13 +135,17 @@ class DecodeBatch:
             with self._changed:
                 self._waiting = [other for other in self._waiting if other is not request]
             raise
-        return request.result()
+        if request.error is not None:
+            raise request.error
+        assert request.logits is not None
+        return request.logits
 
     def _wait_for(self, request: _TokenRequest) -> None:
         """Return when the request is done: another thread's step serves it, or this thread's own."""
         if self.lock.acquire(request.wait):
             try:
-                self._wait_for_expected()
+                with self._changed:  # latecomers of the last step are skipped, until they are served again
+                    self._changed.wait_for(lambda: not self._expected, self.step_s * PATIENCE)
                 while not request.done:  # a step may serve other owners' requests first
                     self._step()
             finally:
@@ -166,12 +158,6 @@ class DecodeBatch:
             self._expected.discard(slot)
             self._changed.notify_all()
         openmp.release_threads()
-
-    def _wait_for_expected(self) -> None:
-        """Wait briefly for the rows of the last step; skip latecomers, until they are served again."""
-        with self._changed:
-            if self._expected:
-                self._changed.wait_for(lambda: not self._expected, self.step_s * self._patience)
 
     def _step(self) -> None:
         """One step for all waiting requests. The caller holds the compute lock."""

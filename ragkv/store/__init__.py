@@ -12,32 +12,12 @@ from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
 
 if TYPE_CHECKING:
     from .background import Background, Job
-    from .codecs import CODECS, Codec
-    from .entry import (
-        FORMAT_VERSION,
-        EncodedEntry,
-        Entry,
-        EntryInfo,
-        Identity,
-        dtype_from_name,
-        dtype_name,
-        ids_bytes,
-        ids_digest,
-    )
+    from .codecs import CODECS
+    from .entry import Entry, EntryInfo, Identity, dtype_name, ids_bytes, ids_digest
     from .key import EntryKey
     from .prefetch import HintedEntry, PrefetchHint
     from .store import Store, StoreStats
-    from .tiers import (
-        DiskTier,
-        Lease,
-        MemoryTier,
-        ReadOnlyDiskTier,
-        RemoteStats,
-        Tier,
-        TierKind,
-        TierStats,
-        WrappedLease,
-    )
+    from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, RemoteStats, Tier, TierKind, TierStats
 
 _MODULES = (".background", ".codecs", ".entry", ".key", ".prefetch", ".store", ".tiers")
 
@@ -54,24 +34,21 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Background",
     "CODECS",
-    "Codec",
     "DiskTier",
-    "EncodedEntry",
     "Entry",
     "EntryInfo",
     "EntryKey",
-    "FORMAT_VERSION",
     "HintedEntry",
     "Identity",
     "Item",
     "Job",
     "LRU",
     "Lease",
+    "MemoryLease",
     "MemoryTier",
     "POLICIES",
     "Policy",
     "PrefetchHint",
-    "ReadOnlyDiskTier",
     "RemoteStats",
     "Store",
     "StoreStats",
@@ -79,8 +56,6 @@ __all__ = [
     "TierKind",
     "TierStats",
     "TurnSize",
-    "WrappedLease",
-    "dtype_from_name",
     "dtype_name",
     "ids_bytes",
     "ids_digest",

@@ -19,7 +19,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Union
+from typing import Union
 
 import torch
 
@@ -56,11 +56,7 @@ class Identity:
     @property
     def of_kv(self) -> "Identity":
         """The identity of the KV that scores of this identity lie next to."""
-        return self._of_kv() if self.scorer else self
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - as below
-    def _of_kv(self) -> "Identity":
-        return replace(self, scorer="")
+        return replace(self, scorer="") if self.scorer else self
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
@@ -73,8 +69,7 @@ class Identity:
     @classmethod
     def from_json(cls, text: str) -> "Identity":
         """Inverse of `to_json`; raises `TypeError` or `ValueError` for anything else."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**fields)
+        return cls(**json.loads(text))
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:

@@ -12,6 +12,7 @@ request; that request will have a miss.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from functools import partial
 from .background import Background, Job
 from .entry import Identity
 from .key import EntryKey
+from .policies import Policy
 from .tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -54,14 +56,13 @@ class PrefetchHint:
 Fetch = Callable[[HintedEntry], bool]
 
 
+@dataclass(slots=True, eq=False)
 class _Queued:
     """A request in the queue."""
 
-    def __init__(self, hint: PrefetchHint) -> None:
-        self.hint = hint
-        self.groups = hint.groups
-        self.started = False
-        self.missing: set[EntryKey] = set()  # keys that could not be fetched
+    hint: PrefetchHint
+    started: bool = False
+    missing: set[EntryKey] = field(default_factory=set)  # keys that could not be fetched
 
 
 class Prefetcher:
@@ -82,10 +83,15 @@ class Prefetcher:
     def queued(self, hint: PrefetchHint) -> None:
         """A request joined the end of the queue. Policies that know the queue protect its entries."""
         request = _Queued(hint)
+
+        def join(policy: Policy) -> None:
+            for group in hint.groups:
+                policy.queued(group)
+
         with self._lock:
             self._queue.append(request)
             for tier in self._tiers:
-                tier.queued(request.groups)
+                tier.tell(join)
             self._change()
 
     def started(self, hint: PrefetchHint) -> None:
@@ -103,10 +109,15 @@ class Prefetcher:
             if request is None:
                 return
             earlier = self._queue[: self._queue.index(request)]
-            places = [(group, sum(group in other.groups for other in earlier)) for group in request.groups]
+            waiting = Counter(group for other in earlier for group in other.hint.groups)  # requests, by group
             self._queue.remove(request)
+
+            def leave(policy: Policy) -> None:
+                for group in hint.groups:
+                    policy.left(group, waiting[group])
+
             for tier in self._tiers:
-                tier.left(places)
+                tier.tell(leave)
             self._change()
 
     def close(self) -> None:

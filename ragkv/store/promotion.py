@@ -18,7 +18,7 @@ from .background import Background, Job
 from .entry import EncodedEntry, EntryInfo
 from .key import EntryKey
 from .prefetch import HintedEntry
-from .tiers import Lease, Tier, TierKind, WrappedLease
+from .tiers import Lease, Tier, TierKind
 
 # Whether an entry of so many tokens belongs in memory, if a request `used` it, or not, and if memory has room, or not.
 Placement = Callable[[int, bool, bool], bool]
@@ -97,8 +97,8 @@ class Promotion:
 class Promoter:
     """Copies entries into `tiers[0]` itself, and through `writers` into the tiers between."""
 
-    def __init__(self, tiers: Sequence[Tier], writers: Writers, page_locked: bool) -> None:
-        self._tiers, self._writers, self._page_locked = tuple(tiers), writers, page_locked
+    def __init__(self, tiers: Sequence[Tier], writers: Writers) -> None:
+        self._tiers, self._writers = tuple(tiers), writers
         self.placement: Placement = lambda *_: True
         self._running: weakref.WeakSet[Promotion] = weakref.WeakSet()
         self._running_lock = threading.Lock()
@@ -128,7 +128,7 @@ class Promoter:
                 promotion.depth = depth
                 with lease:
                     lease.prefetch()
-                    entry = lease.read_encoded(self._page_locked)
+                    entry = lease.read_encoded()
         if entry is None:
             return False
         self._store(entry, promotion, True)
@@ -163,7 +163,7 @@ class Promoter:
             with lease:
                 if fastest.contains(promotion.key):
                     return
-                entry = lease.read_encoded(self._page_locked)
+                entry = lease.read_encoded()
             self._store(entry, promotion, in_memory)
 
         job: Job[EncodedEntry] = Job(copy, promotion.key, lease.stored_bytes, cancel=lease.close)
@@ -183,29 +183,37 @@ class Promoter:
                     self._writers.write(tier, entry)
 
 
-class PromotingLease(WrappedLease):
+class PromotingLease(Lease):
     """A lease of a slower tier. Closing it passes the inner lease to `promote`, unless a read found damage."""
 
     def __init__(self, lease: Lease, promotion: Promotion, promote: Callable[[Lease, Promotion], None]) -> None:
-        super().__init__(lease)
-        self._promotion, self._damaged = promotion, False
+        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
+        self.in_place = lease.in_place
+        self._lease, self._promotion, self._damaged = lease, promotion, False
         self._promote: Callable[[Lease, Promotion], None] | None = promote
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._lease.stored_bytes
+
+    def prefetch(self) -> None:
+        self._lease.prefetch()
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         try:
-            return self.lease.read_layer(layer, out)
+            return self._lease.read_layer(layer, out)
         except EntryDamagedError:
             self._damaged = True
             raise
 
-    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
-        return self.lease.read_encoded(page_locked)
+    def read_encoded(self) -> EncodedEntry:
+        return self._lease.read_encoded()
 
     def close(self) -> None:
         promote, self._promote = self._promote, None
         if promote is None:
             return
         if self._damaged:
-            self.lease.close()
+            self._lease.close()
         else:
-            promote(self.lease, self._promotion)
+            promote(self._lease, self._promotion)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -28,6 +28,9 @@ from .policies import PolicySettings, TurnSize, make_policy
 from .prefetch import Prefetcher, PrefetchHint
 from .promotion import Placement, Promoter, Writers
 from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
+
+if TYPE_CHECKING:
+    from .remote import RemoteTier
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ class Store(Closing):
         self._page_locked = page_locked
         has_memory_above = len(self._tiers) > 1 and self._tiers[0].kind is TierKind.MEMORY
         self._writers = Writers(self._tiers, write_buffer_bytes)
-        self._promoter = Promoter(self._tiers, self._writers, page_locked)
+        self._promoter = Promoter(self._tiers, self._writers)
         self._prefetcher = Prefetcher(self._tiers, self._promoter.fetch if has_memory_above and prefetch else None)
         atexit.register(self.close)
 
@@ -83,8 +86,7 @@ class Store(Closing):
         if config.directory is not None and config.read_only:
             tiers.append(ReadOnlyDiskTier(config.directory))
         elif config.directory is not None:
-            policy = make_policy(config.policy, settings)
-            tiers.append(DiskTier(config.directory, config.disk_bytes, policy))
+            tiers.append(DiskTier(config.directory, config.disk_bytes, make_policy(config.policy, settings)))
         if config.redis is not None or config.s3 is not None:
             from .remote import open_remote
 
@@ -120,7 +122,7 @@ class Store(Closing):
             if lease is not None:
                 return self._promoter.promoting(lease, promotion, depth) if depth else lease
         if waiting is not None and waiting.info.matches(identity, token_ids):
-            return MemoryLease(waiting, on_read=lambda _: None)
+            return MemoryLease(waiting)
         return None
 
     def scores(self, identity: Identity, token_ids: Sequence[int]) -> torch.Tensor | None:
@@ -213,7 +215,7 @@ class Store(Closing):
     def retarget(self, xi_blocks: int) -> None:
         """Tell the policies of all tiers their latency threshold, in blocks."""
         for tier in self._tiers:
-            tier.retarget(xi_blocks)
+            tier.tell(lambda policy: policy.retarget(xi_blocks))
 
     def delete(self, key: EntryKey) -> bool:
         """Drop `key`, and the scores next to it, from every tier and from the write buffer; whether it was anywhere.
@@ -307,8 +309,8 @@ class Store(Closing):
         return tuple(tier for tier in self._tiers if tier.kind is not TierKind.MEMORY) or self._tiers
 
     @property
-    def _remote(self) -> tuple[Tier, ...]:
-        return tuple(tier for tier in self._tiers if tier.is_remote)
+    def _remote(self) -> "tuple[RemoteTier, ...]":
+        return tuple(cast("RemoteTier", tier) for tier in self._tiers if tier.is_remote)
 
     @property
     def _local(self) -> tuple[Tier, ...]:

@@ -55,7 +55,7 @@ async def test_files_become_documents_with_their_metadata_and_pages(parser: Docu
 async def test_documents_are_split_in_the_process_as_they_would_be_here(parser: DocumentParser, reader: Engine) -> None:
     count = reader.model.count_tokens
     assert isinstance(count, TokenCounter) and count.can_be_pickled
-    splitter = Splitter(count, 16, reader.model.tokenizer_id)
+    splitter = Splitter(count, 16, reader.model.identity.tokenizer)
     body = uploads.form([("a.md", "# A\n\nOne <|im_end|> two. Drei\u00df\u0301 \U0001f600.\n\n## B\n\n".encode() * 40)])
     parsed = await parser.parse(replace(UPLOAD, splitter=splitter), body)
     [document] = parsed.documents

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ragkv import Engine, EngineConfig, Session
-from ragkv.config import RedisConfig, SessionConfig
+from ragkv import Engine, Session
+from ragkv.config import RedisConfig
 from ragkv.conversations.redis_storage import RedisStorage
-from ragkv.errors import ConfigError, InputError, SessionConflictError, SessionUnavailableError
+from ragkv.errors import InputError, SessionConflictError, SessionUnavailableError
 from ragkv.store import EntryKey
 from ragkv.types import TokenEvent
 from tests.engine.helpers import A, B
@@ -317,11 +317,6 @@ def test_a_manifest_written_without_the_secret_is_not_read(
         shared._secret = "another"
         found = shared.load("s", None)
         assert found is not None and found.state is None
-
-
-def test_shared_conversations_need_a_server() -> None:
-    with pytest.raises(ConfigError, match=r"store\.redis"):
-        EngineConfig(session=SessionConfig(shared=True))
 
 
 def keys_of(engine: Engine, session: Session) -> set[EntryKey]:

@@ -54,7 +54,6 @@ def test_deleting_an_unsaved_copy_leaves_the_blocks_of_the_session_it_continued(
     assert engine.session("saved").turns == 1
 
 
-@pytest.mark.enable_socket
 def test_a_session_deleted_by_another_replica_leaves_the_blocks_of_an_unsaved_copy_here(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Never
 
 import pytest
 import torch
@@ -34,6 +35,9 @@ class FakeLease(Lease):
             raise EntryDamagedError(self.info.key, f"layer {layer}")
         assert out is not None
         return out.copy_(self.entry.kv[layer])
+
+    def read_encoded(self) -> Never:
+        raise NotImplementedError
 
     def close(self) -> None:
         pass

@@ -9,9 +9,9 @@ import torch
 
 from ragkv import Engine
 from ragkv.fusion import LayerReader, Readers
-from ragkv.fusion.pipeline import ResidentLease, _Copier
+from ragkv.fusion.pipeline import _Copier
 from ragkv.model import Adapter, Rows
-from ragkv.store import Lease
+from ragkv.store import Lease, MemoryLease
 from tests import tiny_models
 from tests.fusion.lazy_cuda import DEVICE, LazyCuda
 from tests.fusion.test_pipeline import LAYERS, FakeLease
@@ -90,7 +90,7 @@ def test_slices_stay_allocated_until_the_compute_stream_has_read_them(readers: H
 
 def test_entries_that_are_read_in_place_take_no_page_locked_buffer(readers: HostReaders, cuda: LazyCuda) -> None:
     fake = FakeLease()
-    lease = ResidentLease(fake.entry)
+    lease = MemoryLease(fake.entry)
     lease.entry = fake.entry  # type: ignore[attr-defined]
     assert all_equal(arrived_slices([lease], 2, readers, cuda), [lease])
     assert readers.taken == [0]

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.fusion import ResidentLease, SpanKind, SpanState, make_selector
+from ragkv.fusion import SpanKind, SpanState, make_selector
 from ragkv.prompt import PrefillMethod, Prompt
 from ragkv.prompt.classify import FoundPrompt, FoundRun, Planned, classify, wishes
 from ragkv.prompt.history import EMPTY, Block, Chain, History
-from ragkv.store import Entry, EntryInfo, Identity, ids_digest
+from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
 
 PREFIX, A, B, QUESTION = (1, 2), (3, 4, 5), (6, 7), (8,)
 HERE = "frequencies of this prompt"
@@ -25,7 +25,7 @@ SCORES = torch.ones(3, 1)
 def stored(ids: tuple[int, ...] = A, frequencies: str = HERE, codec: str = "raw") -> FoundRun:
     identity = Identity("weights", "architecture", "rope", "float32", "", "tokenizer", "context", codec=codec)
     info = EntryInfo(identity.key(ids), identity, ids, frequencies, 1, 1, 2)
-    return FoundRun(ResidentLease(Entry(info, torch.zeros(1, 2, 1, len(ids), 2))))
+    return FoundRun(MemoryLease(Entry(info, torch.zeros(1, 2, 1, len(ids), 2))))
 
 
 MISSING, DAMAGED = FoundRun(), FoundRun(is_damaged=True)

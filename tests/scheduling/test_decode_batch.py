@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine, FusionConfig
+from ragkv import Engine
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.decode.sampling import Sampler, Sampling
 from ragkv.runtime import FairLock
 from ragkv.scheduling import DecodeBatch, decode_batch
+from ragkv.scheduling.decode_batch import DecodeSlot
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
 from tests.engine.test_concurrency import together
@@ -66,6 +67,10 @@ def tokens_of(
             logits = step(token)
 
 
+def logits_of(slot: DecodeSlot) -> Callable[[int], torch.Tensor]:
+    return lambda token: slot.verify(token)[0]
+
+
 def solo_step(adapter: Adapter, kv: PromptKV) -> Callable[[int], torch.Tensor]:
     return lambda token: decode_rows(adapter, [DecodeRow(kv, token)])[0]
 
@@ -78,7 +83,7 @@ def solo(adapter: Adapter, length: int) -> list[int]:
 def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
     kv, logits = prompt(adapter, length)
     with batch.slot(kv) as slot:
-        return list(tokens_of(slot.step, logits))
+        return list(tokens_of(logits_of(slot), logits))
 
 
 def batch_of(engine: Engine) -> DecodeBatch:
@@ -117,8 +122,11 @@ class TestManyThreads:
             assert max(sizes) > 2
             assert at_rest(batch_of(engine))
 
-    def test_requests_that_ask_again_at_once_share_one_step(self, adapter: Adapter, sizes: list[int]) -> None:
-        batch = DecodeBatch(adapter, FairLock(), patience=1000.0)
+    def test_requests_that_ask_again_at_once_share_one_step(
+        self, adapter: Adapter, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(decode_batch, "PATIENCE", 1000.0)
+        batch = DecodeBatch(adapter, FairLock())
         together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
         assert sum(sizes) == 16 * (STEPS - 1)
         assert sum(sizes) / len(sizes) > 8
@@ -129,7 +137,7 @@ class TestSlowConsumer:
         batch = DecodeBatch(adapter, FairLock())
         kv, logits = prompt(adapter, 11)
         with batch.slot(kv) as slot:
-            slow = tokens_of(slot.step, logits)
+            slow = tokens_of(logits_of(slot), logits)
             first = [next(slow), next(slow)]
             together([lambda length=length: through(batch, adapter, length) for length in LENGTHS])
             assert [*first, *slow] == solo(adapter, 11)
@@ -144,7 +152,7 @@ class TestErrors:
             kv, logits = prompt(adapter, 9)
             sampler = greedy()
             with batch.slot(kv) as slot, pytest.raises(ZeroDivisionError):
-                for step, _ in enumerate(tokens_of(slot.step, logits, sampler)):
+                for step, _ in enumerate(tokens_of(logits_of(slot), logits, sampler)):
                     if step == 4:
                         sampler._processors = lambda *_: 1 / 0
             return "failed"
@@ -155,8 +163,11 @@ class TestErrors:
         assert results == ["failed", *(solo(adapter, length) for length in LENGTHS), "failed"]
         assert at_rest(batch)
 
-    def test_an_error_of_one_kv_cache_fails_only_its_own_row(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, FairLock(), patience=1000.0)
+    def test_an_error_of_one_kv_cache_fails_only_its_own_row(
+        self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(decode_batch, "PATIENCE", 1000.0)
+        batch = DecodeBatch(adapter, FairLock())
 
         def full() -> int:
             kv, logits = prompt(adapter, 9)
@@ -165,7 +176,7 @@ class TestErrors:
                 tensors[:] = [tensor[:, :, : kv.capacity] for tensor in tensors]
             done: list[int] = []
             with batch.slot(kv) as slot, pytest.raises(RuntimeError, match="exceeds dimension size"):
-                done.extend(tokens_of(slot.step, logits))
+                done.extend(tokens_of(logits_of(slot), logits))
             return len(done)
 
         results = together([full, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS)])
@@ -207,8 +218,8 @@ class TestErrors:
             with batch.slot(prompt(adapter, length)[0]) as slot:
                 got = []
                 try:
-                    got.append(int(slot.step(7).argmax()))
-                    got.append(int(slot.step(8).argmax()))
+                    got.append(int(logits_of(slot)(7).argmax()))
+                    got.append(int(logits_of(slot)(8).argmax()))
                 except KeyboardInterrupt:
                     return "interrupted"
             return got
@@ -264,31 +275,3 @@ class TestLongPrefill:
             assert before.count("token") >= 3  # one per layer; the last one may be recorded a moment later
             assert len(list(events)) == 60 - 9 + 1
             assert at_rest(batch)
-
-    def test_encoding_and_scoring_a_chunk_lets_others_decode_between_layers(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with engine_of(fusion=FusionConfig(selector="sensitivity")) as engine:
-            batch, adapter = batch_of(engine), engine.model.adapter
-            events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
-            next(events)
-            layers, tokens, step, begun = 0, 0, batch.step_waiting, threading.Event()
-
-            def slow() -> None:
-                nonlocal layers
-                layers += 1
-                begun.set()
-                until(lambda: batch.is_due)
-                step()
-
-            monkeypatch.setattr(batch, "step_waiting", slow)
-            thread = threading.Thread(target=engine.warm, args=([A],))
-            thread.start()
-            assert begun.wait(20)
-            while thread.is_alive() and tokens < 58:
-                next(events)
-                tokens += 1
-            thread.join(20)
-            assert layers >= 2 * adapter.layer_count - 2  # the chunk alone, and behind other texts
-            assert tokens >= layers - 1
-            events.close()

@@ -6,18 +6,8 @@ import hashlib
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import (
-    EncodedEntry,
-    Entry,
-    EntryInfo,
-    HintedEntry,
-    Identity,
-    Lease,
-    PrefetchHint,
-    Store,
-    Tier,
-    dtype_from_name,
-)
+from ragkv.store import Entry, EntryInfo, HintedEntry, Identity, Lease, PrefetchHint, Store, Tier
+from ragkv.store.entry import EncodedEntry, dtype_from_name
 
 IDENTITY = Identity(
     weights="w0", architecture="a0", rope="r0", dtype="bfloat16", adapter="", tokenizer="t0", context="c0"

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import EncodedEntry, Entry, Identity, Lease, Tier, WrappedLease
+from ragkv.runtime import Closing
+from ragkv.store import Entry, Identity, Lease, Tier
+from ragkv.store.entry import EncodedEntry
 
 
 class SharedBandwidth:
@@ -43,13 +45,26 @@ class WrappedTier:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tier, name)
 
-    def wrap(self, lease: Lease) -> Lease:
+    def wrap(self, lease: Lease) -> Any:
         """The lease that a reader gets instead of `lease`."""
         return lease
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         lease = self.tier.lease(identity, token_ids)
         return None if lease is None else self.wrap(lease)
+
+
+class WrappedLease(Closing):
+    """A lease that passes every call on to another one."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lease, name)
+
+    def close(self) -> None:
+        self.lease.close()
 
 
 class HeldWrites(WrappedTier):
@@ -73,7 +88,7 @@ class ThrottledTier(WrappedTier):
         self.bandwidth_bytes_per_s, self.writes = bandwidth_bytes_per_s, writes
         self._reads = SharedBandwidth()
 
-    def wrap(self, lease: Lease) -> Lease:
+    def wrap(self, lease: Lease) -> Any:
         return _CheckedLease(lease, lambda _: self._due_at(lease))
 
     def put(self, entry: Entry | EncodedEntry) -> bool:
@@ -101,7 +116,7 @@ class FailingTier(WrappedTier):
         super().__init__(tier)
         self.layers, self.failure = layers, failure
 
-    def wrap(self, lease: Lease) -> Lease:
+    def wrap(self, lease: Lease) -> Any:
         return _CheckedLease(lease, lambda layer: self._check(lease, layer))
 
     def _check(self, lease: Lease, layer: int) -> float:
@@ -126,7 +141,7 @@ class _CheckedLease(WrappedLease):
         sleep_until(ends_at)
         return read
 
-    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
+    def read_encoded(self) -> EncodedEntry:
         for layer in range(self.info.layers):
             sleep_until(self._check(layer))
-        return self.lease.read_encoded(page_locked)
+        return self.lease.read_encoded()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ragkv.config import CODEC_NAMES
-from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Lease, MemoryTier, Tier
+from ragkv.store import LRU, DiskTier, Entry, Lease, MemoryTier, Tier
+from ragkv.store.entry import EncodedEntry
 
 from .entries import as_stored, ids_of, make_entry, read_all, same, with_codec
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.config import CODEC_NAMES, StoreConfig
-from ragkv.store import CODECS, Codec, EncodedEntry, Entry, Store
-from ragkv.store.codecs import RAW, Int8Codec
+from ragkv.store import CODECS, Entry, Store
+from ragkv.store.codecs import RAW, Codec, Int8Codec
+from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import OtherVersionError, Record, read_head
 
 from .entries import IDENTITY, as_stored, make_entry, same, served, with_codec

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv.store import LRU, DiskTier, Entry, EntryKey, ReadOnlyDiskTier
+from ragkv.store import LRU, DiskTier, Entry, EntryKey
 from ragkv.store.record import Record
+from ragkv.store.tiers import ReadOnlyDiskTier
 
 from .entries import leased, make_entry
 

@@ -11,23 +11,13 @@ import pytest
 import torch
 
 from ragkv.config import StoreConfig
-from ragkv.store import (
-    LRU,
-    DiskTier,
-    HintedEntry,
-    Lease,
-    MemoryTier,
-    PrefetchHint,
-    Store,
-    TierKind,
-    WrappedLease,
-    make_policy,
-)
+from ragkv.store import LRU, DiskTier, HintedEntry, Lease, MemoryTier, PrefetchHint, Store, make_policy
+from ragkv.store.entry import EncodedEntry
 from ragkv.store.policies import Cut, PolicySettings
 from tests.scheduling.helpers import until
 
-from .entries import IDENTITY, hint_of, ids_of, leased, make_entry, read_all, same
-from .fakes import FailingTier, Failure, WrappedTier
+from .entries import IDENTITY, hint_of, ids_of, make_entry, read_all, same
+from .fakes import FailingTier, Failure, WrappedLease, WrappedTier
 
 SIZE = make_entry().size_bytes
 
@@ -41,7 +31,7 @@ class GatedTier(WrappedTier):
         self.go.set()
         self.reads: list[tuple[str, int]] = []
 
-    def wrap(self, lease: Lease) -> Lease:
+    def wrap(self, lease: Lease) -> Any:
         return _GatedLease(lease, self)
 
     @property
@@ -59,6 +49,11 @@ class _GatedLease(WrappedLease):
         self._tier.reads.append((self.info.key, layer))
         assert self._tier.go.wait(20)
         return self.lease.read_layer(layer, out)
+
+    def read_encoded(self) -> EncodedEntry:
+        for layer in range(self.info.layers):
+            self.read_layer(layer)
+        return self.lease.read_encoded()
 
 
 class GatedStore:
@@ -125,19 +120,6 @@ def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space
     until(lambda: gated.in_memory() == {2, 0, 1})
     assert gated.disk.keys == [key(number) for number in (4, 2, 0, 1)]
     assert gated.store.stats().prefetched == 4
-
-
-def test_a_request_that_waited_hits_equal_entries_in_memory(open_store: OpenStore) -> None:
-    gated = open_store(fits=4, on_disk=2)
-    waiting = hint_of(0, 1)
-    gated.store.queued(waiting)
-    until(lambda: gated.in_memory() == {0, 1})
-    gated.store.started(waiting)
-    for number in (0, 1):
-        with leased(gated.store, make_entry(number)) as lease:
-            assert lease.kind is TierKind.MEMORY
-            assert same(read_all(lease), make_entry(number))
-    gated.store.left(waiting)
 
 
 def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(

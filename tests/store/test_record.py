@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import FORMAT_VERSION, Entry, EntryKey
-from ragkv.store.record import ALIGNMENT, OtherVersionError, Record, RecordHead, bytes_of, read_fully, read_head
+from ragkv.store import Entry, EntryKey
+from ragkv.store.record import ALIGNMENT, Record, RecordHead, bytes_of, read_fully, read_head
 
 from .entries import IDENTITY, make_entry
 
@@ -94,19 +94,3 @@ def test_a_sound_record_under_another_key_is_damaged(tmp_path: Path) -> None:
     path = write(tmp_path / "e", make_entry(1))
     with pytest.raises(EntryDamagedError, match="of entry"):
         head_of(path, make_entry(2).info.key)
-
-
-def test_another_format_version_is_distinguished_from_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
-    path = write(tmp_path / "e", make_entry())
-    monkeypatch.undo()
-    with pytest.raises(OtherVersionError, match=f"version 1, this is {FORMAT_VERSION}"):
-        head_of(path, make_entry().info.key)
-
-
-def test_a_layer_must_match_its_own_checksum(tmp_path: Path) -> None:
-    entry = make_entry()
-    head = head_of(write(tmp_path / "e", entry), entry.info.key)
-    head.check_layer(0, bytes_of(entry.kv[0]))
-    with pytest.raises(EntryDamagedError, match="layer 1"):
-        head.check_layer(1, bytes_of(entry.kv[0]))

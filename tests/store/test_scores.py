@@ -26,7 +26,7 @@ def values(store: Store, number: int, network: str) -> list[float] | None:
 
 
 class TestPut:
-    def test_scores_replace_those_of_another_network(self, store: Store) -> None:
+    def test_scores_replace_those_of_another_network_and_survive_a_restart(self, store: Store, tmp_path: Path) -> None:
         with store:
             store.put_durably(make_entry(1))
             store.put_scores(scores_of(1, "a-one", 1.0), durably=True)
@@ -34,6 +34,8 @@ class TestPut:
             store.flush()
             assert values(store, 1, "a-one") is None
             assert values(store, 1, "a-three") == [3.0] * 4
+        with Store.open(StoreConfig(directory=str(tmp_path / "store"), memory_bytes=0)) as again:
+            assert values(again, 1, "a-three") == [3.0] * 4
 
     def test_scores_of_a_deleted_entry_are_not_kept(self, store: Store, tmp_path: Path) -> None:
         with store:
@@ -49,10 +51,3 @@ class TestPut:
             store.flush()
             assert values(store, 1, "a-one") is None
         assert not list(tmp_path.glob("store/entries/*/*"))
-
-    def test_scores_survive_a_restart(self, store: Store, tmp_path: Path) -> None:
-        with store:
-            store.put_durably(make_entry(1))
-            store.put_scores(scores_of(1, "a-one", 1.0), durably=True)
-        with Store.open(StoreConfig(directory=str(tmp_path / "store"), memory_bytes=0)) as again:
-            assert values(again, 1, "a-one") == [1.0] * 4

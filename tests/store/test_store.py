@@ -62,22 +62,6 @@ def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) ->
         assert all(served(store, number) for number in range(20))
 
 
-def test_entries_survive_a_restart_and_are_promoted_to_memory(tmp_path: Path) -> None:
-    with Store.open(config(tmp_path)) as store:
-        store.put(make_entry(1))
-    with Store.open(config(tmp_path)) as store:
-        assert kind_of_hit(store, 1) is TierKind.DISK
-        store.flush()
-        assert kind_of_hit(store, 1) is TierKind.MEMORY
-        assert served(store, 1)
-
-
-def test_put_durably_returns_after_a_new_store_can_find_the_entry(store: Store, tmp_path: Path) -> None:
-    assert store.put_durably(make_entry(1))
-    with Store.open(config(tmp_path, read_only=True, memory_bytes=0)) as other:
-        assert served(other, 1)
-
-
 def test_a_put_does_not_wait_for_the_disk_and_a_full_write_buffer_drops_and_counts(tmp_path: Path) -> None:
     disk = HeldWrites(DiskTier(tmp_path, 10**7, LRU()))
     with Store([disk], write_buffer_bytes=3 * ENTRY_BYTES) as store:

@@ -9,19 +9,10 @@ import pytest
 import torch
 
 from ragkv.config import CODEC_NAMES
-from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Identity, MemoryTier, ReadOnlyDiskTier, Tier
+from ragkv.store import LRU, DiskTier, Entry, Identity, MemoryTier, Tier
+from ragkv.store.entry import EncodedEntry
 
-from .entries import (
-    as_stored,
-    digest,
-    ids_of,
-    leased,
-    make_entry,
-    other_identities,
-    read_all,
-    same,
-    with_codec,
-)
+from .entries import as_stored, digest, ids_of, leased, make_entry, other_identities, read_all, same, with_codec
 from .remote.helpers import counted, remote_tier
 
 MakeEntry = Callable[..., Entry]
@@ -284,16 +275,6 @@ def test_an_entry_that_int8_refuses_is_stored_unchanged(entry_of: MakeEntry, mak
     with leased(tier, entry_of(1)) as lease:
         assert same(read_all(lease), entry)
         assert lease.stored_bytes == entry.kv.nbytes
-
-
-def test_a_read_only_tier_reads_every_codec(entry_of: MakeEntry, tmp_path: Path) -> None:
-    writer = DiskTier(tmp_path, 10**6, LRU())
-    writer.put(entry_of(1))
-    reader = ReadOnlyDiskTier(tmp_path)
-    with leased(reader, entry_of(1)) as lease:
-        assert same(read_all(lease), as_stored(entry_of(1)))
-    reader.close()
-    writer.close()
 
 
 def scores_entry(entry: Entry, network: str = "a-one", value: float = 1.0) -> Entry:

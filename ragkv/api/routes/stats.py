@@ -60,7 +60,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             model=executor.service.model_id,
             kv_bytes_per_token=found.kv_bytes_per_token,
             dtype=found.dtype,
-            context_tokens=engine.model.context_tokens,
+            context_tokens=engine.model.adapter.context_length,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
             ratio=chosen["ratio"],
             selector=chosen["selector"],

@@ -98,7 +98,7 @@ class ChatRagKV(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         """All that an answer depends on: LangChain's own cache uses it as the key."""
         params = {name: getattr(self, name) for name in ("model", *OWN) if name in type(self).model_fields}
-        engine = None if self.engine is None else (self.engine.model.tokenizer_id, self.engine.config)
+        engine = None if self.engine is None else (self.engine.model.identity.tokenizer, self.engine.config)
         return {**params, "stop": self.stop, "config": repr(self.config), "engine": repr(engine)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:

@@ -184,13 +184,8 @@ def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
                 raise named from error
         if form.schema:
             _compiled(tokenizer, ResponseFormat(form.schema))
-        matcher = _start(tokenizer, _call_grammar(form.calls, form.schema))
-        if matcher.is_error():
-            raise SchemaError("", _first_line(matcher.get_error()))
-        return matcher
+        return _start(tokenizer, _call_grammar(form.calls, form.schema))
     matcher = _matcher(tokenizer, form.schema)
-    if matcher.is_error():
-        raise SchemaError("", _first_line(matcher.get_error()))
     first = matcher.deep_copy()
     first.compute_bitmask()
     if first.is_error() or first.is_stopped():
@@ -229,7 +224,10 @@ def _start(tokenizer: Any, grammar: str) -> Any:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise SchemaError("", _first_line(matcher.get_error()))
+    return matcher
 
 
 def _matcher(tokenizer: Any, schema: str) -> Any:

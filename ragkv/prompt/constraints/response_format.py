@@ -114,7 +114,8 @@ def _check(schema: dict[str, Any]) -> None:
         if values > SCHEMA_VALUES or chars > SCHEMA_CHARS:
             raise SchemaError("", f"it has more than {SCHEMA_VALUES} values or {SCHEMA_CHARS} characters")
         if isinstance(value, dict):
-            patterns += ("pattern" in value) + ("format" in value) + len(_mapping(value.get("patternProperties")))
+            named = value.get("patternProperties")
+            patterns += ("pattern" in value) + ("format" in value) + (len(named) if isinstance(named, Mapping) else 0)
             joins += "allOf" in value or ("$ref" in value and bool(value.keys() - _NEXT_TO_REF))
             _check_multiple(path, value.get("multipleOf"))
     if joins and patterns > JOINED_PATTERNS:
@@ -135,10 +136,6 @@ def _values(schema: Any) -> Iterator[tuple[Path, Any]]:
             waiting += [((*path, key), inner) for key, inner in value.items()]
         elif isinstance(value, list | tuple):
             waiting += [((*path, number), inner) for number, inner in enumerate(value)]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _check_multiple(path: Path, multiple: Any) -> None:

@@ -1,7 +1,7 @@
 """A conversation's history as values, which tokens leave it, and its blocks written to the store."""
 
 from .block_writer import SAVE_WAIT_S, BlockWriter, default_buffer_bytes
-from .history import EMPTY, Block, Chain, History, Part, PartKind, PastTurn, Ranges, SessionState, exact_blocks
+from .history import EMPTY, Block, Chain, History, Part, PartKind, PastTurn, SessionState, exact_blocks
 from .truncation import TDLS, fitted, merged
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Part",
     "PartKind",
     "PastTurn",
-    "Ranges",
     "SAVE_WAIT_S",
     "TDLS",
     "default_buffer_bytes",

@@ -15,9 +15,8 @@ import torch
 
 from ragkv.config import MIB
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.fusion import ResidentLease
 from ragkv.model import Adapter
-from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, Store, TurnSize
+from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, MemoryLease, Store, TurnSize
 
 from .history import Block
 
@@ -46,22 +45,25 @@ class BlockWriter:
         """The key of a block's entry."""
         return block.key(self.base)
 
-    def lease(self, block: Block) -> Lease | None:
-        """A block's entry, held for reading, from the buffer or from the store; `None` if it is in neither."""
-        identity = block.identity(self.base)
+    def lease(self, block: Block, scorer: str = "") -> Lease | None:
+        """A block's entry, held for reading, from the buffer or from the store; `None` if it is in neither.
+
+        With `scorer`: the scores that it made for the block's tokens.
+        """
+        identity = replace(block.identity(self.base), scorer=scorer)
         # The buffer is searched first: an entry that leaves it in between is in the store by then.
         entry = self._worker.entry(identity.key(block.token_ids))
         if entry is not None and entry.info.matches(identity, block.token_ids):
-            return ResidentLease(entry)
+            return MemoryLease(entry)
         return self._store.lease(identity, block.token_ids)
 
     def scores(self, block: Block, scorer: str) -> torch.Tensor | None:
         """The scores (T, 1 + C) float16 that `scorer` made for a block's tokens, from the buffer or from the store."""
-        identity = replace(block.identity(self.base), scorer=scorer)
-        entry = self._worker.entry(identity.key(block.token_ids))
-        if entry is not None and entry.info.matches(identity, block.token_ids):
-            return entry.sensitivity
-        return self._store.scores(identity, block.token_ids)
+        lease = self.lease(block, scorer)
+        if lease is None:
+            return None
+        with lease:
+            return lease.sensitivity
 
     def save(
         self, block: Block, kv: torch.Tensor, group: str, scores: torch.Tensor | None, scorer: str, wait_s: float

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ragkv.config import SessionConfig
-from ragkv.errors import ConfigError, InputError
+from ragkv.errors import InputError
 
 from .history import History, PartKind, Ranges
 
@@ -60,13 +60,11 @@ def _oldest_behind(dropped: Ranges, view: View, count: int) -> Iterator[tuple[in
 TDLS: dict[str, Callable[[View], list[tuple[int, int]]]] = {"oldest": oldest, "keep-dialogue": keep_dialogue}
 
 
-def discarded(name: str, history: History, needed: int, settings: SessionConfig) -> Ranges:
-    """What the TDL of that name drops of `history` when `needed` tokens must go. Raises `ConfigError`."""
-    if name not in TDLS:
-        raise ConfigError(f"Unknown discarding list {name!r}. Known: {', '.join(TDLS)}.")
+def _discarded(history: History, needed: int, settings: SessionConfig) -> Ranges:
+    """What the settings' TDL drops of `history` when `needed` tokens must go."""
     target = max(int(settings.truncation_ratio * len(history)), 1 if needed else 0)
     sinks = min(settings.sink_tokens, len(history))
-    return merged(TDLS[name](View(history, needed, target, sinks)), len(history))
+    return merged(TDLS[settings.discard](View(history, needed, target, sinks)), len(history))
 
 
 def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
@@ -95,7 +93,7 @@ def fitted(history: History, headroom: int, settings: SessionConfig) -> tuple[Hi
     """The history cut to at most `headroom` tokens, or to none, and a note for the report if it was cut."""
     whole, headroom = len(history), max(0, headroom)
     while (length := len(history)) > headroom:
-        dropped = discarded(settings.discard, history, length - headroom, settings)
+        dropped = _discarded(history, length - headroom, settings)
         history = history.without(dropped, settings.truncation)
     if len(history) == whole:
         return history, None

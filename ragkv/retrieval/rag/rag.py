@@ -275,7 +275,7 @@ def splitter_of(engine: Engine, home: KnownHome | None = None, chunk_tokens: int
     """
     known = home.made_with.get("chunk_tokens") if home is not None else None
     tokens = chunk_tokens or known or (128 if engine.model.is_reader else 512)
-    return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.tokenizer_id)
+    return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
 
 
 def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:

@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from ragkv.fusion import ResidentLease, Scorer
+from ragkv.fusion import Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
-from ragkv.store import CODECS, Entry, EntryInfo, Identity, Store, ids_digest
+from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, Store, ids_digest
 
 # `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of RoPE frequencies.
 KEPT_PREFIXES = 4
@@ -72,6 +72,7 @@ class Encoder:
         self._neutral_ids, self._contexts = neutral_ids, {} if contexts is None else contexts
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
+        self.batch_tokens = PASS_ROWS[adapter.device.type]  # so many tokens of chunks are encoded together
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -88,11 +89,6 @@ class Encoder:
             (2, self._adapter.kv_heads, tokens, self._adapter.head_dim), self._adapter.dtype
         )
         return self._adapter.layer_count * layout.nbytes
-
-    @property
-    def batch_tokens(self) -> int:
-        """How many tokens of chunks are encoded together."""
-        return PASS_ROWS[self._adapter.device.type]
 
     @property
     def makes_scores(self) -> bool:
@@ -116,7 +112,7 @@ class Encoder:
 
     def prefix(
         self, length: int, compute_lock: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> ResidentLease | None:
+    ) -> MemoryLease | None:
         """The prefix's KV with the RoPE frequencies of a prompt of `length` tokens; `None` if there is no prefix.
 
         `compute_lock` acquires the lock if the prefix must be encoded; by default the caller holds it.
@@ -137,7 +133,7 @@ class Encoder:
                 self._prefixes[frequencies] = entry
                 if len(self._prefixes) > KEPT_PREFIXES:
                     self._prefixes.popitem(last=False)
-        return ResidentLease(entry)
+        return MemoryLease(entry)
 
     def chunks(self, chunks: Sequence[tuple[int, ...]], identity: Identity | None = None) -> list[Entry]:
         """The entries of chunks that go through the model together. The caller holds the compute lock.
@@ -171,7 +167,7 @@ class Encoder:
         lease = self.prefix(before + len(token_ids))
         if lease is None:  # the prefix has other KV in a prompt of this length
             return TokenRun(self.prefix_ids + token_ids, skip=before)
-        return TokenRun(token_ids, Context((lease.kv,)))
+        return TokenRun(token_ids, Context((lease.read_encoded().layers,)))
 
     def _behind_neutral_text(self, token_ids: tuple[int, ...]) -> TokenRun:
         """Behind as much of the neutral text as leaves room for the chunk in the model's context."""
@@ -185,16 +181,8 @@ class Encoder:
 
     def _entry(self, token_ids: tuple[int, ...], kv: torch.Tensor, identity: Identity, stop: int) -> Entry:
         """`stop` is the length of what was encoded, with all that stood before."""
-        info = EntryInfo(
-            key=identity.key(token_ids),
-            identity=identity,
-            token_ids=token_ids,
-            frequencies=self._adapter.rope.frequencies(stop),
-            layers=self._adapter.layer_count,
-            kv_heads=self._adapter.kv_heads,
-            head_dim=self._adapter.head_dim,
-        )
-        return Entry(info, kv.cpu())
+        frequencies, shape = self._adapter.rope.frequencies(stop), self._adapter.kv_shape
+        return Entry(EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, *shape), kv.cpu())
 
 
 class StoredScores:

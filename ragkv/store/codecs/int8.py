@@ -35,7 +35,9 @@ class Int8Codec(Codec):
     def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
         if layer.dtype not in _DTYPES:
             return None
-        stored = torch.zeros(self.layout(_sides(layer), layer.dtype).shape, dtype=torch.uint8, device=layer.device)
+        two, kv_heads, tokens, head_dim = layer.shape
+        layout = self.layout((two, kv_heads, tokens, head_dim), layer.dtype)
+        stored = torch.zeros(layout.shape, dtype=layout.dtype, device=layer.device)
         if not layer.numel():
             return stored
         keys, values = layer[0].float(), layer[1].float()  # (G, T, D)
@@ -52,7 +54,7 @@ class Int8Codec(Codec):
         return stored
 
     def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        _, kv_heads, tokens, head_dim = _sides(out)
+        _, kv_heads, tokens, head_dim = out.shape
         channels, rows = kv_heads * head_dim, kv_heads * tokens
         scales = stored[: 4 * (2 * channels + rows)].view(torch.float32)
         key_scale, low = scales[: 2 * channels].view(2, kv_heads, 1, head_dim)
@@ -62,8 +64,3 @@ class Int8Codec(Codec):
         out[0].copy_(work.mul_(key_scale).add_(low))
         out[1].copy_(work.copy_(codes[1].view(torch.int8)).mul_(value_scale))
         return out
-
-
-def _sides(layer: torch.Tensor) -> tuple[int, int, int, int]:
-    two, kv_heads, tokens, head_dim = layer.shape
-    return two, kv_heads, tokens, head_dim

@@ -3,15 +3,11 @@
 Nothing here is imported unless a remote tier is configured; redis-py and obstore load in their connector's file alone.
 """
 
-from .connector import Connector
 from .open import open_remote, secret_from_environment
 from .tier import RemoteTier
-from .tombstones import Tombstones
 
 __all__ = [
-    "Connector",
     "RemoteTier",
-    "Tombstones",
     "open_remote",
     "secret_from_environment",
 ]

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from ragkv.config import RemoteConfig, StoreConfig
 from ragkv.errors import ConfigError
@@ -15,8 +15,6 @@ from .tombstones import Tombstones
 from .values import digest_of
 
 MIN_SECRET_CHARS = 16
-
-C = TypeVar("C", bound=RemoteConfig)
 
 
 def open_remote(config: StoreConfig) -> list[RemoteTier]:
@@ -49,7 +47,7 @@ def secret_from_environment(config: RemoteConfig) -> str | None:
     return secret
 
 
-def _open(connect: Callable[[C, str], Connector], remote: C, config: StoreConfig) -> RemoteTier:
+def _open(connect: Callable[[Any, str], Connector], remote: RemoteConfig, config: StoreConfig) -> RemoteTier:
     secret = secret_from_environment(remote)
     # A part of every name on the remote. Its digest does not reveal the salt, and another secret has other names.
     salt = f"{len(config.tenant)}:{config.tenant}{secret or ''}".encode()

@@ -81,19 +81,11 @@ class _Deadlined:
         return _Socket(super()._connect())  # type: ignore[misc]
 
 
-class _Tcp(_Deadlined, redis.Connection):
-    pass
-
-
-class _Tls(_Deadlined, redis.SSLConnection):
-    pass
-
-
-class _Unix(_Deadlined, redis.UnixDomainSocketConnection):
-    pass
-
-
-_CONNECTIONS = {"redis": _Tcp, "rediss": _Tls, "unix": _Unix}
+_CONNECTIONS: dict[str, Any] = {  # by the scheme of a URL
+    "redis": type("DeadlinedTcp", (_Deadlined, redis.Connection), {}),
+    "rediss": type("DeadlinedTls", (_Deadlined, redis.SSLConnection), {}),
+    "unix": type("DeadlinedUnix", (_Deadlined, redis.UnixDomainSocketConnection), {}),
+}
 
 
 class RedisServer:
@@ -109,8 +101,8 @@ class RedisServer:
         pool = redis.ConnectionPool.from_url(
             config.url,
             max_connections=config.connections + _SPARE_CONNECTIONS,
-            username=os.environ.get(config.username_variable),
-            password=os.environ.get(config.password_variable),
+            username=os.environ.get("REDIS_USERNAME"),
+            password=os.environ.get("REDIS_PASSWORD"),
             socket_timeout=config.timeout_s,
             socket_connect_timeout=config.timeout_s,
             socket_read_size=_READ_BYTES,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 from ragkv.config import S3Config
@@ -34,10 +35,8 @@ class S3Connector(Connector):
     def __init__(self, config: S3Config, tenant: str) -> None:
         """Connects to nothing yet. `tenant` is the tenant's part of the paths."""
         self._root = f"{config.prefix}/{tenant}/"
-        location: dict[str, Any] = {"virtual_hosted_style_request": config.virtual_hosted}
-        for name, value in (("endpoint", config.endpoint), ("region", config.region)):
-            if value is not None:  # else obstore takes the environment's
-                location[name] = value
+        location = {"endpoint": config.endpoint, "region": config.region}
+        location = {name: value for name, value in location.items() if value is not None}  # else the environment's
         timeout = timedelta(seconds=config.timeout_s)
         self._store = S3Store(
             config.bucket,
@@ -52,7 +51,8 @@ class S3Connector(Connector):
         self._pool = ThreadPoolExecutor(config.connections, thread_name_prefix="ragkv-s3")
 
     def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
-        return [self._start(keys[0])] if len(keys) == 1 else list(self._pool.map(self._start, keys))
+        start = partial(self.get, layer_group=0, stop=HEAD_BYTES)
+        return [start(keys[0])] if len(keys) == 1 else list(self._pool.map(start, keys))
 
     def get(self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
         wanted: Any = {"offset": start} if stop is None else (start, stop)
@@ -106,9 +106,6 @@ class S3Connector(Connector):
             text = str(error)
             timed_out, first_line = "timed out" in text or "timeout" in text.lower(), text.partition("\n")[0]
             raise RemoteError(f"s3: {type(error).__name__}: {first_line}", timed_out) from error
-
-    def _start(self, key: EntryKey) -> Bytes | None:
-        return self.get(key, 0, 0, HEAD_BYTES)
 
     def _folder(self, key: EntryKey) -> str:
         return f"{self._root}{key.chunk[:2]}/{key.to_text()}/"

@@ -64,11 +64,13 @@ class RemoteTier(Tier):
 
     @property
     def answers(self) -> bool:
+        """Whether it answered the last call in time."""
         return self._health.answers
 
     # Reading
 
     def look_up_ahead(self, keys: Sequence[EntryKey]) -> None:
+        """Begin to look up these keys, which will be leased soon."""
         now = time.monotonic()
         with self._lock:
             self._lookups = {key: lookup for key, lookup in self._lookups.items() if now - lookup[1] < FRESH_S}
@@ -177,6 +179,7 @@ class RemoteTier(Tier):
             log.warning("%s failed while its entries were listed: %s", self.kind.value, error)
 
     def speed(self) -> float | None:
+        """The recent speed of reads, bytes a second; `None` if it was not measured."""
         return self._health.meter.speed()
 
     def stats(self) -> TierStats:

@@ -1,6 +1,6 @@
 """Tiers hold entries: the contract of a tier and a lease, and the tiers on this machine (memory, disk)."""
 
-from .base import Lease, RemoteStats, Tier, TierKind, TierStats, WrappedLease
+from .base import Lease, RemoteStats, Tier, TierKind, TierStats
 from .disk import DiskTier
 from .memory import MemoryLease, MemoryTier
 from .read_only import ReadOnlyDiskTier
@@ -15,5 +15,4 @@ __all__ = [
     "Tier",
     "TierKind",
     "TierStats",
-    "WrappedLease",
 ]

@@ -15,10 +15,9 @@ import torch
 
 from ragkv.runtime import Closing
 
-from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..key import EntryKey
-from ..policies import TurnSize
+from ..policies import Policy, TurnSize
 from ..record import RecordHead
 
 
@@ -99,45 +98,13 @@ class Lease(Closing):
         never write to the result. Raises `EntryDamagedError`; the tier has then dropped the entry.
         """
 
-    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
-        """A verified copy of the whole entry in encoded form, to be put into another tier.
-
-        `page_locked` asks for page-locked memory where CUDA is there. Raises as `read_layer` does.
-        """
-        info = self.info
-        page_locked = page_locked and torch.cuda.is_available()
-        kv = torch.empty((info.layers, *info.shape), dtype=info.dtype, pin_memory=page_locked)
-        for layer, target in enumerate(kv):
-            read = self.read_layer(layer, target)
-            if read.data_ptr() != target.data_ptr():  # a view of the tier's own storage
-                target.copy_(read)
-        return EncodedEntry(info, RAW, kv, self.sensitivity)
+    @abstractmethod
+    def read_encoded(self) -> EncodedEntry:
+        """A verified copy of the whole entry as it is stored, for another tier. Raises as `read_layer` does."""
 
     @abstractmethod
     def close(self) -> None:
         """Unpin the entry. Twice is harmless."""
-
-
-class WrappedLease(Lease):
-    """A lease that passes everything on to `lease`, but reads whole entries by `read_layer`."""
-
-    def __init__(self, lease: Lease) -> None:
-        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
-        self.in_place = lease.in_place
-        self.lease = lease
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.lease.stored_bytes
-
-    def prefetch(self) -> None:
-        self.lease.prefetch()
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.lease.read_layer(layer, out)
-
-    def close(self) -> None:
-        self.lease.close()
 
 
 class StoredLease(Lease):
@@ -164,11 +131,10 @@ class StoredLease(Lease):
         self._read(layer, stored)
         return codec.decode(stored, target)
 
-    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
+    def read_encoded(self) -> EncodedEntry:
         info, codec = self.info, self._head.codec
         layout = codec.layout(info.shape, info.dtype)
-        page_locked = page_locked and codec.in_place and torch.cuda.is_available()
-        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=page_locked)
+        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype)
         for number, layer in enumerate(layers):
             self._read(number, layer)
         return EncodedEntry(info, codec, layers, self.sensitivity)
@@ -197,20 +163,11 @@ class Tier(ABC):
         the write failed (logged). An entry that is here already is left unchanged and counts as stored.
         """
 
-    def queued(self, groups: Sequence[str]) -> None:  # noqa: B027
-        """Tell the policy that a request for these groups joined the queue (CachedAttention section 3.3)."""
-
-    def left(self, places: Sequence[tuple[str, int]]) -> None:  # noqa: B027
-        """Tell the policy that a request left the queue: its groups, and how many earlier requests wait for each."""
+    def tell(self, action: Callable[[Policy], object]) -> None:  # noqa: B027
+        """Let `action` tell the eviction policy something, if the tier has one."""
 
     def served(self, turn: TurnSize) -> None:  # noqa: B027
         """Tell the policy that a conversation's turn was served, before the turn's blocks are put. It may trim."""
-
-    def retarget(self, xi_blocks: int) -> None:  # noqa: B027
-        """Tell the policy its latency threshold."""
-
-    def look_up_ahead(self, keys: Sequence[EntryKey]) -> None:  # noqa: B027
-        """These keys will be leased soon: a remote tier begins to look them up."""
 
     @abstractmethod
     def contains(self, key: EntryKey) -> bool:
@@ -248,15 +205,6 @@ class Tier(ABC):
     def refused(self, keep: Callable[[Identity], bool]) -> list[EntryKey]:
         """The keys that `gc` would drop."""
         return [key for key, info in self.scan() if info is None or not keep(info.identity)]
-
-    @property
-    def answers(self) -> bool:
-        """Whether a remote tier answered its last call in time."""
-        return True
-
-    def speed(self) -> float | None:
-        """The recent speed of a remote tier's reads, bytes a second; `None` if it was not measured."""
-        return None
 
     @abstractmethod
     def stats(self) -> TierStats:

@@ -7,7 +7,7 @@ item is never evicted.
 
 import threading
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -55,9 +55,6 @@ class Ledger(Generic[P]):
     _groups: dict[str, Group[P]] = field(default_factory=dict)
     _pinned: set[str] = field(default_factory=set)  # groups
     _pinned_bytes: int = 0  # of everything in those groups
-
-    def __len__(self) -> int:
-        return len(self._slots)
 
     def __contains__(self, key: object) -> bool:
         return key in self._slots
@@ -220,23 +217,13 @@ class LocalTier(Tier, Generic[P]):
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
 
-    def queued(self, groups: Sequence[str]) -> None:
+    def tell(self, action: Callable[[Policy], object]) -> None:
         with self._lock:
-            for group in groups:
-                self._ledger.policy.queued(group)
-
-    def left(self, places: Sequence[tuple[str, int]]) -> None:
-        with self._lock:
-            for group, place in places:
-                self._ledger.policy.left(group, place)
+            action(self._ledger.policy)
 
     def served(self, turn: TurnSize) -> None:
         with self._lock:
             self._ledger.served(turn, self._clock())
-
-    def retarget(self, xi_blocks: int) -> None:
-        with self._lock:
-            self._ledger.policy.retarget(xi_blocks)
 
     def contains(self, key: EntryKey) -> bool:
         with self._lock:

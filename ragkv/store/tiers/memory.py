@@ -14,6 +14,7 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 
+from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..key import EntryKey
 from ..policies import Item, Policy
@@ -24,15 +25,20 @@ log = logging.getLogger(__name__)
 
 
 class MemoryLease(Lease):
-    """An entry in memory. The lease holds a reference to it, so closing only unpins it."""
+    """An entry in memory, of a tier or of none. The lease holds a reference to it, so closing only unpins it."""
 
     kind = TierKind.MEMORY
 
     def __init__(
-        self, entry: EncodedEntry, on_read: Callable[[int], object], on_close: Callable[[], None] = lambda: None
+        self,
+        entry: Entry | EncodedEntry,
+        on_read: Callable[[int], object] = lambda _: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.info = entry.info
-        self.sensitivity = entry.sensitivity
+        """An `Entry` is served as it is, whatever codec its identity names."""
+        if isinstance(entry, Entry):
+            entry = EncodedEntry(entry.info, RAW, entry.kv, entry.sensitivity)
+        self.info, self.sensitivity = entry.info, entry.sensitivity
         self.in_place = entry.codec.in_place
         self._entry = entry
         self._layer_bytes = entry.stored_bytes // max(1, entry.info.layers)
@@ -48,7 +54,7 @@ class MemoryLease(Lease):
     def stored_bytes(self) -> int:
         return self._entry.stored_bytes
 
-    def read_encoded(self, page_locked: bool = False) -> EncodedEntry:
+    def read_encoded(self) -> EncodedEntry:
         """The stored entry itself, because it is immutable."""
         self._on_read(self.stored_bytes)
         return self._entry

@@ -59,16 +59,14 @@ class ReadOnlyDiskTier(Tier):
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         for key, _ in self._directory.scan():
-            info = None
             try:
-                info = read_info(self._directory.path(key), key)
+                yield key, read_info(self._directory.path(key), key)
             except FileNotFoundError:
-                continue  # the writer removed it meanwhile
-            except OtherVersionError:
-                pass
+                pass  # the writer removed it meanwhile
             except (EntryDamagedError, OSError) as error:
-                log.warning("%s", error)
-            yield key, info
+                if not isinstance(error, OtherVersionError):
+                    log.warning("%s", error)
+                yield key, None
 
     def stats(self) -> TierStats:
         found = list(self._directory.scan())

@@ -17,7 +17,8 @@ import pytest
 from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
 from ragkv.errors import RemoteError
-from ragkv.store import EncodedEntry, EntryKey
+from ragkv.store import EntryKey
+from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import ALIGNMENT, CHECKSUM_CHARS, CHECKSUM_START, checksum
 from ragkv.store.remote import values
 from ragkv.store.remote.redis_server import RedisServer as Client

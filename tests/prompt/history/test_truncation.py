@@ -8,7 +8,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import SessionConfig
-from ragkv.errors import ConfigError, InputError, PromptTooLongError
+from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import TDLS, Block, History, Part, PartKind, fitted, merged
 from ragkv.prompt.history.truncation import View
 from tests import reference, tiny_models
@@ -215,12 +215,6 @@ class TestBaselines:
             answer = ask(engine, session, 6)
             assert answer.reuse.computed == before - before // 2 + 5  # the kept text is computed
             assert ask(engine, session, 7).reuse.computed == 6  # but only once
-
-    def test_an_unknown_truncation_or_discarding_list_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="tokens"):
-            SessionConfig(truncation="bogus")
-        with pytest.raises(ConfigError, match="keep-dialogue"):
-            small_engine(discard="bogus")
 
 
 class TestDiscardingLists:

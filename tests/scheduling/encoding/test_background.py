@@ -13,7 +13,8 @@ import torch
 from ragkv import Engine, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.store import DiskTier, Lease, MemoryTier
-from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored, text_engine
+from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
+from tests.store.fakes import WrappedLease
 
 
 def on_disk(directory: Path, **changes: Any) -> Engine:
@@ -36,23 +37,20 @@ def damage_layer(file: Path, layer: int) -> None:
     file.write_bytes(data)
 
 
-class BadLease(Lease):
+class BadLease(WrappedLease):
     """A lease whose reads fail from a layer on."""
 
     def __init__(self, lease: Lease, layer: int, error: Exception) -> None:
-        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
-        self._lease, self._layer, self._error = lease, layer, error
+        super().__init__(lease)
+        self._layer, self._error = layer, error
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         if layer >= self._layer:
             raise self._error
-        return self._lease.read_layer(layer, out)
-
-    def close(self) -> None:
-        self._lease.close()
+        return self.lease.read_layer(layer, out)
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], make: Callable[[Lease], Lease]) -> None:
+def spoil(monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], make: Callable[[Lease], Any]) -> None:
     """Make `tier` lease a bad entry of `chunk` from now on."""
     original = tier.lease
 
@@ -188,19 +186,6 @@ class TestDeletion:
             monkeypatch.undo()
             engine.flush()
             assert stored(engine, A) is None
-
-    def test_a_request_after_a_deletion_encodes_the_chunk_again(self) -> None:
-        with engine_of() as engine:
-            engine.warm([A])
-            engine.delete([A])
-            engine.prefill(Q, [A])
-            engine.flush()
-            assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
-
-    def test_deleting_a_text_finds_the_entry_of_that_text(self) -> None:
-        with text_engine() as engine:
-            engine.warm(["some text"])
-            assert engine.delete(["some text"]) == 1
 
 
 class TestWarming:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ragkv import Engine
+from ragkv import Engine, FusionConfig
 from ragkv.runtime import working_for
 from tests.engine.helpers import A, B, Q, close, engine_of, full_prefill, ids
 
@@ -64,3 +64,11 @@ def test_a_prefill_of_another_tenant_in_between_changes_neither_result(monkeypat
         close(results[0].logits, full_prefill(ids([B]))[0])
         monkeypatch.undo()
         close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(ids([A]))[0])  # the first chunk is exact
+
+
+def test_decode_steps_run_between_the_layers_of_encoding_and_of_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of(fusion=FusionConfig(selector="sensitivity")) as engine:
+        steps: list[int] = []
+        monkeypatch.setattr(engine.scheduler.batch, "step_waiting", lambda: steps.append(1))
+        engine.warm([A])
+        assert len(steps) >= 2 * engine.model.adapter.layer_count - 2  # the chunk alone, and behind other texts

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ragkv import Engine, StoreConfig
-from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids
 from tests.store.remote.faulty_proxy import Proxy
 
 from .helpers import redis_config, s3_config, unique_prefix
@@ -49,16 +49,6 @@ def test_chunks_warmed_by_one_replica_are_hits_on_the_other_and_give_equal_answe
     assert one.answer(Q, [A, B], max_new_tokens=4).token_ids == other.answer(Q, [A, B], max_new_tokens=4).token_ids
     other.flush()
     assert kind not in other.prefill(Q, [B, A, C]).reuse.bytes_by_tier  # it was promoted
-
-
-def test_a_chunk_encoded_after_a_miss_is_a_hit_on_the_other_replica(replicas: list[Engine]) -> None:
-    one, other = replicas
-    assert one.prefill(Q, [A]).reuse.missed_chunks == 1
-    one.flush()
-    assert other.prefill(Q, [A]).reuse.missed_chunks == 0
-    one.delete([A])
-    other.store.delete(other.entries.encoder.identity.key(tuple(A)))
-    assert stored(one, A) is stored(other, A) is None
 
 
 class Network:
@@ -137,10 +127,3 @@ class TestLoadingOrComputing:
         assert prefill.reuse.missed_chunks == 0
         assert any("quicker than loading" in note and "redis" in note for note in prefill.reuse.notes)
         assert prefill.reuse.computed > len(Q)
-
-    def test_chunks_that_load_fast_are_loaded(self, network: Network) -> None:
-        for _ in range(3):
-            network.engine.store._tiers[-1]._health.meter._s_per_byte = 1e-12  # type: ignore[attr-defined]
-            prefill = network.engine.prefill(Q, [A, B, C])
-            assert not any("quicker" in note for note in prefill.reuse.notes)
-            assert prefill.reuse.bytes_by_tier["redis"] > 0

@@ -15,7 +15,7 @@ from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 from tests.store.remote.faulty_proxy import Proxy
 
 from .helpers import counted, unique_prefix
-from .servers import LOOPBACK, RedisServer, S3Server, free_port
+from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
 
@@ -91,12 +91,6 @@ def is_available(tier: RemoteTier) -> bool:
     return tier._health.available
 
 
-def test_a_sound_network_serves_every_entry(proxied: ProxiedServer) -> None:
-    tier = proxied.tier()
-    assert outcome(tier) is not None
-    assert is_available(tier)
-
-
 def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedServer) -> None:
     tier = proxied.tier()
     proxied.proxy.refusing = True
@@ -108,15 +102,8 @@ def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedSer
     assert not tier.contains(entry(1).info.key)
     stats = tier.stats().remote
     assert stats is not None and stats.skipped > 0 and not stats.answers
-
-
-def test_a_remote_that_answers_again_is_called_again(proxied: ProxiedServer) -> None:
-    tier = proxied.tier()
-    proxied.proxy.refusing = True
-    proxied.proxy.close_connections()
-    assert all(outcome(tier) is None for _ in range(5))
     proxied.proxy.refusing = False
-    until(lambda: outcome(tier) is not None)
+    until(lambda: outcome(tier) is not None)  # it is called again
 
 
 @pytest.mark.parametrize("when", ["lookup", "layers"])
@@ -306,15 +293,6 @@ class TestRedis:
         finally:
             proxied.close()
             server.remove()
-
-
-def test_lookups_are_misses_within_one_timeout_where_no_server_listens() -> None:
-    config = StoreConfig(redis=RedisConfig(url=f"redis://{LOOPBACK}:{free_port()}/0", timeout_s=TIMEOUT_S))
-    (tier,) = open_remote(config)
-    began = time.monotonic()
-    assert all(tier.lease(IDENTITY, ids_of(number)) is None for number in range(10))
-    assert time.monotonic() - began < TIMEOUT_S + SLACK_S
-    tier.close()
 
 
 def test_s3_killed_and_restarted_empty_is_used_again() -> None:

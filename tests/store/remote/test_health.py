@@ -3,13 +3,7 @@
 import pytest
 
 from ragkv.errors import RemoteError
-from ragkv.store.remote.health import (
-    FAILURES_TO_OPEN,
-    FORGET_SPEED_S,
-    LONGEST_PAUSE_S,
-    Health,
-    SpeedMeter,
-)
+from ragkv.store.remote.health import FAILURES_TO_OPEN, FORGET_SPEED_S, LONGEST_PAUSE_S, Health, SpeedMeter
 
 
 class Clock:
@@ -58,11 +52,6 @@ def test_the_breaker_opens_after_some_failures_in_a_row(health: Health) -> None:
     assert not health.available
 
 
-def test_the_breaker_opens_at_once_after_a_timeout(health: Health) -> None:
-    open_breaker(health)
-    assert not health.available
-
-
 def test_an_open_breaker_refuses_calls_and_counts_them(health: Health) -> None:
     open_breaker(health)
     with pytest.raises(RemoteError, match="until it answers again"):
@@ -99,6 +88,8 @@ def test_a_late_answer_to_an_earlier_call_does_not_close_the_breaker(health: Hea
 class TestSpeedMeter:
     def test_bandwidth_is_measured_over_the_time_in_which_anything_was_read(self, clock: Clock) -> None:
         meter = SpeedMeter(clock)
+        meter.begin_read()
+        meter.end_read(0)  # it failed
         assert meter.speed() is None
         meter.begin_read()
         meter.begin_read()
@@ -108,19 +99,7 @@ class TestSpeedMeter:
         meter.end_read(400)
         clock.now = 50.0  # nothing was read
         assert meter.speed() == pytest.approx(500)
-
-    def test_a_measured_speed_is_forgotten_after_a_while(self, clock: Clock) -> None:
-        meter = SpeedMeter(clock)
-        meter.begin_read()
-        clock.now = 1.0
-        meter.end_read(100)
-        clock.now = 1.5 + FORGET_SPEED_S
-        assert meter.speed() is None
-
-    def test_a_read_that_failed_is_no_measurement(self, clock: Clock) -> None:
-        meter = SpeedMeter(clock)
-        meter.begin_read()
-        meter.end_read(0)
+        clock.now = 2.5 + FORGET_SPEED_S
         assert meter.speed() is None
 
 

@@ -39,9 +39,6 @@ def test_a_number_out_of_range_is_refused_by_name(change: dict[str, int]) -> Non
         RedisConfig(url=REDIS_URL, **change)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=next(iter(change))):
         S3Config(bucket="b", **change)  # type: ignore[arg-type]
-
-
-def test_a_time_to_live_of_zero_and_a_missing_bucket_are_refused() -> None:
     with pytest.raises(ConfigError, match="ttl_s"):
         RedisConfig(url=REDIS_URL, ttl_s=0.0)
     with pytest.raises(ConfigError, match="bucket"):

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ragkv.config import RedisConfig
-from ragkv.store import EncodedEntry, TierKind
+from ragkv.store import TierKind
+from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import checksum
 from ragkv.store.remote import values
 from tests.store.entries import make_entry
@@ -21,12 +22,6 @@ pytestmark = pytest.mark.allow_hosts([LOOPBACK])
 def config(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisConfig:
     monkeypatch.setenv("OUR_SECRET", "a secret of many characters")
     return redis_config(redis_server, timeout_s=10.0, secret_variable="OUR_SECRET")
-
-
-def test_a_process_with_the_secret_reads_what_it_wrote(config: RedisConfig) -> None:
-    with redis_store(config) as store:
-        store.put_durably(make_entry(1))
-        assert hit(store, 1) is TierKind.REDIS
 
 
 def test_a_process_without_the_secret_or_with_another_sees_nothing_and_deletes_nothing(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import EncodedEntry
+from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import Record, checksum
 from ragkv.store.remote import values
 from ragkv.store.remote.values import RemoteHead
