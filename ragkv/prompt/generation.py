@@ -22,7 +22,6 @@ from .request import ActiveRequest, Prefill, Request
 
 _MARKER = re.compile(r"\[(\d+)\]")  # `_MARKER` is how an answer names a chunk, by its number from 1.
 
-
 AnswerEvents = Generator[TokenEvent | Answer, None, None]  # the tokens of an answer, then the answer
 
 

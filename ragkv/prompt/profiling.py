@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -181,14 +180,15 @@ class _Measuring:
         for _ in range(self._rounds):
             for length in self._lengths:
                 spans = [Span(SpanKind.QUESTION, 0, length, SpanState.COMPUTED)]
-                full[length].append(self._pass(Plan.of(self._ids(length).cpu(), spans), 0.0).whole_s)
+                _, whole_s, _ = self._pass(Plan.of(self._ids(length).cpu(), spans), 0.0)
+                full[length].append(whole_s)
                 steps[length].append(self._decode_s(length))
                 self._step(2)
                 for ratio in RATIOS:
                     plan, placed = self._fused_plan(entries, length)
-                    done = self._pass(plan, ratio)
-                    layers[done.rows, length, placed].append(max(0.0, done.whole_s - done.placing_s - start_s) / inner)
-                    placing.append(done.placing_s / (inner * placed))
+                    rows, whole_s, fuse_s = self._pass(plan, ratio)
+                    layers[rows, length, placed].append(max(0.0, whole_s - fuse_s - start_s) / inner)
+                    placing.append(fuse_s / (inner * placed))
                     self._step()
             if time.perf_counter() - self._began > BUDGET_S:
                 break
@@ -196,8 +196,11 @@ class _Measuring:
         placing_s = statistics.median(placing) if placed_s is None else placed_s
         return fit_length(full), fit_length(steps, quadratic=False), fit, placing_s
 
-    def _pass(self, plan: Plan, ratio: float) -> "_TimedPass":
-        """One pass of the fusor. Placing is timed separately on a CPU; a GPU does it asynchronously."""
+    def _pass(self, plan: Plan, ratio: float) -> tuple[int, float, float]:
+        """One pass: its rows R in each layer, its seconds without waiting for slices, and those of placing.
+
+        Placing is timed on a CPU alone, else it is 0: a GPU does it asynchronously.
+        """
         adapter = self._adapter
         with self._fusor.open(plan, make_selector("first-k"), ratio) as fusing, self._scheduler.turn():
             adapter.wait_for_device()
@@ -206,7 +209,7 @@ class _Measuring:
             adapter.wait_for_device()
             whole_s = time.perf_counter() - began - fused.load_s
         rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
-        return _TimedPass(rows, whole_s, fused.fuse_s if adapter.device.type == "cpu" else 0.0)
+        return rows, whole_s, fused.fuse_s if adapter.device.type == "cpu" else 0.0
 
     def _fused_plan(self, entries: Sequence[Entry], length: int) -> tuple[Plan, int]:
         """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are placed."""
@@ -297,14 +300,6 @@ class _Measuring:
     def _step(self, count: int = 1) -> None:
         self._done += count
         self._on_progress(self._done, self._total)
-
-
-class _TimedPass(NamedTuple):
-    """The times of one pass."""
-
-    rows: int  # R, in each layer
-    whole_s: float  # without the time it waited for slices
-    placing_s: float  # 0 if it is not timed separately
 
 
 def _lengths(context: int | None, wanted: Sequence[int]) -> tuple[int, ...]:

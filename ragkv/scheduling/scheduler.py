@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
@@ -84,12 +84,12 @@ class ModelTurns:
         self.changed = threading.Condition()  # guards `requests`
 
 
+@dataclass(slots=True, eq=False)
 class _Place:
     """A request that waits or is admitted."""
 
-    def __init__(self, hint: PrefetchHint) -> None:
-        self.hint = hint
-        self.admitted = threading.Event()
+    hint: PrefetchHint
+    admitted: threading.Event = field(default_factory=threading.Event)
 
 
 class Scheduler:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -85,13 +86,13 @@ class Writers:
             self.dropped += 1
 
 
+@dataclass(eq=False)
 class Promotion:
     """One copy under way, or one that a lookup may lead to."""
 
-    def __init__(self, key: EntryKey) -> None:
-        self.key = key
-        self.depth = 0  # number of the source tier: the tiers above it get the copy
-        self.cancelled = False  # read and written under the promoter's lock
+    key: EntryKey
+    depth: int = 0  # number of the source tier: the tiers above it get the copy
+    cancelled: bool = False  # read and written under the promoter's lock
 
 
 class Promoter:
@@ -110,11 +111,6 @@ class Promoter:
         with self._running_lock:
             self._running.add(promotion)
         return promotion
-
-    def promoting(self, lease: Lease, promotion: Promotion, depth: int) -> Lease:
-        """A lease of tier number `depth` that promotes its entry when it is closed."""
-        promotion.depth = depth
-        return PromotingLease(lease, promotion, self._promote)
 
     def fetch(self, wanted: HintedEntry) -> bool:
         """Copy an entry up before its use; whether any tier has it."""
@@ -151,7 +147,7 @@ class Promoter:
                 for promotion in self._running:
                     promotion.cancelled |= key is None or key in (promotion.key, promotion.key.kv)
 
-    def _promote(self, lease: Lease, promotion: Promotion) -> None:
+    def promote(self, lease: Lease, promotion: Promotion) -> None:
         """Copy a leased entry in the background, and close the lease."""
         fastest, size = self._tiers[0], lease.stored_bytes
         in_memory = self.in_memory(lease.info, size, used=True)

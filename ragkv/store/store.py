@@ -26,7 +26,7 @@ from .entry import EncodedEntry, Entry, EntryInfo, Identity
 from .key import EntryKey
 from .policies import PolicySettings, TurnSize, make_policy
 from .prefetch import Prefetcher, PrefetchHint
-from .promotion import Placement, Promoter, Writers
+from .promotion import Placement, Promoter, PromotingLease, Writers
 from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ class Store(Closing):
         for depth, tier in enumerate(below, len(self._tiers) - len(below)):
             lease = _or_none("look up an entry", tier.lease, identity, token_ids)
             if lease is not None:
-                return self._promoter.promoting(lease, promotion, depth) if depth else lease
+                promotion.depth = depth
+                return PromotingLease(lease, promotion, self._promoter.promote) if depth else lease
         if waiting is not None and waiting.info.matches(identity, token_ids):
             return MemoryLease(waiting)
         return None

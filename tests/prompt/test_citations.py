@@ -50,8 +50,3 @@ def test_a_number_in_brackets_names_a_chunk() -> None:
     chunks = [chunk("one", "a"), chunk("two", "b")]
     assert cite("Because so [2].", chunks) == (Citation(1, 0, 3, "b"),)
     assert cite("one [1][2][9][0]", chunks) == (Citation(0, 0, 3, "a"), Citation(1, 0, 3, "b"))
-
-
-def test_a_chunk_without_text_is_not_cited() -> None:
-    assert cite("Paris", [Chunk((1, 2))]) == ()
-    assert cite("Paris", []) == ()

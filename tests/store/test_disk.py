@@ -190,14 +190,11 @@ def test_a_directory_that_cannot_be_written_is_refused_with_advice(
     def refused(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(StoreError, match="Cannot write"):
+        open_tier(tmp_path / "file")
     monkeypatch.setattr(Path, "mkdir", refused)
     with pytest.raises(StoreError, match=r"Cannot write to .*(Read-only|denied).*read_only=True"):
-        open_tier(tmp_path / "store")
-
-
-def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("a file")
-    with pytest.raises(StoreError, match="Cannot write"):
         open_tier(tmp_path / "store")
 
 

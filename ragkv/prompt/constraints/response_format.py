@@ -23,7 +23,6 @@ MULTIPLE_DIGITS = 4
 Path = tuple[str | int, ...]
 _NEXT_TO_REF = {"$ref", "$defs", "definitions", "description", "title", "default", "examples", "deprecated", "$comment"}
 
-
 CallSyntax = Literal["tagged", "list", "parameters", "arguments"]
 
 

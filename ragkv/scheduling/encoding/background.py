@@ -175,7 +175,8 @@ class BackgroundEncoder:
             return
         with self._scheduler.encoding_turn():
             (entry,) = self._encoder.chunks([wanted.token_ids], wanted.identity)
-            scores = self._encoder.scores([entry]) if self._gets_scores(wanted) else []
+            is_fused = wanted.identity == self._encoder.identity  # only there scores lie next to the entry
+            scores = self._encoder.scores([entry]) if is_fused else []
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
@@ -189,8 +190,4 @@ class BackgroundEncoder:
         if lease is None:
             return False
         with lease:
-            return not (self._gets_scores(wanted) and self._scores.lacking(wanted.token_ids))
-
-    def _gets_scores(self, wanted: _Wanted) -> bool:
-        """Whether scores lie next to such an entry: only where it is fused."""
-        return wanted.identity == self._encoder.identity
+            return wanted.identity != self._encoder.identity or not self._scores.lacking(wanted.token_ids)
