@@ -52,7 +52,6 @@ class Tenant(Closing):
             collections.journal, engine, Path(kv_directory), collections.texts, self.chat.forget_requests
         )
         self._follower.start()
-        collections.resume()
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""
@@ -105,6 +104,7 @@ class Tenants(Closing):
         self._backend = None if vllm is None else VllmBackend.on(vllm)
         self._config, self._model = config, model
         self._ending = False  # the server shuts down
+        self._resumed = set[str]()  # names of tenants: reading all their passages once is enough
         self._tenants: LeasePool[str, Tenant] = LeasePool(config.open_tenants, self._close_tenant)
         self._collections = collection_pool(config.open_collections)
 
@@ -174,10 +174,14 @@ class Tenants(Closing):
             home = KnownHome.at(self._config.home, self._config.model)
             index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
             collections = Collections(directory, index, engine, self._collections)
-            return Tenant(engine, collections, self._config.quotas, self._config.limits)
+            tenant = Tenant(engine, collections, self._config.quotas, self._config.limits)
         except BaseException:
             engine.close()
             raise
+        if name not in self._resumed:
+            self._resumed.add(name)
+            collections.resume()
+        return tenant
 
 
 def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quota) -> EngineConfig:

@@ -164,21 +164,22 @@ class Collections(Closing):
             self._pool.discard(key, wait=False)
 
     def _resume(self) -> None:
-        """Hand the passages that lack KV to the background encoder, until this is closed."""
-        entries, found = self._engine.entries, 0
+        """Hand passages that lack KV, `RESUMED` at most, to the background encoder, until this is closed."""
+        entries, left = self._engine.entries, RESUMED
         try:
             for name in self.folders.names():
-                texts = dict.fromkeys(self._texts_of(name))
-                lacking = [text for text in texts if not self._closing.is_set() and entries.lacking([text])[0]]
-                entries.warm_soon(lacking[: RESUMED - found], last=True)
+                lacking = list[str]()
+                for text in dict.fromkeys(self._texts_of(name)):
+                    if left == len(lacking) or self._closing.is_set():
+                        break
+                    lacking += [text] if entries.lacking([text])[0] else []
+                entries.warm_soon(lacking, last=True)
                 self.drop_if_deleted(name, lacking)
-                found += len(lacking)
+                left -= len(lacking)
         except Exception:
             log.exception("The KV that an interrupted ingestion left out is computed when questions need it.")
-        if found:
-            log.info("%d passages have no KV yet: it is computed between requests.", found)
-        if found > RESUMED:
-            log.info("Only of %d: of the others when questions need them, or after the next start.", RESUMED)
+        if left < RESUMED:
+            log.info("%d passages have no KV yet: it is computed between requests.", RESUMED - left)
 
     def _texts_of(self, name: str) -> Iterator[str]:
         key = self.folders.key(name)
