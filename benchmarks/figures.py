@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks import lens, report
+from benchmarks.kcache import random_kv
 from benchmarks.kcache_quality import perplexities
 from benchmarks.simulate import ReplaySetting, load_trace, simulate
 from benchmarks.simulate.command import profile_in
@@ -117,9 +118,12 @@ def together(bench: Bench) -> Iterator[Row]:
 
 
 def phases(bench: Bench) -> Iterator[Row]:
-    """Prefill and decode by length: the profile's fits."""
+    """Prefill by the profile's fit, and a decoding step behind it."""
+    adapter = bench.engine.model.adapter
     for length in (128, 256, 512, 1024, 2048):
-        yield [length, bench.profile.prefill.at(length), bench.profile.decode.at(length)]
+        kv = random_kv(adapter, length + 1, None)
+        step = partial(full_pass, adapter, torch.tensor([0]), kv, start=length)
+        yield [length, bench.profile.prefill.at(length), report.alternate({"step": step}, 5)["step"]]
 
 
 def lengths(bench: Bench) -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,14 +10,11 @@ from .profile import LengthFit, RecomputeFit, TierSpeed, TimedPoint
 LEAST_SHARE = 0.01  # A bandwidth can be told from the latency if bytes take at least this share of a slice's time.
 
 
-def fit_length(times: Mapping[int, Sequence[float]], quadratic: bool = True) -> LengthFit:
+def fit_length(times: Mapping[int, Sequence[float]]) -> LengthFit:
     """Seconds over a prompt's length; `times` are several measurements per length."""
     medians = {length: statistics.median(several) for length, several in times.items()}
-    columns = [[1.0, float(length), float(length) ** 2 if quadratic else 0.0] for length in medians]
-    fixed_s, per_token_s, per_token_squared_s = _fit(columns, list(medians.values()))
-    fit = LengthFit(fixed_s, per_token_s, per_token_squared_s)
-    points = tuple(TimedPoint(length, took, fit.at(length)) for length, took in medians.items())
-    return replace(fit, points=points)
+    columns = [[1.0, float(length), float(length) ** 2] for length in medians]
+    return LengthFit(*_fit(columns, list(medians.values())))
 
 
 def fit_recompute(
@@ -35,12 +31,7 @@ def fit_recompute(
     ]
     fixed_s, second_s, per_row_s, per_row_key_s = _fit(columns, list(medians.values()))
     placed_s, per_key_s = (second_s, 0.0) if with_placing else (0.0, second_s)
-    fit = RecomputeFit(fixed_s, per_key_s, per_row_s, per_row_key_s)
-    points = tuple(
-        TimedPoint(rows, max(0.0, took - placed * placed_s), fit.at(rows, keys))
-        for (rows, keys, placed), took in medians.items()
-    )
-    return replace(fit, points=points), placed_s if with_placing else None
+    return RecomputeFit(fixed_s, per_key_s, per_row_s, per_row_key_s), placed_s if with_placing else None
 
 
 def fit_tier(times: Sequence[tuple[float, float]], in_place: bool = False) -> TierSpeed:
@@ -54,7 +45,7 @@ def fit_tier(times: Sequence[tuple[float, float]], in_place: bool = False) -> Ti
     largest, largest_s = max(times)
     if in_place or largest * per_byte_s < LEAST_SHARE * largest_s:
         (latency_s,), per_byte_s = _fit([[1.0]] * len(times), seconds), 0.0
-    points = tuple(TimedPoint(round(size), took, latency_s + size * per_byte_s) for size, took in times)
+    points = tuple(TimedPoint(round(size), took) for size, took in times)
     return TierSpeed(latency_s, per_byte_s, points)
 
 

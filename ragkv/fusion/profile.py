@@ -22,7 +22,7 @@ from ragkv.runtime.setting_values import build
 log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
-VERSION = 2
+VERSION = 3
 MOST_TOKENS = 2**31  # `MOST_TOKENS` is the answer where a prefill's time does not depend on its length.
 
 
@@ -57,11 +57,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class TimedPoint:
-    """One measurement, and what its fit says."""
+    """One measurement of a tier."""
 
-    size: int  # tokens of a pass, rows of a layer, or bytes of a slice that readers deliver together with many others
+    size: int  # bytes of a slice that readers deliver together with many others
     measured_s: float
-    fitted_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,6 @@ class LengthFit:
     fixed_s: float
     per_token_s: float
     per_token_squared_s: float
-    points: tuple[TimedPoint, ...] = ()
 
     def at(self, tokens: float) -> float:
         """Seconds at that length."""
@@ -86,7 +84,6 @@ class RecomputeFit:
     per_key_s: float  # masks, and reading the keys, which does not depend on the rows
     per_row_s: float
     per_row_key_s: float
-    points: tuple[TimedPoint, ...] = ()
 
     def at(self, rows: float, keys: float) -> float:
         """Seconds of one layer."""
@@ -142,7 +139,6 @@ class Profile:
     recompute: RecomputeFit  # one layer of a selective pass
     place_token_layer_s: float  # rotating and copying one token's KV in one layer
     start_s: float  # of a request of any size: embedding, logits of one row
-    decode: LengthFit  # one decode step over S tokens
     tiers: Mapping[str, TierSpeed]  # by tier kind: "memory", "disk"
     copy_bytes_per_s: float | None = None  # host to device; None on a CPU
 

@@ -25,7 +25,6 @@ from ragkv.fusion import Fusor, LayerReader, Plan, Span, SpanKind, SpanState, ma
 from ragkv.fusion.fits import fit_length, fit_recompute, fit_tier
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
-from ragkv.model import full_pass
 from ragkv.runtime import Closing, make_private_folder, openmp
 from ragkv.scheduling import Scheduler
 from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryLease, MemoryTier, Tier, TierKind
@@ -125,13 +124,13 @@ class _Measuring:
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
         self._done = 0
-        self._total = self._rounds * len(self._lengths) * (len(RATIOS) + 2) + 2 * len(SLICE_TOKENS) + 1
+        self._total = self._rounds * len(self._lengths) * (len(RATIOS) + 1) + 2 * len(SLICE_TOKENS) + 1
 
     def profile(self) -> Profile:
         """Measure everything."""
         adapter = self._adapter
         start_s = self._start_s()
-        prefill, decode, recompute, placing_s = self._passes(start_s)
+        prefill, recompute, placing_s = self._passes(start_s)
         tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
         if (directory := self._control.directory) is not None:
             make_private_folder(Path(directory))
@@ -147,7 +146,6 @@ class _Measuring:
             recompute=recompute,
             place_token_layer_s=placing_s,
             start_s=start_s,
-            decode=decode,
             tiers=tiers,
             copy_bytes_per_s=_copy_bytes_per_s(adapter.device) if adapter.device.type == "cuda" else None,
         )
@@ -168,12 +166,11 @@ class _Measuring:
         self._step()
         return seconds
 
-    def _passes(self, start_s: float) -> tuple[LengthFit, LengthFit, RecomputeFit, float]:
-        """Prefill, decode step, a layer of a selective pass, and the seconds to place one token in a layer."""
+    def _passes(self, start_s: float) -> tuple[LengthFit, RecomputeFit, float]:
+        """Prefill, a layer of a selective pass, and the seconds to place one token in a layer."""
         entries = self._entries(CHUNK_TOKENS, -(-max(self._lengths) // CHUNK_TOKENS))
         inner = max(1, self._adapter.layer_count - 1)
         full: dict[int, list[float]] = defaultdict(list)
-        steps: dict[int, list[float]] = defaultdict(list)
         layers: dict[tuple[int, int, int], list[float]] = defaultdict(list)  # by rows, keys, placed tokens
         placing: list[float] = []
         self._pass(self._fused_plan(entries, self._lengths[0])[0], 0.3)  # warm-up
@@ -182,8 +179,7 @@ class _Measuring:
                 spans = [Span(SpanKind.QUESTION, 0, length, SpanState.COMPUTED)]
                 _, whole_s, _ = self._pass(Plan.of(self._ids(length).cpu(), spans), 0.0)
                 full[length].append(whole_s)
-                steps[length].append(self._decode_s(length))
-                self._step(2)
+                self._step()
                 for ratio in RATIOS:
                     plan, placed = self._fused_plan(entries, length)
                     rows, whole_s, fuse_s = self._pass(plan, ratio)
@@ -194,7 +190,7 @@ class _Measuring:
                 break
         fit, placed_s = fit_recompute(layers, with_placing=self._adapter.device.type == "cuda")
         placing_s = statistics.median(placing) if placed_s is None else placed_s
-        return fit_length(full), fit_length(steps, quadratic=False), fit, placing_s
+        return fit_length(full), fit, placing_s
 
     def _pass(self, plan: Plan, ratio: float) -> tuple[int, float, float]:
         """One pass: its rows R in each layer, its seconds without waiting for slices, and those of placing.
@@ -222,16 +218,6 @@ class _Measuring:
                 at = stop
         spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         return Plan.of(self._ids(length).cpu(), spans), at
-
-    def _decode_s(self, length: int) -> float:
-        adapter, token = self._adapter, self._ids(1)
-        kv = adapter.new_kv(length + 1)
-        for tensor in (*kv.keys, *kv.values):
-            tensor.normal_()
-        kv.length = length
-        return statistics.median(
-            self._timed(lambda: adapter.logits(full_pass(adapter, token, kv, start=length))) for _ in range(3)
-        )
 
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:

@@ -3,15 +3,13 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from .conftest import Run
 
 
 def test_profile_prints_and_saves_the_measurements(run: Run, tmp_path: Path) -> None:
     done = run("profile", "--quick")
     assert done.code == 0, done.err
-    for word in ("prefill", "decode step", "a layer that recomputes", "us a slice"):
+    for word in ("prefill", "a layer that recomputes", "us a slice"):
         assert word in done.out
     assert "memory: no longer for more bytes" in done.out  # slices in memory are used in place
     (saved,) = json.loads((tmp_path / "home/kv/profile.json").read_text()).values()
@@ -22,10 +20,3 @@ def test_profile_as_json_prints_one_document(run: Run) -> None:
     measured = run("profile", "--quick", "--json").json
     assert measured["tiers"]["disk"]["points"]
     assert measured["file"].endswith("profile.json")
-
-
-def test_profile_notes_a_bad_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.cli.profile.BAD_FIT", -1.0)
-    assert "when it is idle" in run("profile", "--quick").err
-    monkeypatch.setattr("ragkv.cli.profile.BAD_FIT", 1e9)
-    assert "when it is idle" not in run("profile", "--quick").err

@@ -18,7 +18,6 @@ def profile(**changes: Any) -> Profile:
         recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0),
         place_token_layer_s=0.0,
         start_s=0.5,
-        decode=LengthFit(0.1, 0.001, 0.0),
         tiers={"memory": TierSpeed(0.0, 0.0), "disk": TierSpeed(0.0, 1e-3)},
     )
     return Profile(**{**values, **changes})

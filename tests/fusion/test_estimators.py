@@ -69,7 +69,7 @@ def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None
 
 
 def test_slice_times_are_interpolated_between_measured_sizes_and_follow_the_fit_beyond_them() -> None:
-    points = (TimedPoint(1000, 0.1, 0.3), TimedPoint(3000, 0.3, 0.5), TimedPoint(5000, 1.3, 0.7))
+    points = (TimedPoint(1000, 0.1), TimedPoint(3000, 0.3), TimedPoint(5000, 1.3))
     speed = TierSpeed(0.05, 1e-4, points)
     took = {size: speed.slice_s(size) for size in (0, 500, 1000, 2000, 3000, 4000, 5000, 6000)}
     assert took == pytest.approx(
@@ -84,7 +84,7 @@ def test_a_larger_slice_never_takes_less_time(
     measured: list[tuple[int, float]], latency_s: float, per_byte_s: float
 ) -> None:
     sizes, times = sorted({size for size, _ in measured}), sorted(took for _, took in measured)
-    speed = TierSpeed(latency_s, per_byte_s, tuple(TimedPoint(*at, 0.0) for at in zip(sizes, times, strict=False)))
+    speed = TierSpeed(latency_s, per_byte_s, tuple(TimedPoint(*at) for at in zip(sizes, times, strict=False)))
     took = [speed.slice_s(size) for size in sorted({0, 1, 500, 10**5, 2 * 10**6, *sizes, *(s + 1 for s in sizes)})]
     assert all(more >= less - 1e-12 for less, more in itertools.pairwise(took))
 

@@ -24,9 +24,9 @@ from ragkv.fusion.profile import (
 from .profiles import SUBJECT, profile
 
 MEASURED = profile(
-    prefill=LengthFit(0.1, 0.2, 1e-9, (TimedPoint(128, 1.25, 1.5), TimedPoint(256, 3.0, 2.9))),
-    recompute=RecomputeFit(0.5, 0.0, 0.25, 0.0, (TimedPoint(32, 0.1, 0.11),)),
-    tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (TimedPoint(4096, 0.01, 0.011),))},
+    prefill=LengthFit(0.1, 0.2, 1e-9),
+    recompute=RecomputeFit(0.5, 0.0, 0.25, 0.0),
+    tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (TimedPoint(4096, 0.01),))},
     copy_bytes_per_s=1e10,
 )
 

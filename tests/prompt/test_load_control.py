@@ -42,7 +42,6 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
         recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0),
         place_token_layer_s=0.0,
         start_s=0.0,
-        decode=LengthFit(0.01, 0.0, 0.0),
         tiers={"memory": TierSpeed(0.0, 0.0), "disk": TierSpeed(0.0, disk_token_s / (token_bytes / 4))},
     )
 
