@@ -9,7 +9,7 @@ from ragkv import KCacheConfig
 from ragkv.errors import ConfigError
 from ragkv.model import Adapter, PromptKV, Rows, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.kcache import STAGED_ROWS, HostValues, OffloadedKV, Offloading, attend_top, choose
+from ragkv.model.kcache import HostValues, OffloadedKV, Offloading, attend_top, choose
 from tests import tiny_models
 
 CPU = torch.device("cpu")
@@ -96,11 +96,11 @@ def test_chosen_rows_and_their_attention_equal_a_naive_reference_for_every_n(
 @given(st.data())
 @settings(max_examples=80, deadline=None)
 def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None:
-    heads, staged, loaded = 2, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 9))
+    heads, loaded = 2, data.draw(st.integers(0, 9))
     chance = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     capacity = 12
     plain = torch.zeros(heads, 60, 3)
-    values = HostValues(heads, 3, capacity, torch.float32, CPU, staged)
+    values = HostValues(heads, 3, capacity, torch.float32, CPU)
     plain[:, :loaded] = torch.randn(heads, loaded, 3, generator=chance)
     values.load(plain[:, :loaded])
     end = loaded
@@ -116,20 +116,16 @@ def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None
         low = data.draw(st.integers(0, end - 1))
         assert torch.equal(values.take(low, end), plain[:, low:end])
         rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, end * heads - 1), min_size=1))))
-        found, fetched = values.fetch(rows)
-        assert torch.equal(found, plain[:, :end].transpose(0, 1).reshape(-1, 3)[rows])
-        old = sum(row < (end - staged) * heads for row in rows.tolist())  # no more than `staged` positions are staged
-        assert old <= fetched <= len(rows)
+        assert torch.equal(values.fetch(rows), plain[:, :end].transpose(0, 1).reshape(-1, 3)[rows])
 
 
 @pytest.mark.parametrize("resident", [0, 1, 3])
-def test_device_bytes_fall_to_the_resident_layers_and_staging(resident: int) -> None:
-    adapter, staged, layers = adapt(tiny_models.model("llama")), STAGED_ROWS, 4
+def test_device_bytes_fall_to_the_resident_layers(resident: int) -> None:
+    adapter, layers = adapt(tiny_models.model("llama")), 4
     kv = offloaded(adapter, PROMPT, KCacheConfig(4, resident))
     prefilled(adapter, kv)
-    row_bytes = 2 * 16 * 4  # G D float32
-    layer_bytes, staging_bytes = PROMPT * row_bytes, (layers - resident) * staged * row_bytes
-    assert kv.device_bytes == layers * layer_bytes + resident * layer_bytes + staging_bytes  # K; V; staging
+    layer_bytes = PROMPT * 2 * 16 * 4  # S G D float32
+    assert kv.device_bytes == (layers + resident) * layer_bytes  # K; V
     assert kv.host_bytes == (layers - resident) * layer_bytes
     assert sum(v.shape[2] > 0 for v in kv.values) == resident  # their device memory is released
 
@@ -144,8 +140,7 @@ def test_during_prefill_at_most_one_more_layer_of_values_is_on_the_device() -> N
             hidden = adapter.run_layer(layer, hidden, rows, kv, adapter.rope.tables(PROMPT))
             held.append(kv.device_bytes)
             kv.finish_prefill(layer, PROMPT)
-    one_layer, staging = PROMPT * 2 * 16 * 4, STAGED_ROWS * 2 * 16 * 4
-    assert max(held) == (4 + 1 + 1) * one_layer + 2 * staging  # K; V of the resident layer, of another one
+    assert max(held) == (4 + 1 + 1) * PROMPT * 2 * 16 * 4  # K; V of the resident layer, of another one
 
 
 # Decoding

@@ -2,10 +2,9 @@
 
 from .offloaded import OffloadedKV, Offloading, offload
 from .topn import TopRows, attend_top, choose
-from .values import STAGED_ROWS, HostValues
+from .values import HostValues
 
 __all__ = [
-    "STAGED_ROWS",
     "TopRows",
     "HostValues",
     "OffloadedKV",

@@ -93,11 +93,6 @@ class OffloadedKV(PromptKV):
         self.capacity = capacity
 
     @property
-    def device_bytes(self) -> int:
-        """Bytes allocated on the device: keys, values that have not moved, and staging."""
-        return super().device_bytes + sum(on_host.device_bytes for on_host in self._on_host if on_host is not None)
-
-    @property
     def host_bytes(self) -> int:
         """Bytes allocated in host memory."""
         return sum(on_host.host_bytes for on_host in self._on_host if on_host is not None)
@@ -108,9 +103,8 @@ class OffloadedKV(PromptKV):
             self.values[layer] = torch.empty_like(self.keys[layer])
 
     def _fetch(self, on_host: HostValues, rows: torch.Tensor) -> torch.Tensor:
-        values, fetched = on_host.fetch(rows)
-        self.rows_fetched += fetched
-        return values
+        self.rows_fetched += len(rows)
+        return on_host.fetch(rows)
 
 
 def offload(kv: PromptKV, config: KCacheConfig) -> OffloadedKV:
