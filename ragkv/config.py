@@ -22,7 +22,7 @@ MIB = 1024**2
 GIB = 1024**3
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CODECS.
-WEIGHTS = ("plain", "int8", "int4")  # They are the kinds of linear layers.
+WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
 # These are the keys of ragkv.store.POLICIES.
 POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru")
 TAIL_POLICIES = ("et-lru", "t-lru", "t-lru-guarded")  # They need a target: at xi 0 they are LRU.
@@ -257,7 +257,7 @@ class EngineConfig:
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     dtype: str = "auto"  # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
-    weights: str = "plain"  # linear layers: "plain" as they are loaded; on a CPU "int8" or "int4": faster, rounded
+    weights: str = "plain"  # linear layers: "plain" as they are loaded; on a CPU "int8": faster, rounded
     packed_bytes: int = 3 * GIB  # most memory for copies of weights that make products faster (CPU)
     drafts: int = 16  # most tokens that a decoding step verifies because they follow in the prompt; 0: none
     adapter: str = ""  # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name

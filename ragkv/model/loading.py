@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
-from .cpu import int4, int8
+from .cpu import int8
 from .fingerprint import remember_rounded_digest
 from .gguf_files import unpacked
 from .probe import DEVICES, refuse_unsupported
@@ -53,7 +53,7 @@ def load(
     """A causal LM in eval mode and its tokenizer, or `None` if the folder has none.
 
     `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the `weights`
-    "int8" or "int4" the linear layers are then rounded; int8 has copies for few rows up to `packed_bytes`. Raises
+    "int8" the linear layers are then rounded, with copies for few rows up to `packed_bytes`. Raises
     `ModelNotFoundError`, `UnsupportedModelError` (before any weight is read), `MissingExtraError` or `ConfigError`.
     """
     from transformers import AutoModelForCausalLM
@@ -81,8 +81,6 @@ def load(
         remember_rounded_digest(model)
     if weights == "int8":
         int8.round_weights(model, packed_bytes)
-    elif weights == "int4":
-        int4.round_weights(model)
     return model.eval(), _tokenizer(path)
 
 

@@ -2,12 +2,12 @@
 
 GGUF files in four bits (Q4_0, Q4_1, Q4_K) have 16 values, evenly spaced, for each block of 32 inputs. They are found
 again in the weights that were unpacked to bfloat16, so the copy changes a weight by no more than that rounding did, and
-weights that are on no such grid are not copied. The setting `weights = "int4"` puts the weights of any model on one.
-The products are torch's own for CPUs: bfloat16 rows times four bits, added in float32.
+weights that are on no such grid are not copied. The products are torch's own for CPUs: bfloat16 rows times four bits,
+added in float32.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +17,6 @@ STEPS = 15  # A block has so many steps, which four bits count.
 # Weights are on a grid if the changes of a block are at most this share of their norm: rounding to
 # bfloat16 takes up to half of it, rounding to four bits four times as much.
 LOST = 2.0**-6
-# These layers stay as they are, because a rounded router would choose other experts.
-ROUTERS = ("gate", "router", "shared_expert_gate")
 LEAST_STEP = 1e-30  # The step of a block whose numbers are all equal.
 TRIED_OUTPUTS = 16  # So many outputs show whether a search in all of them is worth its time.
 
@@ -58,11 +56,6 @@ class _Grids(NamedTuple):
     step: torch.Tensor  # (out, in / BLOCK) bfloat16
     middle: torch.Tensor  # (out, in / BLOCK) bfloat16
 
-    def weights(self) -> torch.Tensor:
-        """Float32 (out, in)."""
-        steps = self.steps.view(*self.step.shape, BLOCK).float() - 8
-        return torch.addcmul(self.middle[..., None].float(), steps, self.step[..., None].float()).flatten(1)
-
 
 @torch.no_grad()
 def int4_copy(plain: torch.nn.Linear) -> Int4Copy | None:
@@ -98,25 +91,6 @@ def _grids(weights: torch.Tensor) -> _Grids | None:
         step[left], counts[left] = tried, _counted(some, low[left], tried)
         left = left[_off_grid(some, low[left], tried, counts[left])]
     return None if len(left) else _centred(blocks, counts, step, weights.shape)
-
-
-def rounded(weights: torch.Tensor) -> torch.Tensor:
-    """The weights (out, in), each block on the grid between its ends: bfloat16 numbers, in the same dtype."""
-    blocks = weights.detach().float().reshape(-1, BLOCK)
-    low, high = blocks.amin(1, True), blocks.amax(1, True)
-    step = (high - low) / STEPS
-    return _centred(blocks, _counted(blocks, low, step), step, weights.shape).weights().bfloat16().to(weights.dtype)
-
-
-@torch.no_grad()
-def round_weights(model: Any) -> None:
-    """Put the weights of all linear layers of `model` on grids, but for routers and the head, which loses most."""
-    head = model.get_output_embeddings()
-    for owner in model.modules():
-        for name, part in owner.named_children():
-            plain = type(part) is torch.nn.Linear and part is not head and name not in ROUTERS
-            if plain and part.in_features % BLOCK == 0:
-                part.weight.copy_(rounded(part.weight))
 
 
 def _counted(blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor) -> torch.Tensor:

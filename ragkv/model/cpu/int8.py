@@ -20,9 +20,10 @@ import xxhash
 
 from ragkv.errors import ConfigError
 
-from .int4 import ROUTERS
 from .packing import call_packed
 
+# These layers stay as they are, because a rounded router would choose other experts.
+ROUTERS = ("gate", "router", "shared_expert_gate")
 WEIGHT_STEPS = 127  # A weight has so many steps on each side of zero.
 LEAST_SCALE = 1e-30  # A row of zeros has this scale.
 FEW_ROWS = 48  # FBGEMM multiplies faster up to so many rows (docs/models.md).
