@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
-from ragkv.config import (
-    CODEC_NAMES,
-    DISCARDING_LISTS,
-    GIB,
-    POLICY_NAMES,
-    RETRIEVER_NAMES,
-    SELECTOR_NAMES,
-)
+from ragkv.config import CODEC_NAMES, DISCARDING_LISTS, GIB, POLICY_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
 from ragkv.prompt.history import TDLS

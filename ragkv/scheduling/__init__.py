@@ -3,10 +3,4 @@
 from .decode_batch import DecodeBatch
 from .scheduler import ModelTurns, QueueStats, Scheduler, Ticket
 
-__all__ = [
-    "DecodeBatch",
-    "ModelTurns",
-    "QueueStats",
-    "Scheduler",
-    "Ticket",
-]
+__all__ = ["DecodeBatch", "ModelTurns", "QueueStats", "Scheduler", "Ticket"]

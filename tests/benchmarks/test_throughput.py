@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.throughput_requests import (
-    ExactPrefix,
-    Request,
-    Service,
-    mean_ttft,
-    poisson_gaps,
-)
+from benchmarks.throughput_requests import ExactPrefix, Request, Service, mean_ttft, poisson_gaps
 from tests import reference, tiny_models
 
 TOKENS = 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from examples.baselines import map_reduce, map_rerank, surest
-from ragkv import Chunk, Engine, RagKVError
+from ragkv import Chunk, Engine
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 QUESTION = "Where does the founder of the mill live?"
@@ -53,9 +53,3 @@ def test_map_reduce_asks_over_the_summaries_of_all_chunks(engine: Engine, chunks
     assert mapped.text == engine.answer("\n\n".join((*filter(None, wanted), QUESTION)), **how).text
     assert mapped.first_token_s > 0
     assert mapped.prompt_tokens > sum(map(len, chunks))
-
-
-@pytest.mark.parametrize("method", [map_reduce, map_rerank])
-def test_both_methods_refuse_an_empty_list_of_chunks(method: Any, engine: Engine) -> None:
-    with pytest.raises(RagKVError, match="no chunk"):
-        method(engine, QUESTION, [])

@@ -42,13 +42,6 @@ def test_the_exported_tokenizer_equals_the_one_used_in_training(tmp_path: Path) 
     assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == ("<bos>", "<end>", "<pad>")
 
 
-def test_a_branch_attends_only_to_the_context_and_to_itself() -> None:
-    branch = torch.tensor([[0, 0, 1, 1, 2, -1]])
-    seen = bias(branch, torch.float32)[0, 0] == 0
-    assert seen[3].tolist() == [True, True, True, True, False, False]
-    assert seen[4].tolist() == [True, True, False, False, True, False]
-
-
 def test_a_training_step_has_a_gradient_for_every_parameter() -> None:
     made = reader()
     batch = next(iter(Stream(1, {1: 1.0}, 1500)))
@@ -56,9 +49,3 @@ def test_a_training_step_has_a_gradient_for_every_parameter() -> None:
     torch.autograd.backward(total)
     assert all(parameter.grad is not None for parameter in made.parameters())
     assert 0 <= shown["accuracy"] <= 1
-
-
-def test_the_same_seed_gives_the_same_stream_of_batches() -> None:
-    first, second = (next(iter(Stream(3, {0: 0.5, 1: 0.5}, 1000))) for _ in range(2))
-    assert torch.equal(first.ids, second.ids)
-    assert torch.equal(first.attention_targets, second.attention_targets)

@@ -14,15 +14,7 @@ from tests import tiny_models
 from tests.fusion.helpers import SHORT_CHUNKS as CHUNKS
 from tests.fusion.helpers import cold_engine
 from training.mixed_pass import predict
-from training.score_training import (
-    Continuation,
-    ScoreTrainer,
-    TrainingExample,
-    inherited_attention,
-    kl,
-    shares,
-    train,
-)
+from training.score_training import Continuation, ScoreTrainer, TrainingExample, inherited_attention, kl, shares, train
 
 CONTINUATIONS = (Continuation(tuple(tiny_models.tokens(6, 5)), 2), Continuation(tuple(tiny_models.tokens(9, 6)), 4))
 

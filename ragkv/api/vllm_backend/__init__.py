@@ -9,11 +9,4 @@ from .backend import VllmBackend
 from .prompt_report import connector_answer, differences, fused_report, left_report
 from .vllm_server import VllmServer
 
-__all__ = [
-    "VllmBackend",
-    "VllmServer",
-    "connector_answer",
-    "differences",
-    "fused_report",
-    "left_report",
-]
+__all__ = ["VllmBackend", "VllmServer", "connector_answer", "differences", "fused_report", "left_report"]

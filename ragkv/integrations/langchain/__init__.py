@@ -21,10 +21,4 @@ from .engines import close_engines
 from .history import RagKVChatMessageHistory
 from .retriever import RagKVEmbeddings, RagKVRetriever
 
-__all__ = [
-    "ChatRagKV",
-    "RagKVChatMessageHistory",
-    "RagKVEmbeddings",
-    "RagKVRetriever",
-    "close_engines",
-]
+__all__ = ["ChatRagKV", "RagKVChatMessageHistory", "RagKVEmbeddings", "RagKVRetriever", "close_engines"]

@@ -4,12 +4,4 @@ from .offloaded import OffloadedKV, Offloading, offload
 from .topn import TopRows, attend_top, choose
 from .values import HostValues
 
-__all__ = [
-    "TopRows",
-    "HostValues",
-    "OffloadedKV",
-    "Offloading",
-    "attend_top",
-    "choose",
-    "offload",
-]
+__all__ = ["TopRows", "HostValues", "OffloadedKV", "Offloading", "attend_top", "choose", "offload"]

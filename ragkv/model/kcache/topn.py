@@ -5,16 +5,13 @@ heads of one KV head need are fetched once: U rows, N <= U <= N H / G, instead o
 values are stored: a row is `position * G + KV head`, and the caller's `fetch` reads it.
 
 The scores come from a matmul in the model's dtype, as in transformers' eager attention. In half precision they are
-rounded before the softmax, which flash kernels do not do (on CUDA they are float32).
+rounded before the softmax, which flash kernels do not do.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-# Since torch 2.8, CUDA multiplies half-precision factors to float32 scores.
-FLOAT32_SCORES = hasattr(torch.ops.aten.bmm, "dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +63,4 @@ def _scores(q_rot: torch.Tensor, k_rot: torch.Tensor) -> torch.Tensor:
         return torch.bmm(q_rot, transposed)
     if q_rot.is_cpu:  # head by head: bmm in half precision is 5 to 15x slower on a CPU
         return torch.stack([torch.mm(query, keys) for query, keys in zip(q_rot, transposed, strict=True)]).float()
-    return (
-        torch.bmm(q_rot, transposed, out_dtype=torch.float32)
-        if FLOAT32_SCORES
-        else torch.bmm(q_rot, transposed).float()
-    )
+    return torch.bmm(q_rot, transposed).float()

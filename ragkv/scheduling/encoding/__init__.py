@@ -4,11 +4,4 @@ from .background import BackgroundEncoder
 from .encoder import Encoder, StoredScores, neutral_ids
 from .warming import Warmer, WarmReport
 
-__all__ = [
-    "BackgroundEncoder",
-    "Encoder",
-    "StoredScores",
-    "WarmReport",
-    "Warmer",
-    "neutral_ids",
-]
+__all__ = ["BackgroundEncoder", "Encoder", "StoredScores", "WarmReport", "Warmer", "neutral_ids"]

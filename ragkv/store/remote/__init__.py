@@ -6,8 +6,4 @@ Nothing here is imported unless a remote tier is configured; redis-py and obstor
 from .open import open_remote, secret_from_environment
 from .tier import RemoteTier
 
-__all__ = [
-    "RemoteTier",
-    "open_remote",
-    "secret_from_environment",
-]
+__all__ = ["RemoteTier", "open_remote", "secret_from_environment"]
