@@ -195,9 +195,7 @@ class SessionConfig:
 
     block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
     # if it is full, the end of a turn waits
-    save_buffer_bytes: int | None = (
-        None  # KV of turns that may wait to be stored; None: a context window, as memory allows
-    )
+    save_buffer_bytes: int | None = None  # KV of turns that may wait to be stored; None: a context window
     truncation: str = "kv"  # "kv"; for comparison "tokens": the kept text is computed again
     truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
     sink_tokens: int = 0  # first tokens of a history that truncation never drops

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,12 @@ def command(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
     stack.enter_context(pytest.MonkeyPatch.context()).setattr(
         sys, "argv", ["ragkv", "ask", QUESTION, "--home", str(home), "--json", "--max-new-tokens", "4"]
     )
-    printed: list[Any] = []
+    printed: list[Any] = []  # values, an answer among them
     stack.enter_context(pytest.MonkeyPatch.context()).setattr("ragkv.cli.ask.print_json", printed.append)
     while True:
         with pytest.raises(SystemExit):
             main()
-        yield json.loads(json.dumps(printed[-1]["answer"]["reuse"]))
+        yield json.loads(json.dumps(asdict(printed[-1]["answer"].reuse)))
 
 
 def served(home: Path, stack: ExitStack) -> Any:

@@ -60,7 +60,7 @@ function doesNotCount() {
 const notSet = () =>
   view.ratio === "auto"
     ? "The controller decides for each question."
-    : `The server's${server.ratio == null ? "" : ` ${number(server.ratio)}`}. Choose “fixed” to set it.`;
+    : `The server's${servers() && ` (${servers()})`}. Choose “fixed” to set it.`;
 
 function draw() {
   const own = view.ratio !== "server" && view.ratio !== "auto";
