@@ -1,7 +1,6 @@
 """One home by every route: the same model, passages and KV, and what one question missed is there for the next."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -44,12 +43,12 @@ def command(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
     stack.enter_context(pytest.MonkeyPatch.context()).setattr(
         sys, "argv", ["ragkv", "ask", QUESTION, "--home", str(home), "--json", "--max-new-tokens", "4"]
     )
-    printed: list[Any] = []  # values, an answer among them
+    printed: list[Any] = []
     stack.enter_context(pytest.MonkeyPatch.context()).setattr("ragkv.cli.ask.print_json", printed.append)
     while True:
         with pytest.raises(SystemExit):
             main()
-        yield json.loads(json.dumps(asdict(printed[-1]["answer"].reuse)))
+        yield asdict(printed[-1]["answer"].reuse)
 
 
 def served(home: Path, stack: ExitStack) -> Any:

@@ -1,7 +1,5 @@
 """The training model and its export give the same results as the model that transformers loads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

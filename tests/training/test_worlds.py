@@ -1,7 +1,5 @@
 """The rules that worlds, their questions and their tokens keep."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache
