@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +90,8 @@ def ingest(
     if as_json:
         names = ("added", "changed", "unchanged", "deleted", "embedded_texts")  # without the texts of the index
         index, seconds = {name: getattr(report.index, name) for name in names}, round(time.monotonic() - began, 3)
-        print_json({**asdict(report), "index": index, "counts": _counts(report), "seconds": seconds})
+        shown = {"files": report.files, "kv": kv, "deleted_entries": report.deleted_entries}
+        print_json({**shown, "index": index, "counts": _counts(report), "seconds": seconds})
     elif not index_only:
         console.print(
             f"KV: {counted(kv.encoded, 'chunk')} computed, {kv.present} there already, {kv.left} left, "

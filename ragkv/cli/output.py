@@ -83,8 +83,7 @@ def milliseconds(seconds: float) -> str:
 
 def place(passage: "Passage") -> str:
     """Where a passage is from: its document, and its page if it has pages, else its place among the characters."""
-    page = passage.metadata.get("page")
-    where = f"page {page}" if page is not None else "characters {}-{}".format(*passage.span)
+    where = "characters {}-{}".format(*passage.span) if passage.page is None else f"page {passage.page}"
     return f"{passage.source or passage.document_id} ({where})"
 
 

@@ -196,7 +196,8 @@ def hits_of(sources: Sequence[Mapping[str, Any]]) -> "tuple[Hit, ...]":
     scores = sorted((one["score"] for one in sources), reverse=True)
     for one in sources:
         metadata = {name: one[name] for name in ("title", "page") if one.get(name) is not None}
-        passage = Passage("", one["document_id"], one["text"], (one["start"], one["end"]), one["source"], metadata)
+        place = ((one["start"], one["end"]), one["source"], metadata, one.get("page"))
+        passage = Passage("", one["document_id"], one["text"], *place)
         hits.append(Hit(passage, one["score"], scores.index(one["score"]) + 1))
     return tuple(hits)
 

@@ -45,11 +45,11 @@ def may_be_urgent() -> bool:
 @contextmanager
 def stopped_by(check: Check) -> Iterator[None]:
     """Inside the block, what `check` raises ends this thread's work also where it has no batches, as in a query."""
-    _thread.stop = check
+    before, _thread.stop = getattr(_thread, "stop", no_check), check
     try:
         yield
     finally:
-        _thread.stop = no_check
+        _thread.stop = before
 
 
 def check_stopped() -> None:

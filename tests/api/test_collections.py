@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.keys import KeyFile
+from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
 from tests.retrieval.fakes import HashEmbedder
@@ -184,5 +184,11 @@ def test_documents_ingested_on_the_command_line_are_the_default_collection(reade
     with client_of(app_on(reader, tmp_path)) as client:
         assert client.get("/v1/collections").json()["data"][0]["name"] == "default"
         assert client.post("/v1/ask", json={"question": "harbour"}).json()["sources"][0]["text"] == FACTS[0]
+        filled(client, "index")  # the name of the folder in which the other one lies
+        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant, tenant.collections.lease("default") as opened:
+            client.get("/v1/collections/index/documents")
+        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant, tenant.collections.lease("default") as again:
+            assert again is opened
+        client.delete("/v1/collections/index")
         client.delete("/v1/collections/default")
         assert client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()

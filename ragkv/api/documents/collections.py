@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from ragkv.engine import Engine
@@ -79,7 +80,7 @@ class Collections(Closing):
         """
         key = self.folders.key(name)
         for old in self._opened():
-            if old != key and old.path.name == name:  # another process deleted it: its files take space
+            if old != key and old.created is not None and old.path.name == name:  # another process deleted it
                 self._pool.discard(old, wait=False)
         if key is None:
             raise not_found("collection", name, param)
@@ -168,11 +169,9 @@ class Collections(Closing):
         entries, left = self._engine.entries, RESUMED
         try:
             for name in self.folders.names():
-                lacking = list[str]()
-                for text in dict.fromkeys(self._texts_of(name)):
-                    if left == len(lacking) or self._closing.is_set():
-                        break
-                    lacking += [text] if entries.lacking([text])[0] else []
+                texts = dict.fromkeys(self._texts_of(name))
+                found = (text for text in texts if not self._closing.is_set() and entries.lacking([text])[0])
+                lacking = list(islice(found, left))
                 entries.warm_soon(lacking, last=True)
                 self.drop_if_deleted(name, lacking)
                 left -= len(lacking)

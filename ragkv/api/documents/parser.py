@@ -24,7 +24,6 @@ from ragkv.retrieval import ParseLimits, Splitter
 from ragkv.runtime import Closing
 
 from ..errors import ApiError
-from ..keys import Principal
 from ..settings import LimitsConfig, ParsingConfig
 from ..work import TenantLimiter, consume_exception, unless_disconnected
 from .upload_parsing import FORM, Parsed, Upload, UploadError, parse_alone, parse_upload
@@ -137,17 +136,18 @@ class DocumentParser(Closing):
 
 
 async def documents_in(
-    request: Request, parser: DocumentParser, limits: LimitsConfig, principal: Principal, splitter: Splitter | None
+    request: Request, parser: DocumentParser, limits: LimitsConfig, tenant: str, splitter: Callable[[], Splitter | None]
 ) -> Parsed:
-    """The documents of a request's body. Raises `ApiError`."""
+    """The documents of a request's body; of a large one also the passages. Raises `ApiError`."""
     one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
     kind = request.headers.get("content-type", "")
-    upload = Upload(kind, limits.documents, limits.upload_chars, one, splitter)
+    upload = Upload(kind, limits.documents, limits.upload_chars, one)
     size = request.headers.get("content-length", "")
     try:
         if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
             return Parsed(parse_upload(upload, await _body(request)))
-        async with parser.place(principal.tenant):
+        async with parser.place(tenant):
+            upload = dataclasses.replace(upload, splitter=splitter())  # it is read from the home
             parsing = asyncio.ensure_future(parser.parse(upload, await _body(request)))
             parsing.add_done_callback(consume_exception)
             try:

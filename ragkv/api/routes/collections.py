@@ -118,8 +118,8 @@ async def add_documents(
     name: CollectionName, request: Request, service: ServiceDep, executor: TenantExecutorDep
 ) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged ones cost nothing."""
-    splitter = service.tenants.splitter
-    parsed = await documents_in(request, service.parser, service.config.limits, executor.principal, splitter)
+    limits, tenants = service.config.limits, service.tenants
+    parsed = await documents_in(request, service.parser, limits, executor.principal.tenant, lambda: tenants.splitter)
     return await executor.run_batches(lambda tenant, check: _ingest(tenant, executor.principal, name, parsed, check))
 
 
