@@ -5,7 +5,6 @@ by layer -> decode -> store the turn's new KV in the background. The engine hold
 threads may call it, and their passes over the model run one after another.
 """
 
-import logging
 import os
 import threading
 import weakref
@@ -39,7 +38,7 @@ from .prompt import (
     Request,
     SharedModel,
 )
-from .prompt.history import BlockWriter, default_buffer_bytes
+from .prompt.history import BlockWriter
 from .prompt.layout import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
 from .scheduling import QueueStats, Scheduler
@@ -49,9 +48,6 @@ from .types import Answer, Chunk, TokenEvent
 
 if TYPE_CHECKING:
     from .fusion.learned import ScoreModel
-    from .fusion.profile import Profile
-
-log = logging.getLogger(__name__)
 
 # Makes what computes the answers of an engine, instead of its own model.
 BackendMaker = Callable[[SharedModel, Entries], AnswerBackend]
@@ -119,7 +115,7 @@ class Engine(Closing):
         identity = replace(own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec or "raw")
         encoder = self._encoder(identity, network)
         background = BackgroundEncoder(encoder, store, scheduler)
-        block_writer = self._block_writer(identity)
+        block_writer = BlockWriter.open(config, store, identity, adapter)
         unused = other_dtype_note(store, identity, self.model.dtype_choice.why)
 
         # How a prompt is planned and fused.
@@ -128,7 +124,7 @@ class Engine(Closing):
 
             self.intake.apply_gate_result(gate_result.load(directory, encoder.measured_as, config.fusion))
         prices, method = config.controller.prices, partial(self.intake.method, PrefillOptions())
-        aim = partial(_aim, store, settings.ttft_target_ms, config.session.block_tokens)
+        aim = partial(block_writer.aim, settings.ttft_target_ms, config.session.block_tokens)
         self.load_control = LoadControl(adapter, encoder.identity, directory, prices, method, store.speeds, aim)
         readers = Readers(settings.reader_threads)
         self.fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
@@ -170,18 +166,6 @@ class Engine(Closing):
         if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
             return None
         return learned.load_for(self.model.adapter)
-
-    def _block_writer(self, identity: Identity) -> BlockWriter:
-        """What stores conversations: next to the chunks, or on disk in a directory of their own."""
-        session, settings = self.config.session, self.config.store
-        buffer_bytes = session.save_buffer_bytes
-        if buffer_bytes is None:
-            buffer_bytes = default_buffer_bytes(self.model.adapter, settings.memory_bytes)
-        if session.directory is None:
-            return BlockWriter(self.store, identity, buffer_bytes)
-        settings = replace(settings, directory=session.directory, read_only=False, memory_bytes=0, redis=None, s3=None)
-        store = Store.open(settings, page_locked=False, block_tokens=session.block_tokens)
-        return BlockWriter(store, identity, buffer_bytes, owns_store=True)
 
     def _encoder(self, identity: Identity, network: "ScoreModel | None") -> Encoder:
         """What encodes chunks behind the application's prefix, and scores them if the settings want it."""
@@ -421,19 +405,6 @@ class Engine(Closing):
     def _check_open(self) -> None:
         if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
-
-
-def _aim(store: Store, ttft_target_ms: float | None, block_tokens: int, profile: "Profile") -> None:
-    """Give the store's policies the blocks that a turn may compute within its target (T-LRU paper, xi)."""
-    if ttft_target_ms is None:
-        return
-    tokens = profile.tokens_within(ttft_target_ms / 1e3)
-    log.info("store.ttft_target_ms = %g: xi is %d tokens.", ttft_target_ms, tokens)
-    if tokens < block_tokens:
-        log.warning(
-            "Within %g ms no block of %d tokens is computed: policies work as LRU.", ttft_target_ms, block_tokens
-        )
-    store.retarget(tokens // block_tokens)
 
 
 def _own_prefill(active: ActiveRequest) -> Prefill:

@@ -91,7 +91,7 @@ class Profiler(Closing):
                 self._wait_idle()
             profile = self.measure(quick=True, on_progress=lambda _done, _total: self._wait_idle())
             log.info("The loading controller has measured this machine: %s.", profile.subject.cpu)
-        except RagKVError as error:
+        except (RagKVError, OSError) as error:  # also a disk that is full
             if not self._closing.is_set():
                 log.warning("The loading controller has no profile: %s", error)
         openmp.release_threads()

@@ -132,10 +132,10 @@ class Promoter:
 
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
         """Whether an entry belongs in the fastest tier: the placement says it of memory. Scores are small: always."""
-        memory = self._tiers[0].stats()
-        if self._tiers[0].kind is not TierKind.MEMORY or memory.capacity_bytes is None or info.key.is_scores:
+        if self._tiers[0].kind is not TierKind.MEMORY or info.key.is_scores:
             return True
-        room = (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
+        memory = self._tiers[0].stats()
+        room = memory.capacity_bytes is None or (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
         return self.placement(info.tokens, used, room)
 
     @contextmanager

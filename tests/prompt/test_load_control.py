@@ -161,11 +161,13 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
     """A token takes 25 ms, so 1,000 ms are 40 tokens: two blocks of 16."""
     given = dict(xi_tokens=48) if target_ms is None else dict(ttft_target_ms=target_ms)
     store = StoreConfig(directory=str(tmp_path), policy="et-lru", **given)
-    settings = EngineConfig(store=store, session=SessionConfig(block_tokens=16), controller=ControllerConfig(False))
-    with Engine(tiny_models.model("llama"), config=settings) as made:
-        quick = dataclasses.replace(hand_made(made, 0.004), prefill=LengthFit(0.0, 0.025, 0.0))
-        made.load_control.apply_profile(quick)
-        assert [tier._ledger.policy.settings.xi_blocks for tier in made.store._tiers] == [blocks] * 2
+    for own in (None, str(tmp_path / "own")):  # what keeps conversations is told: the store, or one of their own
+        settings = EngineConfig(store, session=SessionConfig(16, directory=own), controller=ControllerConfig(False))
+        with Engine(tiny_models.model("llama"), config=settings) as made:
+            quick = dataclasses.replace(hand_made(made, 0.004), prefill=LengthFit(0.0, 0.025, 0.0))
+            made.load_control.apply_profile(quick)
+            told = made.conversations.block_writer._store._tiers
+            assert {tier._ledger.policy.settings.xi_blocks for tier in told} == {blocks}
     assert ("no block of 16 tokens" in caplog.text) == warned
 
 

@@ -1,6 +1,6 @@
 """A conversation's history as values, which tokens leave it, and its blocks written to the store."""
 
-from .block_writer import SAVE_WAIT_S, BlockWriter, default_buffer_bytes
+from .block_writer import SAVE_WAIT_S, BlockWriter
 from .history import EMPTY, Block, Chain, History, Part, PartKind, PastTurn, SessionState, exact_blocks
 from .truncation import TDLS, fitted, merged
 
@@ -16,7 +16,6 @@ __all__ = [
     "PastTurn",
     "SAVE_WAIT_S",
     "TDLS",
-    "default_buffer_bytes",
     "exact_blocks",
     "fitted",
     "merged",

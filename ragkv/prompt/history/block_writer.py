@@ -10,15 +10,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from ragkv.config import MIB
+from ragkv.config import MIB, EngineConfig
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.model import Adapter
 from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, MemoryLease, Store, TurnSize
 
 from .history import Block
+
+if TYPE_CHECKING:
+    from ragkv.fusion.profile import Profile
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,29 @@ class BlockWriter:
         """`base` is the engine's identity; its context does not count. A store that is its own is closed with it."""
         self.base, self._store, self._owns_store = base, store, owns_store
         self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
+
+    @classmethod
+    def open(cls, config: EngineConfig, store: Store, base: Identity, adapter: Adapter) -> "BlockWriter":
+        """What stores conversations: next to the chunks in `store`, or on disk in a directory of their own."""
+        session, settings = config.session, config.store
+        buffer_bytes = session.save_buffer_bytes
+        if buffer_bytes is None:
+            buffer_bytes = default_buffer_bytes(adapter, settings.memory_bytes)
+        if session.directory is None:
+            return cls(store, base, buffer_bytes)
+        own = replace(settings, directory=session.directory, read_only=False, memory_bytes=0, redis=None, s3=None)
+        return cls(Store.open(own, block_tokens=session.block_tokens), base, buffer_bytes, owns_store=True)
+
+    def aim(self, ttft_target_ms: float | None, block_tokens: int, profile: "Profile") -> None:
+        """Give the policies the blocks that a turn may compute within its target, if any (T-LRU paper, xi)."""
+        if ttft_target_ms is None:
+            return
+        tokens = profile.tokens_within(ttft_target_ms / 1e3)
+        log.info("store.ttft_target_ms = %g: xi is %d tokens.", ttft_target_ms, tokens)
+        if tokens < block_tokens:
+            what = "Within %g ms no block of %d tokens is computed: policies work as LRU."
+            log.warning(what, ttft_target_ms, block_tokens)
+        self._store.retarget(tokens // block_tokens)
 
     def key(self, block: Block) -> EntryKey:
         """The key of a block's entry."""
