@@ -71,7 +71,8 @@ class VllmBackend:
         answer = self._server.report(name, check)
         active.prefill = self._served(active, answer, sent_s, first_token_s)
         if active.prefill.reuse.missed_chunks:
-            self._encode_missing(prompt)
+            chunks = [ids for ids, index in prompt.body if index is not None]
+            self._entries.warm_soon([ids for ids in chunks if not self._entries.has(ids)])
         return self._events(active, stream, first)
 
     def _events(self, active: ActiveRequest, stream: StepStream, step: Step | None) -> AnswerEvents:
@@ -158,12 +159,6 @@ class VllmBackend:
             if part.kind is PartKind.CHUNK and self._entries.has(history[at : at + len(part)]):
                 yield [len(prompt.prefix) + at, len(prompt.prefix) + at + len(part)]
             at += len(part)
-
-    def _encode_missing(self, prompt: Prompt) -> None:
-        """Have the chunks without stored KV encoded in the background."""
-        for ids, index in prompt.body:
-            if index is not None and not self._entries.has(ids):
-                self._entries.background.add(ids)
 
     def _broken(self, what: str) -> AnswerServerError:
         return AnswerServerError(f"vLLM at {self._server.url} {what}. See docs/vllm.md.")

@@ -25,7 +25,7 @@ def proof(secret: bytes, tenant: str, salt: str) -> str:
 
 def is_proved(secret: bytes, tenant: str, salt: str, given: str) -> bool:
     """Whether `given` is the proof; never without a secret."""
-    return bool(secret) and hmac.compare_digest(proof(secret, tenant, salt), given)
+    return bool(secret) and hmac.compare_digest(proof(secret, tenant, salt).encode(), given.encode())
 
 
 def salted(*parts: object, secret: bytes = b"") -> str:

@@ -45,7 +45,7 @@ class _Seen:
 
     wish: Wish
     fuses: bool = False  # fused KV may stand in its blocks: no request finds them that does not share its salt
-    left: bool = False  # vLLM computes the prompt
+    left: bool = True  # vLLM computes the prompt, also if its wish cannot be read
     job: PromptJob | None = None
     queued: bool = False  # the job is in the queue, or done and its KV not yet written
     cached: int = 0  # tokens that vLLM's prefix cache has

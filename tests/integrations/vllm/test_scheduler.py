@@ -154,6 +154,10 @@ def test_a_chunk_whose_edges_merged_with_the_text_around_it_is_reused_without_th
 
 def test_a_request_that_is_not_as_expected_never_raises(prompts: PromptScheduler) -> None:
     assert prompts.promised(SimpleNamespace(request_id="broken"), 0) == 0
+    broken = prompt("broken later")
+    del broken.mm_features
+    prompts.arrived(broken)
+    assert prompts.promised(broken, 0) == 0, "no later look at it fuses what was not understood"
 
 
 def test_missing_chunks_are_encoded_and_found_in_later_prompts(prompts: PromptScheduler, engine: Engine) -> None:
@@ -352,6 +356,8 @@ def test_a_tenant_is_served_from_its_own_entries_alone(
     ):
         promised, notes = reused(tenant, proof_of)
         assert promised == 0 and said in notes[0]
+    odd = salted_request(prompts, "odd", "s", tenant="one", proof="\u00e9", chunks=named)
+    assert prompts.promised(odd, 0) == 0 and "not proved" in prompts.finished(odd)["ragkv"]["notes"][0]
     prompts.close()
 
 
