@@ -1,4 +1,4 @@
-"""KCache against ordinary decoding in the same run: speed, bytes, rows fetched, and answers.
+"""KCache against ordinary decoding in the same run: speed, bytes and rows fetched.
 
 Speed is measured with a real shape, random weights and random KV. These do not change the time of ordinary decoding.
 But U, how many rows the query heads of a KV head share, belongs to this KV and differs in a trained model.
@@ -8,25 +8,19 @@ But U, how many rows the query heads of a KV head share, belongs to this KV and 
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import kcache_quality as quality
 from benchmarks import report
 from benchmarks.random_model import random_model
 from ragkv.config import KCacheConfig
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import OffloadedKV
-from ragkv.model.loading import load
-from ragkv.prompt.layout import template_runs
 
-PARTS = ("speed", "quality")
 MIB, GIB = 1 << 20, 1 << 30
 TABLE_3 = {1024: (1, 8, 16), 4096: (1, 8, 14, 23), 7168: (1, 8, 13), 15360: (1, 3, 5)}  # batch sizes by context
-STORIES = Path(__file__).resolve().parents[2] / "shared" / "data" / "models" / "stories260K"
 
 
 def main() -> None:
@@ -38,14 +32,8 @@ def main() -> None:
         results["table 3"] = table_3(adapt(model), options)
     else:
         adapter = adapt(random_model(options.shape, getattr(torch, options.dtype), layers=options.layers))
-        if "speed" in options.parts:
-            results["speed"] = speed(adapter, options)
-        if "quality" in options.parts:
-            results["quality"] = trained(options)
+        results["speed"] = speed(adapter, options)
     print("written:", report.save(f"kcache-{options.shape}-{options.device}", results))
-
-
-# Speed and bytes
 
 
 def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None) -> PromptKV:
@@ -142,37 +130,6 @@ def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any
     return found
 
 
-# Answers
-
-
-def trained(options: argparse.Namespace) -> dict[str, Any]:
-    """Perplexity and agreement on texts, and the reader's exact match."""
-    found: dict[str, Any] = {}
-    plain = [KCacheConfig(n, r) for n in options.text_top_n for r in options.resident]
-    settings = [None, *plain]
-    if STORIES.exists():
-        model, _ = load(STORIES, "cpu", "float32")
-        texts = quality.stories(STORIES, options.texts)
-        found["stories260K"] = quality.perplexities(adapt(model), texts, 64, settings)
-        _quality_table(f"stories260K, {len(texts)} stories of {sum(map(len, texts)) // len(texts)} tokens", found)
-    model, tokenizer = load("reader", "cpu", "float32")
-    runs = template_runs(tokenizer, model.config.bos_token_id, "")
-    reader = quality.Reader(adapt(model), tokenizer, runs, worlds=options.questions, level=options.level)
-    asked = [None, *(KCacheConfig(n, r) for n in options.answer_top_n for r in options.resident)]
-    for stepped in (False, True):
-        answers, length = reader.answers(asked, options.questions, stepped)
-        title = "reader, question under KCache" if stepped else "reader, as served"
-        found[title] = answers
-        _quality_table(f"{title}: {options.questions} questions over {length:.0f} tokens", found)
-    return found
-
-
-def _quality_table(title: str, found: dict[str, Any]) -> None:
-    print(f"\n{title}")
-    last = list(found.values())[-1]
-    _table([{"setting": setting, **values} for setting, values in last.items()])
-
-
 def _table(rows: list[dict[str, Any]]) -> None:
     report.table(list(rows[0]), [["-" if cell is None else cell for cell in row.values()] for row in rows])
 
@@ -184,7 +141,6 @@ def _what(options: argparse.Namespace) -> str:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape and few settings, for a minute", threads=2, runs=4)
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="parts of the CPU benchmark")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--device-gib", type=float, default=64.0, help="device memory; default: the paper's")
     parser.add_argument("--shape", default=None, help="[default: qwen2.5-0.5b; llama-2-7b on cuda]")
@@ -193,17 +149,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--top-n", type=int, nargs="+", default=[16, 32, 64, 128, 256, 512])
     parser.add_argument("--resident", type=int, nargs="+", default=[0, 1, 2, 3])
-    parser.add_argument("--text-top-n", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128])
-    parser.add_argument("--answer-top-n", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
-    parser.add_argument("--texts", type=int, default=5)
-    parser.add_argument("--questions", type=int, default=100)
-    parser.add_argument("--level", type=int, default=4, help="of the reader's worlds: 3 as trained, 4 long contexts")
     options = parser.parse_args()
     options.shape = options.shape or ("llama-2-7b" if options.device == "cuda" else "qwen2.5-0.5b")
     if options.quick:
         options.shape = "llama-2-7b" if options.device == "cuda" else "tiny"
         options.contexts, options.top_n, options.resident = [1024, 4096, 16384], [16, 128], [0, 1]
-        options.text_top_n, options.answer_top_n, options.texts, options.questions = [8, 64], [2, 8, 64], 1, 15
         options.runs = 3
     return options
 

@@ -16,9 +16,10 @@ import typer
 
 from ragkv.config import GIB
 from ragkv.errors import CancelledError, DeadlineError, DocumentError
-from ragkv.runtime import Rate, counted, duration
+from ragkv.runtime import Check, Rate, counted, duration
 
 from . import output
+from .giving_way import GivingWay
 from .options import AsJson, EngineOptions, with_engine_options
 from .output import INTERRUPTED, Stop, console, print_json, print_note
 
@@ -70,8 +71,9 @@ def ingest(
     began = time.monotonic()
     with (
         options.rag(chunk_tokens) as rag,
-        Stop("Interrupted. What is done is kept, and the same command goes on.") as check,
+        Stop("Interrupted. What is done is kept, and the same command goes on.") as stop,
     ):
+        check = GivingWay(options.home, stop)
         how = FileOptions(encoding, prune=prune, limits=ParseLimits(inflated_bytes=GIB))
         try:
             report = _indexed(rag, paths, how, check, began)
@@ -103,12 +105,12 @@ def ingest(
         raise DocumentError(problem)
     if any(outcome.status == "failed" for outcome in report.files):
         raise typer.Exit(1)
-    if check.is_set:
+    if stop.is_set:
         print_note("the same command goes on.")
         raise typer.Exit(INTERRUPTED)
 
 
-def _indexed(rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Stop, began: float) -> "RagIngestReport":
+def _indexed(rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Check, began: float) -> "RagIngestReport":
     """Read the files. Raises `CancelledError` between two files."""
 
     def on_file(done: "FileProgress") -> None:
@@ -130,7 +132,7 @@ def _indexed(rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Stop,
         return rag.ingest_files(paths, how, encode=False)
 
 
-def _encoded(rag: "Rag", index: "IngestReport", check: Stop, minutes: float | None) -> "WarmReport":
+def _encoded(rag: "Rag", index: "IngestReport", check: Check, minutes: float | None) -> "WarmReport":
     """Compute KV until it is complete, the time is over, the store is full, or it is stopped."""
     ends, rate, size = math.inf if minutes is None else time.monotonic() + 60 * minutes, Rate(), ""
 

@@ -176,7 +176,8 @@ def progress(label: str) -> Iterator[Callable[..., None]]:
             rate.update(done, total)
             if not errors.is_terminal and time.monotonic() >= next_line:
                 next_line = time.monotonic() + LINE_EVERY_S
-                errors.print(f"{what}: {done} of {total}, {rate.per_s:.1f}/s{rate.left}")
+                speed = f", {rate.per_s:.1f}/s{rate.left}" if rate.per_s else ""
+                errors.print(f"{what}: {done} of {total}{speed}")
                 errors.file.flush()
 
         yield update

@@ -4,6 +4,7 @@ The unpacked model is a folder in the user's cache folder as transformers writes
 made whole or not at all, by one process while others wait, and its bytes are checked at each load.
 """
 
+import functools
 import hashlib
 import importlib
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 import xxhash
@@ -100,18 +102,25 @@ def _unpack(file: Path, folder: Path, made_of: dict[str, Any]) -> None:
 
 @contextmanager
 def _read_once(file: Path) -> Iterator[set[str]]:
-    """Let transformers, which opens the file for each part anew, use one reader; the names of its tensors' kinds."""
+    """Let transformers, which opens the file for each part anew, use one reader; the kinds of its tensors."""
     try:
         gguf: Any = importlib.import_module("gguf")
     except ImportError as error:
         raise MissingExtraError("gguf", "gguf", f"Loading {file.name}") from error
-    original, reader = gguf.GGUFReader, gguf.GGUFReader(file)
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+        """Sees the file as a plain array: numpy's memmap is slow at the many small views of a vocabulary."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+    original, names, reader = gguf.GGUFReader, gguf.get_tensor_name_map, Reader(file)
 
     def read(path: Any, *rest: Any) -> Any:
         return reader if Path(path) == file else original(path, *rest)
 
-    gguf.GGUFReader = read
+    gguf.GGUFReader, gguf.get_tensor_name_map = read, functools.cache(names)  # transformers asks for each module
     try:
         yield {tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1}
     finally:
-        gguf.GGUFReader = original
+        gguf.GGUFReader, gguf.get_tensor_name_map = original, names

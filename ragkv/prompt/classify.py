@@ -206,7 +206,7 @@ def _why_unused(wish: RunWish, run: FoundRun) -> str:
     if run.is_damaged:
         return "the stored KV is damaged, and is made again for the next request"
     if run.lease is None:
-        return "no usable KV was stored; it is stored for the next request"
+        return "no usable KV was stored yet"
     if run.lease.info.is_expected:
         return "the stored KV is not exact here; exact KV is stored for the next request"
     return "the stored KV is not exact here: it is compressed, or made under other RoPE frequencies"

@@ -16,8 +16,10 @@ class Rate:
         self._left = 0.0
 
     def update(self, done: float, total: float) -> None:
-        """The count is `done` now."""
+        """The count is `done` now. The time before the first of them is left out: it has what is done once."""
         now = time.monotonic()
+        if done and self._seen and not self._seen[0][1]:
+            self._seen.clear()
         self._left = total - done
         self._seen.append((now, done))
         while now - self._seen[0][0] > WINDOW_S and len(self._seen) > 2:

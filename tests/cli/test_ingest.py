@@ -47,8 +47,8 @@ def test_a_log_says_what_is_read_and_how_far_it_is(run: Run, documents: Path, mo
     monkeypatch.setattr(output, "FIRST_LINE_S", 0.0)
     monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
     lines = run("ingest", documents).err.splitlines()
-    assert any(re.match(r"reading .*\[red\]x\.txt: \d of 3, \d+\.\d/s", line) for line in lines)
-    assert any(line.startswith("computing KV, chunks: 3 of 3, ") for line in lines)
+    assert any(re.match(r"reading .*\[red\]x\.txt: \d of 3", line) for line in lines)
+    assert any(line.startswith("computing KV, chunks: 3 of 3") for line in lines)
 
 
 def test_a_folder_without_documents_is_reported_and_is_an_error(run: Run, tmp_path: Path) -> None:
