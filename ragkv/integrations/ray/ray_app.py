@@ -252,13 +252,18 @@ def build(config: ServeConfig) -> Any:
 def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine."""
     cluster, is_local = config.cluster, not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # during the start: close what was started
+
+    def close_on_sigterm() -> None:  # during the start: what was started is closed
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+    close_on_sigterm()
     with contextlib.ExitStack() as stack:
         app = build(config)
         if is_local:
             cpus = ceil((cluster.most_replicas or cluster.replicas) * cluster.cpus) + 1  # enough for all replicas
             ray.init("local", num_cpus=max(os.cpu_count() or 1, cpus), include_dashboard=False, log_to_driver=True)
             stack.callback(ray.shutdown)
+            close_on_sigterm()  # Ray has put a handler of its own in its place, which aborts
             stack.callback(serve.shutdown)
         serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
         serve.run(app, name=NAME, route_prefix="/")

@@ -51,7 +51,7 @@ def redis() -> Iterator[RedisServer]:
 
 @contextmanager
 def serving(
-    folder: Path, port: int, redis: RedisServer
+    folder: Path, port: int, redis: RedisServer, until: str = "ragkv serves", status: int = 0
 ) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]", Path]]:
     log = folder / "log"
     environment = {
@@ -60,19 +60,20 @@ def serving(
         "RAY_DEDUP_LOGS": "0", "RAY_raylet_start_wait_time_s": "180", "TEST_FOLDER": str(folder),
     }  # fmt: skip
     with log.open("a") as file:
+        before = file.tell()
         popen = subprocess.Popen(command(), cwd=folder, env=environment, stdout=file, stderr=file, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
             ends = time.monotonic() + START_S
-            while "ragkv serves" not in log.read_text() or not _is_ready(client):
+            while until not in log.read_text()[before:] or not (status or _is_ready(client)):
                 assert popen.poll() is None and time.monotonic() < ends, log.read_text()[-3000:]
                 time.sleep(0.5)
             yield client, popen, log
     finally:
         popen.send_signal(signal.SIGTERM)
         try:
-            assert popen.wait(120) == 0
+            assert popen.wait(120) == status
         finally:
             popen.kill()
 
@@ -138,3 +139,9 @@ def test_the_readmes_line_for_replicas_works_as_written_on_a_redis_server(tmp_pa
         asked = client.post("/v1/ask", json={**body, "question": QUESTIONS[3]})
         assert asked.status_code == 200, json.dumps(asked.json())
         assert client.get("/v1/sessions/s").json()["turns"] == 4
+
+
+def test_a_signal_during_the_start_closes_what_was_started(tmp_path: Path, redis: RedisServer) -> None:
+    with serving(tmp_path, free_port(), redis, until="Started Serve", status=143) as (_, popen, _):
+        own = processes(tmp_path, popen.pid)
+    assert own and not [pid for pid in own if Path(f"/proc/{pid}").exists()]
