@@ -222,7 +222,7 @@ class KCacheConfig:
     """Decoding with K on the device and V in host memory (KCache sections 3.1 and 3.3)."""
 
     top_n: int | None = 128  # N: a query head attends with the V rows of its N largest weights; None: all
-    resident_layers: int = 1  # L: the V of the first L layers stays on the device
+    resident_layers: int = 2  # L: the V of the first L layers stays on the device
 
     def __post_init__(self) -> None:
         at_least(self, resident_layers=0, top_n=1)
