@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import lens
 from benchmarks.quality_data import Context, Question
+from benchmarks.real_judge import make_first_exact
 from examples.baselines import surest
 from examples.metrics import best, exact_match, rouge_l, token_f1
 from ragkv import Engine
@@ -89,8 +90,9 @@ class Asker:
         self._end_tokens = end_tokens(self._adapter.model, engine.tokenizer)
         self.chunks = [engine.chunk(text) for text in context.chunks]
         engine.warm(self.chunks)
+        make_first_exact(engine, self.chunks)  # else the first method alone computes the first passage
         self._chunk_ids = [chunk.token_ids for chunk in self.chunks]
-        self._full = self._context_kv(Method("full prefill", reuse="none"))[0]
+        self._full = self._context_kv(Method("full prefill", reuse="none"), self.tail(context.questions[0]))[0]
         self._references = [self._reference(q, watched=number == 0) for number, q in enumerate(context.questions)]
 
     def outcomes(self, method: Method) -> Iterator[Outcome]:
@@ -129,11 +131,9 @@ class Asker:
     def _truth(self) -> lens.Truth:
         return lens.truth(self._engine, self._chunk_ids)
 
-    def _context_kv(self, method: Method, tail: Sequence[int] | None = None) -> tuple[PromptKV, int, int]:
-        """KV up to the end of the last chunk, its row-layers beyond full reuse, and N."""
-        ids = tuple(self.tail(self._context.questions[0])) if tail is None else tuple(tail)
-        end = self._runs.after_question
-        question = ids[: len(ids) - len(end)] if end else ids
+    def _context_kv(self, method: Method, ids: tuple[int, ...]) -> tuple[PromptKV, int, int]:
+        """KV up to the end of the last chunk, in front of the tail `ids`; its row-layers beyond full reuse, and N."""
+        question = ids[: len(ids) - len(self._runs.after_question)]
         prefill = self._engine.prefill(
             question,
             self.chunks,

@@ -35,6 +35,7 @@ class Shape:
     prompt_tokens: int  # S
     selection: Selection = Selection.STATIC
     leading_rows: int = 0  # those of the forced rows before the first candidate: a second pass leaves them out
+    unasked_rows: int = 0  # those of the forced rows that the first pass of an asking selector leaves out
 
     def __post_init__(self) -> None:
         if self.fused_tokens < 0 or self.forced_rows < 0 or self.fused_tokens + self.forced_rows > self.prompt_tokens:
@@ -136,7 +137,8 @@ def _passes(profile: Profile, ratio: float, shape: Shape) -> tuple[list[float], 
     selected_s = profile.recompute.at(shape.forced_rows + selected, keys)
     if shape.selection is Selection.ASKING and selected > 0:
         again_s = profile.recompute.at(shape.forced_rows - shape.leading_rows + selected, keys)
-        return [placing + profile.recompute.at(shape.forced_rows, keys)] * layers, layers * again_s
+        asking_s = profile.recompute.at(shape.forced_rows - shape.unasked_rows, keys)
+        return [placing + asking_s] * layers, layers * again_s
     busy = [placing + selected_s] * layers
     if shape.selection is Selection.CHECKING and selected > 0:
         busy[0] = placing + profile.recompute.at(shape.forced_rows + shape.fused_tokens, keys)

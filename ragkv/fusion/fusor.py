@@ -165,7 +165,8 @@ class _FusionPass:
         wanted = budget(ratio, len(plan.candidates)) > 0
         self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
         self.asking = selector if isinstance(selector, AskingSelector) and wanted else None
-        self._watch = Watch(plan.asking_rows, plan.token_ids.numel(), adapter.device) if self.asking else None
+        asking_rows = plan.question_rows - plan.unasked_rows
+        self._watch = Watch(asking_rows, plan.token_ids.numel(), adapter.device) if self.asking else None
         self.kv = kv
         self.row_layers = 0
         self.placing_s = 0.0
@@ -173,10 +174,11 @@ class _FusionPass:
 
     def choose(self, chosen: torch.Tensor, done: int = 0) -> None:
         """Start a pass over the forced rows without the first `done`, and the candidates of index `chosen` (C,)."""
-        self._forced = self._plan.forced[done:]
+        asks, plan = self._watch is not None, self._plan
+        token_ids, self._forced = plan.asking() if asks else (plan.token_ids, plan.forced[done:])
         self.chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
         self._set_rows(self._plan.candidates.positions[chosen])
-        self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
+        self.hidden = self._adapter.embed(token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
         self.selected_by_layer: list[torch.Tensor] = []
 
     def attention(self) -> torch.Tensor:

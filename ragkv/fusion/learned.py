@@ -26,7 +26,7 @@ from torch.nn import functional
 from ragkv.model import Adapter
 from ragkv.model.fingerprint import rounded_digest
 
-from .variance import scored_layers
+from .sensitivity import scored_layers
 
 FILE_NAME = "ragkv-scores.safetensors"  # `FILE_NAME` lies in a model's folder.
 TEXTS = 2  # The network reads a chunk's KV behind `TEXTS` texts: k of the scorer.
@@ -206,9 +206,9 @@ def _misfit(adapter: Adapter, model: ScoreModel) -> str | None:
     One that was trained with other weights would choose badly without any sign of it. A float16 model is not checked,
     because its weights may have been rounded from a higher precision.
     """
-    shape = shape_of(adapter)
-    if model.shape != shape:
-        return f"it is for {_described(model.shape)}, the model has {_described(shape)}"
+    if model.shape != (shape := shape_of(adapter)):
+        is_for, has = ("{} layers, {} values a token, embeddings of {}".format(*one) for one in (model.shape, shape))
+        return f"it is for {is_for}, the model has {has}"
     if adapter.dtype is not torch.float16 and model.teacher != rounded_digest(adapter.model):
         return "it was trained with other weights"
     return None
@@ -221,10 +221,6 @@ def shape_of(adapter: Adapter) -> tuple[int, int, int]:
         adapter.kv_heads * adapter.head_dim,
         adapter.model.get_input_embeddings().weight.shape[1],
     )
-
-
-def _described(shape: tuple[int, int, int]) -> str:
-    return "{} layers, {} values a token, embeddings of {}".format(*shape)
 
 
 def _distances(layers: int) -> int:

@@ -14,8 +14,7 @@ import torch
 
 from ragkv.store import Lease
 
-# At most the last `MOST_ASKING_ROWS` rows of a prompt count as its question. A longer one, such as a conversation sent
-# as one question, asks at its end.
+# A question of more than `MOST_ASKING_ROWS` rows, such as a conversation sent as one, asks with its last ones alone.
 MOST_ASKING_ROWS = 64
 
 
@@ -89,10 +88,21 @@ class Plan:
         return cls(token_ids, tuple(spans), computed.nonzero().squeeze(1), _candidates(spans, last))
 
     @property
-    def asking_rows(self) -> int:
-        """How many rows behind the last candidate ask: the question and the template's tail."""
-        behind = int(self.candidates.positions[-1]) + 1 if len(self.candidates) else 0
-        return min(self.token_ids.numel() - behind, MOST_ASKING_ROWS)
+    def question_rows(self) -> int:
+        """How many rows are computed behind all others: the question and the template's tail."""
+        length, count = self.token_ids.numel(), self.forced.numel()
+        return int((self.forced == torch.arange(length - count, length)).sum())
+
+    @property
+    def unasked_rows(self) -> int:
+        """How many of the question's first rows are left out when it asks."""
+        return max(0, self.question_rows - MOST_ASKING_ROWS)
+
+    def asking(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and forced positions of the pass in which the question asks: a long one's end in its place."""
+        start, left_out = self.token_ids.numel() - self.question_rows, self.unasked_rows
+        ids = torch.cat((self.token_ids[:start], self.token_ids[start + left_out :]))
+        return ids, self.forced[: self.forced.numel() - left_out]
 
     @property
     def leading_rows(self) -> int:

@@ -231,7 +231,7 @@ def _shape(plan: Plan, selector: Selector) -> Shape:
     fused, forced = len(plan.candidates), plan.forced.numel()
     if not selector.uses_ratio:  # it selects none of the candidates, or all
         fused, forced = 0, forced + (fused if selector.name == "all" else 0)
-    return Shape(fused, forced, plan.token_ids.numel(), _when(selector), plan.leading_rows)
+    return Shape(fused, forced, plan.token_ids.numel(), _when(selector), plan.leading_rows, plan.unasked_rows)
 
 
 def _when(selector: Selector) -> Selection:

@@ -54,6 +54,7 @@ def test_with_a_checking_selector_every_candidate_passes_the_first_layer() -> No
 def test_an_asking_selector_recomputes_in_a_second_pass() -> None:
     asking = dataclasses.replace(SHAPE, selection=Selection.ASKING)
     assert recompute_s(profile(), 0.5, asking) == pytest.approx(1.1)
+    assert recompute_s(profile(), 0.5, dataclasses.replace(asking, unasked_rows=4)) == pytest.approx(1.06)
     slow = [Load("disk", 100)]  # 100 s per layer hide the first pass, not the second
     assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.6)
     leading = dataclasses.replace(asking, leading_rows=4)

@@ -13,8 +13,7 @@ from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import sensitivity
 from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
-from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
-from ragkv.fusion.variance import variance
+from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED, variance
 from tests import tiny_models
 from tests.engine.helpers import active_request
 from tests.fusion.helpers import SHORT_CHUNKS as CHUNKS

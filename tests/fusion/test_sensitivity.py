@@ -11,8 +11,7 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion import sensitivity as sensitivity_module
-from ragkv.fusion.sensitivity import COMPUTED_TOKENS, TEXT_TOKENS, Scorer
-from ragkv.fusion.variance import scored_layers, variance
+from ragkv.fusion.sensitivity import COMPUTED_TOKENS, TEXT_TOKENS, Scorer, scored_layers, variance
 from ragkv.model import Rows, Watch
 from tests import tiny_models
 from tests.fusion import helpers
@@ -192,39 +191,40 @@ class Given(StaticSelector):
 
 
 class TestAskingSelector:
-    def test_the_extra_pass_of_an_asking_selector_counts_as_compute(self) -> None:
-        with helpers.engine() as engine:
-            plain, asking = (
-                engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=name, ratio=0.2)
-                for name in ("sensitivity", "attention")
-            )
-        layers, length = 4, len(plain.token_ids)
-        extra = (asking.reuse.compute - plain.reuse.compute) * layers * length
-        assert extra == pytest.approx(layers * len(helpers.QUESTION))
-        assert asking.reuse.bytes_by_tier == plain.reuse.bytes_by_tier
-
-    def test_an_asking_selectors_tokens_are_recomputed_as_if_they_had_been_known_before(self) -> None:
-        with helpers.engine() as engine:
-            asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2)
-            known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
-        assert torch.equal(asking.logits, known.logits)
-
     @pytest.mark.parametrize("most", [1, 3, 64])
-    def test_all_rows_behind_the_last_candidate_ask_up_to_a_limit(
+    def test_the_end_of_a_question_asks_and_its_tokens_are_recomputed_as_if_they_had_been_known(
         self, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        watched = list[int]()
+        watched = list[list[int]]()
 
-        class Counting(Watch):
+        class Noting(Watch):
             def add(self, *attended: Any) -> None:
-                watched.append(min(self._rows, len(attended[2])))
+                watched.append(attended[2].positions[-self._rows :].tolist())
                 super().add(*attended)
 
         monkeypatch.setattr("ragkv.fusion.plan.MOST_ASKING_ROWS", most)
-        monkeypatch.setattr("ragkv.fusion.fusor.Watch", Counting)
+        monkeypatch.setattr("ragkv.fusion.fusor.Watch", Noting)
         with helpers.engine() as engine:
-            engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2)
-        assert watched == [min(most, len(helpers.QUESTION)), 1]  # layers 2 and 3 of 4; the last one computes one row
+            asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2)
+            known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
+        length, rows = len(asking.token_ids), min(most, len(helpers.QUESTION))
+        places = range(
+            length - len(helpers.QUESTION), length - len(helpers.QUESTION) + rows
+        )  # the question's first ones
+        assert watched == [[*places], [places[-1]]]  # layers 2 and 3 of 4; the last one computes one row
+        assert torch.equal(asking.logits, known.logits)
+        assert (asking.reuse.compute - known.reuse.compute) * 4 * length == pytest.approx(4 * rows)
+        assert asking.reuse.bytes_by_tier == known.reuse.bytes_by_tier
+
+    @torch.no_grad()
+    def test_a_long_question_chooses_as_its_end_alone_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ragkv.fusion.plan.MOST_ASKING_ROWS", 3)
+        with helpers.engine() as engine:
+            long, end = (
+                engine.prefill(question, helpers.CHUNKS, selector="attention", ratio=0.2)
+                for question in (helpers.QUESTION, helpers.QUESTION[-3:])
+            )
+        assert torch.equal(long.selected, end.selected)
 
     @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])  # plain, a window, a soft-cap
     @pytest.mark.parametrize("asking", [1, 6])
