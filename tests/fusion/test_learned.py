@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.fusion import sensitivity
+from ragkv.fusion import learned, sensitivity
 from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
-from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED, variance
+from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
 from tests import tiny_models
 from tests.engine.helpers import active_request
 from tests.fusion.helpers import SHORT_CHUNKS as CHUNKS
@@ -41,7 +41,7 @@ class TestNetwork:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(layers, 2, 2, 11, 8) for layers in (4, 3, 3))
         said = ScoreModel(4, 16, 8).scores(stored, [first, second])
-        torch.testing.assert_close(said[:, 0], variance(stored, [first, second]) + FLOOR)
+        torch.testing.assert_close(said[:, 0], learned.variance(stored, [first, second]) + FLOOR)
 
     def test_topics_depend_on_keys_behind_the_first_text_and_on_later_stored_keys(self) -> None:
         torch.manual_seed(0)

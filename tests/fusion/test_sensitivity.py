@@ -11,7 +11,8 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion import sensitivity as sensitivity_module
-from ragkv.fusion.sensitivity import COMPUTED_TOKENS, TEXT_TOKENS, Scorer, scored_layers, variance
+from ragkv.fusion.learned import scored_layers, variance
+from ragkv.fusion.sensitivity import COMPUTED_TOKENS, TEXT_TOKENS, Scorer
 from ragkv.model import Rows, Watch
 from tests import tiny_models
 from tests.fusion import helpers
@@ -216,7 +217,6 @@ class TestAskingSelector:
         assert (asking.reuse.compute - known.reuse.compute) * 4 * length == pytest.approx(4 * rows)
         assert asking.reuse.bytes_by_tier == known.reuse.bytes_by_tier
 
-    @torch.no_grad()
     def test_a_long_question_chooses_as_its_end_alone_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ragkv.fusion.plan.MOST_ASKING_ROWS", 3)
         with helpers.engine() as engine:
