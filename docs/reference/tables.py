@@ -40,7 +40,7 @@ def metrics_table() -> str:
     stats = EngineStats("llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
     vllm: Any = SimpleNamespace(failure=lambda: None)
     metrics = Metrics(lambda: [TenantStats("", stats, 0)], vllm=vllm)
-    metrics.record_request("/", "GET", 200, 0.0)
+    metrics.requests.labels("/", "GET", "200").observe(0.0)
     for family in metrics.registry.collect():
         if not family.name.startswith(("process_", "python_")):
             labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})

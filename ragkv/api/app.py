@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Security
+from fastapi import FastAPI, Response, Security
 from fastapi.responses import FileResponse
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
 # Newer versions of FastAPI trace and log requests by themselves, with paths and texts of errors. Ours hold neither.
 OWN_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
-# The OpenAPI document says that routes take a key. `AuthMiddleware` checks it, before anything of the body is read.
+# The OpenAPI document says that routes take a key. `AccessMiddleware` checks it, before anything of the body is read.
 _DOCUMENTED_KEY = HTTPBearer(
     scheme_name="key", description="A key made by `ragkv keys add`, if keys exist.", auto_error=False
 )
@@ -72,8 +72,7 @@ def create_app(
         version=__version__,
         description="Answers over documents from stored KV: a chunk is computed once and fused at question time.",
         lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,
         redirect_slashes=False,
         telemetry=OWN_TELEMETRY,
         generate_unique_id_function=lambda route: route.name,  # client generators make method names of them
@@ -83,6 +82,7 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router, responses=errors.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)])
     app.include_router(health.router(service))
+    _serve_openapi(app)
     if (PAGE / "index.html").is_file():
 
         @app.get("/", include_in_schema=False)
@@ -94,6 +94,19 @@ def create_app(
         app.mount("/static", StaticFiles(directory=PAGE), name="static")
     middleware.install(app, service)
     return app
+
+
+def _serve_openapi(app: FastAPI) -> None:
+    """Serve `/openapi.json`. It is made once, on a thread: that takes half a second."""
+
+    @functools.cache
+    def made() -> asyncio.Future[bytes]:
+        return asyncio.ensure_future(asyncio.to_thread(lambda: json.dumps(app.openapi()).encode()))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        """The OpenAPI document."""
+        return Response(await asyncio.shield(made()), media_type="application/json")
 
 
 @functools.cache

@@ -130,13 +130,10 @@ def unknown_model(name: str, available: str, param: str | None = "model") -> Api
     return ApiError(404, message, "model_not_found", param)
 
 
-def check_at_most(
-    count: int, limit: int, param: str, unit: str, code: str | None = None, setting: str | None = None
-) -> None:
-    """Raise `ApiError` 400 if the request has or asks for more than `limit` of something. `setting` names the limit."""
+def check_at_most(count: int, limit: int, param: str, unit: str, code: str | None = None) -> None:
+    """Raise `ApiError` 400 if the request has or asks for more than `limit` of something."""
     if count > limit:
-        named = f" ({setting})" if setting else ""
-        message = f"{param}: {count} {unit} are too many; this server accepts {limit}{named}."
+        message = f"{param}: {count} {unit} are too many; this server accepts {limit}."
         raise ApiError(400, message, code, param)
 
 

@@ -7,7 +7,6 @@ to wait until the minute is over.
 
 import math
 import time
-from collections.abc import Callable, Collection
 from typing import Literal
 
 from limits import RateLimitItemPerMinute, WindowStats
@@ -47,50 +46,30 @@ class RateLimiter:
             self._tokens.hit(RateLimitItemPerMinute(limit), *_names(principal, "tokens"), cost=tokens)
 
 
-class QuotaGuard:
-    """The quotas of one tenant."""
+def check_quota(principal: Principal, what: Held, held: int, more: int, defaults: QuotaConfig) -> None:
+    """Raise `ApiError` 403 if the tenant, which holds `held`, may not have `more`.
 
-    def __init__(self, defaults: QuotaConfig) -> None:
-        """`defaults` are the quotas of a tenant that has none of its own."""
-        self._defaults = defaults
+    `defaults` are the quotas of a tenant that has none of its own.
+    """
+    quota, source = getattr(principal.quota, what), "of this key's tenant"
+    if quota is None:
+        quota, source = getattr(defaults, what), f"the setting quotas.{what}"
+    if quota is not None and held + more > quota:
+        message = (
+            f"The quota is {quota} {what} ({source}); {held} are there and {more} more were requested. Delete some, or "
+            "request a larger quota."
+        )
+        raise ApiError(403, message, "quota_exceeded", what)
 
-    def check_disk(self, held_bytes: int, limit_bytes: int) -> None:
-        """Raise `ApiError` 403 if the tenant's documents take all of its disk."""
-        if held_bytes >= limit_bytes > 0:  # 0: the operator wants no KV on disk
-            message = (
-                f"The documents take {held_bytes} bytes with their vectors, and documents and KV of this tenant "
-                f"together may take {limit_bytes} (disk_bytes of its quota, or store.disk_bytes). Delete some."
-            )
-            raise ApiError(403, message, "quota_exceeded", "documents")
 
-    def check_session(
-        self, principal: Principal, session_id: str, exists: Callable[[str], bool], held: Callable[[], Collection[str]]
-    ) -> None:
-        """Raise `ApiError` 403 if the session is a new one, and one too many.
-
-        `exists` says whether a session is stored, `held` gives the ids of all that are. First turns that run at the
-        same time do not see each other: there may be as many too many as a tenant may have requests at once.
-        """
-        if self._quota(principal, "sessions")[0] is not None and not exists(session_id):
-            self.check(principal, "sessions", len(held()), 1)
-
-    def check(self, principal: Principal, what: Held, held: int, more: int) -> None:
-        """Raise `ApiError` 403 if the tenant, which holds `held`, may not have `more`."""
-        quota, source = self._quota(principal, what)
-        if quota is not None and held + more > quota:
-            raise ApiError(
-                403,
-                f"The quota is {quota} {what} ({source}); {held} are there and {more} more were requested. Delete "
-                "some, or request a larger quota.",
-                "quota_exceeded",
-                what,
-            )
-
-    def _quota(self, principal: Principal, what: Held) -> tuple[int | None, str]:
-        """The tenant's quota, and where it comes from."""
-        own: int | None = getattr(principal.quota, what)
-        default: int | None = getattr(self._defaults, what)
-        return (default, f"the setting quotas.{what}") if own is None else (own, "of this key's tenant")
+def check_disk(held_bytes: int, limit_bytes: int) -> None:
+    """Raise `ApiError` 403 if the tenant's documents take all of its disk."""
+    if held_bytes >= limit_bytes > 0:  # 0: the operator wants no KV on disk
+        message = (
+            f"The documents take {held_bytes} bytes with their vectors, and documents and KV of this tenant together "
+            f"may take {limit_bytes} (disk_bytes of its quota, or store.disk_bytes). Delete some."
+        )
+        raise ApiError(403, message, "quota_exceeded", "documents")
 
 
 def _names(principal: Principal, what: str) -> tuple[str, str]:

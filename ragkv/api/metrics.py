@@ -62,19 +62,19 @@ class Metrics:
         parts = "Parts of the time to the first token; prefill includes load and fuse"
         self._parts = seconds("ragkv_time_to_first_token_part_seconds", parts, ["part"])
         self._per_token = seconds("gen_ai_server_time_per_output_token_seconds", "Mean time per token after the first")
-        self._requests = seconds(
+        self.requests = seconds(
             "http_server_request_duration_seconds",
             "Time from a request to the end of its response, streams included",
             ["http_route", "http_request_method", "http_response_status_code"],
         )
         ratio = "Recompute ratio of prompts with fused tokens"
         self._ratio = Histogram("ragkv_recompute_ratio", ratio, registry=registry, buckets=RATIOS)
-        self._running = gauge("ragkv_requests_running", "Running requests")
+        self.running = gauge("ragkv_requests_running", "Running requests")
         self._prompt_tokens = count("ragkv_prompt_tokens", "Prompt tokens, by how they were obtained", ["state"])
         self._answer_tokens = count("ragkv_answer_tokens", "Generated tokens")
         self._drafted = count("ragkv_drafted_tokens", "Answer tokens drafted from the prompt")
         self._accepted = count("ragkv_accepted_tokens", "Drafted tokens that were right")
-        self._embedding_tokens = count("ragkv_embedding_tokens", "Embedded tokens")
+        self.embedding_tokens = count("ragkv_embedding_tokens", "Embedded tokens")
         self._missed = count("ragkv_missed_chunks", "Prompt chunks without a usable entry")
         self._ready = gauge("ragkv_ready", "1 while requests are accepted")
         info("ragkv_build", "Version of ragkv").info({"version": __version__})
@@ -105,18 +105,6 @@ class Metrics:
         self._drafted.inc(timing.drafted)
         self._accepted.inc(timing.accepted)
         self._missed.inc(reuse.missed_chunks)
-
-    def record_embedding(self, tokens: int) -> None:
-        """Record embedded texts."""
-        self._embedding_tokens.inc(tokens)
-
-    def record_request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Record a finished request. `route` is a path template, never a path."""
-        self._requests.labels(route, method, str(status)).observe(seconds)
-
-    def change_running(self, change: int) -> None:
-        """Add `change` to the number of running requests."""
-        self._running.inc(change)
 
     def render(self, is_ready: bool) -> bytes:
         """The metrics in Prometheus' text format. Blocks while the engines collect their stats."""

@@ -10,7 +10,6 @@ cancels the others, which end at their next check, and closes its tenants, which
 
 import contextlib
 import os
-import resource
 import socket
 import sys
 import threading
@@ -32,10 +31,7 @@ from .settings import ServeConfig
 
 CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end before its socket is closed.
 HEAD_BYTES = 32 * 1024  # A request's line and headers may be so long: more than nginx passes on.
-MOST_FILES = 65_536  # The limit of open files is raised to no more: some libraries loop over all possible descriptors.
 SWITCH_S = 0.0002  # A thread that wants Python's lock gets it after so long: the event loop waits behind many answers.
-
-
 WITHOUT_NGINX = (
     "Nothing bounds connections, slow clients and rates here, and there is no TLS: listen on 127.0.0.1 and put nginx "
     "with deploy/nginx.conf in front (docs/deploy.md)."
@@ -104,22 +100,10 @@ def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
         logger().warning("listening_without_nginx", host=config.host, hint=WITHOUT_NGINX)
 
 
-def raise_file_limit() -> None:
-    """Raise the process's limit of open files as far as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as error:
-            logger().warning("file_limit_not_raised", limit=soft, wanted=wanted, error=str(error))
-
-
 def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
     service: Service = app.state.service
     configure_logging(config.log, service.replica)
-    raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
     check_network_exposure(config, service.keys)
     settings = uvicorn.Config(

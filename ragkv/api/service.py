@@ -34,7 +34,7 @@ from .logs import RequestStats
 from .metrics import Metrics, TenantStats
 from .settings import ServeConfig
 from .tenants import Tenant, Tenants
-from .work import PoolLimits, WorkContext, WorkerPool, giving_way
+from .work import WorkContext, WorkerPool, giving_way
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,9 @@ class Service(Closing):
         self.config, self.replica = config, replica or secrets.token_hex(4)
         self.created = int(time.time())
         queue = config.queue
-        answers = PoolLimits(queue.limit, queue.limit, queue.tenant_limit, queue.tenant_limit)
-        tasks = PoolLimits(queue.tasks, queue.limit, queue.tenant_tasks, queue.tenant_limit)
-        self.answer_pool = WorkerPool(answers, queue.deadline_s)
-        self.task_pool = WorkerPool(tasks, queue.task_deadline_s)  # ingesting, searching, embedding, listing
+        self.answer_pool = WorkerPool(queue, queue.limit, queue.tenant_limit, queue.deadline_s)
+        # Ingesting, searching, embedding, listing:
+        self.task_pool = WorkerPool(queue, queue.tasks, queue.tenant_tasks, queue.task_deadline_s)
         self.parser = DocumentParser(config.parsing)
         self._tenants: Tenants | None = None
         self.vllm: VllmServer | None = None  # computes the answers; None: this process does
@@ -155,7 +154,6 @@ class Service(Closing):
     def close(self) -> None:
         """Cancel running work, then flush and close everything. Blocks; work that does not end is left behind."""
         self.cut()
-        self.parser.close()
         ends = time.monotonic() + self.config.close_s / 4
         ended = [pool.close(max(0.0, ends - time.monotonic())) for pool in (self.answer_pool, self.task_pool)]
         if not all(ended):
@@ -186,7 +184,7 @@ def _service(request: HTTPConnection) -> Service:
 
 def _principal(request: Request) -> Principal:
     principal = request.state.principal
-    assert isinstance(principal, Principal), "AuthMiddleware sets the principal before any route runs"
+    assert isinstance(principal, Principal), "AccessMiddleware sets the principal before any route runs"
     return principal
 
 
@@ -210,7 +208,7 @@ def record_embedding(request: HTTPConnection, tokens: int) -> None:
     """Add embedded texts to the access log, the metrics and the key's tokens per minute."""
     _add_prompt_tokens(request, tokens)
     service = _service(request)
-    service.metrics.record_embedding(tokens)
+    service.metrics.embedding_tokens.inc(tokens)
     service.limiter.charge_tokens(request.state.principal, tokens)
 
 

@@ -41,7 +41,6 @@ class LimitsConfig:
     question_chars: int = 100_000  # characters of a question, a query or a message
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     inputs: int = 256  # texts in one embeddings request
-    input_chars: int = 1_000_000  # characters of all texts in one embeddings request
 
     def __post_init__(self) -> None:
         at_least(self, **{f.name: 1 for f in dataclasses.fields(self)})

@@ -1,4 +1,4 @@
-"""Server-sent events: their text, and a response that closes its source when it ends."""
+"""Streams of text: server-sent events, and a response that shows items as they come."""
 
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from .errors import as_api_error
+from .errors import ApiError, as_api_error
 
 T = TypeVar("T")
 
@@ -20,32 +20,45 @@ def format_event(data: Any, name: str | None = None) -> str:
     return (f"event: {name}\n" if name else "") + f"data: {text}\n\n"
 
 
-async def openai_events(
-    items: AsyncGenerator[T, None], chunks: Callable[[T], Iterable[Any]], first: Iterable[Any] = ()
-) -> AsyncGenerator[str, None]:
-    """The chunks `first`, those of every item, then `[DONE]`; an error ends the stream with its body instead."""
-    try:
-        for chunk in first:
-            yield format_event(chunk)
-        async for item in items:
-            for chunk in chunks(item):
-                yield format_event(chunk)
-        yield DONE
-    except Exception as error:
-        yield format_event(as_api_error(error).body)
-    finally:
-        await items.aclose()
+class Stream(StreamingResponse):
+    """Items as text, as they come. The source is closed when the client disconnects or has read everything."""
 
-
-class EventStream(StreamingResponse):
-    """Events as they come. The source is closed when the client disconnects, is cut off, or has read everything."""
-
-    def __init__(self, source: AsyncGenerator[str, None], media_type: str = "text/event-stream") -> None:
-        super().__init__(source, headers={"x-accel-buffering": "no"}, media_type=media_type)
-        self._source = source
+    def __init__(
+        self,
+        items: AsyncGenerator[T, None],
+        show: Callable[[T], Iterable[str]],
+        failed: Callable[[ApiError], str],
+        first: str = "",
+        end: str = "",
+        media_type: str = "text/event-stream",
+    ) -> None:
+        """`first`, then what `show` makes of each item, then `end`; after an error what `failed` makes of it."""
+        self._text = _text(items, show, failed, first, end)
+        super().__init__(self._text, headers={"x-accel-buffering": "no"}, media_type=media_type)
 
     async def stream_response(self, send: Send) -> None:
         try:
             await super().stream_response(send)
         finally:
-            await self._source.aclose()
+            await self._text.aclose()
+
+
+async def _text(
+    items: AsyncGenerator[T, None],
+    show: Callable[[T], Iterable[str]],
+    failed: Callable[[ApiError], str],
+    first: str,
+    end: str,
+) -> AsyncGenerator[str, None]:
+    try:
+        if first:
+            yield first
+        async for item in items:
+            for text in show(item):
+                yield text
+        if end:
+            yield end
+    except Exception as error:
+        yield failed(as_api_error(error))
+    finally:
+        await items.aclose()

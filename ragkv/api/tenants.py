@@ -29,7 +29,7 @@ from .documents.collections import Collections, collection_pool
 from .documents.deletions import DeletionFollower
 from .documents.known_passages import KnownPassages
 from .keys import TENANT, Principal, Quota
-from .limits import QuotaGuard
+from .limits import Held, check_quota
 from .metrics import TenantStats
 from .settings import LimitsConfig, QuotaConfig, ServeConfig
 
@@ -45,7 +45,7 @@ class Tenant(Closing):
         self.engine, self.collections = engine, collections
         self.chat = ChatEngine(engine)
         self.known_passages = KnownPassages(collections.folders, self.chat.catalogue.passages, limits.known_chars)
-        self.quotas = QuotaGuard(quotas)
+        self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
         self._follower = DeletionFollower(
@@ -65,9 +65,18 @@ class Tenant(Closing):
         """Whether the client's session of that id has turns."""
         return self.engine.conversations.has(self.engine_session_id(session_id))
 
+    def check_quota(self, principal: Principal, what: Held, held: int, more: int) -> None:
+        """Raise `ApiError` 403 if the tenant, which holds `held`, may not have `more`."""
+        check_quota(principal, what, held, more, self._quotas)
+
     def check_session_quota(self, principal: Principal, session_id: str) -> None:
-        """Raise `ApiError` 403 if the client's session of that id is a new one, and one too many."""
-        self.quotas.check_session(principal, session_id, self.has_session, self.session_ids)
+        """Raise `ApiError` 403 if the client's session of that id is a new one, and one too many.
+
+        First turns that run at the same time do not see each other: there may be as many too many as a tenant may have
+        requests at once.
+        """
+        if not self.has_session(session_id):
+            self.check_quota(principal, "sessions", len(self.session_ids()), 1)
 
     def session_ids(self) -> tuple[str, ...]:
         """The client's ids of its sessions that have turns."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from ragkv.errors import CancelledError, DeadlineError
 from ragkv.runtime import Channel, Check, openmp, release_memory, stopped_by, working_for
 
 from .errors import CLIENT_GONE, ApiError
+from .settings import QueueConfig
 
 T = TypeVar("T")
 WaitIdle = Callable[[float, Callable[[], bool]], None]
@@ -30,6 +31,7 @@ AHEAD = 64  # A stream's thread may be so many items ahead of the reader.
 BURST = 8  # After so many jobs at once, their freed memory is given back when none is left ...
 RELEASE_S = 60.0  # ... and on a server that is never idle, so often.
 BATCH_S = 0.01  # Less computing than this is not worth a pause.
+FREE_S = 0.2  # A task that computes less than this in all, such as a search, makes no pause.
 PAUSE_SHARE = 4.0  # A task waits at most so many times what its last batch computed, for each task that runs ...
 PAUSE_S = 0.5  # ... and no longer than this, so that a cancelled one ends soon.
 
@@ -73,12 +75,13 @@ def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], in
     `wait_idle` waits while answers run (`Scheduler.wait_idle`), `tasks` tells how many tasks run. So all tasks together
     take about a fifth of a core from answers, and each still comes to an end.
     """
-    resumed = time.thread_time()
+    began = resumed = time.thread_time()
 
     def check() -> None:
         nonlocal resumed
         context.check()
-        if (computed_s := time.thread_time() - resumed) < BATCH_S:
+        computed_s = time.thread_time() - resumed
+        if computed_s < BATCH_S or time.thread_time() - began < FREE_S:
             return
         openmp.release_threads()
         wait_idle(min(PAUSE_S, PAUSE_SHARE * computed_s * tasks()), context.cancelled.is_set)
@@ -103,21 +106,13 @@ class TenantLimiter:
             yield
 
 
-class PoolLimits(NamedTuple):
-    """How much work a pool accepts and runs, of all tenants and of one tenant with a key."""
-
-    threads: int  # pieces of work that run at once
-    accepted: int  # pieces of work that run or wait
-    tenant_threads: int  # of `threads`
-    tenant_accepted: int  # of `accepted`
-
-
 class WorkerPool:
     """Runs work on threads. Call `run`, `run_stream` and `stream` on the event loop's thread."""
 
-    def __init__(self, limits: PoolLimits, deadline_s: float | None) -> None:
-        self._limits, self._deadline_s = limits, deadline_s
-        self._limiter = TenantLimiter(limits.threads, limits.tenant_threads)
+    def __init__(self, queue: QueueConfig, threads: int, tenant_threads: int, deadline_s: float | None) -> None:
+        """So many run at once, of all tenants and of one with a key; `queue` says how many more are accepted."""
+        self._queue, self._deadline_s = queue, deadline_s
+        self._limiter = TenantLimiter(threads, tenant_threads)
         self._threads = CapacityLimiter(math.inf)  # anyio's own bound would be a second one
         self._accepted: dict[WorkContext, asyncio.Task[Any]] = {}  # work that waits or runs
         self._computing: set[WorkContext] = set()  # work on a thread
@@ -233,16 +228,16 @@ class WorkerPool:
         return context, task
 
     def _check_space(self, tenant: str) -> None:
-        limits, mine = self._limits, sum(context.tenant == tenant for context in self._accepted)
+        mine = sum(context.tenant == tenant for context in self._accepted)
         if self._closed:
             raise _shutting_down()
-        if tenant and mine >= limits.tenant_accepted:
+        if tenant and mine >= self._queue.tenant_limit:
             message = (
                 f"{mine} requests of this key's tenant are running or waiting already, and the setting "
                 "queue.tenant_limit allows no more. Ask again when one of them has ended."
             )
             raise ApiError(429, message, "tenant_queue_full", retry_after_s=1)
-        if len(self._accepted) >= limits.accepted:
+        if len(self._accepted) >= self._queue.limit:
             message = (
                 f"{len(self._accepted)} requests are running or waiting already, and the setting queue.limit allows no "
                 "more. Ask again."
@@ -276,7 +271,8 @@ class WorkerPool:
 
     def _end(self, context: WorkContext, task: "asyncio.Task[Any]") -> None:
         del self._accepted[context]
-        consume_exception(task)
+        if not task.cancelled():
+            task.exception()  # read, so that asyncio does not report it as never retrieved
         burst_ended = self._most >= BURST and not self._accepted
         if burst_ended or time.monotonic() - self._released_at > RELEASE_S:
             self._most, self._released_at = 0, time.monotonic()
@@ -301,12 +297,6 @@ async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") ->
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await watcher
-
-
-def consume_exception(outcome: "asyncio.Future[Any]") -> None:
-    """Read the exception of an abandoned future, so that asyncio does not report it as never retrieved."""
-    if not outcome.cancelled():
-        outcome.exception()
 
 
 def _shutting_down() -> ApiError:

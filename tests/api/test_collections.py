@@ -1,6 +1,7 @@
 """Collections: stored documents are found, deleted ones leave nothing behind, tenants are separate."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,16 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api import ServeConfig, create_app
 from ragkv.api.keys import ANONYMOUS, KeyFile
+from ragkv.api.settings import LimitsConfig
+from ragkv.errors import DeadlineError
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
+from ragkv.runtime import Check, no_check
 from tests.retrieval.fakes import HashEmbedder
 
-from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of, wait_until
+from .helpers import BARE, FACTS, app_on, client_of, engine_of, entries, filled, service_of, wait_until
 
 PATHS = "/v1/collections/facts/documents"
 
@@ -192,3 +197,43 @@ def test_documents_ingested_on_the_command_line_are_the_default_collection(reade
         client.delete("/v1/collections/index")
         client.delete("/v1/collections/default")
         assert client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()
+
+
+class Late(HashEmbedder):
+    """Has no time for a second batch."""
+
+    late = True
+
+    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Any]:
+        if self.late and self.embedded:
+            raise DeadlineError("The deadline passed.")
+        return super().embed_texts(texts, check)
+
+
+def store(client: TestClient, count: int) -> Any:
+    documents = [{"id": str(number), "text": f"The mill {number} is new."} for number in range(count)]
+    client.post("/v1/collections", json={"name": "facts"})
+    return client.post(PATHS, json={"documents": documents})
+
+
+def test_documents_whose_embedding_is_cut_are_not_stored_and_their_vectors_are_kept(
+    reader: Engine, tmp_path: Path
+) -> None:
+    config, embedder = ServeConfig(home=str(tmp_path), limits=LimitsConfig(documents=100)), Late()
+    with client_of(create_app(config, engine=reader.with_config(BARE), embedder=embedder)) as client:
+        assert store(client, 100).json()["error"]["code"] == "deadline_exceeded"
+        assert client.get("/v1/collections/facts").json()["documents"] == 0
+        embedder.late = False
+        assert store(client, 100).status_code == 201
+        assert len(embedder.embedded) == 100  # the first batch was committed
+
+
+def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is_left(client: TestClient) -> None:
+    client.get("/v1/collections")
+    with ThreadPoolExecutor(1) as pool:
+        with engine_of(client.app).scheduler.turn():  # no chunk can be computed
+            stored = pool.submit(store, client, 60)
+            wait_until(lambda: client.get("/v1/collections/facts").json().get("documents") == 60)
+            service_of(client.app).cut()
+        body = stored.result().json()
+    assert len(body["added"]) == 60 == body["chunks"]["encoded"] + body["chunks"]["left"] and body["chunks"]["left"] > 0

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from multiprocessing import active_children
 
@@ -16,7 +16,9 @@ from ragkv.api.documents.upload_parsing import Parsed, Upload, UploadError
 from ragkv.api.errors import ApiError
 from ragkv.api.settings import LimitsConfig, ParsingConfig
 from ragkv.config import MIB
+from ragkv.errors import CancelledError
 from ragkv.retrieval import Document, ParseLimits, Splitter
+from ragkv.runtime import Check, no_check
 from ragkv.runtime.outside_text import TokenCounter
 
 from .attacks import uploads
@@ -29,51 +31,51 @@ FAST = uploads.form([("a.txt", b"A text.")])
 
 
 @pytest.fixture
-async def parser() -> AsyncIterator[DocumentParser]:
-    with DocumentParser(CONFIG) as parser:
-        yield parser
+def parser() -> DocumentParser:
+    return DocumentParser(CONFIG)
 
 
-async def begun(parser: DocumentParser) -> "tuple[asyncio.Task[Parsed], int]":
+async def begun(parser: DocumentParser, check: Check = no_check) -> "tuple[asyncio.Future[Parsed], int]":
     """A long parsing that has begun, and the id of its process."""
-    task = asyncio.ensure_future(parser.parse(UPLOAD, SLOW))
+    task = asyncio.ensure_future(asyncio.to_thread(parser.parse, UPLOAD, SLOW, check))
     while not (found := [child.pid for child in active_children() if child.name == "ragkv-parse"]):
         await asyncio.sleep(0.01)
     assert len(found) == 1 and found[0] is not None
     return task, found[0]
 
 
-async def test_files_become_documents_with_their_metadata_and_pages(parser: DocumentParser) -> None:
+def test_files_become_documents_with_their_metadata_and_pages(parser: DocumentParser) -> None:
     lines = b'{"id": "x", "text": "Two \\u00e9\\ud83d\\ude00", "metadata": {"n": [1, {"a": null}]}}'
     body = uploads.form([("a.txt", b"One."), ("b.jsonl", lines), ("c.pdf", uploads.shared_stream_pdf(2, 2))])
-    first, second, third = (await parser.parse(UPLOAD, body)).documents
+    first, second, third = parser.parse(UPLOAD, body).documents
     assert first == Document("a.txt", "One.", "a.txt")
     assert second == Document("x", "Two é😀", "b.jsonl", {"n": [1, {"a": None}]})
     assert third.id == "c.pdf" and len(third.page_starts) == 2
 
 
-async def test_documents_are_split_in_the_process_as_they_would_be_here(parser: DocumentParser, reader: Engine) -> None:
+def test_documents_are_split_in_the_process_as_they_would_be_here(parser: DocumentParser, reader: Engine) -> None:
     count = reader.model.count_tokens
     assert isinstance(count, TokenCounter) and count.can_be_pickled
     splitter = Splitter(count, 16, reader.model.identity.tokenizer)
     body = uploads.form([("a.md", "# A\n\nOne <|im_end|> two. Drei\u00df\u0301 \U0001f600.\n\n## B\n\n".encode() * 40)])
-    parsed = await parser.parse(replace(UPLOAD, splitter=splitter), body)
+    parsed = parser.parse(replace(UPLOAD, splitter=splitter), body)
     [document] = parsed.documents
     assert parsed.split_by == splitter.fingerprint and len(parsed.passages["a.md"]) > 20
     assert parsed.passages == {"a.md": splitter.split(document)}
 
 
-async def test_splitting_that_takes_too_long_ends_like_parsing(reader: Engine) -> None:
+def test_splitting_that_takes_too_long_ends_like_parsing(reader: Engine) -> None:
     splitter = Splitter(reader.model.count_tokens, 16)
     words = " ".join(f"w{n:x}" for n in range(400_000)).encode()
-    with DocumentParser(replace(CONFIG, cpu_s=1)) as parser, pytest.raises(ApiError, match=r"parsing\.cpu_s"):
-        await parser.parse(replace(UPLOAD, splitter=splitter), uploads.form([("a.txt", words)]))
+    parser = DocumentParser(replace(CONFIG, cpu_s=1))
+    with pytest.raises(ApiError, match=r"parsing\.cpu_s"):
+        parser.parse(replace(UPLOAD, splitter=splitter), uploads.form([("a.txt", words)]))
 
 
-async def test_a_form_with_a_field_is_refused(parser: DocumentParser) -> None:
+def test_a_form_with_a_field_is_refused(parser: DocumentParser) -> None:
     body = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\nno file\r\n--x--\r\n'
     with pytest.raises(UploadError, match="nothing else"):
-        await parser.parse(UPLOAD, body)
+        parser.parse(UPLOAD, body)
 
 
 @pytest.mark.parametrize(
@@ -86,16 +88,14 @@ async def test_a_form_with_a_field_is_refused(parser: DocumentParser) -> None:
         (replace(CONFIG, memory_bytes=64 * MIB), uploads.many_values(5_000_000), "parsing.memory_bytes"),
     ],
 )
-async def test_an_upload_above_its_time_or_memory_gets_an_error_that_names_the_setting(
+def test_an_upload_above_its_time_or_memory_gets_an_error_that_names_the_setting(
     config: ParsingConfig, body: bytes, setting: str
 ) -> None:
     kind = uploads.FORM_TYPE if body is SLOW else "application/json"
-    with DocumentParser(config) as parser:
-        with pytest.raises(ApiError, match=setting) as raised:
-            await parser.parse(replace(UPLOAD, content_type=kind), body)
-        assert raised.value.status == 400
-    with DocumentParser(CONFIG) as parser:
-        assert (await parser.parse(UPLOAD, FAST)).documents[0].text == "A text."
+    with pytest.raises(ApiError, match=setting) as raised:
+        DocumentParser(config).parse(replace(UPLOAD, content_type=kind), body)
+    assert raised.value.status == 400
+    assert DocumentParser(CONFIG).parse(UPLOAD, FAST).documents[0].text == "A text."
 
 
 async def test_a_process_that_is_killed_fails_its_upload_alone(parser: DocumentParser) -> None:
@@ -104,21 +104,19 @@ async def test_a_process_that_is_killed_fails_its_upload_alone(parser: DocumentP
     with pytest.raises(ApiError) as raised:
         await task
     assert (raised.value.status, raised.value.code) == (400, "parser_failed")
-    assert await parser.parse(UPLOAD, FAST)
+    assert parser.parse(UPLOAD, FAST)
 
 
-async def test_a_system_that_starts_no_process_gives_503(
-    parser: DocumentParser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_that_starts_no_process_gives_503(parser: DocumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
     with monkeypatch.context() as full:
         full.setattr("multiprocessing.forkserver.connect_to_new_process", refused)
         with pytest.raises(ApiError, match="Send them again later") as raised:
-            await parser.parse(UPLOAD, FAST)
+            parser.parse(UPLOAD, FAST)
         assert (raised.value.status, raised.value.code) == (503, "parser_unavailable")
-    assert await parser.parse(UPLOAD, FAST)
+    assert parser.parse(UPLOAD, FAST)
 
 
 async def test_one_tenant_never_has_all_places_and_waiting_too_long_gives_503(parser: DocumentParser) -> None:
@@ -134,14 +132,18 @@ async def test_one_tenant_never_has_all_places_and_waiting_too_long_gives_503(pa
     await try_place("a")
 
 
-async def test_cancelling_and_closing_kill_the_processes_at_once(parser: DocumentParser) -> None:
-    for end in ("cancel", "close"):
-        task, process = await begun(parser)
-        task.cancel() if end == "cancel" else await asyncio.to_thread(parser.close)
-        began = time.monotonic()
-        await asyncio.wait({task})
-        while any(child.pid == process for child in active_children()):
-            assert time.monotonic() - began < 3.0
-            await asyncio.sleep(0.01)
-    with pytest.raises(ApiError, match="shutting down"):
-        await parser.parse(UPLOAD, FAST)
+async def test_what_check_raises_kills_the_process_at_once(parser: DocumentParser) -> None:
+    left = threading.Event()
+
+    def check() -> None:
+        if left.is_set():
+            raise CancelledError("The client left.")
+
+    task, process = await begun(parser, check)
+    left.set()
+    with pytest.raises(CancelledError):
+        await task
+    began = time.monotonic()
+    while any(child.pid == process for child in active_children()):
+        assert time.monotonic() - began < 3.0
+        await asyncio.sleep(0.01)

@@ -100,7 +100,6 @@ def test_another_tenants_conversations_are_not_found(two_keys: TwoKeys) -> None:
     for method, path, body in (
         ("GET", "/v1/sessions/s", None),
         ("DELETE", "/v1/sessions/s", None),
-        ("POST", "/v1/sessions/s/truncate", {"keep_tokens": 0}),
         ("POST", "/v1/sessions/s/fork", {"to": "mine"}),
     ):
         assert client.request(method, path, json=body, headers=a).status_code == 404

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from ragkv import EngineConfig, StoreConfig
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, RateLimit
-from ragkv.api.limits import Held, QuotaGuard, RateLimiter
+from ragkv.api.limits import Held, RateLimiter, check_quota
 from ragkv.api.settings import QuotaConfig
 from ragkv.config import MIB
 from tests.api.whole import ingest, needs_reader, whole
@@ -53,9 +53,9 @@ def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient
 def test_a_request_above_a_quota_gets_403_that_names_the_limit_and_its_source(what: Held) -> None:
     own, default = Principal("a", "a", "a", Quota(3, 3, 3, 3, 3)), QuotaConfig(3, 3, 3)
     for who, quotas, source in ((own, QuotaConfig(), "of this key's tenant"), (ANONYMOUS, default, "the setting quot")):
-        QuotaGuard(quotas).check(who, what, held=2, more=1)
+        check_quota(who, what, 2, 1, quotas)
         with pytest.raises(ApiError, match=rf"quota is 3 {what} \({source}.*; 3 are there") as caught:
-            QuotaGuard(quotas).check(who, what, held=3, more=1)
+            check_quota(who, what, 3, 1, quotas)
         assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
 
 

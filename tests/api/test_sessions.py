@@ -1,4 +1,4 @@
-"""/v1/sessions: conversations are listed, shortened, forked and deleted."""
+"""/v1/sessions: conversations are listed, forked and deleted."""
 
 import pytest
 from fastapi.testclient import TestClient
@@ -20,16 +20,6 @@ def flush(client: TestClient) -> None:
     engine_of(client.app).flush()
 
 
-def test_truncate_keeps_the_last_tokens_of_a_conversation(client: TestClient) -> None:
-    talk(client)
-    tokens = client.get("/v1/sessions/s").json()["tokens"]
-    cut = client.post("/v1/sessions/s/truncate", json={"keep_tokens": 10}).json()
-    assert cut == {"id": "s", "dropped": tokens - 10, "tokens": 10}
-    assert client.post("/v1/sessions/s/truncate", json={"keep_tokens": 50}).json()["dropped"] == 0
-    talk(client, turns=1)
-    assert client.get("/v1/sessions/s").json()["turns"] == 3
-
-
 def test_a_forked_conversation_continues_independently(client: TestClient) -> None:
     talk(client)
     copy = client.post("/v1/sessions/s/fork", json={"to": "t"})
@@ -45,10 +35,6 @@ def test_a_forked_conversation_continues_independently(client: TestClient) -> No
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("s/truncate", {}, 400),
-        ("s/truncate", {"keep_tokens": -1}, 400),
-        ("s/truncate", {"discard": "oldest"}, 400),
-        ("gone/truncate", {"keep_tokens": 1}, 404),
         ("s/fork", {"to": "s"}, 409),
         ("s/fork", {"to": "a/b"}, 400),
         ("gone/fork", {}, 404),

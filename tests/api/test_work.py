@@ -1,6 +1,7 @@
 """Work on threads: shared by the tenants, cancelled with its request, and giving way to answers."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Generator
 from typing import Any
@@ -10,9 +11,10 @@ from starlette.requests import Request
 
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import Principal
-from ragkv.api.work import BURST, PAUSE_S, PAUSE_SHARE, PoolLimits, TenantLimiter, WorkContext, WorkerPool, giving_way
+from ragkv.api.settings import QueueConfig
+from ragkv.api.work import BURST, FREE_S, PAUSE_S, PAUSE_SHARE, TenantLimiter, WorkContext, WorkerPool, giving_way
 
-ONE_EACH = PoolLimits(threads=2, accepted=20, tenant_threads=1, tenant_accepted=3)
+QUEUE = QueueConfig(limit=20, tenant_limit=3)
 
 
 def request_of(tenant: str, left: asyncio.Event | None = None) -> Request:
@@ -34,7 +36,7 @@ async def until(true: Any) -> None:
 
 
 async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> None:
-    pool = WorkerPool(ONE_EACH, None)
+    pool = WorkerPool(QUEUE, 2, 1, None)
 
     def work(context: WorkContext) -> None:
         while True:
@@ -56,6 +58,18 @@ async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> Non
         await pool.run(request_of("c"), work)
 
 
+async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() -> None:
+    pool, ended = WorkerPool(QUEUE, 2, 1, None), threading.Event()
+    tasks = [asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(20))) for _ in range(3)]
+    await until(lambda: pool.running == 3)
+    with pytest.raises(ApiError, match=r"queue\.tenant_limit") as raised:
+        await pool.run(request_of("a"), lambda _: None)
+    assert (raised.value.status, raised.value.code) == (429, "tenant_queue_full") and raised.value.retry_after_s
+    assert await pool.run(request_of("b"), lambda _: 7) == 7
+    ended.set()
+    assert await asyncio.gather(*tasks) == [True] * 3
+
+
 async def _read(stream: Any) -> None:
     async for _ in stream:
         pass
@@ -64,7 +78,7 @@ async def _read(stream: Any) -> None:
 async def test_memory_is_released_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     released = list[int]()
     monkeypatch.setattr("ragkv.api.work.release_memory", lambda: released.append(1))
-    pool = WorkerPool(PoolLimits(threads=16, accepted=20, tenant_threads=16, tenant_accepted=20), None)
+    pool = WorkerPool(QueueConfig(limit=20), 16, 16, None)
     await pool.run(request_of("a"), lambda _: None)
     assert released == []
     await asyncio.gather(*(pool.run(request_of("a"), lambda _: None) for _ in range(BURST)))
@@ -82,10 +96,16 @@ async def test_places_go_to_waiting_tenants_and_a_cancelled_one_takes_none() -> 
         pass
 
 
-def test_a_task_pauses_before_a_batch_for_as_long_as_its_last_one_computed_and_tasks_run() -> None:
+def test_a_task_that_computes_long_pauses_for_as_long_as_its_last_batch_computed_and_tasks_run() -> None:
     pauses, context = list[float](), WorkContext(request_of("a"), None)
     check = giving_way(context, lambda seconds, _: pauses.append(seconds), lambda: 2)
     check()  # nothing is computed yet
+    _compute(FREE_S / 2)
+    check()  # a search makes no pause
+    assert pauses == []
+    _compute(FREE_S / 2)
+    check()
+    pauses.clear()
     _compute(0.03)
     check()
     _compute(10 * PAUSE_S / PAUSE_SHARE / 20)

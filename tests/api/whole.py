@@ -23,6 +23,7 @@ ENGINE = EngineConfig(store=StoreConfig(memory_bytes=32 * MIB, disk_bytes=256 * 
 SMALL = {
     "RAGKV_STORE__MEMORY_BYTES": str(32 * MIB),
     "RAGKV_STORE__DISK_BYTES": str(256 * MIB),
+    "RAGKV_MODEL": "reader",  # unless --model says another
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
@@ -40,12 +41,9 @@ def whole(home: Path, **settings: Any) -> Iterator[TestClient]:
 
 
 @contextmanager
-def server(
-    home: Path, environment: Mapping[str, str] | None = None, *flags: str, descriptors: int | None = None
-) -> Iterator[serving.Process]:
-    """The service in its own process, ready for requests. `descriptors`: how many files it may have open."""
-    limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"']
-    command = [*limited, sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0", *flags]
+def server(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[serving.Process]:
+    """The service in its own process, ready for requests."""
+    command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0", *flags]
     with serving.process(command, {**SMALL, **(environment or {})}) as process:
         process.wait_ready()
         yield process

@@ -20,14 +20,13 @@ from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPE
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 
-from .documents import GivenDocument, RequestPart, Strict
+from .documents import GivenDocument, RequestPart, Strict, optional
 from .resources import FormatRequest, RetrievalBody, ReuseOptions, SessionId
 from .tools import CallBody, NamedTool, ToolDefinition
 from .tools import Choice as ToolChoice
 
 _IGNORED = "Accepted and ignored."
 _NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
-
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -97,14 +96,14 @@ class Message(ClientPart):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="Who says it.", examples=["user"]
     )
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = Field(
-        default=None, description="The text.", examples=["When was the Iron Bridge opened?"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = optional(
+        "The text.", examples=["When was the Iron Bridge opened?"]
     )
-    name: str | None = Field(default=None, description=_IGNORED)
-    refusal: str | None = Field(default=None, description=_IGNORED)
-    tool_calls: list[CallBody] | None = Field(default=None, max_length=128, description="Of an assistant.")
-    tool_call_id: str | None = Field(default=None, max_length=256, description="Of a tool: the call it answers.")
-    annotations: list[Any] | None = Field(default=None, description=_IGNORED)
+    name: str | None = optional(_IGNORED)
+    refusal: str | None = optional(_IGNORED)
+    tool_calls: list[CallBody] | None = optional("Of an assistant.", max_length=128)
+    tool_call_id: str | None = optional("Of a tool: the call it answers.", max_length=256)
+    annotations: list[Any] | None = optional(_IGNORED)
 
     @field_validator("content", mode="before")
     @classmethod
@@ -129,7 +128,7 @@ class StreamOptions(ClientPart):
     """What a stream contains besides the answer."""
 
     include_usage: bool = Field(default=False, description="Send a last chunk with the token counts.")
-    include_obfuscation: bool | None = Field(default=None, description=_IGNORED)
+    include_obfuscation: bool | None = optional(_IGNORED)
 
 
 class SamplingFields(Strict):
@@ -138,28 +137,17 @@ class SamplingFields(Strict):
     The ranges are those of the engine's `Sampling`, which has the rules.
     """
 
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Above 0: samples. 0: greedy.")
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Below 1: samples.")
-    top_k: int | None = Field(default=None, ge=0, lt=2**31, description="Above 0: samples, the likeliest tokens only.")
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0, description="Above 0: samples.")
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="The same seed samples the same answer.")
-    presence_penalty: float | None = Field(
-        default=None, ge=-2.0, le=2.0, description="Subtracted from the logits of tokens that the answer has."
+    temperature: float | None = optional("Above 0: samples. 0: greedy.", ge=0.0, le=2.0)
+    top_p: float | None = optional("Below 1: samples.", gt=0.0, le=1.0)
+    top_k: int | None = optional("Above 0: samples, the likeliest tokens only.", ge=0, lt=2**31)
+    min_p: float | None = optional("Above 0: samples.", ge=0.0, le=1.0)
+    seed: int | None = optional("The same seed samples the same answer.", ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = optional("Subtracted from the logits of tokens in the answer.", ge=-2.0, le=2.0)
+    frequency_penalty: float | None = optional("The same, each time that it has the token.", ge=-2.0, le=2.0)
+    repetition_penalty: float | None = optional(
+        "Divides the logits of tokens of prompt and answer.", ge=LEAST_REPETITION, le=MOST_REPETITION
     )
-    frequency_penalty: float | None = Field(
-        default=None, ge=-2.0, le=2.0, description="The same, for each time that the answer has the token."
-    )
-    repetition_penalty: float | None = Field(
-        default=None,
-        ge=LEAST_REPETITION,
-        le=MOST_REPETITION,
-        description="Divides the logits of tokens of the prompt and the answer.",
-    )
-    logit_bias: Biases | None = Field(
-        default=None,
-        description="Added to the logits of these token ids.",
-        examples=[{"5": 1.0}],
-    )
+    logit_bias: Biases | None = optional("Added to the logits of these token ids.", examples=[{"5": 1.0}])
 
     @property
     def sampling_options(self) -> AnswerOptions:
@@ -181,36 +169,26 @@ class ChatRequest(ClientPart, SamplingFields):
         min_length=1, max_length=1000, description="The conversation. At least one message is the user's."
     )
     stream: bool | None = Field(default=False, description="Answer with server-sent events.")
-    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
-    max_tokens: int | None = Field(default=None, ge=1, lt=2**63, description="The most tokens of the answer.")
-    max_completion_tokens: int | None = Field(
-        default=None, ge=1, lt=2**63, description="The same; give one of the two."
-    )
-    stop: str | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(max_length=4)] | None = Field(
-        default=None, description="Texts that end the answer; they are not part of it."
+    stream_options: StreamOptions | None = optional("Only with `stream`.")
+    max_tokens: int | None = optional("The most tokens of the answer.", ge=1, lt=2**63)
+    max_completion_tokens: int | None = optional("The same; give one of the two.", ge=1, lt=2**63)
+    stop: str | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(max_length=4)] | None = optional(
+        "Texts that end the answer; they are not part of it."
     )
 
-    response_format: FormatRequest | None = Field(default=None, description="The form of the answer; left out: text.")
-    documents: list[GivenDocument] | None = Field(default=None, description="Documents to answer from.")
-    rag: RetrievalBody | None = Field(
-        default=None, description="Documents to find and answer from; the last user message is the query."
-    )
-    session_id: SessionId | None = Field(
-        default=None, description="The server stores the conversation and reads only the last user message."
-    )
-    ragkv: ReuseOptions | None = Field(default=None, description="How the prompt's KV is made.")
+    response_format: FormatRequest | None = optional("The form of the answer; left out: text.")
+    documents: list[GivenDocument] | None = optional("Documents to answer from.")
+    rag: RetrievalBody | None = optional("Documents to find and answer from; the last user message is the query.")
+    session_id: SessionId | None = optional("The server stores the conversation and reads only the last user message.")
+    ragkv: ReuseOptions | None = optional("How the prompt's KV is made.")
 
-    n: Literal[1] | None = Field(default=None, description="One answer to a request.")
-    logprobs: bool | None = Field(default=None, description="Return the log probability of each token of the answer.")
-    top_logprobs: int | None = Field(
-        default=None, ge=0, le=MAX_LOGPROBS, description="And of so many most probable tokens; needs `logprobs`."
-    )
+    n: Literal[1] | None = optional("One answer to a request.")
+    logprobs: bool | None = optional("Return the log probability of each token of the answer.")
+    top_logprobs: int | None = optional("And of so many most probable tokens; needs `logprobs`.", ge=0, le=MAX_LOGPROBS)
 
-    tools: list[ToolDefinition] | None = Field(default=None, max_length=128, description="Functions it may call.")
-    tool_choice: ToolChoice | NamedTool | None = Field(
-        default=None, description="required or a name: the answer is calls whose arguments have their schema."
-    )
-    parallel_tool_calls: bool | None = Field(default=None, description="false: one call with tool_choice required.")
+    tools: list[ToolDefinition] | None = optional("Functions it may call.", max_length=128)
+    tool_choice: ToolChoice | NamedTool | None = optional("required, or a name: the answer is calls of the schema.")
+    parallel_tool_calls: bool | None = optional("false: one call with tool_choice required.")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

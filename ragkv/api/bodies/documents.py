@@ -17,6 +17,11 @@ Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 Title = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
 
 
+def optional(description: str, **rules: Any) -> Any:
+    """A field that is null or left out unless a request needs it."""
+    return Field(default=None, description=description, **rules)
+
+
 class RequestPart(BaseModel):
     """A part of a request's body."""
 
@@ -58,24 +63,15 @@ class Strict(RequestPart):
 class GivenDocument(RequestPart):
     """A document in a request."""
 
-    id: Id | None = Field(default=None, description="Left out: derived from the text.", examples=["bridge"])
-    title: Title | None = Field(
-        default=None, description="Shown with the source, and the metadata `title`.", examples=["The bridge"]
-    )
+    id: Id | None = optional("Left out: derived from the text.", examples=["bridge"])
+    title: Title | None = optional("Shown with the source, and the metadata `title`.", examples=["The bridge"])
     text: str = Field(min_length=1, description="The text.", examples=["The Iron Bridge was opened in 1781."])
 
 
 class DocumentIn(GivenDocument):
     """A document to store."""
 
-    text: str = Field(
-        min_length=1,
-        description="The text; it is split into passages.",
-        examples=["The Iron Bridge was opened in 1781."],
-    )
-    metadata: dict[str, Any] | None = Field(
-        default=None, description="JSON values to filter by.", examples=[{"year": 1931, "lang": "en"}]
-    )
+    metadata: dict[str, Any] | None = optional("JSON values to filter by.", examples=[{"year": 1931, "lang": "en"}])
 
 
 class DocumentsIn(Strict):

@@ -1,6 +1,6 @@
 """The request and response bodies of ragkv's own endpoints; those with documents are in `documents.py`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
@@ -13,7 +13,9 @@ from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Timing
 
 from ..errors import ApiError
-from .documents import RequestPart, Strict
+from .documents import RequestPart, Strict, optional
+
+T = TypeVar("T")
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 SESSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@=+-]{0,127}$"
@@ -36,13 +38,10 @@ class ReuseOptions(RequestPart):
     reuse: ReuseMode = Field(
         default="fused", description="fused; prefix: only what is exact; none: full recompute of the prompt."
     )
-    ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
-        default=None,
-        description="Share of fused tokens to recompute. null: the load controller chooses; left out: the setting.",
+    ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = optional(
+        "Share of fused tokens to recompute. null: the load controller chooses; left out: the setting."
     )
-    selector: SelectorName | None = Field(
-        default=None, description="The method that selects the tokens to recompute; left out: the setting."
-    )
+    selector: SelectorName | None = optional("The method that selects these tokens; left out: the setting.")
 
     @property
     def engine_options(self) -> AnswerOptions:
@@ -56,21 +55,21 @@ class ReuseOptions(RequestPart):
 class NamedSchema(RequestPart):
     """A JSON schema with OpenAI's fields around it."""
 
-    name: str | None = Field(default=None, max_length=64, description="Accepted and ignored.", examples=["city"])
-    description: str | None = Field(default=None, description="Accepted and ignored.")
+    name: str | None = optional("Accepted and ignored.", max_length=64, examples=["city"])
+    description: str | None = optional("Accepted and ignored.")
     schema_: dict[str, Any] = Field(
         alias="schema",
         description="The schema. One that cannot be kept is refused, and the error names the part.",
         examples=[{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}],
     )
-    strict: bool | None = Field(default=None, description="Ignored: every schema is kept strictly.")
+    strict: bool | None = optional("Ignored: every schema is kept strictly.")
 
 
 class FormatRequest(RequestPart):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = Field(description="json_object: any JSON object.")
-    json_schema: NamedSchema | None = Field(default=None, description="Only with json_schema.")
+    json_schema: NamedSchema | None = optional("Only with json_schema.")
 
     @property
     def form(self) -> ResponseFormat | None:
@@ -85,14 +84,11 @@ class Search(Strict):
     """Which passages to find."""
 
     k: int = Field(default=6, ge=1, le=1000, description="The most passages to find.")
-    filter: dict[str, Any] | None = Field(
-        default=None,
-        description="Metadata that must match: a value, a list of values, or comparisons such as `gte`.",
+    filter: dict[str, Any] | None = optional(
+        "Metadata that must match: a value, a list of values, or comparisons such as `gte`.",
         examples=[{"lang": "en", "year": {"gte": 1900}}],
     )
-    retriever: RetrieverName | None = Field(
-        default=None, description="Left out: the best one available.", examples=["bm25"]
-    )
+    retriever: RetrieverName | None = optional("Left out: the best one available.", examples=["bm25"])
 
 
 class SearchRequest(Search):
@@ -105,9 +101,8 @@ class RetrievalBody(Search):
     """Which passages of which collection to find, and their order in the prompt."""
 
     collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
-    order: Literal["best-last", "score", "document"] | None = Field(
-        default=None,
-        description="Best passage last or first, or as in the documents. Null: best last, but for the reader the last.",
+    order: Literal["best-last", "score", "document"] | None = optional(
+        "Best passage last or first, or as in the documents. Null: best last, but for the reader the last."
     )
 
 
@@ -115,11 +110,9 @@ class AskRequest(RetrievalBody, ReuseOptions):
     """A question over a collection."""
 
     question: str = Field(min_length=1, description="The question.", examples=["When was the Iron Bridge opened?"])
-    session_id: SessionId | None = Field(
-        default=None, description="The conversation to continue or to start.", examples=["s1"]
-    )
-    max_tokens: int | None = Field(default=None, ge=1, lt=2**63, description="The most tokens of the answer.")
-    response_format: FormatRequest | None = Field(default=None, description="The form of the answer; left out: text.")
+    session_id: SessionId | None = optional("The conversation to continue or to start.", examples=["s1"])
+    max_tokens: int | None = optional("The most tokens of the answer.", ge=1, lt=2**63)
+    response_format: FormatRequest | None = optional("The form of the answer; left out: text.")
     stream: bool = Field(default=False, description="Answer with server-sent events.")
 
 
@@ -227,6 +220,13 @@ class IngestResponse(BaseModel):
     chunks: WarmReport = Field(description="What became of the KV of the chunks.")
 
 
+class Listed(BaseModel, Generic[T]):
+    """A list, as OpenAI's are."""
+
+    object: Literal["list"] = "list"
+    data: list[T] = Field(description="What is listed.")
+
+
 class CollectionIn(Strict):
     """A collection to create."""
 
@@ -240,12 +240,6 @@ class CollectionBody(BaseModel):
     documents: int = Field(description="How many documents it has.")
     chunks: int = Field(description="How many passages they have.")
     created: float = Field(description="Seconds since the epoch.")
-
-
-class CollectionList(BaseModel):
-    """The caller's collections, by name."""
-
-    data: list[CollectionBody] = Field(description="The collections.")
 
 
 class DocumentInfo(BaseModel):
@@ -265,10 +259,9 @@ class DocumentOut(DocumentInfo):
     metadata: dict[str, Any] = Field(description="Its metadata, the title included.")
 
 
-class DocumentList(BaseModel):
-    """A page of documents."""
+class DocumentList(Listed[DocumentInfo]):
+    """A page of documents, in the order in which they were stored."""
 
-    data: list[DocumentInfo] = Field(description="The documents, in the order in which they were stored.")
     next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 

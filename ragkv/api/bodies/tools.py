@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 from ragkv.api.chat import ToolCall
 
 from ..errors import ApiError
-from .documents import RequestPart
+from .documents import RequestPart, optional
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Choice = Literal["none", "auto", "required"]
@@ -19,9 +19,9 @@ class FunctionDefinition(RequestPart):
     """A function that the model may call."""
 
     name: ToolName = Field(description="Its name.", examples=["search"])
-    description: str | None = Field(default=None, description="What it does; the model reads it.")
-    parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments.")
-    strict: bool | None = Field(default=None, description="Ignored: a constrained call is always strict.")
+    description: str | None = optional("What it does; the model reads it.")
+    parameters: dict[str, Any] | None = optional("JSON schema of its arguments.")
+    strict: bool | None = optional("Ignored: a constrained call is always strict.")
 
 
 class ToolDefinition(RequestPart):

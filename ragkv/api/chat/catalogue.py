@@ -77,8 +77,7 @@ class ChunkCatalogue:
         dropped = [text for text in dict.fromkeys(texts) if text]
         keys = [key_of(text) for text in dropped]
         self.passages.discard(keys)
-        self._forms.delete()
-        self._chunk_of.cache_clear()
+        self.delete_forms()
         with self._lock:
             for key in keys:
                 self._ingested.pop(key, None)
@@ -142,23 +141,19 @@ class Forms:
         if dropped:
             self._engine.delete(dropped)
 
-    def delete(self) -> int:
-        """Delete the KV of all forms from every tier. Returns how many had KV stored."""
+    def delete(self) -> None:
+        """Delete the KV of all forms from every tier."""
         with self._lock:
             dropped, self._forms = list(self._forms), OrderedDict()
-            deleted = self._engine.delete(dropped) if dropped else 0
             if dropped:
+                self._engine.delete(dropped)
                 self._write()
-        return deleted
 
     def _append(self, token_ids: tuple[int, ...]) -> None:
         assert self._path is not None
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, json.dumps(token_ids).encode() + b"\n")
-            finally:
-                os.close(descriptor)
+            with open(self._path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(json.dumps(token_ids) + "\n")
         except OSError as error:
             log.warning(
                 "A form is not noted in %s (%s): after a restart its KV outlives its passage.", self._path, error

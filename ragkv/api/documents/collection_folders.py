@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ragkv.errors import InputError
 from ragkv.retrieval import index_bytes, look_into, state_of
 from ragkv.runtime import make_private_folder, replace_file, sync
 
@@ -80,9 +79,13 @@ class CollectionFolders:
             return None
         return schemas.CollectionBody(name=name, documents=documents, chunks=chunks, created=created)
 
+    def infos(self) -> list[schemas.CollectionBody]:
+        """All collections, by name."""
+        return [info for info in map(self.info, self.names()) if info is not None]
+
     def documents(self) -> int:
         """The number of documents in all collections."""
-        return sum(info.documents for info in map(self.info, self.names()) if info is not None)
+        return sum(info.documents for info in self.infos())
 
     def size_bytes(self) -> int:
         """What all collections take on disk: documents, passages, terms and vectors."""
@@ -92,13 +95,8 @@ class CollectionFolders:
         """Create a collection unless it exists; whether it was created.
 
         `check` is called with the number of collections that exist, and raises if there may not be one more. Raises
-        `InputError` for a wrong name, and `ApiError` 409 while a collection of that name is being deleted.
+        `ApiError` 409 while a collection of that name is being deleted.
         """
-        if not COLLECTION_NAME.fullmatch(name):
-            raise InputError(
-                f"A collection's name is 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first, "
-                f"not {name[:80]!r}."
-            )
         with self.lock:
             if name in self._hidden:
                 raise ApiError(409, f"Collection {name!r} is being deleted. Ask again.", param="name", retry_after_s=1)
@@ -161,12 +159,11 @@ class CollectionFolders:
         """Documents and passages, read again if the index has changed since."""
         state = state_of(key.path)  # before the counts: if they are newer, they are read once more than necessary
         known, size = self._sizes.get(key, (None, (0, 0)))
-        if state is None or state == known:
-            return size if state is not None else (0, 0)
-        with look_into(key.path) as database:
-            held = None if database is None else database.stats()
-        size = (0, 0) if held is None else (held.documents, held.passages)
-        self._sizes[key] = state, size
+        if state != known:
+            with look_into(key.path) as database:
+                held = None if database is None else database.stats()
+            size = (0, 0) if held is None else (held.documents, held.passages)
+            self._sizes[key] = state, size
         return size
 
     def _folder_names(self) -> list[str]:

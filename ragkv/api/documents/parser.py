@@ -11,35 +11,35 @@ import dataclasses
 import logging
 import multiprocessing
 import signal
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent import futures
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from anyio import to_thread
 from fastapi import Request
 from pebble import ProcessExpired, concurrent
 
 from ragkv.retrieval import ParseLimits, Splitter
-from ragkv.runtime import Closing
+from ragkv.runtime import Check, no_check
 
 from ..errors import ApiError
 from ..settings import LimitsConfig, ParsingConfig
-from ..work import TenantLimiter, consume_exception, unless_disconnected
+from ..work import TenantLimiter
 from .upload_parsing import FORM, Parsed, Upload, UploadError, parse_alone, parse_upload
 
 log = logging.getLogger(__name__)
 
-Parsing = Future[Parsed | UploadError | None]  # as `parse_alone` returns it
+Parsing = futures.Future[Parsed | UploadError | None]  # as `parse_alone` returns it
 
 RETRY_AFTER_S = 5
+POLL_S = 0.05  # The thread that waits for a process looks so often whether the client is still there.
 LIBRARIES = ("langchain_text_splitters", "tokenizers")  # They are loaded once, before the first upload.
 SMALL_BYTES = 1 << 16  # A JSON body up to this size is parsed here, faster than its way to a process and back.
 # How a process ends that the system killed for its CPU time, or a library in Rust because it got no memory.
 _ENDS = {-signal.SIGXCPU: "cpu_s", -signal.SIGABRT: "memory_bytes"}
 
 
-class DocumentParser(Closing):
+class DocumentParser:
     """The processes that parse uploads."""
 
     def __init__(self, config: ParsingConfig) -> None:
@@ -51,8 +51,6 @@ class DocumentParser(Closing):
         process: Any = concurrent.process
         in_process = process(name="ragkv-parse", daemon=True, timeout=config.wall_s, context=context)
         self._start: Callable[..., Parsing] = in_process(parse_alone)
-        self._parsing: set[Parsing] = set()
-        self._closed = False
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncIterator[None]:
@@ -67,43 +65,34 @@ class DocumentParser(Closing):
                 raise ApiError(503, message, "uploads_busy", retry_after_s=RETRY_AFTER_S) from None
             yield
 
-    async def parse(self, upload: Upload, body: bytes) -> Parsed:
-        """The documents of an upload that has a place, and their passages.
+    def parse(self, upload: Upload, body: bytes, check: Check = no_check) -> Parsed:
+        """The documents of an upload that has a place, and their passages. Blocks.
 
-        Raises `UploadError`, and `ApiError` if time or memory is used up. If the task is cancelled, the process is
-        killed.
+        Raises `UploadError`, `ApiError` if time or memory is used up, and what `check` raises, which kills the process.
         """
-        if self._closed:
-            raise ApiError(503, "The server is shutting down. Ask again.", "shutting_down", retry_after_s=5)
-        starting = asyncio.ensure_future(to_thread.run_sync(self._begin, upload, body))
+        parsing = self._begin(upload, body)
         try:
-            parsing = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            starting.add_done_callback(_cancel_started)
-            raise
-        self._parsing.add(parsing)
+            while not parsing.done():
+                check()
+                futures.wait([parsing], POLL_S)
+            return self._outcome(parsing)
+        finally:
+            parsing.cancel()
+
+    def _outcome(self, parsing: Parsing) -> Parsed:
         try:
-            found = await asyncio.wrap_future(parsing)
+            found = parsing.result()
         except TimeoutError:
             raise self._spent_error("wall_s") from None
         except ProcessExpired as error:
             raise self._spent_error(_ENDS.get(error.exitcode)) from error
         except Exception as error:  # a parser's own; it may quote the upload
             raise self._failed_error(type(error).__name__) from None
-        finally:
-            parsing.cancel()
-            self._parsing.discard(parsing)
         if found is None:
             raise self._spent_error("memory_bytes")
         if isinstance(found, UploadError):
             raise found
         return found
-
-    def close(self) -> None:
-        """Kill the processes."""
-        self._closed = True
-        for parsing in list(self._parsing):
-            parsing.cancel()
 
     def _begin(self, upload: Upload, body: bytes) -> Parsing:
         """Start a process, which takes the body through a pipe. Blocks for as long as that takes."""
@@ -130,15 +119,22 @@ class DocumentParser(Closing):
         return ApiError(400, message, "document_limit", "documents")
 
     def _failed_error(self, reason: str) -> ApiError:
-        if not self._closed:
-            log.warning("Process that parsed an upload failed: %s", reason)
+        log.warning("Process that parsed an upload failed: %s", reason)
         return ApiError(400, "The documents could not be parsed: the parser failed.", "parser_failed", "documents")
 
 
 async def documents_in(
-    request: Request, parser: DocumentParser, limits: LimitsConfig, tenant: str, splitter: Callable[[], Splitter | None]
+    request: Request,
+    parser: DocumentParser,
+    limits: LimitsConfig,
+    tenant: str,
+    splitter: Callable[[], Splitter | None],
+    run: Callable[[Callable[[Check], Parsed]], Awaitable[Parsed]],
 ) -> Parsed:
-    """The documents of a request's body; of a large one also the passages. Raises `ApiError`."""
+    """The documents of a request's body; of a large one also the passages. Raises `ApiError`.
+
+    `run` runs blocking work until it ends or the client leaves.
+    """
     one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
     kind = request.headers.get("content-type", "")
     upload = Upload(kind, limits.documents, limits.upload_chars, one)
@@ -147,14 +143,8 @@ async def documents_in(
         if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
             return Parsed(parse_upload(upload, await _body(request)))
         async with parser.place(tenant):
-            upload = dataclasses.replace(upload, splitter=splitter())  # it is read from the home
-            parsing = asyncio.ensure_future(parser.parse(upload, await _body(request)))
-            parsing.add_done_callback(consume_exception)
-            try:
-                return await unless_disconnected(request, parsing)
-            finally:
-                parsing.cancel()
-                await asyncio.wait({parsing})
+            upload, body = dataclasses.replace(upload, splitter=splitter()), await _body(request)
+            return await run(lambda check: parser.parse(upload, body, check))
     except UploadError as error:
         raise ApiError(error.status, error.message, error.code, error.param) from error
 
@@ -162,9 +152,3 @@ async def documents_in(
 async def _body(request: Request) -> bytes:
     """The body. `request.body()` would keep it until the documents are stored."""
     return b"".join([piece async for piece in request.stream()])
-
-
-def _cancel_started(starting: "asyncio.Future[Parsing]") -> None:
-    """Kill a process whose upload was cancelled while it started."""
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().cancel()

@@ -2,25 +2,24 @@
 
 From the outside in:
 1. `ObservabilityMiddleware` gives the request an id, times, logs and counts it, and answers every error.
-2. `OriginMiddleware` refuses a request that is addressed to another host, or that a foreign web page sends.
-3. `AuthMiddleware` refuses a request while the server is not ready, without a valid key, or above the key's rate.
-4. `BodyMiddleware` refuses a body of the wrong type, and one that is too large.
+2. `AccessMiddleware` refuses a request to another host or of a foreign web page, while the server is not ready, without
+   a valid key, or above the key's rate.
+3. `BodyMiddleware` refuses a body of the wrong type, and one that is too large.
 """
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from ..service import Service
-from .auth import AuthMiddleware
+from .access import AccessMiddleware
 from .body import BodyMiddleware
 from .observability import ObservabilityMiddleware
-from .origin import OriginMiddleware
 
 
 def install(app: FastAPI, service: Service) -> None:
     """Add the middleware to `app`, which has all its routes."""
     app.add_middleware(BodyMiddleware, service=service)
-    app.add_middleware(AuthMiddleware, service=service)
+    app.add_middleware(AccessMiddleware, service=service)
     if service.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -29,7 +28,6 @@ def install(app: FastAPI, service: Service) -> None:
             allow_headers=["authorization", "content-type", "x-request-id", "x-session-id"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(OriginMiddleware, service=service)
     app.add_middleware(ObservabilityMiddleware, service=service)  # added last: the outermost
 
 

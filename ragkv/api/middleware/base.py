@@ -1,4 +1,4 @@
-"""What the four middlewares share: each handles HTTP requests and passes on everything else."""
+"""What the three middlewares share: each handles HTTP requests and passes on everything else."""
 
 from abc import ABC, abstractmethod
 

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import CLIENT_GONE, as_api_error
 from ..logs import RequestStats, logger
-from .auth import STATIC_PREFIX, is_public
+from .access import STATIC_PREFIX, is_public
 from .base import HTTPMiddleware
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
@@ -42,12 +42,11 @@ class ObservabilityMiddleware(HTTPMiddleware):
         own = {"x-request-id": request_id, "x-replica": self._service.replica}
         caching = {} if is_public(scope["path"]) else {"cache-control": "no-store"}
         response = _Response(send, {**SECURITY_HEADERS, **caching, **own})
-        self._service.metrics.change_running(+1)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        running = self._service.metrics.running.track_inprogress()
+        with running, structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._answer(scope, receive, response)
             finally:
-                self._service.metrics.change_running(-1)
                 self._record(scope, response, time.perf_counter() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, response: "_Response") -> None:
@@ -63,7 +62,7 @@ class ObservabilityMiddleware(HTTPMiddleware):
         state = scope["state"]
         method = scope["method"] if scope["method"] in METHODS else "other"
         route, status = _route_template(scope), response.status or CLIENT_GONE
-        self._service.metrics.record_request(route, method, status, seconds)
+        self._service.metrics.requests.labels(route, method, str(status)).observe(seconds)
         fields: dict[str, Any] = {"method": method, "route": route, "status": status, "duration_s": round(seconds, 4)}
         if state["principal"] is not None and state["principal"].key_id:
             fields["key"] = state["principal"].key_id

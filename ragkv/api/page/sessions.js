@@ -1,4 +1,4 @@
-/** Conversations: the list at the side; new, continue, fork, shorten, delete. */
+/** Conversations: the list at the side; new, continue, fork, delete. */
 
 import { Failure, get, post, remove } from "./api.js";
 import { dialog } from "./dialog.js";
@@ -29,7 +29,6 @@ function item(session) {
     "div",
     { class: "acts", hidden: true },
     act("Fork", () => fork(session)),
-    act("Shorten…", () => shorten(session)),
     act("Delete…", () => drop(session, title)),
   );
   const more = el(
@@ -94,29 +93,6 @@ async function fork(session) {
   say(`Forked. The new conversation has the same ${count(session.turns, "turn")}.`);
   bus.dispatchEvent(new CustomEvent("forked", { detail: { from: session.id, to: made.id } }));
   choose(made.id);
-}
-
-/** @param {Session} session */
-async function shorten(session) {
-  const keep = el("input", {
-    type: "number",
-    min: 0,
-    max: session.tokens,
-    value: Math.floor(session.tokens / 2),
-    required: true,
-  });
-  const body = [
-    el(
-      "p",
-      {},
-      `Its history has ${count(session.tokens, "token")}. The oldest are dropped. The others keep their KV, which was computed with the dropped ones.`,
-    ),
-    el("label", {}, "Tokens to keep", keep),
-  ];
-  const done = await dialog("Shorten the conversation", body, "Shorten", () =>
-    post(path(session.id, "/truncate"), { keep_tokens: Number(keep.value) }),
-  );
-  if (done) draw();
 }
 
 /** @param {Session} session @param {string} title */

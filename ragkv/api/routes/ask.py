@@ -1,7 +1,7 @@
 """/v1/ask: a question over a collection."""
 
 import uuid
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,10 +14,10 @@ from ragkv.types import Chunk, TokenEvent
 
 from ..answers import check_filter, check_text, max_tokens_of, session_of, stream_answer
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
-from ..errors import as_api_error, check_at_most
+from ..errors import check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
 from ..service import PrincipalDep, ServiceDep
-from ..sse import EventStream, format_event
+from ..sse import Stream, format_event
 from ..tenants import Tenant
 from ..work import WorkContext
 
@@ -75,21 +75,14 @@ async def ask(
             tenant.engine.settle(context.cancelled)
 
     if body.stream:
-        return EventStream(_as_text(await service.answer_pool.stream(request, work)))
+        items = await service.answer_pool.stream(request, work)
+        return Stream(items, _shown, lambda error: format_event(error.body, "error"))
     return await service.answer_pool.run_stream(request, work, AskResponse)
 
 
-async def _as_text(items: AsyncGenerator[NamedEvent | AskResponse, None]) -> AsyncGenerator[str, None]:
-    try:
-        async for item in items:
-            if isinstance(item, AskResponse):
-                yield format_event(item.model_dump(), "answer")
-            else:
-                yield format_event(item[1], item[0])
-    except Exception as error:
-        yield format_event(as_api_error(error).body, "error")
-    finally:
-        await items.aclose()
+def _shown(item: NamedEvent | AskResponse) -> list[str]:
+    name, data = ("answer", item.model_dump()) if isinstance(item, AskResponse) else item
+    return [format_event(data, name)]
 
 
 def _retrieve(tenant: Tenant, body: AskRequest, check: Check) -> tuple[Sequence[Hit], list[Chunk]]:

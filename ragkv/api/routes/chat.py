@@ -1,6 +1,6 @@
 """/v1/chat/completions: OpenAI's endpoint, with documents."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
@@ -11,7 +11,7 @@ from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.resources import SESSION_PATTERN
 from ..chat_completion import ChatCompletion
 from ..service import PrincipalDep, ServiceDep
-from ..sse import EventStream, openai_events
+from ..sse import DONE, Stream, format_event
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -35,23 +35,25 @@ async def chat(
     completion = ChatCompletion(service, principal, body, body.session_id or x_session_id)
     completion.check()
     if body.stream:
-        return EventStream(_chunks(completion, await service.answer_pool.stream(request, completion.events)))
+        return _streamed(completion, await service.answer_pool.stream(request, completion.events))
     return await service.answer_pool.run_stream(request, completion.events, ChatResponse)
 
 
-def _chunks(completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]) -> AsyncGenerator[str, None]:
+def _streamed(completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]) -> Stream:
     options = completion.body.stream_options
     with_usage = options is not None and options.include_usage
 
-    def chunks(item: Piece | ChatResponse) -> list[dict[str, Any]]:
+    def show(item: Piece | ChatResponse) -> Iterator[str]:
         if not isinstance(item, Piece):
-            return _last_chunks(completion, item, with_usage)
+            yield from map(format_event, _last_chunks(completion, item, with_usage))
+            return
         chunk = _chunk(completion, with_usage, {"content": item.text})
         if item.logprobs:
             chunk["choices"][0]["logprobs"] = {"content": item.logprobs, "refusal": None}
-        return [chunk]
+        yield format_event(chunk)
 
-    return openai_events(items, chunks, [_chunk(completion, with_usage, {"role": "assistant", "content": ""})])
+    first = format_event(_chunk(completion, with_usage, {"role": "assistant", "content": ""}))
+    return Stream(items, show, lambda error: format_event(error.body), first, DONE)
 
 
 def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage: bool) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from ..documents.parser import documents_in
 from ..documents.upload_parsing import Parsed
 from ..errors import check_at_most, not_found
 from ..keys import Principal
+from ..limits import check_disk
 from ..reports import sources_of, title_of
 from ..service import ServiceDep, TenantExecutorDep
 from ..tenants import Tenant
@@ -29,41 +30,23 @@ DocumentId = Annotated[
 ]
 
 _FILES = {
-    "type": "object",
-    "properties": {
-        "files": {
-            "type": "array",
-            "items": {"type": "string", "format": "binary"},
-            "minItems": 1,
-            "description": "Files whose names end in one of the accepted types; a file's name is its document's id.",
-        }
-    },
-    "required": ["files"],
-    "additionalProperties": False,
+    "type": "array",
+    "items": {"type": "string", "format": "binary"},
+    "minItems": 1,
+    "description": "Files whose names end in one of the accepted types; a file's name is its document's id.",
 }
+_FORM = {"type": "object", "properties": {"files": _FILES}, "required": ["files"], "additionalProperties": False}
 # FastAPI does not know these bodies, because the processes that parse uploads read them.
 _DOCUMENTS = DocumentsIn.model_json_schema()
 _DOCUMENTS["properties"]["documents"]["items"] = _DOCUMENTS.pop("$defs")["DocumentIn"]
-_DOCUMENTS_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": _DOCUMENTS},
-            "multipart/form-data": {"schema": _FILES},
-        },
-    }
-}
+_KINDS = {"application/json": {"schema": _DOCUMENTS}, "multipart/form-data": {"schema": _FORM}}
+_DOCUMENTS_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _KINDS}}
 
 
 @router.get("", summary="List collections")
-async def list_collections(executor: TenantExecutorDep) -> schemas.CollectionList:
+async def list_collections(executor: TenantExecutorDep) -> schemas.Listed[schemas.CollectionBody]:
     """The caller's collections, by name."""
-
-    def work(tenant: Tenant) -> schemas.CollectionList:
-        folders = tenant.collections.folders
-        return schemas.CollectionList(data=[info for info in map(folders.info, folders.names()) if info is not None])
-
-    return await executor.run(work)
+    return schemas.Listed(data=await executor.run(lambda tenant: tenant.collections.folders.infos()))
 
 
 @router.post(
@@ -79,7 +62,7 @@ async def create_collection(
 
     def work(tenant: Tenant) -> tuple[bool, schemas.CollectionBody]:
         def check(held: int) -> None:
-            tenant.quotas.check(executor.principal, "collections", held, 1)
+            tenant.check_quota(executor.principal, "collections", held, 1)
 
         return tenant.collections.folders.create(body.name, check), _info(tenant, body.name)
 
@@ -108,19 +91,21 @@ async def delete_collection(name: CollectionName, executor: TenantExecutorDep) -
     return schemas.Deleted(id=name)
 
 
-@router.post(
-    "/{name}/documents",
-    status_code=201,
-    summary="Store documents",
-    openapi_extra=_DOCUMENTS_BODY,
-)
+@router.post("/{name}/documents", status_code=201, summary="Store documents", openapi_extra=_DOCUMENTS_BODY)
 async def add_documents(
     name: CollectionName, request: Request, service: ServiceDep, executor: TenantExecutorDep
 ) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged ones cost nothing."""
-    limits, tenants = service.config.limits, service.tenants
-    parsed = await documents_in(request, service.parser, limits, executor.principal.tenant, lambda: tenants.splitter)
-    return await executor.run_batches(lambda tenant, check: _ingest(tenant, executor.principal, name, parsed, check))
+    who, tenants = executor.principal, service.tenants
+    parsed = await documents_in(
+        request,
+        service.parser,
+        service.config.limits,
+        who.tenant,
+        lambda: tenants.splitter,
+        lambda work: service.run_task(request, who, work),
+    )
+    return await executor.run_batches(lambda tenant, check: _ingest(tenant, who, name, parsed, check))
 
 
 @router.get("/{name}/documents", summary="List documents")
@@ -200,20 +185,15 @@ def _ingest(tenant: Tenant, principal: Principal, name: str, parsed: Parsed, che
         def allow() -> None:
             ids, folders = {document.id for document in parsed.documents}, tenant.collections.folders
             new = len(ids - index.document_hashes(ids).keys())
-            tenant.quotas.check(principal, "documents", folders.documents(), new)
-            tenant.quotas.check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
+            tenant.check_quota(principal, "documents", folders.documents(), new)
+            check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
 
         report = tenant.collections.ingest(collection, parsed, check, allow)
         warmed = tenant.collections.warm(name, collection, report, check)
     if report.forgotten_passages:
         tenant.chat.forget_requests()  # unnamed conversations may contain the replaced texts
-    return schemas.IngestResponse(
-        added=list(report.added),
-        changed=list(report.changed),
-        unchanged=list(report.unchanged),
-        deleted=list(report.deleted),
-        chunks=warmed,
-    )
+    changes = {name: list(getattr(report, name)) for name in ("added", "changed", "unchanged", "deleted")}
+    return schemas.IngestResponse(**changes, chunks=warmed)
 
 
 def _info(tenant: Tenant, name: str) -> schemas.CollectionBody:

@@ -11,7 +11,8 @@ from ragkv.retrieval import Embedder, one_vector
 from ragkv.runtime import Check
 
 from ..answers import check_text
-from ..bodies.documents import Strict
+from ..bodies.documents import Strict, optional
+from ..bodies.resources import Listed
 from ..errors import ApiError, check_at_most, unknown_model
 from ..service import PrincipalDep, Service, ServiceDep, record_embedding
 
@@ -30,8 +31,8 @@ class EmbeddingsRequest(Strict):
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64: little-endian float32 numbers."
     )
-    dimensions: int | None = Field(default=None, ge=1, description="Refused unless it is the model's own number.")
-    user: str | None = Field(default=None, description="Accepted and ignored.")
+    dimensions: int | None = optional("Refused unless it is the model's own number.", ge=1)
+    user: str | None = optional("Accepted and ignored.")
 
     @field_validator("input", mode="before")
     @classmethod
@@ -60,11 +61,9 @@ class EmbeddingsUsage(BaseModel):
     total_tokens: int = Field(description="The same.")
 
 
-class EmbeddingsResponse(BaseModel):
+class EmbeddingsResponse(Listed[Embedding]):
     """One vector per input, in order."""
 
-    object: Literal["list"] = "list"
-    data: list[Embedding] = Field(description="The vectors.")
     model: str = Field(description="The embedding model.")
     usage: EmbeddingsUsage
 
@@ -78,12 +77,9 @@ async def embeddings(
 
     def work(check: Check) -> EmbeddingsResponse:
         texts = [body.input] if isinstance(body.input, str) else body.input
-        check_at_most(len(texts), limits.inputs, "input", "texts", setting="limits.inputs")
+        check_at_most(len(texts), limits.inputs, "input", "texts (limits.inputs)")
         for text in texts:
             check_text(text, limits, "input")
-        check_at_most(
-            sum(map(len, texts)), limits.input_chars, "input", "characters in all texts", setting="limits.input_chars"
-        )
         if body.dimensions not in (None, embedder.dimension):
             message = f"dimensions is {body.dimensions}; {embedder.name} has {embedder.dimension} dimensions only."
             raise ApiError(400, message, "unsupported_value", "dimensions")

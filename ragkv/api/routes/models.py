@@ -6,6 +6,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from ..bodies.documents import ID_PATTERN
+from ..bodies.resources import Listed
 from ..errors import unknown_model
 from ..service import Service, ServiceDep, TenantExecutorDep
 from ..tenants import Tenant
@@ -24,13 +25,6 @@ class Model(BaseModel):
     owned_by: str = Field(default="ragkv", description="Always ragkv.")
 
 
-class ModelList(BaseModel):
-    """The served models."""
-
-    object: Literal["list"] = "list"
-    data: list[Model] = Field(description="The models.")
-
-
 @router.get("", summary="List models")
 async def list_models(
     service: ServiceDep,
@@ -38,9 +32,9 @@ async def list_models(
     type: Annotated[
         Kind, Query(description="chat: what can answer, so that chat clients offer nothing else.")
     ] = "chat",
-) -> ModelList:
+) -> Listed[Model]:
     """The language model, then `model:collection` for each collection: it answers from that collection."""
-    return ModelList(data=await executor.run(lambda tenant: models_of(service, tenant, type)))
+    return Listed(data=await executor.run(lambda tenant: models_of(service, tenant, type)))
 
 
 @router.get("/{model:path}", summary="Show a model")

@@ -5,7 +5,7 @@ Ollama's clients set for Ollama alone, such as its threads, is ignored and noted
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Literal
@@ -21,10 +21,10 @@ from ..bodies.chat import ChatRequest
 from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.documents import Strict
 from ..chat_completion import ChatCompletion
-from ..errors import ApiError, as_api_error
+from ..errors import ApiError
 from ..keys import Principal
 from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
-from ..sse import EventStream
+from ..sse import Stream
 from ..tenants import Tenant
 from .models import models_of
 
@@ -199,16 +199,12 @@ async def _answered(
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
     items = await service.answer_pool.stream(request, completion.events)
 
-    async def lines() -> AsyncGenerator[str, None]:
-        try:
-            async for item in items:
-                yield json.dumps(line(item.text, []) if isinstance(item, Piece) else last(item, "")) + "\n"
-        except Exception as error:
-            yield json.dumps({"error": as_api_error(error).message}) + "\n"
-        finally:
-            await items.aclose()
+    def show(item: Piece | ChatResponse) -> list[str]:
+        return [json.dumps(line(item.text, []) if isinstance(item, Piece) else last(item, "")) + "\n"]
 
-    return EventStream(lines(), "application/x-ndjson")
+    return Stream(
+        items, show, lambda error: json.dumps({"error": error.message}) + "\n", media_type="application/x-ndjson"
+    )
 
 
 def _described(service: Service, tenant: Tenant, name: str) -> dict[str, Any]:

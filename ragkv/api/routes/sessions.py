@@ -12,8 +12,8 @@ from ragkv.conversations import Session
 from ragkv.errors import InputError
 
 from ..answers import SAVE_S
-from ..bodies.documents import Strict
-from ..bodies.resources import SESSION_PATTERN, Deleted, SessionId
+from ..bodies.documents import Strict, optional
+from ..bodies.resources import SESSION_PATTERN, Deleted, Listed, SessionId
 from ..errors import ApiError, not_found
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
@@ -34,39 +34,19 @@ class SessionBody(BaseModel):
     title: str = Field(description='The beginning of its first question, as one line; "" if it is not text.')
 
 
-class SessionList(BaseModel):
-    """The caller's conversations, the last used first."""
-
-    data: list[SessionBody] = Field(description="The conversations.")
-
-
-class KeepTokens(Strict):
-    """Shorten a conversation's history to its last `keep_tokens` tokens."""
-
-    keep_tokens: int = Field(ge=0, description="How many tokens remain.", examples=[100])
-
-
-class Truncated(BaseModel):
-    """The result of shortening a conversation."""
-
-    id: str = Field(description="The conversation's id.")
-    dropped: int = Field(description="Tokens that were dropped.")
-    tokens: int = Field(description="Tokens of the remaining history.")
-
-
 class ForkRequest(Strict):
     """The copy of a conversation."""
 
-    to: SessionId | None = Field(default=None, description="The copy's id; left out: a new one.", examples=["s2"])
+    to: SessionId | None = optional("The copy's id; left out: a new one.", examples=["s2"])
 
 
 @router.get("", summary="List conversations")
 async def list_sessions(
     executor: TenantExecutorDep,
     limit: Annotated[int, Query(ge=1, le=10_000, description="The most conversations.")] = 1000,
-) -> SessionList:
+) -> Listed[SessionBody]:
     """The caller's conversations, the last used first."""
-    return await executor.run(lambda tenant: SessionList(data=_infos(tenant, tenant.last_sessions(limit))))
+    return await executor.run(lambda tenant: Listed(data=_infos(tenant, tenant.last_sessions(limit))))
 
 
 @router.get("/{session_id}", summary="Show a conversation")
@@ -80,20 +60,6 @@ async def delete_session(session_id: SessionPath, executor: TenantExecutorDep) -
     """Delete its history, and its KV unless another conversation shares it."""
     await executor.run(lambda tenant: _stored_session(tenant, session_id).delete())
     return Deleted(id=session_id)
-
-
-@router.post("/{session_id}/truncate", summary="Shorten a conversation")
-async def truncate_session(session_id: SessionPath, body: KeepTokens, executor: TenantExecutorDep) -> Truncated:
-    """Drop tokens from its history now. The remaining tokens keep their KV."""
-
-    def work(tenant: Tenant) -> Truncated:
-        session = _stored_session(tenant, session_id)
-        excess = len(session.token_ids) - body.keep_tokens
-        dropped = session.discard([(0, excess)]) if excess > 0 else 0
-        session.wait_saved(SAVE_S)
-        return Truncated(id=session_id, dropped=dropped, tokens=len(session.token_ids))
-
-    return await executor.run(work)
 
 
 @router.post("/{session_id}/fork", status_code=201, summary="Copy a conversation")

@@ -32,7 +32,9 @@ def mount(app: "FastAPI") -> None:
     inner = server.streamable_http_app(
         streamable_http_path=PATH, stateless_http=True, json_response=True, transport_security=unchecked
     )
-    app.router.routes.extend(inner.routes)
+    for route in inner.routes:
+        route.methods = {"POST"}  # without sessions a GET would be a stream on which nothing ever comes
+        app.router.routes.append(route)
     outer = app.router.lifespan_context
 
     @contextlib.asynccontextmanager

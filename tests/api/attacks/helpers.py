@@ -2,7 +2,7 @@
 
 with target(tmp_path) as up:
     with Watch(up) as watch:
-        attack(up.attacker())
+        attack(up)
     watch.assert_unharmed()
 """
 
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import numpy as np
+import psutil
 
 from ragkv.config import MIB
 from tests.api import serving
@@ -39,76 +41,51 @@ class Target:
     process: serving.Process
     attacker_headers: Mapping[str, str]
     bystander_headers: Mapping[str, str]
-    home: Path
+    port: int  # the server's, or nginx's in front of it
 
     @property
-    def url(self) -> str:
-        return self.process.url
+    def system(self) -> psutil.Process:
+        """The server's own process as the system sees it."""
+        return psutil.Process(self.process.popen.pid)
 
-    @property
-    def pid(self) -> int:
-        return self.process.popen.pid
+    def client(self, headers: Mapping[str, str]) -> httpx.Client:
+        url = f"http://127.0.0.1:{self.port}"
+        return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
 
-    def attacker(self, timeout_s: float = TIMEOUT_S) -> httpx.Client:
-        """A client with the attacker's key."""
-        return self.process.client(timeout_s, headers=dict(self.attacker_headers))
-
-    def bystander(self, timeout_s: float = TIMEOUT_S) -> httpx.Client:
+    def bystander(self) -> httpx.Client:
         """A client with the bystander's key."""
-        return self.process.client(timeout_s, headers=dict(self.bystander_headers))
+        return self.client(self.bystander_headers)
 
-    def rss_bytes(self) -> int:
-        """Resident memory of the server's own process; its children are not counted."""
-        return _status(self.pid, "VmRSS") * 1024
+    def cpu_s(self) -> float:
+        """Seconds of processor time that the server and its children have used, also those that have ended."""
+        used = 0.0
+        for one in (self.system, *self.children()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used += sum(one.cpu_times()[:4])
+        return used
 
-    def threads(self) -> int:
-        """Threads of the server's own process."""
-        return _status(self.pid, "Threads")
-
-    def descriptors(self) -> int:
-        """Open file descriptors of the server's own process."""
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
-
-    def children(self) -> list[int]:
-        """The ids of the server's child processes and of theirs: those that parse are the fork server's."""
-        found, asked = list[int](), [self.pid]
-        while asked:
-            with contextlib.suppress(OSError):  # it has ended, or one of its threads has
-                for task in Path(f"/proc/{asked.pop()}/task").iterdir():
-                    asked += (new := list(map(int, (task / "children").read_text().split())))
-                    found += new
-        return found
+    def children(self) -> list[psutil.Process]:
+        """The server's child processes and theirs: those that parse are the fork server's."""
+        return self.system.children(recursive=True)
 
 
-def runs(pid: int) -> bool:
-    """Whether there is such a process, and it is not waiting to be collected by its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def runs(process: psutil.Process) -> bool:
+    """Whether the process is there, and not waiting to be collected by its parent."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @contextmanager
-def bare_target(
-    home: Path, environment: Mapping[str, str] | None = None, *flags: str, descriptors: int | None = None
-) -> Iterator[Target]:
-    """A server on the bundled reader, where the attacker has an empty collection. It starts faster than `target`."""
+def target(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[Target]:
+    """A server on the bundled reader. `environment` holds its settings."""
     attacker, bystander = key(home, "attacker"), key(home, "bystander")
-    with server(home, environment, *flags, descriptors=descriptors) as process:
-        with process.client(headers=attacker) as client:
+    with server(home, environment, *flags) as process:
+        up = Target(process, attacker, bystander, process.port)
+        with up.client(attacker) as client:
             assert client.post("/v1/collections", json={"name": "c"}).status_code == 201
-        yield Target(process, attacker, bystander, home)
-
-
-@contextmanager
-def target(
-    home: Path, environment: Mapping[str, str] | None = None, *flags: str, descriptors: int | None = None
-) -> Iterator[Target]:
-    """A server on the bundled reader. `environment` holds its settings; `descriptors` is its limit of open files."""
-    with bare_target(home, environment, *flags, descriptors=descriptors) as up:
         with up.bystander() as client:
-            stored = ingest(client, documents())
-            assert stored.status_code == 201, stored.text
+            assert ingest(client, documents()).status_code == 201
             assert ask(client, QUESTION).status_code == 200
         yield up
 
@@ -129,22 +106,24 @@ class Responses:
         return max(self.seconds, default=0.0)
 
     def __str__(self) -> str:
-        return f"{len(self.seconds)} responses {dict(self.statuses)}, longest {self.longest:.3f} s"
+        p50, p99 = np.quantile(self.seconds or [0.0], (0.5, 0.99))
+        return f"{len(self.seconds)} responses {dict(self.statuses)}, P50 {p50:.3f} s, P99 {p99:.3f} s"
 
 
 class Watch:
-    """Asks as the bystander every `every_s`, and probes /livez twenty times a second, while the block runs."""
+    """While the block runs, asks and searches as the bystander, and probes /livez, again and again."""
 
-    def __init__(self, up: Target, every_s: float = 0.5) -> None:
-        self._up, self._every_s = up, every_s
-        self._end = threading.Event()
-        self._threads = [threading.Thread(target=self._ask), threading.Thread(target=self._probe)]
-        self.answers, self.livez = Responses(), Responses()
-        self.wrong: list[str] = []  # answers unlike the bystander's first one
+    def __init__(self, up: Target) -> None:
+        self._up, self._end = up, threading.Event()
+        self.answers, self.searches, self.livez = Responses(), Responses(), Responses()
+        self._first: str | None = None  # the bystander's first answer
+        self.wrong: list[str] = []  # answers unlike it
         self.rss_before = self.rss_after = 0
+        works = ((self._ask, self.answers, 0.5), (self._search, self.searches, 0.2), (self._probe, self.livez, 0.05))
+        self._threads = [threading.Thread(target=self._again, args=work) for work in works]
 
     def __enter__(self) -> Self:
-        self.rss_before = self._up.rss_bytes()
+        self.rss_before = self._up.system.memory_info().rss
         for thread in self._threads:
             thread.start()
         return self
@@ -159,42 +138,48 @@ class Watch:
     def _settled_rss_bytes(self) -> int:
         """Resident memory once the server has given back what its last requests held: it does so when they end."""
         ends = time.monotonic() + SETTLE_S
-        while (found := self._up.rss_bytes()) > self.rss_before + MORE_BYTES and time.monotonic() < ends:
+        while (found := self._up.system.memory_info().rss) > self.rss_before + MORE_BYTES and time.monotonic() < ends:
             time.sleep(0.5)
         return found
 
     def assert_unharmed(self) -> None:
         """Assert what an attack must leave as it was."""
-        assert set(self.answers.statuses) == {200} and self.answers.longest < ANSWER_S, f"the bystander: {self}"
+        for one in (self.answers, self.searches):
+            assert set(one.statuses) == {200} and one.longest < ANSWER_S, f"the bystander: {self}"
         assert self.wrong == [], f"answers unlike the first one: {self.wrong[:3]}"
         assert set(self.livez.statuses) == {200} and self.livez.longest <= LIVEZ_S, f"/livez: {self}"
         grown = self.rss_after - self.rss_before
         assert grown <= MORE_BYTES, f"the server's memory grew by {grown / MIB:.0f} MiB"
 
     def __str__(self) -> str:
-        return (
-            f"bystander {self.answers}; livez {self.livez}; RSS {self.rss_before / MIB:.0f} to "
-            f"{self.rss_after / MIB:.0f} MiB"
-        )
+        memory = f"RSS {self.rss_before / MIB:.0f} to {self.rss_after / MIB:.0f} MiB"
+        return f"ask {self.answers}; search {self.searches}; livez {self.livez}; {memory}"
 
-    def _ask(self) -> None:
-        first: str | None = None
+    def _again(self, act: Callable[[httpx.Client], int], responses: Responses, every_s: float) -> None:
         with self._up.bystander() as client:
             while not self._end.is_set():
                 began = time.monotonic()
-                status, text = _response(lambda: ask(client, QUESTION))
-                self.answers.add(status, time.monotonic() - began)
-                if status == 200:
-                    first = text if first is None else first
-                    if text != first:
-                        self.wrong.append(text)
-                self._end.wait(max(0.0, self._every_s - (time.monotonic() - began)))
+                try:
+                    status = act(client)
+                except (httpx.HTTPError, ValueError):
+                    status = 0  # the connection broke
+                took = time.monotonic() - began
+                responses.add(status, took)
+                self._end.wait(max(0.0, every_s - took))
 
-    def _probe(self) -> None:
-        while not self._end.is_set():
-            began = time.monotonic()
-            self.livez.add(livez_status(self._up.process.port), time.monotonic() - began)
-            self._end.wait(0.05)
+    def _ask(self, client: httpx.Client) -> int:
+        response = ask(client, QUESTION)
+        answer = response.json().get("answer", "")
+        if response.status_code == 200:
+            self._first = answer if self._first is None else self._first
+            self.wrong += [answer] if answer != self._first else []
+        return response.status_code
+
+    def _search(self, client: httpx.Client) -> int:
+        return client.post("/v1/collections/c/search", json={"query": QUESTION, "k": 5}).status_code
+
+    def _probe(self, _: httpx.Client) -> int:
+        return livez_status(self._up.port)
 
 
 def at_once(work: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -214,15 +199,6 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     return True
 
 
-def _response(call: Callable[[], httpx.Response]) -> tuple[int, str]:
-    """Status and answer; status 0 if the connection broke."""
-    try:
-        response = call()
-        return response.status_code, response.json().get("answer", "")
-    except (httpx.HTTPError, ValueError):
-        return 0, ""
-
-
 def livez_status(port: int) -> int:
     """The status of /livez over a new connection; 0 if the connection broke."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
@@ -235,11 +211,3 @@ def livez_status(port: int) -> int:
         return 0
     finally:
         connection.close()
-
-
-def _status(pid: int, name: str) -> int:
-    """A number in /proc/PID/status."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1])
-    raise KeyError(name)

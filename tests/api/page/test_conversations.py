@@ -1,4 +1,4 @@
-"""Conversations on the page: follow-up questions; new, choose, fork, shorten, delete."""
+"""Conversations on the page: follow-up questions; new, choose, fork, delete."""
 
 from typing import Any
 
@@ -88,15 +88,6 @@ def test_a_fork_has_the_same_history_and_continues_independently(talked: Any) ->
     assert talked.request.get(f"/v1/sessions/{before['id']}").json()["turns"] == 1
     talked.locator(f".session[data-session='{before['id']}'] .go").click()
     assert talked.locator(".turn").count() == 1
-
-
-def test_the_page_can_shorten_a_conversation(talked: Any) -> None:
-    held = current(talked)["tokens"]
-    more(talked, "Shorten…")
-    talked.get_by_label("Tokens to keep").fill("20")
-    talked.get_by_role("button", name="Shorten", exact=True).click()
-    talked.wait_for_function("() => document.querySelector('.session.current').innerText.includes('20 tokens')")
-    assert held > current(talked)["tokens"] == 20
 
 
 def test_a_conversation_is_deleted_after_a_confirmation(talked: Any) -> None:

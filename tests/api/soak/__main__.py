@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from tests.api.attacks.front import NGINX
+
 from .run import Plan, soak
 
 if __name__ == "__main__":
@@ -11,5 +13,6 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=60.0, help="under load [60]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder of the logs [runs/soak]")
+    parser.add_argument("--nginx", action=argparse.BooleanOptionalAction, default=NGINX is not None)
     given = parser.parse_args()
-    sys.exit(1 if soak(Plan(given.minutes, given.out, given.seed)) else 0)
+    sys.exit(1 if soak(Plan(given.minutes, given.out, given.seed, given.nginx)) else 0)

@@ -161,10 +161,12 @@ class Client(ABC):
             self.findings.fail(f"{self.name} at {reply.replica.name}: {question!r}: {reply.answer!r}, not {expected!r}")
 
     def _connection(self, replica: Replica) -> httpx.Client:
-        url = replica.process.url
+        url = f"http://127.0.0.1:{replica.port}"
         if url not in self._connections:
             headers = self.world.headers[self.tenant]
-            self._connections[url] = replica.process.client(TIMEOUT_S, headers=headers, limits=IDLE)
+            self._connections[url] = httpx.Client(
+                base_url=url, headers=headers, limits=IDLE, timeout=TIMEOUT_S, trust_env=False
+            )
         return self._connections[url]
 
     def _run(self) -> None:
@@ -246,6 +248,8 @@ def _whole(replica: Replica, response: httpx.Response, expected: Collection[int]
         return Reply(replica, response.status_code, body)
     error = body.get("error") if isinstance(body, dict) else None
     code = (error or {}).get("code") or str(response.status_code)
+    if code == "away":  # nginx says it
+        return Reply(replica, 0, body, BROKEN)
     if response.status_code == 503 and "retry-after" not in response.headers:
         code = f"{code} without Retry-After"
     return Reply(replica, response.status_code, body, code)

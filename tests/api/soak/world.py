@@ -17,9 +17,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ragkv.config import MIB
 from tests.api import serving
+from tests.api.attacks.front import BEHIND, nginx
 from tests.api.attacks.helpers import Target, runs, wait_until
 from tests.api.attacks.replicas import AwayRedis, process_settings
 from tests.api.whole import key, server
@@ -73,6 +75,7 @@ class Replica:
 
     name: str
     process: serving.Process
+    port: int  # nginx's in front of it, or its own
     stack: ExitStack
     kv: Path  # its KV directory
     ended_by: signal.Signals | None = None
@@ -86,6 +89,7 @@ class World:
     home: Path
     logs: Path  # the folder of the logs
     redis: AwayRedis | None = None
+    behind_nginx: bool = False
     serving: list[Replica] = field(default_factory=list)  # those that take requests; in a soak the first one stays
     replacements: int = 0
     headers: dict[str, dict[str, str]] = field(default_factory=dict)  # of each tenant
@@ -104,12 +108,21 @@ class World:
         """Start a replica; it takes requests once it is ready. Without a name it is one that will be replaced."""
         number = next(self._numbers)
         name, folder = name or f"replaced-{number}", self.home / (kv or f"kv-{number % 2}")
-        settings: dict[str, str] = {}
+        settings: dict[str, str] = BEHIND if self.behind_nginx else {}
         if self.redis is not None:
-            settings = {**process_settings(folder, self.redis.url, REDIS_TIMEOUT_S), **SETTINGS, SECRET: self.secret}
+            settings = {
+                **settings,
+                **process_settings(folder, self.redis.url, REDIS_TIMEOUT_S),
+                **SETTINGS,
+                SECRET: self.secret,
+            }
         stack, began = ExitStack(), time.monotonic()
         self._all.callback(stack.close)
-        replica = Replica(name, stack.enter_context(server(self.home, settings)), stack, folder)
+        process = stack.enter_context(server(self.home, settings))
+        port = process.port
+        if self.behind_nginx:
+            port = stack.enter_context(nginx(Path(stack.enter_context(TemporaryDirectory())), port))
+        replica = Replica(name, process, port, stack, folder)
         self.findings.log(f"replica {name} is ready after {time.monotonic() - began:.1f} s")
         with self._lock:
             self.serving = [*(one for one in self.serving if one.ended_by is None), replica]
@@ -122,7 +135,7 @@ class World:
 
     def end(self, replica: Replica, by: signal.Signals, lag_s: float = 0.5) -> None:
         """End a replica: as the signal says, with all its children. Clients send to it for `lag_s` longer."""
-        children = Target(replica.process, {}, {}, self.home).children()
+        children = Target(replica.process, {}, {}, replica.port).children()
         replica.ended_by, replica.ended_at = by, time.monotonic()
         replica.process.signal(by)
         time.sleep(lag_s)

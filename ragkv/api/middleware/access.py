@@ -1,0 +1,122 @@
+"""Who sends the request, to which host and from which web page, and whether it is accepted now."""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ragkv.runtime import is_loopback
+
+from ..errors import ApiError, invalid_key
+from ..keys import ANONYMOUS, Principal
+from ..service import Service
+from .base import HTTPMiddleware
+
+# These paths need no key and are served while the server is not ready.
+PUBLIC_PATHS = ("/", "/livez", "/readyz", "/metrics", "/openapi.json", "/favicon.ico")
+STATIC_PREFIX = "/static/"
+# A request with one of these headers came through a proxy: its client may be on another machine.
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+def is_public(path: str) -> bool:
+    """Whether `path` is served without a key."""
+    return path in PUBLIC_PATHS or path.startswith(STATIC_PREFIX)
+
+
+def came_through_proxy(headers: Headers) -> bool:
+    """Whether a proxy stands between the client and this server."""
+    return any(name in headers for name in PROXY_HEADERS)
+
+
+class AccessMiddleware(HTTPMiddleware):
+    """Accepts a request to a known host, of no foreign web page, with a key where keys are required, at its rate.
+
+    A server on loopback without keys trusts everyone on this machine, but a browser on this machine runs foreign pages.
+    An attacker can make a name of their own resolve to 127.0.0.1 (DNS rebinding): the browser then sends that name as
+    the host. A page of another origin sends its origin.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        super().__init__(app, service)
+        self._hosts = {host.lower() for host in service.config.hosts}
+        self._origins = {origin.lower().rstrip("/") for origin in service.config.cors_origins}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        self._check_host(host := headers.get("host", ""))
+        if scope["method"] not in SAFE_METHODS:
+            self._check_origin(headers.get("origin", f"://{host}").lower(), host.lower())
+        if not is_public(scope["path"]):
+            principal = scope["state"]["principal"] = self._principal(headers)
+            if self._service.unavailable_reason is not None and _is_known(scope):
+                self._service.check_ready()
+            self._service.limiter.take_request(principal)
+        await self._app(scope, receive, send)
+
+    def _check_host(self, host: str) -> None:
+        """Raise `ApiError` 403 for a request that is addressed to an unknown host name."""
+        name = _host_name(host)
+        if name in self._hosts or is_loopback(name):
+            return
+        if self._service.requires_key:
+            is_known = not self._hosts
+        else:  # a name can be made to resolve to this server; an address cannot
+            is_known = not self._service.config.is_private and _is_address(name)
+        if not is_known:
+            message = (
+                f"This server does not answer as {host[:100]!r} without a key. Add the name to the setting `hosts`, or "
+                "make keys with `ragkv keys add`."
+            )
+            raise ApiError(403, message, "host_not_allowed")
+
+    def _check_origin(self, origin: str, host: str) -> None:
+        """Raise `ApiError` 403 unless the origin is this server's own, or in `cors_origins`.
+
+        A browser leaves the same ports out of both; "null" is the origin of no server.
+        """
+        if origin.partition("://")[2] != host and origin not in self._origins:
+            message = (
+                f"A page of {origin[:100]!r} may not change anything here. If it should, add it to `cors_origins`."
+            )
+            raise ApiError(403, message, "cross_origin")
+
+    def _principal(self, headers: Headers) -> Principal:
+        if not self._service.requires_key:
+            if self._service.config.auth.required and came_through_proxy(headers):
+                raise invalid_key(
+                    "This server has no keys and serves this machine alone, and the request came through a proxy. Make "
+                    "a key with `ragkv keys add NAME`."
+                )
+            return ANONYMOUS
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise invalid_key("This server requires a key: send `Authorization: Bearer rk-...`.")
+        principal = self._service.keys.principal(key.strip())
+        if principal is None:
+            raise invalid_key("This key is unknown, revoked or expired.")
+        return principal
+
+
+def _is_known(scope: Scope) -> bool:
+    """Whether a route has this path: an unknown one is unknown at any time."""
+    return any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes)
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
