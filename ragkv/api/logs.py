@@ -5,12 +5,10 @@ of code it passed through, never by its message, because the message may quote u
 ragkv's own packages are written the same way.
 """
 
-import dataclasses
 import logging
 import sys
 import traceback
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
@@ -19,20 +17,6 @@ from .settings import LogConfig
 
 FRAMES = 12  # So many innermost frames of a traceback are logged.
 CAUSES = 4  # So many errors of a chain of causes are logged.
-
-
-@dataclass(slots=True)
-class RequestStats:
-    """What the route adds to the request's access line."""
-
-    prompt_tokens: int | None = None
-    reused_tokens: int | None = None  # exact and fused
-    answer_tokens: int | None = None
-    ttft_s: float | None = None
-
-    def fields(self) -> Mapping[str, int | float]:
-        """The values that are known, seconds rounded to 0.1 ms."""
-        return {name: round(value, 4) for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 def configure_logging(config: LogConfig, replica: str = "") -> None:

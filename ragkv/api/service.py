@@ -30,7 +30,6 @@ from .documents.parser import DocumentParser
 from .errors import ApiError, unknown_model
 from .keys import ANONYMOUS, KeyRing, Principal
 from .limits import RateLimiter
-from .logs import RequestStats
 from .metrics import Metrics, TenantStats
 from .settings import ServeConfig
 from .tenants import Tenant, Tenants
@@ -194,11 +193,9 @@ PrincipalDep = Annotated[Principal, Depends(_principal)]
 
 def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int) -> None:
     """Add a finished answer to the access log, the metrics and the key's tokens per minute. Call it once per answer."""
-    stats = _add_prompt_tokens(request, reuse.tokens)
-    stats.reused_tokens = (stats.reused_tokens or 0) + reuse.exact + reuse.fused
-    stats.answer_tokens = (stats.answer_tokens or 0) + answer_tokens
-    if stats.ttft_s is None:
-        stats.ttft_s = timing.first_token_s
+    tokens = {"prompt_tokens": reuse.tokens, "reused_tokens": reuse.exact + reuse.fused, "answer_tokens": answer_tokens}
+    request.state.stats.update(tokens)  # it counts
+    request.state.stats.setdefault("ttft_s", round(timing.first_token_s, 4))
     service = _service(request)
     service.metrics.record_answer(timing, reuse, answer_tokens)
     service.limiter.charge_tokens(request.state.principal, reuse.tokens + answer_tokens)
@@ -206,16 +203,10 @@ def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_
 
 def record_embedding(request: HTTPConnection, tokens: int) -> None:
     """Add embedded texts to the access log, the metrics and the key's tokens per minute."""
-    _add_prompt_tokens(request, tokens)
+    request.state.stats["prompt_tokens"] += tokens
     service = _service(request)
     service.metrics.embedding_tokens.inc(tokens)
     service.limiter.charge_tokens(request.state.principal, tokens)
-
-
-def _add_prompt_tokens(request: HTTPConnection, tokens: int) -> RequestStats:
-    stats: RequestStats = request.state.stats
-    stats.prompt_tokens = (stats.prompt_tokens or 0) + tokens
-    return stats
 
 
 class TenantExecutor:

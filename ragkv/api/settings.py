@@ -220,11 +220,6 @@ class ServeConfig:
         return self.on_loopback and not self.proxies
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A config from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
-        return typing.cast(Self, build(cls, values))
-
-    @classmethod
     def gather(
         cls,
         file: str | Path | None = None,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ragkv.api.keys import KeyFile, KeyRing, Principal, Quota, RateLimit, digest_of
 from ragkv.api.server import check_network_exposure
-from ragkv.api.settings import ServeConfig
+from ragkv.api.settings import AuthConfig, ServeConfig
 from ragkv.cli.app import app
 from ragkv.errors import ConfigError, InputError
 
@@ -127,7 +127,7 @@ def test_listening_beyond_loopback_needs_keys_or_no_auth(file: KeyFile) -> None:
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
     check_network_exposure(ServeConfig(home=home), KeyRing(file.path))
-    check_network_exposure(ServeConfig.from_dict({"host": "::", "auth": {"required": False}}), KeyRing(file.path))
+    check_network_exposure(ServeConfig(host="::", auth=AuthConfig(required=False)), KeyRing(file.path))
     file.add("alice")
     check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
 

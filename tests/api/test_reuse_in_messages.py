@@ -97,14 +97,17 @@ def test_forms_are_remembered_over_a_restart(talker: Engine, tmp_path: Path) -> 
         assert engine.stats().store.tiers[-1].entries == 0
 
 
-def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(talker: Engine, tmp_path: Path) -> None:
-    limits = LimitsConfig(known_chars=300)
+def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(
+    talker: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.api.documents.known_passages.BATCH", 1)
+    limits = LimitsConfig(known_chars=200)
     with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"), limits=limits)) as client:
         known = passages()[:5]
         filled(client, "facts", known)
         got = chat(client, [{"role": "user", "content": "\n\n".join(known) + ASK}], max_tokens=1)
     assert len(chunk_tokens(got)) == 2
-    assert got["ragkv"]["notes"] == ["Not looked for in messages: 3 passages; limits.known_chars is 300"]
+    assert got["ragkv"]["notes"] == ["Not looked for in messages: 3 passages; limits.known_chars is 200"]
 
 
 def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once(

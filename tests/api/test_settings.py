@@ -10,6 +10,7 @@ from ragkv.api import create_app
 from ragkv.api.settings import ServeConfig
 from ragkv.config import is_loopback
 from ragkv.errors import ConfigError
+from ragkv.runtime.setting_values import build
 
 
 def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
@@ -65,18 +66,18 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Pa
 )
 def test_a_wrong_setting_is_refused_by_name(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        ServeConfig.from_dict(values)
+        build(ServeConfig, values)
 
 
 @pytest.mark.parametrize("name", ["directory", "tenant"])
 def test_a_server_refuses_a_store_setting_that_its_tenants_need(name: str) -> None:
-    config = ServeConfig.from_dict({"engine": {"store": {name: "x"}}})
+    config = build(ServeConfig, {"engine": {"store": {name: "x"}}})
     with pytest.raises(ConfigError, match=f"cannot use store.{name}.*Set `home`"):
         create_app(config)
 
 
 def test_the_metrics_token_is_not_shown() -> None:
-    config = ServeConfig.from_dict({"auth": {"metrics_token": "hush-hush"}})
+    config = build(ServeConfig, {"auth": {"metrics_token": "hush-hush"}})
     assert config.auth.metrics_token == "hush-hush"
     assert "hush" not in repr(config) + str(config)
 

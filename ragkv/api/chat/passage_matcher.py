@@ -63,26 +63,19 @@ class PassageMatcher:
         self._alike: dict[str, list[str]] = {}  # keys by their first `WINDOW` characters, sorted
         self.chars = 0  # characters of all keys
 
-    def add(self, passages: Iterable[str], most_chars: float = float("inf")) -> list[str | None]:
-        """Know `passages` while their keys have at most so many characters in all; `None` in place of a key: too many.
-
-        Very short ones are not found.
-        """
-        keys = list[str | None]()
+    def add(self, passages: Iterable[str]) -> list[str]:
+        """Know `passages`; returns their keys. Very short ones are not found."""
+        keys = list[str]()
         for passage in passages:
             found = list(words(passage))
             key = _key(found)
             before, after = (passage[: found[0].start], passage[found[-1].end :]) if found else ("", "")
             with self._lock:
-                is_new = key not in self._known
-                if is_new and self.chars + len(key) > most_chars:
-                    keys.append(None)
-                    continue
                 keys.append(key)
-                self._known[key] = _Passage(before, after, _digest(passage))
-                if is_new:
+                if key not in self._known:
                     self.chars += len(key)
                     bisect.insort(self._alike.setdefault(key[:WINDOW], []), key)
+                self._known[key] = _Passage(before, after, _digest(passage))
         return keys
 
     def discard(self, keys: Iterable[str]) -> None:

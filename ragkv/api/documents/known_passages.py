@@ -1,6 +1,6 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
-When a collection has changed, its new passages are read. Only the words of passages are held, up to a
+When a collection has changed, its new passages are read. Only the words of passages are held, up to about a
 limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so. To look at all
 collections takes .1 ms for each, so requests spend at most a tenth of the time on it: with 2,000 collections, a passage
 that has just been stored is found in messages about two seconds later.
@@ -9,7 +9,7 @@ that has just been stored is found in messages about two seconds later.
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ragkv.api.chat import PassageMatcher
@@ -63,9 +63,7 @@ class KnownPassages:
             known = self._known.setdefault(key, _Known())
             if state is None or state == known.state:
                 continue
-            if (
-                known.state is not None and known.state.inode != state.inode
-            ):  # another file: its texts have other numbers
+            if known.state is not None and known.state.inode != state.inode:  # another file has other numbers
                 self._forget(self._known.pop(key).keys.values())
                 known = self._known[key] = _Known()
             try:
@@ -81,19 +79,11 @@ class KnownPassages:
             gone = known.keys.keys() - set(numbers)
             self._forget([known.keys.pop(number) for number in gone])
             new = [number for number in numbers if number not in known.keys]
-            known.left = len(new)
-            for start in range(0, len(new), BATCH):
-                if self._matcher.chars >= self._limit:
-                    return
+            while new and self._matcher.chars < self._limit:
                 assert database is not None
-                self._add(known, database.texts_of(new[start : start + BATCH]))
-
-    def _add(self, known: _Known, texts: Mapping[int, str]) -> None:
-        """Know these texts, as far as the limit allows."""
-        for number, key in zip(texts, self._matcher.add(texts.values(), self._limit), strict=True):
-            if key is not None:
-                known.keys[number] = key
-                known.left -= 1
+                texts, new = database.texts_of(new[:BATCH]), new[BATCH:]
+                known.keys |= zip(texts, self._matcher.add(texts.values()), strict=True)
+            known.left = len(new)
 
     def _forget(self, keys: Iterable[str]) -> None:
         """Forget the passages that no collection has any more."""

@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import CLIENT_GONE, as_api_error
-from ..logs import RequestStats, logger
+from ..logs import logger
 from .access import STATIC_PREFIX, is_public
 from .base import HTTPMiddleware
 
@@ -38,7 +39,7 @@ class ObservabilityMiddleware(HTTPMiddleware):
         began = time.perf_counter()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
-        scope.setdefault("state", {}).update(request_id=request_id, stats=RequestStats(), principal=None)
+        scope.setdefault("state", {}).update(request_id=request_id, stats=Counter(), principal=None)
         own = {"x-request-id": request_id, "x-replica": self._service.replica}
         caching = {} if is_public(scope["path"]) else {"cache-control": "no-store"}
         response = _Response(send, {**SECURITY_HEADERS, **caching, **own})
@@ -69,7 +70,7 @@ class ObservabilityMiddleware(HTTPMiddleware):
         if not response.complete:
             fields["cut"] = True  # the client left, or the server closed the connection
         write = logger().debug if route in PROBED_ROUTES and status < 400 else logger().info
-        write("request", **fields, **state["stats"].fields())
+        write("request", **fields, **state["stats"])
 
 
 class _Response:

@@ -4,12 +4,13 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from .helpers import wait_until
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -33,7 +34,7 @@ def nginx(folder: Path, server_port: int, **changes: str) -> Iterator[int]:
     file.write_text(text.replace("/tmp/", f"{folder}/"), "utf-8")
     process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(file)], stderr=subprocess.DEVNULL)
     try:
-        _wait_until_open(port)
+        assert wait_until(lambda: _is_open(port)), "nginx does not listen"
         yield port
     finally:
         process.terminate()
@@ -45,11 +46,6 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _wait_until_open(port: int) -> None:
-    ends = time.monotonic() + 20
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            assert time.monotonic() < ends, "nginx does not listen"
-            time.sleep(0.02)
+def _is_open(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0

@@ -109,7 +109,7 @@ class Soak:
         check_leftovers(self.world)
         for replica in self.world.serving:
             self.world.check_log(replica)
-        if len(self.readings) >= 4:
+        if self.readings[3:]:
             self._check_flat()
 
     def stop(self) -> None:
