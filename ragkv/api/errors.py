@@ -41,9 +41,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_MAPPED: dict[
-    type[Exception], tuple[int, str | None]
-] = {  # Status and code of each error; subclasses stand before their base class.
+# Status and code of each error; subclasses stand before their base class.
+_MAPPED: dict[type[Exception], tuple[int, str | None]] = {
     errors.PromptTooLongError: (400, "context_length_exceeded"),
     errors.UnsupportedError: (400, "unsupported_value"),
     errors.SchemaError: (400, "unsupported_schema"),

@@ -1,7 +1,6 @@
 """The monitoring routes /livez, /readyz and /metrics. None needs an API key.
 
-The server is ready when its model is loaded, and the vLLM server that computes its answers, if
-one does, is healthy and has the same model.
+Ready means: the model is loaded, and a vLLM server that computes the answers is healthy and has the same model.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
 from .errors import ApiError, invalid_key
@@ -63,8 +62,9 @@ def router(service: Service) -> APIRouter:
                 raise invalid_key("The metrics require the token of the setting auth.metrics_token.")
         elif not service.config.is_private or came_through_proxy(request.headers):
             raise ApiError(403, "The metrics are for this machine only. Set auth.metrics_token to read them remotely.")
-        is_ready = service.unavailable_reason is None
-        return Response(await asyncio.to_thread(service.metrics.render, is_ready), media_type=CONTENT_TYPE_LATEST)
+        service.metrics.ready.set(service.unavailable_reason is None)
+        text = await asyncio.to_thread(generate_latest, service.metrics.registry)  # it collects the engines' stats
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

@@ -1,8 +1,7 @@
 """Rates per key (requests and tokens per minute) and quotas per tenant (collections, documents and sessions).
 
 Requests are counted as they arrive, in a moving window. Tokens are charged when an answer is finished, because their
-number is not known earlier. A key with tokens left in this minute is served; after it used more than the limit, it has
-to wait until the minute is over.
+number is not known earlier: a key with tokens left in this minute is served, and one with none waits for the next.
 """
 
 import math

@@ -18,7 +18,6 @@ from prometheus_client import (
     Info,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -76,7 +75,7 @@ class Metrics:
         self._accepted = count("ragkv_accepted_tokens", "Drafted tokens that were right")
         self.embedding_tokens = count("ragkv_embedding_tokens", "Embedded tokens")
         self._missed = count("ragkv_missed_chunks", "Prompt chunks without a usable entry")
-        self._ready = gauge("ragkv_ready", "1 while requests are accepted")
+        self.ready = gauge("ragkv_ready", "1 while requests are accepted")
         info("ragkv_build", "Version of ragkv").info({"version": __version__})
         info("ragkv_replica", "This process, as in the header x-replica").info({"replica": replica})
         for part in PARTS:
@@ -105,11 +104,6 @@ class Metrics:
         self._drafted.inc(timing.drafted)
         self._accepted.inc(timing.accepted)
         self._missed.inc(reuse.missed_chunks)
-
-    def render(self, is_ready: bool) -> bytes:
-        """The metrics in Prometheus' text format. Blocks while the engines collect their stats."""
-        self._ready.set(is_ready)
-        return generate_latest(self.registry)
 
 
 # What is read at each scrape: names without "ragkv_", helps, and attributes of a tenant, a tier or shared storage.

@@ -158,7 +158,7 @@ class ServeConfig:
     cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own only
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
     open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
-    open_collections: int = 256  # collections open at once, of all tenants; fewer if few files may be open (ulimit -n)
+    open_collections: int = 64  # collections open at once, of all tenants; each has up to 5 files open (ulimit -n)
     idle_s: float | None = None  # the server ends when no request came for so long; None: never
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM
     close_s: float = 10.0  # and then: how long cutting the others and writing may take before the process ends

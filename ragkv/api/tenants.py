@@ -6,11 +6,11 @@ alone: no tenant can find, count or evict another tenant's entries.
 """
 
 import functools
-import heapq
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from ragkv.api.chat import ChatEngine
@@ -89,9 +89,8 @@ class Tenant(Closing):
 
     def last_sessions(self, limit: int) -> Sequence[str]:
         """The client's ids of the `limit` sessions that were used last, the last one first."""
-        uses = self.engine.conversations.uses().items()
-        named = ((used_at, name.removeprefix(_NAMED)) for name, used_at in uses if name.startswith(_NAMED))
-        return [session_id for _, session_id in heapq.nlargest(limit, named)]
+        named = (name for name in self.engine.conversations.uses() if name.startswith(_NAMED))
+        return [name.removeprefix(_NAMED) for name in islice(named, limit)]
 
     def close(self, encode_missed: bool = True) -> None:
         """Write everything and close. Without `encode_missed`, missed chunks that wait are not encoded."""
@@ -195,12 +194,8 @@ class Tenants(Closing):
 
 def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quota) -> EngineConfig:
     """The config of a tenant's engine: its directory, its name, and its quota in place of the server's bytes."""
-    store = replace(config.store, directory=str(directory), tenant=name)
-    if quota.disk_bytes is not None:
-        store = replace(store, disk_bytes=quota.disk_bytes)
-    if quota.memory_bytes is not None:
-        store = replace(store, memory_bytes=quota.memory_bytes)
-    return replace(config, store=store)
+    own = {name: value for name in ("disk_bytes", "memory_bytes") if (value := getattr(quota, name)) is not None}
+    return replace(config, store=replace(config.store, directory=str(directory), tenant=name, **own))
 
 
 def _session_count(tenant: Tenant) -> int | None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragkv.api.keys import KeyFile
@@ -41,7 +42,7 @@ def test_an_answer_is_recorded_as_a_whole_and_in_its_parts() -> None:
     metrics = Metrics(lambda: ())
     metrics.record_answer(TIMING, REUSE, 5)
     metrics.record_answer(TIMING, REUSE, 1)
-    found = _samples(metrics.render(is_ready=True))
+    found = _samples(generate_latest(metrics.registry))
     assert found["gen_ai_server_time_to_first_token_seconds_count",] == 2
     assert found["gen_ai_server_time_to_first_token_seconds_sum",] == pytest.approx(0.2)
     assert found["ragkv_time_to_first_token_part_seconds_sum", "queue"] == pytest.approx(0.02)

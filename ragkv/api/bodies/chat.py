@@ -93,11 +93,9 @@ class TextPart(ClientPart):
 class Message(ClientPart):
     """A message."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="Who says it.", examples=["user"]
-    )
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="Who.", examples=["user"])
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = optional(
-        "The text.", examples=["When was the Iron Bridge opened?"]
+        "The text.", examples=["Who is it?"]
     )
     name: str | None = optional(_IGNORED)
     refusal: str | None = optional(_IGNORED)
@@ -165,9 +163,7 @@ class ChatRequest(ClientPart, SamplingFields):
     model_config = ConfigDict(title="ChatCompletionRequest")
 
     model: str = Field(description="A model of `GET /v1/models`.", examples=["reader"])
-    messages: list[Message] = Field(
-        min_length=1, max_length=1000, description="The conversation. At least one message is the user's."
-    )
+    messages: list[Message] = Field(min_length=1, max_length=1000, description="One at least is the user's.")
     stream: bool | None = Field(default=False, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = optional("Only with `stream`.")
     max_tokens: int | None = optional("The most tokens of the answer.", ge=1, lt=2**63)

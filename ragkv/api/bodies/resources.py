@@ -35,9 +35,7 @@ RetrieverName = Annotated[
 class ReuseOptions(RequestPart):
     """How the prompt's KV is made, and which stored KV may be used."""
 
-    reuse: ReuseMode = Field(
-        default="fused", description="fused; prefix: only what is exact; none: full recompute of the prompt."
-    )
+    reuse: ReuseMode = Field(default="fused", description="fused; prefix: what is exact; none: full recompute.")
     ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = optional(
         "Share of fused tokens to recompute. null: the load controller chooses; left out: the setting."
     )
@@ -165,9 +163,7 @@ class ReuseBody(BaseModel):
 class SpanBody(BaseModel):
     """A run of the prompt's tokens with the same state. All spans together sum to `ReuseBody`."""
 
-    kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(
-        description="What it is of the prompt; template: the text around the others."
-    )
+    kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(description="What it is of the prompt.")
     start: int = Field(description="Position of its first token in the prompt.")
     tokens: int = Field(description="How many tokens it has.")
     state: Literal["exact", "fused", "computed"] = Field(description="How its KV was obtained, as in `ReuseBody`.")

@@ -17,7 +17,6 @@ import hashlib
 import logging
 import threading
 import uuid
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from ragkv.conversations import Session
@@ -26,8 +25,8 @@ from ragkv.errors import InputError, SessionConflictError, SessionUnavailableErr
 
 log = logging.getLogger(__name__)
 
-MAX_SAVED = 1_000  # So many sessions are saved, one for each turn; the least recently used is deleted first.
-TRIMMED = 32  # One request deletes at most so many sessions because there are more.
+MAX_SAVED = 1_000  # So many sessions are saved, one for each turn; the oldest are deleted first ...
+TRIMMED = 32  # ... at each `TRIMMED`th turn.
 _SAVED, _IN_PROGRESS = "chat-", "turn-"  # The ids of saved sessions begin so, and of those that answer a turn.
 
 
@@ -46,15 +45,12 @@ class ConversationFinder:
     """The conversations of one engine. Thread-safe. Asks a server for nothing before the first request."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._shared = engine, engine.config.session.shared
+        self._engine = engine
         self._lock = threading.Lock()
-        self._saved: OrderedDict[str, None] = OrderedDict()  # least recently used first
-        self._listed = False  # whether `_saved` has the sessions of earlier processes, and of other replicas
-        self._to_delete: set[str] = set()  # cleared, but the server that replicas share did not confirm it
-        self._clearing = False  # all that this server has are to be deleted
+        self._saves = 0  # since the start
+        self._to_delete: set[str] = set()  # but the server that replicas share did not confirm it
+        self._clearing = False  # all are to be deleted
         self._generation = 0
-        if not self._shared:
-            self._list()
 
     def named(self, session_id: str) -> FoundConversation:
         """The conversation in the session `session_id`. Raises `SessionUnavailableError`."""
@@ -65,14 +61,16 @@ class ConversationFinder:
         """The conversation whose next question follows `text`; a new one if there is none or it cannot be read."""
         with self._lock:
             generation = self._generation
+        past, notes = None, tuple[str, ...]()
         try:
             self._delete_cleared()
-            saved = self._find(_saved_id(text))
+            found = self._engine.session(_saved_id(text))
+            past = found if found.turns else None  # there is none, it was deleted, or it expired
         except SessionUnavailableError as error:
             log.debug("A conversation was not looked up: %s", error)
-            note = "the server of the conversations does not answer: this one is computed from its messages"
-            return self._turn(generation, None, note)
-        return self._turn(generation, saved)
+            notes = ("the server of the conversations does not answer: this one is computed from its messages",)
+        session = self._engine.conversations.unsaved(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
+        return FoundConversation(session, generation, True, session.turns, len(session.token_ids))
 
     def save(self, text: str, conversation: FoundConversation) -> tuple[str, ...]:
         """Save an answered turn: its next question would follow `text`. Returns notes for the answer's report."""
@@ -81,8 +79,7 @@ class ConversationFinder:
             if conversation.generation == self._generation:  # else all were cleared during the turn
                 with contextlib.suppress(InputError, SessionConflictError):  # the same messages are saved already
                     conversation.session.fork(name)
-                self._keep(name, conversation.generation)
-            self._trim()
+                self._count(name, conversation.generation)
         except SessionUnavailableError as error:
             log.debug("A conversation was not saved: %s", error)
             notes = ("the server of the conversations does not answer: this turn is not stored for the next one",)
@@ -96,68 +93,25 @@ class ConversationFinder:
         If the server that replicas share does not answer, no session is found here until it has confirmed it.
         """
         with self._lock:
-            self._generation += 1
-            self._to_delete |= set(self._saved)
-            self._saved = OrderedDict()
-            self._clearing = self._clearing or self._shared or not self._listed
+            self._generation, self._clearing = self._generation + 1, True
         self._delete_soon()
 
     def forget(self, text: str) -> None:
         """Delete the session that a question after `text` would find."""
-        name = _saved_id(text)
-        self._list()
         with self._lock:
-            if name in self._saved or self._shared:
-                self._to_delete.add(name)
-            self._saved.pop(name, None)
+            self._to_delete.add(_saved_id(text))
         self._delete_soon()
 
-    def _turn(self, generation: int, past: Session | None, *notes: str) -> FoundConversation:
-        session = self._engine.conversations.unsaved(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
-        return FoundConversation(session, generation, True, session.turns, len(session.token_ids))
-
-    def _find(self, name: str) -> Session | None:
-        """The saved session of that name. Raises `SessionUnavailableError`."""
-        if not self._shared:
-            self._list()
-            with self._lock:
-                if name not in self._saved:
-                    return None
-        found = self._engine.session(name)
-        if not found.turns:  # there is none, it was deleted, or it expired
-            return None
+    def _count(self, name: str, generation: int) -> None:
+        """Count a saved session, or delete it if all were cleared while it was saved. At times delete old ones."""
         with self._lock:
-            self._saved[name] = None
-            self._saved.move_to_end(name)
-        return found
-
-    def _keep(self, name: str, generation: int) -> None:
-        """Count a saved session, or delete it again if all were cleared while it was saved."""
-        with self._lock:
-            if generation == self._generation:
-                self._saved[name] = None
-                self._saved.move_to_end(name)
-                return
-            self._to_delete.add(name)
-        self._delete_cleared()
-
-    def _list(self) -> None:
-        """Learn of the saved sessions once. Raises `SessionUnavailableError`."""
-        if self._listed:
-            return
-        names = self._saved_names()
-        with self._lock:
-            if not self._listed:
-                self._saved = OrderedDict.fromkeys([*reversed(names), *self._saved])
-                self._listed = True
-
-    def _trim(self) -> None:
-        """Delete the sessions that were used least recently if there are too many. Raises `SessionUnavailableError`."""
-        self._list()
-        with self._lock:
-            excess = min(TRIMMED, len(self._saved) - MAX_SAVED)
-            dropped = [self._saved.popitem(last=False)[0] for _ in range(excess)]
-        self._engine.conversations.delete_all(dropped)
+            self._saves += 1
+            is_kept, is_time = generation == self._generation, self._saves % TRIMMED == 0
+            self._to_delete |= set() if is_kept else {name}
+        if is_time:
+            self._engine.conversations.delete_all(self._saved_names()[MAX_SAVED:])
+        if not is_kept:
+            self._delete_cleared()
 
     def _delete_cleared(self) -> None:
         """Delete what is to be deleted. Raises `SessionUnavailableError`, and does the rest the next time."""

@@ -6,7 +6,6 @@ collection holds file descriptors and memory. Listing opens none (`collection_fo
 """
 
 import logging
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,8 +28,6 @@ from .upload_parsing import Parsed
 
 log = logging.getLogger(__name__)
 
-FILES = 5  # An open collection has so many: its database, a journal while it is written, mapped arrays of a snapshot.
-FEWEST = 4  # So many collections are kept open even if the process may have very few files open.
 AT_ONCE_S = 5.0  # An upload waits so long for the KV of its documents; what is left then is computed later.
 RESUMED = 4096  # After a start the KV of at most `RESUMED` passages is made without a question: they wait in memory.
 
@@ -41,11 +38,8 @@ CollectionPool = LeasePool[CollectionKey, Rag]
 def collection_pool(limit: int) -> CollectionPool:
     """The open collections of all tenants, `limit` of them and those in use. A tenant that opens many closes its own.
 
-    They take at most half of the files that the process may have open: the rest is for connections and stores.
+    Each has at most five files open: its database, a journal while it is written, mapped arrays of a snapshot.
     """
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY:
-        limit = min(limit, max(FEWEST, files // 2 // FILES))
     return LeasePool(limit, _close, group=lambda key: key.path.parent)
 
 

@@ -7,25 +7,22 @@ upload is parsed.
 """
 
 import asyncio
-import dataclasses
 import logging
 import multiprocessing
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent import futures
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from fastapi import Request
 from pebble import ProcessExpired, concurrent
 
-from ragkv.retrieval import ParseLimits, Splitter
 from ragkv.runtime import Check, no_check
 
 from ..errors import ApiError
-from ..settings import LimitsConfig, ParsingConfig
+from ..settings import ParsingConfig
 from ..work import TenantLimiter
-from .upload_parsing import FORM, Parsed, Upload, UploadError, parse_alone, parse_upload
+from .upload_parsing import Parsed, Upload, UploadError, parse_alone
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +31,6 @@ Parsing = futures.Future[Parsed | UploadError | None]  # as `parse_alone` return
 RETRY_AFTER_S = 5
 POLL_S = 0.05  # The thread that waits for a process looks so often whether the client is still there.
 LIBRARIES = ("langchain_text_splitters", "tokenizers")  # They are loaded once, before the first upload.
-SMALL_BYTES = 1 << 16  # A JSON body up to this size is parsed here, faster than its way to a process and back.
 # How a process ends that the system killed for its CPU time, or a library in Rust because it got no memory.
 _ENDS = {-signal.SIGXCPU: "cpu_s", -signal.SIGABRT: "memory_bytes"}
 
@@ -121,34 +117,3 @@ class DocumentParser:
     def _failed_error(self, reason: str) -> ApiError:
         log.warning("Process that parsed an upload failed: %s", reason)
         return ApiError(400, "The documents could not be parsed: the parser failed.", "parser_failed", "documents")
-
-
-async def documents_in(
-    request: Request,
-    parser: DocumentParser,
-    limits: LimitsConfig,
-    tenant: str,
-    splitter: Callable[[], Splitter | None],
-    run: Callable[[Callable[[Check], Parsed]], Awaitable[Parsed]],
-) -> Parsed:
-    """The documents of a request's body; of a large one also the passages. Raises `ApiError`.
-
-    `run` runs blocking work until it ends or the client leaves.
-    """
-    one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
-    kind = request.headers.get("content-type", "")
-    upload = Upload(kind, limits.documents, limits.upload_chars, one)
-    size = request.headers.get("content-length", "")
-    try:
-        if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
-            return Parsed(parse_upload(upload, await _body(request)))
-        async with parser.place(tenant):
-            upload, body = dataclasses.replace(upload, splitter=splitter()), await _body(request)
-            return await run(lambda check: parser.parse(upload, body, check))
-    except UploadError as error:
-        raise ApiError(error.status, error.message, error.code, error.param) from error
-
-
-async def _body(request: Request) -> bytes:
-    """The body. `request.body()` would keep it until the documents are stored."""
-    return b"".join([piece async for piece in request.stream()])

@@ -1,6 +1,7 @@
 """Who sends the request, to which host and from which web page, and whether it is accepted now."""
 
 import ipaddress
+from abc import ABC, abstractmethod
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -12,7 +13,6 @@ from ragkv.runtime import is_loopback
 from ..errors import ApiError, invalid_key
 from ..keys import ANONYMOUS, Principal
 from ..service import Service
-from .base import HTTPMiddleware
 
 # These paths need no key and are served while the server is not ready.
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/metrics", "/openapi.json", "/favicon.ico")
@@ -30,6 +30,20 @@ def is_public(path: str) -> bool:
 def came_through_proxy(headers: Headers) -> bool:
     """Whether a proxy stands between the client and this server."""
     return any(name in headers for name in PROXY_HEADERS)
+
+
+class HTTPMiddleware(ABC):
+    """An ASGI middleware for HTTP requests; it passes on everything else. `service` is what all requests share."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.handle if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    @abstractmethod
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one HTTP request."""
 
 
 class AccessMiddleware(HTTPMiddleware):
@@ -79,9 +93,7 @@ class AccessMiddleware(HTTPMiddleware):
         A browser leaves the same ports out of both; "null" is the origin of no server.
         """
         if origin.partition("://")[2] != host and origin not in self._origins:
-            message = (
-                f"A page of {origin[:100]!r} may not change anything here. If it should, add it to `cors_origins`."
-            )
+            message = f"A page of {origin[:100]!r} may not change anything here; `cors_origins` would allow it."
             raise ApiError(403, message, "cross_origin")
 
     def _principal(self, headers: Headers) -> Principal:

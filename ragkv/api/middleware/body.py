@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import ApiError
-from .base import HTTPMiddleware
+from .access import HTTPMiddleware
 
 # Bodies of these paths are JSON or forms, and are parsed in processes of their own.
 _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")

@@ -13,8 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import CLIENT_GONE, as_api_error
 from ..logs import logger
-from .access import STATIC_PREFIX, is_public
-from .base import HTTPMiddleware
+from .access import STATIC_PREFIX, HTTPMiddleware, is_public
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 PROBED_ROUTES = ("/livez", "/readyz", "/metrics")  # They are requested every few seconds, so they fill no log.

@@ -1,33 +1,31 @@
 """/v1/collections: named sets of documents to ask questions over."""
 
+import dataclasses
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from ragkv.retrieval import DocumentSummary, Index
+from ragkv.retrieval import Index, ParseLimits
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check
 
 from ..answers import check_filter, check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
-from ..documents.parser import documents_in
-from ..documents.upload_parsing import Parsed
-from ..errors import check_at_most, not_found
+from ..documents.upload_parsing import FORM, Parsed, Upload, UploadError, parse_upload
+from ..errors import ApiError, check_at_most, not_found
 from ..keys import Principal
 from ..limits import check_disk
 from ..reports import sources_of, title_of
-from ..service import ServiceDep, TenantExecutorDep
+from ..service import Service, TenantExecutorDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
-CollectionName = Annotated[
-    str, Path(pattern=schemas.NAME_PATTERN, description="The collection's name.", examples=["docs"])
-]
-DocumentId = Annotated[
-    str, Path(pattern=ID_PATTERN, description="The document's id; it may hold slashes.", examples=["bridge"])
-]
+SMALL_BYTES = 1 << 16  # A JSON body up to this size is parsed here, faster than its way to a process and back.
+
+CollectionName = Annotated[str, Path(pattern=schemas.NAME_PATTERN, description="Its name.", examples=["docs"])]
+DocumentId = Annotated[str, Path(pattern=ID_PATTERN, description="Its id, maybe with slashes.", examples=["bridge"])]
 
 _FILES = {
     "type": "array",
@@ -92,19 +90,9 @@ async def delete_collection(name: CollectionName, executor: TenantExecutorDep) -
 
 
 @router.post("/{name}/documents", status_code=201, summary="Store documents", openapi_extra=_DOCUMENTS_BODY)
-async def add_documents(
-    name: CollectionName, request: Request, service: ServiceDep, executor: TenantExecutorDep
-) -> schemas.IngestResponse:
+async def add_documents(name: CollectionName, request: Request, executor: TenantExecutorDep) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged ones cost nothing."""
-    who, tenants = executor.principal, service.tenants
-    parsed = await documents_in(
-        request,
-        service.parser,
-        service.config.limits,
-        who.tenant,
-        lambda: tenants.splitter,
-        lambda work: service.run_task(request, who, work),
-    )
+    who, parsed = executor.principal, await _documents(request, executor.service, executor.principal)
     return await executor.run_batches(lambda tenant, check: _ingest(tenant, who, name, parsed, check))
 
 
@@ -163,12 +151,13 @@ async def delete_document(
 
 @router.post("/{name}/search", summary="Search a collection")
 async def search(
-    name: CollectionName, body: schemas.SearchRequest, service: ServiceDep, executor: TenantExecutorDep
+    name: CollectionName, body: schemas.SearchRequest, executor: TenantExecutorDep
 ) -> schemas.SearchResponse:
     """The passages that a question would be answered from."""
-    check_text(body.query, service.config.limits, "query")
-    check_at_most(body.k, service.config.limits.documents, "k", "documents")
-    check_filter(body.filter, service.config.limits)
+    limits = executor.service.config.limits
+    check_text(body.query, limits, "query")
+    check_at_most(body.k, limits.documents, "k", "documents")
+    check_filter(body.filter, limits)
 
     def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
         with tenant.collections.lease(name) as collection:
@@ -176,6 +165,27 @@ async def search(
         return schemas.SearchResponse(hits=sources_of(hits))
 
     return await executor.run_batches(work)
+
+
+async def _documents(request: Request, service: Service, who: Principal) -> Parsed:
+    """The documents of a request's body; of a large one also the passages. Raises `ApiError`."""
+    limits = service.config.limits
+    one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
+    kind, size = request.headers.get("content-type", ""), request.headers.get("content-length", "")
+    upload = Upload(kind, limits.documents, limits.upload_chars, one)
+    try:
+        if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
+            return Parsed(parse_upload(upload, await _body(request)))
+        async with service.parser.place(who.tenant):
+            large, body = dataclasses.replace(upload, splitter=service.tenants.splitter), await _body(request)
+            return await service.run_task(request, who, lambda check: service.parser.parse(large, body, check))
+    except UploadError as error:
+        raise ApiError(error.status, error.message, error.code, error.param) from error
+
+
+async def _body(request: Request) -> bytes:
+    """The body. `request.body()` would keep it until the documents are stored."""
+    return b"".join([piece async for piece in request.stream()])
 
 
 def _ingest(tenant: Tenant, principal: Principal, name: str, parsed: Parsed, check: Check) -> schemas.IngestResponse:
@@ -204,16 +214,11 @@ def _info(tenant: Tenant, name: str) -> schemas.CollectionBody:
 
 def _page(index: Index, limit: int, after: int) -> schemas.DocumentList:
     found = index.document_page(after, limit + 1)
-    page = found[:limit]
-    following = str(page[-1].position) if len(found) > limit else None
-    return schemas.DocumentList(data=[_document_info(one) for one in page], next=following)
-
-
-def _document_info(summary: DocumentSummary) -> schemas.DocumentInfo:
-    return schemas.DocumentInfo(
-        id=summary.id,
-        title=title_of(summary),
-        source=summary.source,
-        characters=summary.characters,
-        chunks=summary.passages,
-    )
+    following = str(found[limit - 1].position) if len(found) > limit else None
+    listed = [
+        schemas.DocumentInfo(
+            id=one.id, title=title_of(one), source=one.source, characters=one.characters, chunks=one.passages
+        )
+        for one in found[:limit]
+    ]
+    return schemas.DocumentList(data=listed, next=following)

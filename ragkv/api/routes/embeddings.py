@@ -28,9 +28,7 @@ class EmbeddingsRequest(Strict):
 
     model: str = Field(description="The embedding model of `GET /v1/models`.")
     input: Text | Texts = Field(description="A text or texts.", examples=["The Iron Bridge was opened in 1781."])
-    encoding_format: Literal["float", "base64"] = Field(
-        default="float", description="base64: little-endian float32 numbers."
-    )
+    encoding_format: Literal["float", "base64"] = Field(default="float", description="base64: of float32 numbers.")
     dimensions: int | None = optional("Refused unless it is the model's own number.", ge=1)
     user: str | None = optional("Accepted and ignored.")
 
@@ -89,10 +87,8 @@ async def embeddings(
             check()
             tokens += embedder.count_tokens(text)
         record_embedding(request, tokens)
-        data = [
-            Embedding(index=number, embedding=_encode(vector, body.encoding_format))
-            for number, vector in enumerate(vectors)
-        ]
+        encoded = [_encode(vector, body.encoding_format) for vector in vectors]
+        data = [Embedding(index=number, embedding=one) for number, one in enumerate(encoded)]
         usage = EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens)
         return EmbeddingsResponse(data=data, model=embedder.name, usage=usage)
 

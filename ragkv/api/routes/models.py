@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from ..bodies.documents import ID_PATTERN
 from ..bodies.resources import Listed
 from ..errors import unknown_model
-from ..service import Service, ServiceDep, TenantExecutorDep
+from ..service import Service, TenantExecutorDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
@@ -27,28 +27,21 @@ class Model(BaseModel):
 
 @router.get("", summary="List models")
 async def list_models(
-    service: ServiceDep,
     executor: TenantExecutorDep,
-    type: Annotated[
-        Kind, Query(description="chat: what can answer, so that chat clients offer nothing else.")
-    ] = "chat",
+    type: Annotated[Kind, Query(description="chat: what can answer, so that chat clients offer no other.")] = "chat",
 ) -> Listed[Model]:
     """The language model, then `model:collection` for each collection: it answers from that collection."""
-    return Listed(data=await executor.run(lambda tenant: models_of(service, tenant, type)))
+    return Listed(data=await executor.run(lambda tenant: models_of(executor.service, tenant, type)))
 
 
 @router.get("/{model:path}", summary="Show a model")
 async def show_model(
     model: Annotated[str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["reader"])],
-    service: ServiceDep,
     executor: TenantExecutorDep,
 ) -> Model:
     """One of the models, of either type, by its id."""
-
-    def work(tenant: Tenant) -> list[Model]:
-        return models_of(service, tenant) + models_of(service, tenant, "embedding")
-
-    models = await executor.run(work)
+    service = executor.service
+    models = await executor.run(lambda tenant: models_of(service, tenant) + models_of(service, tenant, "embedding"))
     for one in models:
         if one.id == model:
             return one

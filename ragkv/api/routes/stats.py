@@ -35,13 +35,9 @@ class StatsResponse(BaseModel):
     model: str = Field(description="The served model.")
     kv_bytes_per_token: int = Field(description="Bytes of a token's KV, as the model computes it.")
     dtype: str = Field(description="The number format of weights and KV, such as bfloat16.")
-    context_tokens: int | None = Field(
-        description="The most tokens of a prompt with its answer; null: no limit is known."
-    )
+    context_tokens: int | None = Field(description="The most tokens of prompt and answer; null: no limit is known.")
     tiers: list[TierInfo] = Field(description="The tiers, fastest first.")
-    ratio: float | None = Field(
-        description="The recompute ratio of requests that name none; null: as the controller chooses."
-    )
+    ratio: float | None = Field(description="The ratio of requests that name none; null: as the controller chooses.")
     selector: str = Field(description="The selector of requests that name none.")
 
 
