@@ -133,7 +133,6 @@ PIECES = (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 43_000)
 BLANKS, HEADING = (b"# a", b" ", 2_000_000, b"b"), (b"# ", b"x", 300_000, b"\n\n" + WORDS.encode() * 20_000)
 SOURCE, HEADINGS = (b'{"id": "a", "text": "y", "source": "', b"x", 2_000_000, b'"}'), (b"", b"# a\n\nb\n\n", 90_000)
 LEAVES_S = 1.0
-# The table of issue and page: who sends what, and how often.
 ATTACKS: dict[str, Attack] = {
     # no key
     "pieces of one byte": Attack(100, lambda by: by.raw(long(*PIECES))),

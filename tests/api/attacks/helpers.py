@@ -1,10 +1,4 @@
-"""A server process with two keys, a bystander, a prober of /livez, and readings of the process.
-
-with target(tmp_path) as up:
-    with Watch(up) as watch:
-        attack(up)
-    watch.assert_unharmed()
-"""
+"""A server process with two keys, a bystander, a prober of /livez, and readings of the process."""
 
 import contextlib
 import http.client

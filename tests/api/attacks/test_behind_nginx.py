@@ -1,9 +1,7 @@
 """`ragkv serve` behind the shipped nginx under each attack of `attackers.py`, beside a bystander who searches and asks.
 
-The short form, on the bundled reader, holds loose bounds, because machines that test are busy. The long form (slow) is
-on SmolLM2 and prints what it measures:
-
-    pytest -m slow -s tests/api/attacks/test_behind_nginx.py
+The short form, on the bundled reader, holds loose bounds, because machines that test are busy. The long form is on
+SmolLM2. `pytest -s` prints what is measured.
 """
 
 import dataclasses
