@@ -2,14 +2,12 @@
 
 The text before the next question identifies a conversation, word for word as the template writes it. After each answer
 the session is saved under a digest of the text that the next question would follow. A request looks up the text before
-its own question. The user does nothing for it, and it outlives the process if the engine's sessions do. A session is
-used only if its stored ids are the ids that the messages would give: after an edit of an earlier message the
-conversation starts afresh, which costs time and never changes an answer.
+its own question. A session is used only if its stored ids are the ids that the messages would give: after an edit of an
+earlier message the conversation starts afresh, which costs time and never changes an answer.
 
 Saved sessions do not change: each turn works on an unsaved copy, which shares their blocks. So an answer can be
-requested again, a conversation can branch, two requests that continue from the same text do not disturb each other, and
-no other process sees a turn in progress. Where replicas share their sessions, a session that one of them saved is found
-by all. If the server that they share is away, a request is computed from its messages and its report says so.
+requested again, and a conversation can branch. Replicas that share their sessions find what one of them saved. If the
+server that they share is away, a request is computed from its messages and its report says so.
 """
 
 import contextlib
@@ -61,7 +59,8 @@ class ConversationFinder:
         """The conversation whose next question follows `text`; a new one if there is none or it cannot be read."""
         with self._lock:
             generation = self._generation
-        past, notes = None, tuple[str, ...]()
+        past: Session | None = None
+        notes: tuple[str, ...] = ()
         try:
             self._delete_cleared()
             found = self._engine.session(_saved_id(text))

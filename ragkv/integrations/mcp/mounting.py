@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 from mcp.server.mcpserver import Context
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.routing import Route
 
 from ragkv.errors import InputError
 
@@ -32,9 +33,10 @@ def mount(app: "FastAPI") -> None:
     inner = server.streamable_http_app(
         streamable_http_path=PATH, stateless_http=True, json_response=True, transport_security=unchecked
     )
-    for route in inner.routes:
-        route.methods = {"POST"}  # without sessions a GET would be a stream on which nothing ever comes
-        app.router.routes.append(route)
+    [route] = inner.routes
+    assert isinstance(route, Route)
+    route.methods = {"POST"}  # without sessions a GET would be a stream on which nothing ever comes
+    app.router.routes.append(route)
     outer = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
