@@ -2,8 +2,7 @@
 
 No file can stop the server or take its memory. Each upload gets a process of its own (pebble), forked from a server
 that knows no model. A process that exceeds its time or memory is killed; the error says which setting that was. One
-tenant never holds all of them, and a body is read only when there is a place for it. Nothing is stored before all of an
-upload is parsed.
+tenant never holds all of them, and a body is read only when there is a place for it.
 """
 
 import asyncio
