@@ -125,10 +125,11 @@ def test_with_conversations_off_no_turn_is_saved(tiny: str) -> None:
     assert turns(talk(chat(tiny, conversations=False), "Who are they?", "Why?")[-1]) == 0
 
 
-def test_beyond_the_limit_the_least_recently_used_session_is_deleted(
+def test_beyond_the_limit_the_oldest_session_is_deleted(
     llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.api.chat.conversations.MAX_SAVED", 2)
+    monkeypatch.setattr("ragkv.api.chat.conversations.TRIMMED", 1)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
     assert len([one for one in llm.shared.engine.conversations.list() if one.session_id.startswith("chat-")]) == 2
     assert turns(llm.invoke([*talks[1], HumanMessage("So?")])) == 1
