@@ -25,7 +25,7 @@ from .helpers import QUESTION, Target, Watch, runs, target, wait_until
 
 pytestmark = [needs_nginx, needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 SETTINGS = {  # stored KV is not what a test of memory looks for
-    **BEHIND, "RAGKV_STORE__MEMORY_BYTES": "20000000", "RAGKV_SERVE__GRACEFUL_S": "2", "RAGKV_SERVE__CLOSE_S": "5",
+    **BEHIND, "RAGKV_STORE__MEMORY_BYTES": "20000000", "RAGKV_SERVE__GRACEFUL_S": "2",
 }  # fmt: skip
 LEFT_S = 1.0  # of a core, after a client has left ...
 IDLE_S = 2.0  # ... until the server did nothing for so long

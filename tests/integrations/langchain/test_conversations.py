@@ -125,9 +125,7 @@ def test_with_conversations_off_no_turn_is_saved(tiny: str) -> None:
     assert turns(talk(chat(tiny, conversations=False), "Who are they?", "Why?")[-1]) == 0
 
 
-def test_beyond_the_limit_the_oldest_session_is_deleted(
-    llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beyond_the_limit_the_oldest_session_is_deleted(llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragkv.api.chat.conversations.MAX_SAVED", 2)
     monkeypatch.setattr("ragkv.api.chat.conversations.TRIMMED", 1)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
