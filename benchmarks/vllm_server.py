@@ -4,9 +4,9 @@
 
 It runs in vLLM's environment (`make test-vllm` sets it up). Both servers run all the time and take turns, so noise hits
 both alike, and have their prefix caching on. Prompts are the BOS token, 6 of 12 chunks of 512 tokens in random order
-and a question of 32 tokens, all sent as token ids. Entries are random, and weights without --model, which changes no
-time; every chunk is fused, none is exact. The tables have seconds from sending a request of one token to its answer,
-medians of alternating requests, and requests a second of 8 clients with answers of 16 tokens.
+and 16 other tokens in front and behind, all sent as token ids. Entries are random, and weights without --model, which
+changes no time; every chunk is fused, none is exact. The tables have seconds from sending a request of one token to its
+answer, medians of requests in random order, and requests a second of 8 clients with answers of 16 tokens.
 """
 
 import argparse
@@ -34,10 +34,10 @@ from benchmarks import report
 
 ROOT = Path(__file__).parents[1]
 START_S = 300.0
-QUESTION_TOKENS = 32
+TEXT_TOKENS = 16  # in front and behind: so no prompt finds another's blocks in vLLM's prefix cache
 CORPUS = 12  # chunks that are stored
-FIRST = (("fused, ratio .15", 0.15), ("fused, ratio .05", 0.05), ("reuse alone", 0.0))
-FULL = "with ragkv, full prefill"
+ALONE, PLAIN = "vLLM alone", "with ragkv, plain"  # requests without a salt
+RATIOS = {"fused, ratio .15": 0.15, "fused, ratio .05": 0.05, "reuse alone": 0.0}
 BASE_PORT = 18710
 CLIENTS = 8
 ENVIRONMENT = {
@@ -98,8 +98,8 @@ class Prompts:
         """Token ids (S,) of prompt number `seed`."""
         chance = random.Random(seed)
         chosen = chance.sample(self.corpus, self.chunks)
-        question = [chance.randrange(300, self.vocabulary) for _ in range(QUESTION_TOKENS)]
-        return [*self.prefix, *(token for chunk in chosen for token in chunk), *question]
+        front, behind = ([chance.randrange(300, self.vocabulary) for _ in range(TEXT_TOKENS)] for _ in range(2))
+        return [*self.prefix, *front, *(token for chunk in chosen for token in chunk), *behind]
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def main() -> None:
         )
         rows, rates = _first(alone, ragkv, prompts, options), _rates(alone, ragkv, prompts, options)
         where = f"{options.model or options.shape}, float32, {options.threads} threads"
-        size = f"{options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens"
+        size = f"{options.chunks} x {options.tokens} + {2 * TEXT_TOKENS} tokens"
         print(f"\n{where}, {size}, {report.machine()['cpu']}, load {report.machine()['load_before']:.1f}")
         for table in (rows, rates):
             report.table(tuple(table[0]), [tuple(row.values()) for row in table])
@@ -176,15 +176,14 @@ def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
 
 def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Medians of the first token's time without the first round. Raises `RuntimeError` if a prompt was not fused."""
-    wishes: dict[str, Mapping[str, Any]] = {name: {"ratio": ratio} for name, ratio in FIRST}
-    wishes[FULL] = {"reuse": "none"}
-    taken: dict[str, list[float]] = {"vLLM alone": [], **{name: [] for name in wishes}}
-    inside: dict[str, list[float]] = {name: [] for name in dict(FIRST)}
+    wishes: dict[str, Mapping[str, Any] | None] = {name: {"ratio": ratio} for name, ratio in RATIOS.items()}
+    wishes |= {ALONE: None, PLAIN: None, "with ragkv, exact": {"reuse": "none"}}
+    taken: dict[str, list[float]] = {name: [] for name in wishes}
+    inside: dict[str, list[float]] = {name: [] for name in RATIOS}
     for round_ in range(options.runs + 1):
-        for number, name in enumerate(taken):
+        for number, name in enumerate(random.Random(round_).sample(list(taken), len(taken))):
             prompt = prompts.make(100 * round_ + number)
-            server = ragkv if name in wishes else alone
-            took_s, told = server.answer(prompt, wishes.get(name))
+            took_s, told = (alone if name == ALONE else ragkv).answer(prompt, wishes[name])
             if bool(told.get("reuse", {}).get("fused")) != (name in inside):
                 raise RuntimeError(f"{name}: the prompt was fused where it should not be, or the reverse: {told}")
             if round_:
@@ -192,7 +191,7 @@ def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
             if round_ and name in inside:
                 inside[name].append(told["timing"]["prefill_s"])
         print(f"round {round_} of {options.runs}", file=sys.stderr, flush=True)
-    full = statistics.median(taken["vLLM alone"])
+    full = statistics.median(taken[ALONE])
     return [
         {
             "method": name,
@@ -206,10 +205,11 @@ def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
 
 def _rates(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Requests a second of clients that each send one after another, in turns."""
-    rates: dict[str, list[float]] = {"vLLM alone": [], "fused, ratio .15": []}
+    rates: dict[str, list[float]] = {ALONE: [], PLAIN: [], "fused, ratio .15": []}
     for round_ in range(options.runs):
         for name in rates:
-            began, server, wish = time.perf_counter(), *((ragkv, {"ratio": 0.15}) if "fused" in name else (alone, None))
+            wish, server = {"ratio": RATIOS[name]} if name in RATIOS else None, alone if name == ALONE else ragkv
+            began = time.perf_counter()
             seeds = [9000 + 100 * round_ + 10 * len(name) + one for one in range(2 * CLIENTS)]
             with ThreadPoolExecutor(CLIENTS) as clients:
                 list(clients.map(lambda seed, s=server, w=wish: s.answer(prompts.make(seed), w, 16), seeds))

@@ -29,18 +29,13 @@ def fused_report(prefill: Prefill, promised: int) -> dict[str, Any]:
     }
 
 
-def left_report(why: str = "", missed: Iterable[int] = ()) -> dict[str, Any]:
+def left_report(why: str = "", missed: Sequence[int] = ()) -> dict[str, Any]:
     """The report of a prompt that vLLM computed; `missed` are the lengths of its chunks without KV, where known.
 
     If vLLM's prefix cache had its first tokens, their number is added as `cached`, and as `cached_state` what they are.
     """
-    lengths = list(missed)
-    return {
-        "promised_tokens": 0,
-        "missed_chunks": len(lengths),
-        "missed_tokens": sum(lengths),
-        "notes": [why] if why else [],
-    }
+    notes = [why] if why else []
+    return {"promised_tokens": 0, "missed_chunks": len(missed), "missed_tokens": sum(missed), "notes": notes}
 
 
 def connector_answer(report: Mapping[str, Any] | None, identity: Identity, ratio: float | None, selector: str) -> Any:

@@ -56,7 +56,8 @@ class VllmServer(Closing):
         )
         self._lock = threading.Lock()
         self._problem: str | None = f"vLLM at {self.url} was not asked yet."
-        self._connector: Mapping[str, Any] | None = None  # what it said about itself; None: it was not asked yet
+        # What the connector said about itself: its `ratio` and `selector` count for requests that name none.
+        self.connector: Mapping[str, Any] = {"ratio": None, "selector": ""}
         self._probe: Future[None] | None = None  # the last one
         self._probed_at = 0.0
         self.check_connector: Callable[[Mapping[str, Any]], None] = lambda _: None  # raises `AnswerServerError`
@@ -87,11 +88,6 @@ class VllmServer(Closing):
         with suppress(TimeoutError):
             probe.result(PROBE_WAIT_S + 1.0)
         return self._problem
-
-    @property
-    def connector(self) -> Mapping[str, Any]:
-        """The connector's `ratio` and `selector` for requests that name none; `None` and "" before it was asked."""
-        return self._connector or {"ratio": None, "selector": ""}
 
     def close(self) -> None:
         """Close every connection. Twice is harmless."""
@@ -178,7 +174,7 @@ class VllmServer(Closing):
             )
         self.check_connector(found)
         with self._lock:
-            self._connector, self._problem = found, None
+            self.connector, self._problem = found, None
         return dict(found)
 
     async def _ask(self) -> None:

@@ -6,7 +6,6 @@ where the first token is another, the chunk is fused, as it is anywhere but behi
 """
 
 import bisect
-import itertools
 import logging
 import threading
 import time
@@ -19,7 +18,6 @@ log = logging.getLogger(__name__)
 
 HEAD_TOKENS = 8  # `HEAD_TOKENS` is by how many first tokens a chunk is looked up; shorter ones are not found.
 MERGED_TOKENS = 2  # `MERGED_TOKENS` are the last tokens of a chunk that a tokenizer may merge with the text behind it.
-MOST_CHUNKS = 1_000_000  # `MOST_CHUNKS` is how many chunks are known at a time.
 SHARE_OF_TIME = 0.05  # `SHARE_OF_TIME` is the share of the time for reading the store's list.
 
 
@@ -81,7 +79,7 @@ class ChunkIndex:
                 return
             by_head, by_second, count = _ByHead(), _ByHead(), 0
             try:
-                for chunk in itertools.islice((ids for ids in self._read() if len(ids) >= HEAD_TOKENS), MOST_CHUNKS):
+                for chunk in (ids for ids in self._read() if len(ids) >= HEAD_TOKENS):
                     _add(by_head, chunk[:HEAD_TOKENS], chunk)
                     if len(chunk) > HEAD_TOKENS:
                         _add(by_second, chunk[1 : HEAD_TOKENS + 1], chunk)

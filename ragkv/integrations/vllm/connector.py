@@ -149,14 +149,10 @@ def _engine(name: str, config: EngineConfig, cache: PagedCache) -> tuple[Engine,
         served = served_model(*cache.first_layer)
         if served is None:
             raise UnsupportedModelError("its model is not found in this process")
-        model = shared_model(served, config_of(name))
-        engine, shared = Engine(model, load_tokenizer(name), config), ""
+        engine = Engine(shared_model(served, config_of(name)), load_tokenizer(name), config)
+        said = "computes with vLLM's own weights and keeps no copy"
     except UnsupportedModelError as error:
-        engine, shared = Engine.from_pretrained(name, config), str(error)
-    size = sum(p.numel() * p.element_size() for p in engine.model.adapter.model.parameters()) / 1e9
-    if shared:
-        return (
-            engine,
-            f"ragkv keeps a second copy of the weights, {size:.2f} GB, because vLLM's are not shared: {shared}.",
-        )
-    return engine, f"ragkv computes with vLLM's own weights ({size:.2f} GB); it keeps no copy of them."
+        engine = Engine.from_pretrained(name, config)
+        said = f"keeps a second copy of vLLM's weights, because they are not shared: {error}"
+    size = sum(p.numel() * p.element_size() for p in engine.model.adapter.model.parameters())
+    return engine, f"ragkv {said} ({size / 1e9:.2f} GB)."

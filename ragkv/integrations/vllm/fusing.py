@@ -28,9 +28,9 @@ THREADS = 2  # `THREADS` is two: one computes, the other looks up entries and re
 class PromptJob:
     """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is none."""
 
-    def __init__(self, token_ids: tuple[int, ...], wish: Wish, session_id: str = "") -> None:
-        """`session_id` names the conversation whose KV is kept; "": none is."""
-        self.token_ids, self.wish, self.session_id = token_ids, wish, session_id
+    def __init__(self, token_ids: tuple[int, ...], wish: Wish, salt: str = "") -> None:
+        """`salt` names the conversation, if its KV is to be kept; "": none is."""
+        self.token_ids, self.wish, self.session_id = token_ids, wish, salt if wish.keep else ""
         self.promised = 0  # the first tokens, whose KV `prefill` has
         self.cancel = threading.Event()
         self.done = threading.Event()

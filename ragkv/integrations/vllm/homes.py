@@ -13,7 +13,7 @@ from ragkv.runtime import Closing, LeasePool
 from .chunk_index import ChunkIndex
 from .settings import ConnectorSettings
 
-MOST_ENTRIES = 1_000_000  # `MOST_ENTRIES` is how many entries of a store are listed.
+MOST_ENTRIES = 1_000_000  # `MOST_ENTRIES` is how many entries of a store are listed, so also how many are found.
 
 
 class Home(Closing):

@@ -73,9 +73,7 @@ class FusedLayout:
     token_ids: tuple[int, ...]  # (S,) the whole prompt
     runs: tuple[Chunk, ...]  # the prefix, and behind the history chunks with `Text` between them
     held: int  # tokens of history between prefix and chunks
-    promised: (
-        int  # tokens up to the end of the last chunk, or all that are kept, at most S - 1: vLLM computes the others
-    )
+    promised: int  # up to the end of the last chunk, or all that are kept, at most S - 1: vLLM computes the others
     options: Mapping[str, Any]  # for `Engine.prefill`
 
     def question(self, whole: bool) -> tuple[int, ...]:

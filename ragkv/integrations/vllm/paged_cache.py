@@ -57,15 +57,11 @@ class PagedCache:
         positions = torch.arange(start, stop)
         blocks = torch.tensor(block_ids, dtype=torch.int64)[positions // self.block_tokens]
         seen = blocks != NULL_BLOCK
-        slots = blocks * self.block_tokens + positions % self.block_tokens
-        everything = bool(seen.all())
-        slots = slots if everything else slots[seen]
-        slots = slots.to(self._caches[0].device)
+        slots = (blocks * self.block_tokens + positions % self.block_tokens)[seen].to(self._caches[0].device)
         for layer in range(len(self._layers)):
             k_rot, v = kv.view(layer, stop)  # (1, G, stop, D) each
-            pair = (part[0][:, start:] if everything else part[0][:, start:][:, seen] for part in (k_rot, v))
-            key, value = (part.transpose(0, 1).contiguous() for part in pair)  # (tokens, G, D)
-            self._put(layer, key, value, slots)
+            key, value = (part[0, :, start:].transpose(0, 1)[seen].contiguous() for part in (k_rot, v))
+            self._put(layer, key, value, slots)  # (tokens, G, D) each
 
     def check(self, adapter: Adapter) -> None:
         """Compare vLLM's attention over written random KV with ragkv's, in every layer.
@@ -77,16 +73,14 @@ class PagedCache:
                 f"vLLM has {len(self._layers)} attention layers and ragkv has {adapter.layer_count}; RagKVConnector "
                 "cannot serve this model."
             )
-        windows = set[int | None]()
+        windows = set[int]()
         for layer, attention in enumerate(self._layers):
             check_layer(layer, attention, adapter)
-            window = adapter.window(layer)
-            first, windows = window not in windows, windows | {window}
-            tokens = 2 * self.block_tokens + 5
-            if first and window is not None:  # a long prompt once for every window
+            window, tokens = adapter.window(layer), 2 * self.block_tokens + 5
+            if window is not None and window not in windows:  # a long prompt once for every window
+                windows.add(window)
                 tokens = max(tokens, window + 7)
-            blocks = self._caches[layer].shape[0]
-            tokens = min(tokens, MOST_CHECKED_TOKENS, (blocks - 1) * self.block_tokens)
+            tokens = min(tokens, MOST_CHECKED_TOKENS, (self._caches[layer].shape[0] - 1) * self.block_tokens)
             try:
                 error = self._difference(layer, tokens, window)
             except Exception as problem:

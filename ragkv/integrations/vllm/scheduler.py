@@ -162,8 +162,7 @@ class PromptScheduler:
         if seen.left:
             return 0
         if seen.job is None:
-            session_id = request.cache_salt if seen.wish.keep else None
-            seen.job = PromptJob(tuple(request.prompt_token_ids), seen.wish, session_id or "")
+            seen.job = PromptJob(tuple(request.prompt_token_ids), seen.wish, request.cache_salt or "")
         job = seen.job
         if not seen.queued:
             if sum(one.queued for one in self._requests.values()) >= self._settings.prompts:

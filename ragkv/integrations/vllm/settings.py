@@ -73,13 +73,16 @@ def check_config(vllm_config: Any) -> None:
         raise ConfigError(f"kv_cache_dtype is {cache.cache_dtype!r}; RagKVConnector needs the model's own: set 'auto'.")
     if vllm_config.speculative_config is not None:
         raise ConfigError("Speculative decoding is on; a draft model would have no KV of fused prompts: turn it off.")
+    if vllm_config.model_config.enable_sleep_mode:
+        raise ConfigError("Sleep mode is on; other weights could come back than those of the stored KV: turn it off.")
     _check_model(vllm_config.model_config)
 
 
 def _check_model(model_config: Any) -> None:
     if model_config.quantization is not None:
         raise UnsupportedModelError(
-            f"The weights are quantised ({model_config.quantization}); RagKVConnector computes with unquantised ones."
+            f"The weights are quantised ({model_config.quantization}), so ragkv would compute other KV than vLLM does: "
+            "serve the unquantised checkpoint."
         )
     config = model_config.hf_config
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

@@ -232,17 +232,11 @@ def _attacked(llm: Any, prompts: Any, wanted: Any) -> dict[str, Any]:
     """What a tenant gets that sends another's texts, with the other's salt: its own proof, a forged one, or none."""
     found = {"attacks": 0, "reused": 0, "different": 0}
     for which, prompt in enumerate(prompts["one"]):
-        salt, (victim,) = (
-            f"attacked {which}",
-            asked(llm, [ids(prompt)], [{"ratio": 0.15} | _proved("one", f"attacked {which}")], [f"attacked {which}"]),
-        )
+        salt = f"attacked {which}"
+        (victim,) = asked(llm, [ids(prompt)], [{"ratio": 0.15} | _proved("one", salt)], [salt])
         assert generated(victim) == wanted["one", which, 0.15] and victim.num_cached_tokens
-        claims = [
-            _proved("two", salt),
-            {"tenant": "one", "proof": _proved("two", salt)["proof"]},
-            {"tenant": "one"},
-            {},
-        ]
+        forged = {"tenant": "one", "proof": _proved("two", salt)["proof"]}
+        claims: list[Any] = [_proved("two", salt), forged, {"tenant": "one"}, {}]
         wishes = [{**claim, **way} for claim in claims for way in ({"ratio": 0.15}, {"reuse": "none"})]
         for wish in wishes:  # one after another: each might find what the last one left
             (output,) = asked(llm, [ids(prompt)], [wish], [salt])

@@ -21,6 +21,7 @@ def config(**changes: Any) -> SimpleNamespace:
         model_config=SimpleNamespace(
             dtype=torch.float32,
             quantization=None,
+            enable_sleep_mode=False,
             hf_config=SimpleNamespace(model_type="llama", rope_parameters={"rope_type": "default"}),
         ),
     )
@@ -47,6 +48,7 @@ def test_a_plain_configuration_is_accepted() -> None:
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size is 2"),
         ({"cache_config__cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'"),
         ({"speculative_config": object()}, "Speculative decoding"),
+        ({"model_config__enable_sleep_mode": True}, "Sleep mode"),
         ({"model_config__quantization": "awq"}, "quantised .awq."),
         ({"model_config__hf_config__model_type": "mamba"}, "family 'mamba'"),
         ({"model_config__hf_config__rope_parameters": {"rope_type": "dynamic"}}, "'dynamic'"),

@@ -57,7 +57,10 @@ def test_damaged_entries_give_the_tokens_of_a_full_prefill() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
-    [("kv_cache_dtype", '"fp8"', "kv_cache_dtype")],
+    [
+        ("kv_cache_dtype", '"fp8"', "kv_cache_dtype"),
+        ("hf_overrides", '{"quantization_config": {"quant_method": "compressed-tensors"}}', "weights are quantised"),
+    ],
 )
 def test_vllm_does_not_start_where_fused_kv_would_be_wrong(option: str, value: str, said: str) -> None:
     assert said in run("refused", option, value)
