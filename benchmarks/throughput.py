@@ -1,32 +1,21 @@
-"""Throughput: tokens/s of batched decoding, and requests/s at a TTFT bound.
+"""Tokens/s of batched decoding: 1, 4 and 16 prompts one after the other, in one step, and through the engine's batch.
 
-    python -m benchmarks.throughput [--quick] [--part decode|requests ...] [--shape qwen2.5-0.5b]
+    python -m benchmarks.throughput [--quick] [--shape qwen2.5-0.5b]
 
-decode: 1, 4 and 16 prompts one after the other; all in one step; and through the engine's decode batch, one thread for
-each prompt, with the mean number of rows in a step. All run on threads, as in a server. The main thread releases its
-OpenMP thread pool before, because an idle pool would slow all of them.
-
-requests: prefill only (one token of answer). Methods: full recompute and exact-prefix reuse by transformers' own model
-and cache, and fusion. The two stores may hold the same bytes. The bound is full recompute's mean TTFT at half the load
-that saturates it. Service times are measured by serving every request, in order, with alternating methods. The TTFT at
-a rate is then *computed*: Poisson arrivals at one server, first come first served, the measured times repeated in
-order, the first tenth excluded. The highest rate under the bound is found by bisection. One rate of each method is
-confirmed by a real run, in which the following requests are sent at their arrival times. Weights and entries are
-random, which changes no time.
+The engine's decode batch has a thread for each prompt; the mean number of rows in a step is shown. All run on threads,
+as in a server. The main thread releases its OpenMP thread pool before, because an idle pool would slow all of them.
+Weights and KV are random, which changes no time. `benchmarks.serving` has whole requests.
 """
 
 import argparse
-import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import report
-from benchmarks import throughput_requests as serving
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import EngineConfig
 from ragkv.model import Adapter, PromptKV, adapt
@@ -35,22 +24,12 @@ from ragkv.model.decode.sampling import Sampler, Sampling
 from ragkv.runtime import FairLock, openmp
 from ragkv.scheduling import decode_batch as batching
 
-TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "ragpulse"
-PARTS = ("decode", "requests")
-ARRIVALS = 20_000  # in the computed queue
-
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    model = random_model(options.shape)
-    where = f"{options.shape}, random weights, bf16, {report.machine()['cpu']}, {options.threads} threads"
-    if "decode" in options.part:
-        print(f"\nDecoding together: {where}")
-        _decode(adapt(model, EngineConfig().packed_bytes), options)
-    if "requests" in options.part:
-        print(f"\nRequests at a TTFT bound: {where}")
-        _requests(model, options)
+    print(f"{options.shape}, random weights, bf16, {report.machine()['cpu']}, {options.threads} threads")
+    _decode(adapt(random_model(options.shape), EngineConfig().packed_bytes), options)
 
 
 def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
@@ -145,116 +124,18 @@ def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) ->
     return statistics.fmean(sizes)
 
 
-def _requests(model: Any, options: argparse.Namespace) -> None:
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    counts = options.before, options.requests, options.real
-    load = serving.load(options.trace, options.chunks, options.chunk_tokens, vocabulary, *counts)
-    servers, budget_bytes = _servers(model, load, options)
-    full, _, fused = servers
-    times = serving.services(servers, load.measured)
-    unit_gaps = serving.poisson_gaps(ARRIVALS, seed=0)
-    half = serving.saturation(times[full.name]) / 2
-    bound_s = serving.mean_ttft(times[full.name], half, unit_gaps)
-    print(
-        f"{load.name}: {options.requests} requests of {options.chunks} x {options.chunk_tokens} + "
-        f"{serving.QUESTION_TOKENS} tokens, after {options.before}; {len(load.corpus)} chunks; stores of "
-        f"{budget_bytes / 2**20:.0f} MiB\nbound: mean TTFT {bound_s:.3f} s (full recompute at {half:.3f} requests/s)"
-    )
-    found = [_measure(server, times[server.name], bound_s, load, unit_gaps, options) for server in servers]
-    for row in found:
-        row["of_full"] = row["rate"] / found[0]["rate"]
-    report.table(
-        (
-            "method",
-            "reused",
-            "service s",
-            "saturation /s",
-            "requests/s at bound",
-            "of full",
-            "real run: TTFT s",
-            "computed",
-        ),
-        [
-            (
-                row["method"],
-                f"{row['reused']:.0%}",
-                row["service_s"],
-                row["saturation"],
-                row["rate"],
-                f"{row['of_full']:.2f}x",
-                *("-" if row[name] is None else row[name] for name in ("real_ttft_s", "computed_ttft_s")),
-            )
-            for row in found
-        ],
-    )
-    print("real run: later requests at the rate found; computed: a queue of the same arrivals and the measured times")
-    settings = {"bound_s": bound_s, "load": load.name, "budget_bytes": budget_bytes, "chunks": options.chunks}
-    print("written:", report.save(f"throughput-requests-{options.shape}{options.tag}", [settings, *found]))
-    fused.engine.close()
-
-
-def _servers(
-    model: Any, load: serving.Load, options: argparse.Namespace
-) -> tuple[tuple[serving.Full, serving.ExactPrefix, serving.Fused], int]:
-    config, corpus = model.config, load.corpus
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token_bytes = config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim * 2 + 2  # and a score
-    budget_bytes = int(options.budget * len(corpus) * options.chunk_tokens * token_bytes)
-    fused = serving.Fused(model, budget_bytes, options.ratio, corpus)
-    prefix = serving.ExactPrefix(model, budget_bytes)
-    piece = torch.randn(serving.piece_shape(fused.engine, options.chunk_tokens)).to(model.dtype).unsqueeze(2)
-    for request in load.before:
-        prefix.fill(request, piece)
-    full = serving.Full(model)
-    for server in (full, prefix, fused):  # warm up with an earlier prompt
-        server.serve(load.before[-1])
-        server.finish_background_work()
-    return (full, prefix, fused), budget_bytes
-
-
-def _measure(
-    server: serving.Server,
-    times: Sequence[serving.Service],
-    bound_s: float,
-    load: serving.Load,
-    unit_gaps: Sequence[float],
-    options: argparse.Namespace,
-) -> dict[str, Any]:
-    rate = serving.highest_rate(times, bound_s, unit_gaps)
-    arrivals = list(itertools.accumulate(gap / rate for gap in unit_gaps[: options.real]))
-    return {
-        "method": server.name,
-        "reused": statistics.fmean(service.reused for service in times),
-        "service_s": statistics.fmean(service.prefill_s for service in times),
-        "after_s": statistics.fmean(service.after_s for service in times),
-        "saturation": serving.saturation(times),
-        "rate": rate,
-        "real_ttft_s": statistics.fmean(serving.measured_ttfts(server, load.real, arrivals)) if arrivals else None,
-        "computed_ttft_s": statistics.fmean(serving.queue_ttfts(times, arrivals)) if arrivals else None,
-    }
-
-
 def _options() -> argparse.Namespace:
-    parser = report.parser(__doc__, quick="a tiny shape and few requests: a minute on a laptop", threads=2, runs=3)
-    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    parser = report.parser(__doc__, quick="a tiny shape", threads=2, runs=3)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16], help="prompts that decode")
     parser.add_argument(
         "--prompt-tokens", type=int, default=512, help="of the shortest prompt; each next one has 37 more"
     )
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--trace", type=Path, default=TRACE, help="RAGPulse's folder; if missing, Zipf requests")
-    parser.add_argument("--chunks", type=int, default=6)
-    parser.add_argument("--chunk-tokens", type=int, default=256)
-    parser.add_argument("--before", type=int, default=300, help="requests that filled the stores")
-    parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--real", type=int, default=40, help="requests of the real run; 0: none")
-    parser.add_argument("--ratio", type=float, default=0.15)
-    parser.add_argument("--budget", type=float, default=1.0, help="bytes of each store as a share of the corpus's KV")
     parser.set_defaults(tag="")
     options = parser.parse_args()
     if options.quick:
-        options.shape, options.tag, options.before, options.requests, options.real = "tiny", "-quick", 60, 24, 24
+        options.shape, options.tag = "tiny", "-quick"
     return options
 
 

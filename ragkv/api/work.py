@@ -19,7 +19,8 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError, DeadlineError
-from ragkv.runtime import Channel, Check, openmp, release_memory, stopped_by, working_for
+from ragkv.runtime import Check, openmp, release_memory, stopped_by, working_for
+from ragkv.runtime.thread_stream import Channel
 
 from .errors import CLIENT_GONE, ApiError
 from .settings import QueueConfig

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from ragkv.errors import InputError
-from ragkv.runtime import run_in_thread
 
 from . import output
 from .options import EngineOptions, require_index, with_engine_options
@@ -26,6 +25,7 @@ def mcp(
     """Offer the ingested documents to MCP clients: search, ask, list and add."""
     from ragkv.integrations.mcp import Corpus, build_server
     from ragkv.retrieval import Index
+    from ragkv.runtime.thread_stream import run_in_thread
 
     if not options.uses_server_settings:
         raise InputError("ragkv mcp asks a server with the home's settings: leave the model's options out.")

@@ -7,6 +7,7 @@ those of the home. Whatever goes wrong, the command reads the home itself. This 
 
 import contextlib
 import http.client
+import importlib
 import json
 import subprocess
 import sys
@@ -81,6 +82,8 @@ def ask_server(
     """What `read` makes of the response to a POST at the server of `home`, with a note; `None` if it gives none."""
     if (address := server_of(home, model)) is None:
         return None
+    # `read` needs it: it is imported while the server answers.
+    threading.Thread(target=importlib.import_module, args=("ragkv.retrieval",)).start()
     try:
         answered = read(_asked(address, "POST", path, body))
     except FAULTS as error:

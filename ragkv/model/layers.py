@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 
 from . import attention
 from .attention import LayerPass
-from .cpu.packing import INT4_ROWS, joined, view_with
+from .cpu.packing import FEW_ROWS, joined, view_with
 from .rows import TILE_ROWS, pause
 
 Part = Callable[[torch.Tensor], torch.Tensor]
@@ -95,7 +95,7 @@ class PlainAttention:
     def _projected(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
         """Hidden (1, R, E) -> queries, keys and values (1, heads, R, D)."""
         rows, together = hidden.shape[1], self._together
-        if together is not None and rows <= INT4_ROWS:
+        if together is not None and rows <= FEW_ROWS:
             parts: Sequence[torch.Tensor] = torch.split_with_sizes(together.product(hidden), self._sizes, -1)
         else:
             parts = [self._parts[f"{name}_proj"](hidden) for name in "qkv"]
@@ -121,7 +121,7 @@ class PlainMlp:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (1, R, E) -> the same shape."""
-        if self._together is None or hidden.shape[1] > INT4_ROWS:
+        if self._together is None or hidden.shape[1] > FEW_ROWS:
             return self._whole(hidden)
         gate, up = self._together.product(hidden).chunk(2, dim=-1)
         return self._down(self._act(gate) * up)

@@ -12,10 +12,8 @@ from .memory import available_bytes, freeze_objects, limit_kernel_caches, releas
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
-from .thread_stream import Channel, iterate_in_thread, run_in_thread
 
 __all__ = [
-    "Channel",
     "Check",
     "Closing",
     "FairLock",
@@ -40,7 +38,6 @@ __all__ = [
     "examples",
     "freeze_objects",
     "is_loopback",
-    "iterate_in_thread",
     "limit_kernel_caches",
     "load",
     "make_private_folder",
@@ -49,7 +46,6 @@ __all__ = [
     "openmp",
     "release_memory",
     "replace_file",
-    "run_in_thread",
     "seconds_of",
     "state_of",
     "stopped_by",

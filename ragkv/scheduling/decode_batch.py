@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
+from ragkv.model.cpu.packing import FEW_ROWS
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.rows import pausing
 from ragkv.runtime import Closing, FairLock, Wait, openmp
@@ -24,8 +25,9 @@ from ragkv.runtime import Closing, FairLock, Wait, openmp
 # `PATIENCE` is the share of the last step's time for which the leader of a step waits for the requests that were served
 # in it and will ask again. Without it the first request steps alone and the others together: half the batch on average.
 PATIENCE = 0.125
-# `DRAFTING_SLOTS` is the most requests that decode together with drafts: more of them fill a step's rows themselves.
-DRAFTING_SLOTS = 4
+# `DRAFTED_ROWS` is the most rows of a step with drafts. In 16 bits on a CPU it is `FEW_ROWS`: beyond, other copies multiply
+# them and attention sums in another order, and one in six answers of SmolLM2 changed.
+DRAFTED_ROWS = 16
 # `SHARED_ROWS` is the most rows of one owner in a step while another owner's request waits: it must not pay for many.
 SHARED_ROWS = 8
 
@@ -60,8 +62,8 @@ class DecodeSlot(Closing):
     @property
     def room(self) -> int:
         """How many drafts a step may have now: none for a KV that takes none, nor while many others decode."""
-        takes = self._kv.takes_drafts and not self._batch.rope_depends_on_length
-        return self._kv.capacity - self._kv.length - 1 if takes and self._batch.slots <= DRAFTING_SLOTS else 0
+        rows = min(self._kv.capacity - self._kv.length, self._batch.most_rows // self._batch.slots)
+        return max(0, rows - 1) if self._kv.takes_drafts else 0
 
     def close(self) -> None:
         """Leave the batch: no step waits for this request any more. Twice is harmless."""
@@ -88,7 +90,8 @@ class DecodeBatch:
 
     def __init__(self, adapter: Adapter, lock: FairLock) -> None:
         self._adapter, self.lock = adapter, lock
-        self.rope_depends_on_length = adapter.rope.depends_on_length
+        rows = FEW_ROWS if adapter.dtype.itemsize < 4 and adapter.device.type == "cpu" else DRAFTED_ROWS
+        self.most_rows = 1 if adapter.rope.depends_on_length else rows  # of all slots, with drafts
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
         self._expected: set[DecodeSlot] = set()  # served by the last step, and not waiting again yet

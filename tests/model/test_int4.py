@@ -4,11 +4,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ragkv.model import Adapter
 from ragkv.model.cpu import packing
 from ragkv.model.cpu.int4 import int4_copy
 from ragkv.model.cpu.packing import Copies, joined
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.probe import adapt
+from ragkv.runtime import FairLock
+from ragkv.scheduling import DecodeBatch
 
 
 def linear(weights: torch.Tensor, bias: bool = False) -> torch.nn.Linear:
@@ -48,21 +51,42 @@ def test_weights_of_more_bits_or_in_parts_of_blocks_are_not_copied() -> None:
         assert int4_copy(linear(other)) is None
 
 
-@needs_int4
 @torch.no_grad()
-def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.INT4_ROWS))
+def adapter_on_grids() -> Adapter:
+    """Of a model in bfloat16 whose weights have four bits."""
     shape = dict(hidden_size=256, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1, vocab_size=192)
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, initializer_range=0.1, **shape)).bfloat16().eval()
     for part in model.model.modules():
         if isinstance(part, torch.nn.Linear):
             part.weight.copy_(0.3 * grid(*part.weight.shape[:1], 15, 0, part.weight.shape[1]))
-    adapter, logits = adapt(model, 1 << 30), []
+    return adapt(model, 1 << 30)
+
+
+@needs_int4
+@torch.no_grad()
+def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.FEW_ROWS))
+    adapter, logits = adapter_on_grids(), []
     plain = adapter._plain
     assert plain is not None and plain[0]._attend._together is not None and plain[0]._mlp._together is not None
     for adapter._plain in (plain, None):
         kv = adapter.new_kv(40)
-        for count in (1, packing.INT4_ROWS, packing.INT4_ROWS + 1):
+        for count in (1, packing.FEW_ROWS, packing.FEW_ROWS + 1):
             logits.append(decode_rows(adapter, [DecodeRow(kv, 3, drafts=(5,) * (count - 1))]))
     assert all(torch.equal(*pair) for pair in zip(logits[:3], logits[3:], strict=True))
     assert joined([torch.nn.Linear(4, 4)] * 2) is None
+
+
+@needs_int4
+def test_a_step_with_drafts_gives_the_bits_of_steps_of_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, int4_rows=packing.FEW_ROWS))
+    adapter = adapter_on_grids()
+    tokens = [3, *range(5, 4 + packing.FEW_ROWS)]
+    kv, single = adapter.new_kv(40), adapter.new_kv(40)
+    together = decode_rows(adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))])
+    assert torch.equal(together, torch.cat([decode_rows(adapter, [DecodeRow(single, token)]) for token in tokens]))
+    batch = DecodeBatch(adapter, FairLock())
+    first, second = batch.slot(kv), batch.slot(single)
+    assert (first.room, second.room) == (1, 1)  # two rows each
+    second.close()
+    assert first.room == len(tokens) - 1

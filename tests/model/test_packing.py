@@ -10,7 +10,7 @@ import torch
 
 from ragkv.model.cpu import packing, product_speed
 from ragkv.model.cpu.packing import (
-    BFLOAT16_ROWS,
+    FEW_ROWS,
     FLOAT32_ROWS,
     LOST,
     CopiedLinear,
@@ -208,7 +208,7 @@ def test_nothing_is_packed_for_another_device() -> None:
 def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: True)
     for without_s, copy_s, float32_rows, bfloat16_rows in (
-        (2.0, 1.0, math.inf, BFLOAT16_ROWS),
+        (2.0, 1.0, math.inf, FEW_ROWS),
         (1.0, 2.0, FLOAT32_ROWS, 0),
     ):
         monkeypatch.setattr(product_speed, "cache_folder", lambda _, name=str(copy_s): tmp_path / name)
@@ -224,14 +224,14 @@ def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatc
 @needs_float16
 def test_a_bfloat16_layer_with_both_copies_uses_float16_for_one_and_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=BFLOAT16_ROWS))
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEW_ROWS))
     [layer], size = with_copies([plain], MUCH, CPU)
     assert isinstance(layer, CopiedLinear) and isinstance(layer.many, PackedLinear)
     assert size == 2 * 2 * plain.weight.numel()
-    hidden = torch.randn((1, BFLOAT16_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
+    hidden = torch.randn((1, FEW_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.no_grad():
         assert torch.equal(layer(hidden), plain(hidden))
-        few, layer.many = hidden[:, :BFLOAT16_ROWS], torch.nn.Identity()  # it is not asked
+        few, layer.many = hidden[:, :FEW_ROWS], torch.nn.Identity()  # it is not asked
         in_float32 = torch.nn.functional.linear(few.float(), plain.weight.float(), plain.bias.float())
         torch.testing.assert_close(layer(few), in_float32.bfloat16(), atol=1e-6, rtol=2**-7)  # rounded once
 
@@ -239,7 +239,7 @@ def test_a_bfloat16_layer_with_both_copies_uses_float16_for_one_and_two_rows(mon
 @needs_operators
 @needs_float16
 def test_every_layer_gets_the_copy_for_any_rows_before_one_gets_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=BFLOAT16_ROWS))
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEW_ROWS))
     parts = [linear() for _ in range(3)]
     size = 2 * parts[0].weight.numel()
     kinds = {

@@ -10,7 +10,7 @@ import pytest
 
 from ragkv import Answer, Engine, Session
 from ragkv.errors import InputError
-from ragkv.runtime import iterate_in_thread, run_in_thread
+from ragkv.runtime.thread_stream import iterate_in_thread, run_in_thread
 from tests.engine.helpers import A, B, Q, engine_of
 
 LONG: dict[str, Any] = dict(max_new_tokens=400, min_new_tokens=400)

@@ -25,7 +25,7 @@ from ragkv.home import model_or_default
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import parse
-from ragkv.runtime import iterate_in_thread
+from ragkv.runtime.thread_stream import iterate_in_thread
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, TokenEvent
 

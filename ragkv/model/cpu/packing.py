@@ -4,11 +4,8 @@ In bfloat16: oneDNN reorders plain weights in every call, which takes half of th
 of 32 rows and 7 % of 190 rows (896 x 4864). A packed copy is reordered once; its products are equal bit for bit.
 
 In float16 for FBGEMM, which torch brings: it multiplies rows in float32 by weights in float16 and adds in float32.
-float16 holds the weights of a bfloat16 checkpoint, but for some of the smallest, and these too if all are multiplied
-by a power of two. So a model in bfloat16 is as fast as one in float32 on processors without products in bfloat16, where
-torch's own take seven times as long; on processors that have them, one row takes two thirds of the time of a packed
-copy; and a model that was widened to float32 reads half of the bytes, by which few rows are bound. The order of the
-sums is another one than in torch's own product, as it is for another number of rows.
+float16 holds the weights of a bfloat16 checkpoint, if all are multiplied by a power of two where some are tiny. So a
+model in bfloat16 is as fast as one in float32 on processors without products in bfloat16 (docs/models.md).
 
 A copy needs as much memory as weights of two bytes each, so the caller sets a limit. Later changes of the weights have
 no effect on the copies; stored entries would not match them either (see `fingerprint.py`).
@@ -35,9 +32,9 @@ COPY_BYTES = 2  # A copy takes so many bytes for each weight.
 SPARE_BYTES = 512 << 20  # No copy takes the last so many bytes of free memory.
 WORKERS = 4  # So many threads copy at a time: each takes another four bytes for each weight of its layer meanwhile.
 FLOAT32_ROWS = 48  # Models in float32 read float16 copies for up to so many rows, whatever the processor.
-# Models in bfloat16 do so for up to so many rows where bfloat16 is fast: oneDNN is slower for one and two.
-BFLOAT16_ROWS = 2
-INT4_ROWS = 4  # Up to so many rows are multiplied by weights in four bits: with eight they are slower than any other.
+# Up to so many rows of models in bfloat16 read copies in float16, where oneDNN is slower for one row, or in four bits,
+# which are slower with eight. All of a decoding step with drafts do, so that they have the bits of single ones.
+FEW_ROWS = 4
 INT4_BYTES = 0.625  # A copy in four bits takes so many bytes for each weight, with its steps.
 PASS_ROWS = 256  # The product of so many rows shows whether float16 copies pay for any number of rows in float32.
 PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
@@ -113,7 +110,7 @@ class CopiedLinear(torch.nn.Module):
 def joined(layers: Sequence[Any]) -> Int4Copy | None:
     """One copy for layers that multiply the same few rows, their outputs behind one another; `None`: there is none.
 
-    It multiplies up to `INT4_ROWS`. The layers then read their weights in it, too.
+    It multiplies up to `FEW_ROWS`. The layers then read their weights in it, too.
     """
     own = [one.copy for one in layers if type(one) is CopiedLinear and isinstance(one.copy, Int4Copy)]
     if len(own) < len(layers) or (copy := Int4Copy.joined(own)) is None:
@@ -190,11 +187,11 @@ def useful_copies(dtype: torch.dtype) -> Copies:
         return Copies(float16_rows=math.inf if pays else FLOAT32_ROWS)
     if dtype is not torch.bfloat16:
         return Copies()
-    int4_rows = INT4_ROWS if _gain_of(Copies(int4_rows=INT4_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL else 0
+    int4_rows = FEW_ROWS if _gain_of(Copies(int4_rows=FEW_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL else 0
     if not multiplies_bfloat16():
         return Copies(float16_rows=math.inf, int4_rows=int4_rows)
-    pays = _gain_of(Copies(float16_rows=BFLOAT16_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL
-    return Copies(_packs_bfloat16(), BFLOAT16_ROWS if pays else 0, int4_rows)
+    pays = _gain_of(Copies(float16_rows=FEW_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL
+    return Copies(_packs_bfloat16(), FEW_ROWS if pays else 0, int4_rows)
 
 
 @cache
