@@ -6,7 +6,7 @@
 FOLDER has XQuAD as published. A request is a question over `--passages` passages of a pool of `--pool`: they come
 again, beside others and in any order. Every target gets the same requests as streamed chat completions: those named
 `fused` and `full` are ragkv's, which get the passages as documents; any other gets them in the message. Each of N
-clients sends its next request when it has its answer. Before that, ragkv gets every passage once, so its KV is stored.
+clients sends its next request when it has its answer. Before that, ragkv gets every passage, so that its KV is stored.
 """
 
 import argparse
@@ -101,9 +101,9 @@ def main() -> None:
     options = _options()
     targets = [target.partition("=")[::2] for target in options.targets]
     if url := dict(targets).get("fused"):
-        pool = dict.fromkeys(text for one in itertools.islice(requests(options), 40) for text in one.passages)
-        for text in pool:
-            serve("fused", url, Asked((text,), "What?"), 1)
+        pool = list(dict.fromkeys(text for one in itertools.islice(requests(options), 40) for text in one.passages))
+        for first, second in zip(pool, (*pool[1:], pool[0]), strict=True):  # each once first, and once behind another
+            serve("fused", url, Asked((first, second), "What?"), 1)
     rows, stream = [], requests(options)
     for clients, count in zip(options.clients, options.each, strict=True):
         asked = list(itertools.islice(stream, clients * count))

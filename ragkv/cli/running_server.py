@@ -82,8 +82,7 @@ def ask_server(
     """What `read` makes of the response to a POST at the server of `home`, with a note; `None` if it gives none."""
     if (address := server_of(home, model)) is None:
         return None
-    # `read` needs it: it is imported while the server answers.
-    threading.Thread(target=importlib.import_module, args=("ragkv.retrieval",)).start()
+    threading.Thread(target=importlib.import_module, args=("ragkv.retrieval",)).start()  # for `read`, meanwhile
     try:
         answered = read(_asked(address, "POST", path, body))
     except FAULTS as error:

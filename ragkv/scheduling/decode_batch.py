@@ -25,9 +25,9 @@ from ragkv.runtime import Closing, FairLock, Wait, openmp
 # `PATIENCE` is the share of the last step's time for which the leader of a step waits for the requests that were served
 # in it and will ask again. Without it the first request steps alone and the others together: half the batch on average.
 PATIENCE = 0.125
-# `DRAFTED_ROWS` is the most rows of a step with drafts. In 16 bits on a CPU it is `FEW_ROWS`: beyond, other copies multiply
-# them and attention sums in another order, and one in six answers of SmolLM2 changed.
-DRAFTED_ROWS = 16
+# `ROWS` is the most rows of a step with drafts. None but the first sees a multiple of `ROWS` keys: attention adds whole
+# vectors of keys, then the rest. In 16 bits on a CPU a step has `FEW_ROWS`: more read other copies of the weights.
+ROWS = 16
 # `SHARED_ROWS` is the most rows of one owner in a step while another owner's request waits: it must not pay for many.
 SHARED_ROWS = 8
 
@@ -62,7 +62,8 @@ class DecodeSlot(Closing):
     @property
     def room(self) -> int:
         """How many drafts a step may have now: none for a KV that takes none, nor while many others decode."""
-        rows = min(self._kv.capacity - self._kv.length, self._batch.most_rows // self._batch.slots)
+        length, batch = self._kv.length, self._batch
+        rows = min(self._kv.capacity - length, batch.most_rows // batch.slots, ROWS - (length + 1) % ROWS)
         return max(0, rows - 1) if self._kv.takes_drafts else 0
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class DecodeBatch:
 
     def __init__(self, adapter: Adapter, lock: FairLock) -> None:
         self._adapter, self.lock = adapter, lock
-        rows = FEW_ROWS if adapter.dtype.itemsize < 4 and adapter.device.type == "cpu" else DRAFTED_ROWS
+        rows = FEW_ROWS if adapter.dtype.itemsize < 4 and adapter.device.type == "cpu" else ROWS
         self.most_rows = 1 if adapter.rope.depends_on_length else rows  # of all slots, with drafts
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []

@@ -11,7 +11,7 @@ from ragkv.model.cpu.packing import Copies, joined
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.probe import adapt
 from ragkv.runtime import FairLock
-from ragkv.scheduling import DecodeBatch
+from ragkv.scheduling import DecodeBatch, decode_batch
 
 
 def linear(weights: torch.Tensor, bias: bool = False) -> torch.nn.Linear:
@@ -90,3 +90,5 @@ def test_a_step_with_drafts_gives_the_bits_of_steps_of_single_rows(monkeypatch: 
     assert (first.room, second.room) == (1, 1)  # two rows each
     second.close()
     assert first.room == len(tokens) - 1
+    kv.length = decode_batch.ROWS - 2  # a second row would see a whole vector of keys
+    assert first.room == 0
