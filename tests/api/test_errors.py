@@ -70,6 +70,12 @@ def test_a_wrong_method_is_told_every_method_of_the_address(client: TestClient) 
     assert client.put("/v1/collections/facts/documents").headers["allow"] == "GET, POST"
 
 
+def test_the_openapi_document_is_made_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+    monkeypatch.setattr(client.app, "openapi", lambda: made.append(1) or {})
+    assert [client.get("/openapi.json").json() for _ in range(2)] == [{}, {}] and made == [1]
+
+
 def test_an_unexpected_error_becomes_a_bare_500(
     reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def test_another_host_and_a_foreign_page_are_refused_as_by_the_rest_service(url:
     ):
         response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
         assert response.status_code == 403 and response.json()["error"]["code"] == code
+    assert httpx.get(f"{url}/mcp", headers={"accept": "text/event-stream"}, trust_env=False).status_code == 405
 
 
 @pytest.mark.usefixtures("home")
