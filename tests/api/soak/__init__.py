@@ -1,1 +1,1 @@
-"""The soak: replicas under mixed load, killed and replaced, while all they acknowledged is verified (docs/threats.md)."""
+"""The soak: replicas under mixed load, killed and replaced, while all they acknowledged is verified."""
