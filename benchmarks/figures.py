@@ -12,6 +12,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from ragkv.config import KCacheConfig, StoreConfig
 from ragkv.model import full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import offload
+from ragkv.scheduling import joint_prefills
 
 CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 Row = list[Any]
@@ -105,19 +107,53 @@ def deviations(bench: Bench) -> Iterator[Row]:
 
 
 def together(bench: Bench) -> Iterator[Row]:
-    """Seconds of the processor for N prompts' rows (.15 of 600 tokens, a question): one after another, in one pass."""
-    adapter, rows = bench.engine.model.adapter, 122
+    """Seconds until N fused prompts of 600 tokens that wait together are prefilled, and until one is on average: one
+    after another, and in joint passes."""
+    engine, most = bench.engine, joint_prefills.JOINT_ROWS
+
+    def both(prompts: list[list[list[int]]], rows: int) -> tuple[float, float]:
+        joint_prefills.JOINT_ROWS = rows
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            with engine.scheduler.turn():
+                waiting = [pool.submit(engine.prefill, QUESTION, chunks, ratio=0.15) for chunks in prompts]
+                while len(engine.scheduler.prefills._waiting) < len(prompts):
+                    time.sleep(0.01)
+                began = time.perf_counter()
+            ends = [pool.submit(lambda one=one: one.result() and time.perf_counter() - began) for one in waiting]
+            took = [end.result() for end in ends]
+        return max(took), statistics.mean(took)
+
     for count in (2, 4) if bench.quick else (2, 4, 8):
-        ids = torch.randint(0, adapter.vocabulary, (count, rows))
+        chunks = bench.chunks(5 * count, 112)
+        prompts = [chunks[at : at + 5] for at in range(0, len(chunks), 5)]
+        both(prompts, most)  # what is not stored is computed once
+        engine.flush()
+        times = [(*both(prompts, 0), *both(prompts, most)) for _ in range(2 if bench.quick else 5)]
+        all_s, mean_s, joint_s, joint_mean_s = map(statistics.median, zip(*times, strict=True))
+        yield [count, all_s, joint_s, all_s / joint_s, mean_s, joint_mean_s]
 
-        def passes(length: int, ids: torch.Tensor = ids) -> None:
-            with torch.no_grad():
-                for part in ids.flatten().split(length):
-                    full_pass(adapter, part, adapter.new_kv(len(part)))
 
-        ways = {rows: lambda: passes(rows), count * rows: lambda n=count: passes(n * rows)}
-        times = report.alternate(ways, 5, time.process_time)
-        yield [count, *times.values(), times[rows] / times[count * rows]]
+def after_overflow(bench: Bench) -> Iterator[Row]:
+    """Share of an article's last 96 tokens predicted right behind 1,024 tokens whose oldest half was dropped:
+    by stored KV at new positions, by the text computed again, by stored KV at its old positions."""
+    adapter, half, text = bench.engine.model.adapter, 512, list[int]()
+    for name, ids in bench.articles.items():
+        text = [*text, *ids][-1024 - 96 :]
+        if len(text) < 1024 + 96:
+            continue
+        record, asked = adapter.new_recording(0, 1024), torch.tensor(text[1024:])
+        full_pass(adapter, text[:1024], adapter.new_kv(1024), record=record)
+        right = []
+        for at in (0, None, half):
+            kv = adapter.new_kv(half + 96)
+            for layer, (k_raw, v) in enumerate(record.kv[:, :, :, half:]):
+                rotation = adapter.rope.tables(1024).span(adapter.rope_kind(layer), at or 0, (at or 0) + half)
+                kv.put(layer, 0, adapter.rotate(layer, k_raw[None], *rotation), v[None])
+            if at is None:
+                full_pass(adapter, text[half:1024], kv)
+            guesses = adapter.logits(full_pass(adapter, asked[:-1], kv, start=half)).argmax(1)
+            right.append(float((guesses == asked[1:]).float().mean()))
+        yield [name, *right]
 
 
 def phases(bench: Bench) -> Iterator[Row]:
@@ -222,7 +258,7 @@ FIGURES: dict[str, Figure] = {
     "cacheblend 3": (answers, "method answer"),
     "cacheblend 4": (attention, "layer other_chunks_full other_chunks_reuse distance"),
     "cacheblend 7": (deviations, "layer P10 P50 P75 P90 P99"),
-    "cacheblend 15c": (together, "prompts one_by_one_s together_s gain"),
+    "cacheblend 15c": (together, "prompts one_by_one_s together_s gain mean_one_by_one_s mean_together_s"),
     "cachedattention 1": (phases, "tokens prefill_s decode_step_s"),
     "cachedattention 2": (lengths, SPREAD),
     "cachedattention 4": (recomputation, BY_TURN),
@@ -230,6 +266,7 @@ FIGURES: dict[str, Figure] = {
     "cachedattention 16": (recomputation, BY_TURN),
     "cachedattention 22": (overflow, "window dropped kept"),
     "cachedattention 24": (capacities, "capacity hits median_ms P99_ms"),
+    "cachedattention table 2": (after_overflow, "article CA TT NKVT"),
     "tlru 3": (uncached, "cached 16_new 128_new 256_new 512_new"),
     "tlru 4": (lengths, SPREAD),
     "tlru 6": (lengths, SPREAD),

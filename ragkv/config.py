@@ -232,7 +232,7 @@ class KCacheConfig:
 class SchedulerConfig:
     """The request queue before the prefill (CachedAttention section 3.3)."""
 
-    workers: int = 2  # admitted requests: one computes, the others look up and read ahead
+    workers: int = 2  # admitted requests, more while prompts are short; 1: each prompt is prefilled alone
     queue_limit: int = 256  # requests that may wait; more are refused
     deadline_s: float | None = None  # from the call to the last token, for requests without their own; None: none
 

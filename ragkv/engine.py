@@ -154,7 +154,8 @@ class Engine(Closing):
             self, _shut, background, self.profiler, scheduler, self._conversations, store, readers
         )
         chooses = (config.fusion.ratio is None or settings.ttft_target_ms is not None) and backend is None
-        if chooses and config.controller.measure and not (directory is None or settings.read_only):
+        has_storage = directory is not None or settings.redis is not None or settings.s3 is not None
+        if chooses and config.controller.measure and has_storage and not settings.read_only:
             self.profiler.start()
         openmp.release_threads()  # this thread loaded and packed weights; another one may compute next
 
@@ -332,7 +333,8 @@ class Engine(Closing):
             request = replace(request, max_new_tokens=prompt.answer_tokens)
             active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
             with active.held:
-                with self.scheduler.admitted(self._backend.prefetch_hint(active), ticket):
+                hint, tokens = self._backend.prefetch_hint(active), len(prompt.token_ids)
+                with self.scheduler.admitted(hint, ticket, tokens):
                     events = self._backend.begin(active)
                 with closing(events):
                     turn.prefilled(prompt, active.prefill)

@@ -1,6 +1,6 @@
 """Fusion: builds the KV of one prompt from many stored entries and recomputes the tokens that a selector chooses."""
 
-from .fusor import Fused, Fusor
+from .fusor import Fused, Fusing, Fusor
 from .pipeline import LayerReader, Readers
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .selectors import (
@@ -22,6 +22,7 @@ __all__ = [
     "Candidates",
     "CheckingSelector",
     "Fused",
+    "Fusing",
     "Fusor",
     "LayerReader",
     "Plan",

@@ -146,20 +146,6 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
     return Decision(ratio, None, chosen, best_s, tuple(why))
 
 
-def slow_loads(times: Sequence[tuple[float, float]]) -> list[int]:
-    """Which of some loads to compute instead, by the seconds to load and to compute each, for the least time in all.
-
-    Only those that load slower than they compute, the largest gain first, while the others load meanwhile.
-    """
-    slow = sorted((i for i, (load, work) in enumerate(times) if load > work), key=lambda i: times[i][1] - times[i][0])
-
-    def takes_s(count: int) -> float:
-        loading_s = sum(load for load, _ in times) - sum(times[i][0] for i in slow[:count])
-        return max(loading_s, sum(times[i][1] for i in slow[:count]))
-
-    return slow[: min(range(len(slow) + 1), key=lambda count: (takes_s(count), count))]
-
-
 def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, prices: PricesConfig) -> Decision:
     """All for one request: which entries to compute at r*, the ratio for the others, and the cheapest tier.
 

@@ -6,23 +6,33 @@ whose fresh KV overwrites the stored KV. An asking selector needs two passes: th
 the question's attention, the second recomputes the chosen tokens and loads nothing. Rows before the first candidate saw
 nothing that changes, and are computed once.
 
+The rows of several prompts may go through the weights in one pass (figure 15c): only attention runs prompt by prompt.
+
 The fusor knows no text, documents or tiers. It reads entries and never writes them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
+from ragkv.model import Adapter, LayerPass, PromptKV, Recording, Rows, Watch
+from ragkv.model.promptkv import KVRows
 from ragkv.model.rows import pausing
-from ragkv.runtime import Closing
+from ragkv.runtime import Check, Closing, no_check
 from ragkv.store import Lease
 
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan, Span
 from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
+
+# A prompt's rows, their hidden (1, R, E), and cos and sin of their positions, each (1, R, rotary dims).
+Part = tuple[KVRows, torch.Tensor, torch.Tensor, torch.Tensor]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +47,9 @@ class Fused:
     load_s: float  # waiting for slices
     read_s: float  # reading them, one after another at the threads' joint bandwidth
     fuse_s: float
-    prefill_s: float
-    record: Recording | None  # the recording passed to `run`
+    prefill_s: float  # of the whole pass, with others_s
+    others_s: float  # spent on decoding steps of other requests, between layers
+    prompts: int  # computed in the pass, this one included
 
 
 class Fusor:
@@ -49,9 +60,21 @@ class Fusor:
         self.adapter, self.seed, self.speeds = adapter, seed, Speeds()
         self.readers, self._ahead = readers, read_ahead_layers
 
-    def open(self, plan: Plan, selector: Selector, ratio: float) -> "Fusing":
-        """Start to read what `plan` needs. The caller runs it under the compute lock, and closes it in any case."""
-        return Fusing(self, plan, selector, ratio)
+    @torch.no_grad()
+    def fuse(self, prompts: "Sequence[Fusing]", between: Callable[[], None] = lambda: None) -> None:
+        """Carry out plans for this model in one pass, also those of other fusors; the caller holds the compute lock.
+
+        Each gets its result. One that fails leaves the pass, and the others go on. `between` is called between layers
+        and within long ones, so that other requests may compute; an exception it raises ends the pass.
+        """
+        try:
+            _JointPass(self, prompts, between).run()
+        except Exception as error:
+            left = [one for one in prompts if one.error is None]
+            if len(left) == 1:
+                left[0].error = error
+            else:
+                log.warning("A pass over %d prompts failed (%s); each is computed alone.", len(left), error)
 
     def reader(self, leases: Sequence[Lease], rows: int) -> LayerReader:
         """A reader for a pass over `rows` rows; it starts to read ahead at once (CachedAttention section 3.2.1)."""
@@ -63,131 +86,135 @@ class Fusor:
 
 
 class Fusing(Closing):
-    """One plan in progress. Its first layers are read while other requests compute (CachedAttention 3.2.1)."""
+    """One prompt while it is fused. Its first layers are read while other requests compute (CachedAttention 3.2.1)."""
 
-    def __init__(self, fusor: Fusor, plan: Plan, selector: Selector, ratio: float) -> None:
-        self._fusor, self._plan, self._selector, self._ratio = fusor, plan, selector, ratio
-        wanted = budget(ratio, len(plan.candidates))
-        checks = isinstance(selector, CheckingSelector) and wanted > 0
+    def __init__(
+        self,
+        fusor: Fusor,
+        plan: Plan,
+        selector: Selector,
+        ratio: float,
+        headroom: int = 0,
+        record: Recording | None = None,
+        check: Check = no_check,
+        new_kv: Callable[[int], PromptKV] | None = None,
+    ) -> None:
+        """Start to read what `plan` needs; `fuse` carries it out, and the caller closes this in any case.
+
+        `headroom` positions are allocated for the answer. `record` collects the raw KV of its range, placed or
+        computed. What `check` raises ends the pass; it is called between layers, and within long ones of one prompt.
+        `new_kv` makes the KV of a given capacity; by default the adapter does.
+        """
+        self.fusor, self.check = fusor, check
+        self._adapter, self._device = fusor.adapter, fusor.adapter.device
+        self._plan, self._candidates, self._ratio, self._record = plan, plan.candidates, ratio, record
+        self._length, wanted = plan.token_ids.numel(), budget(ratio, len(plan.candidates))
+        self._new_kv = partial(new_kv or fusor.adapter.new_kv, self._length + headroom)
+        self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
+        self.asking = selector if isinstance(selector, AskingSelector) and wanted else None  # until its second pass
         if isinstance(selector, StaticSelector):
             self._first_choice = selector.select(plan.candidates, ratio, fusor.seed)
         else:
-            self._first_choice = torch.arange(len(plan.candidates) if checks else 0)
-        self._spans = plan.loaded() if checks else _not_recomputed(plan, self._first_choice)
+            self._first_choice = torch.arange(len(plan.candidates) if self._checking else 0)
+        self._spans = plan.loaded() if self._checking else _not_recomputed(plan, self._first_choice)
         leases = [span.lease for span in self._spans if span.lease is not None]
-        self._reader = fusor.reader(leases, plan.forced.numel() + wanted)
+        self.rows = plan.forced.numel() + max(wanted, self._first_choice.numel())  # the most that a layer computes
+        self.reader = fusor.reader(leases, plan.forced.numel() + wanted)
+        self.fused: Fused | None = None
+        self.error: Exception | None = None
+        self.row_layers = 0
+        self._placing_s = 0.0
+        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of rotary table
 
-    @torch.no_grad()
-    def run(
-        self,
-        headroom: int = 0,
-        record: Recording | None = None,
-        between: Callable[[], None] = lambda: None,
-        new_kv: Callable[[int], PromptKV] | None = None,
-    ) -> Fused:
-        """Carry out the plan; the caller holds the compute lock.
+    def result(self) -> Fused | None:
+        """What `fuse` made of it; `None` if a pass over several prompts failed, so that it may be tried alone.
 
-        `headroom` positions are allocated for the answer. `record` collects the raw KV of its range, placed or
-        computed. `between` is called between layers and within long ones, so that other requests may compute; an
-        exception it raises ends the pass. `new_kv` makes the KV of a given capacity; by default the adapter does.
-        Raises `EntryDamagedError`.
+        Raises `EntryDamagedError`, and what `check` raised.
         """
-        adapter, reader, began = self._fusor.adapter, self._reader, time.perf_counter()
-        length = self._plan.token_ids.numel()
-        kv, others_s = (new_kv or adapter.new_kv)(length + headroom), 0.0
-
-        def let_others_compute() -> None:
-            nonlocal others_s
-            left = time.perf_counter()
-            between()
-            others_s += time.perf_counter() - left
-
-        work = _FusionPass(adapter, self._plan, self._selector, self._ratio, kv, record)
-        with pausing(let_others_compute):
-            work.choose(self._first_choice)
-            for layer in range(adapter.layer_count):
-                slices = reader.layer(layer)
-                work.place(layer, self._spans, slices)
-                work.narrow(layer, self._spans, slices)
-                work.run(layer)
-                if work.asking is None:
-                    kv.finish_prefill(layer, length)
-                let_others_compute()
-            if work.asking is not None:  # everything is placed, and the question's attention to it is known
-                chosen = work.asking.select(self._plan.candidates, work.attention(), self._ratio)
-                work.choose(chosen, self._plan.leading_rows)
-                for layer in range(adapter.layer_count):
-                    work.run(layer)
-                    kv.finish_prefill(layer, length)
-                    let_others_compute()
-        kv.length = length
-        logits = adapter.logits(work.hidden[:, -1:])[0]
-        adapter.wait_for_device()
-        took_s = time.perf_counter() - began
-        read_bytes, read_s = reader.measured()
-        self._fusor.speeds.add_read(read_bytes, read_s)
-        self._fusor.speeds.add_compute(work.row_layers, took_s - reader.waited_s - others_s)
-        return Fused(
-            kv,
-            logits,
-            tuple(work.selected_by_layer),
-            work.row_layers,
-            reader.bytes_by_tier(),
-            reader.waited_s,
-            read_s,
-            work.placing_s,
-            took_s,
-            record,
-        )
+        error, self.error = self.error, None  # else it and the frames in it would hold each other, and the KV
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+        return self.fused
 
     def close(self) -> None:
         """Wait for running reads. Safe to call twice."""
-        self._reader.close()
+        self.reader.close()
 
+    # What `fuse` calls, in this order.
 
-def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:
-    """The loaded spans with at least one token that is neither forced nor `chosen`: only these must be read."""
-    computed = torch.zeros(plan.token_ids.numel(), dtype=torch.bool)
-    computed[plan.forced] = True
-    computed[plan.candidates.positions[chosen]] = True
-    return tuple(span for span in plan.loaded() if not computed[span.start : span.stop].all())
+    def start(self) -> None:
+        """Allocate the KV and choose the first rows."""
+        self._kv, self._tables = self._new_kv(), self._adapter.rope.tables(self._length)
+        asking_rows = self._plan.question_rows - self._plan.unasked_rows
+        self._watch = Watch(asking_rows, self._length, self._device) if self.asking else None
+        self._choose(self._first_choice)
 
+    def load(self, layer: int) -> None:
+        """Place what is stored of `layer`, and narrow the rows down. Raises `EntryDamagedError`."""
+        slices = self.reader.layer(layer)
+        self._place(layer, self._spans, slices)
+        self._narrow(layer, self._spans, slices)
 
-class _FusionPass:
-    """The state of one prompt while it is fused."""
+    def part(self, layer: int, *, last_alone: bool = False) -> Part:
+        """What `layer` is given of this prompt: the current rows, or only the last of them."""
+        rows, hidden = self.current, self.hidden
+        if last_alone and len(rows) > 1:
+            rows, hidden = Rows.of(rows.positions[-1:]), hidden[:, -1:]
+        watch = self._watch if layer >= self._adapter.layer_count // 2 else None
+        rotation = self._tables.of(self._adapter.rope_kind(layer), rows)
+        return KVRows(self._kv, rows, self._adapter.window, self._record, watch), hidden, *rotation
 
-    def __init__(
-        self, adapter: Adapter, plan: Plan, selector: Selector, ratio: float, kv: PromptKV, record: Recording | None
-    ) -> None:
-        self._adapter, self._plan, self._ratio, self._record = adapter, plan, ratio, record
-        self._device = adapter.device
-        self._tables = adapter.rope.tables(plan.token_ids.numel())
-        wanted = budget(ratio, len(plan.candidates)) > 0
-        self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
-        self.asking = selector if isinstance(selector, AskingSelector) and wanted else None
-        asking_rows = plan.question_rows - plan.unasked_rows
-        self._watch = Watch(asking_rows, plan.token_ids.numel(), adapter.device) if self.asking else None
-        self.kv = kv
-        self.row_layers = 0
-        self.placing_s = 0.0
-        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of rotary table
+    def end_layer(self, layer: int) -> None:
+        """`layer` was computed; without another pass it is complete. Raises what `check` raises."""
+        self._selected_by_layer.append(self._candidates.positions[self._chosen])
+        self.row_layers += len(self.current)
+        if self.asking is None:
+            self._kv.finish_prefill(layer, self._length)
+        self.check()
 
-    def choose(self, chosen: torch.Tensor, done: int = 0) -> None:
+    def choose_by_attention(self) -> None:
+        """Start the second pass of an asking selector: over what it chooses by the attention of the first one."""
+        assert self.asking is not None and self._watch is not None
+        attention = self._watch.received()[self._candidates.positions]  # (N,)
+        chosen = self.asking.select(self._candidates, attention, self._ratio)
+        self.asking = self._watch = None
+        self._choose(chosen, self._plan.leading_rows)
+
+    def end(self, logits: torch.Tensor, took_s: float, others_s: float, prompts: int) -> None:
+        """The pass over `prompts` prompts is over; `logits` (V,) are of the last position."""
+        reader, kv = self.reader, self._kv
+        read_bytes, read_s = reader.measured()
+        self.fusor.speeds.add_read(read_bytes, read_s)
+        kv.length = self._length
+        self.fused = Fused(
+            kv=kv,
+            logits=logits,
+            selected_by_layer=tuple(self._selected_by_layer),
+            row_layers=self.row_layers,
+            bytes_by_tier=reader.bytes_by_tier(),
+            load_s=reader.waited_s,
+            read_s=read_s,
+            fuse_s=self._placing_s,
+            prefill_s=took_s,
+            others_s=others_s,
+            prompts=prompts,
+        )
+
+    # The parts of these.
+
+    def _choose(self, chosen: torch.Tensor, done: int = 0) -> None:
         """Start a pass over the forced rows without the first `done`, and the candidates of index `chosen` (C,)."""
         asks, plan = self._watch is not None, self._plan
         token_ids, self._forced = plan.asking() if asks else (plan.token_ids, plan.forced[done:])
-        self.chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
-        self._set_rows(self._plan.candidates.positions[chosen])
-        self.hidden = self._adapter.embed(token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
-        self.selected_by_layer: list[torch.Tensor] = []
+        self._chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
+        self._set_rows(self._candidates.positions[chosen])
+        self.hidden = self._adapter.embed(token_ids.to(self._device)[self.current.positions])  # (1, R, E)
+        self._selected_by_layer: list[torch.Tensor] = []
 
-    def attention(self) -> torch.Tensor:
-        """The question's attention to each candidate, (N,); ends its measurement."""
-        assert self._watch is not None
-        watch, self._watch = self._watch, None
-        return watch.received()[self._plan.candidates.positions]
-
-    def place(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
+    def _place(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
         """Rotate each span's slice (2, G, T, D) to its positions and put it into the prompt's KV."""
         if not spans:
             return
@@ -198,10 +225,10 @@ class _FusionPass:
         rotated = self._adapter.rotate_in_float32(layer, k_raw, cos, sin)
         k_rots = torch.split(rotated, [len(span) for span in spans], dim=2)
         for span, k_rot, part in zip(spans, k_rots, parts, strict=True):
-            self.kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
+            self._kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
             if self._record is not None:
                 self._record.put(layer, span.start, part)
-        self.placing_s += time.perf_counter() - began
+        self._placing_s += time.perf_counter() - began
 
     def _rotation(self, layer: int, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of the spans' positions, each (1, sum T, rotary dims); equal in all layers of a kind."""
@@ -212,39 +239,28 @@ class _FusionPass:
             self._rotations[kind] = cos, sin
         return self._rotations[kind]
 
-    def narrow(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
+    def _narrow(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
         """From layer 1 on, keep the rows of a checking selector that deviate most from the stored KV."""
         if self._checking is None or layer == 0:
             return
-        keep = self._checking.keep(layer, self._adapter.layer_count, self._ratio, len(self._plan.candidates))
-        if keep is None or keep >= len(self.chosen):
+        keep = self._checking.keep(layer, self._adapter.layer_count, self._ratio, len(self._candidates))
+        if keep is None or keep >= len(self._chosen):
             return
         deviation = self._deviation(layer, spans, slices)  # (C,) of the chosen candidates, on the device
         kept = torch.sort(deviation, descending=True, stable=True).indices[:keep].sort().values.cpu()
-        before = self._rows.positions
-        self.chosen = self.chosen[kept]
-        self._set_rows(self._plan.candidates.positions[self.chosen])
-        self.hidden = self.hidden[:, torch.searchsorted(before, self._rows.positions)]
-
-    def run(self, layer: int) -> None:
-        """Run the layer over the current rows; in the last layer only the last row needs an output."""
-        adapter, rows = self._adapter, self._rows
-        watch = self._watch if layer >= adapter.layer_count // 2 else None
-        if layer == adapter.layer_count - 1 and len(rows) > 1:
-            adapter.write_kv(layer, self.hidden, rows, self.kv, self._tables, self._record)
-            self.hidden, rows = self.hidden[:, -1:], Rows.of(rows.positions[-1:])
-        self.hidden = adapter.run_layer(layer, self.hidden, rows, self.kv, self._tables, self._record, watch)
-        self.selected_by_layer.append(self._plan.candidates.positions[self.chosen])
-        self.row_layers += len(self._rows)
+        before = self.current.positions
+        self._chosen = self._chosen[kept]
+        self._set_rows(self._candidates.positions[self._chosen])
+        self.hidden = self.hidden[:, torch.searchsorted(before, self.current.positions)]
 
     def _set_rows(self, selected: torch.Tensor) -> None:
         positions = torch.cat((self._forced, selected)).sort().values
-        self._rows = Rows.of(positions).on(self._device)
+        self.current = Rows.of(positions).on(self._device)
 
     def _deviation(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> torch.Tensor:
         """sqrt(sum dK^2 + sum dV^2) of each chosen candidate, fresh against stored, K before RoPE, in float32."""
-        positions = self._plan.candidates.positions[self.chosen].to(self._device)
-        rows = torch.searchsorted(self._rows.positions, positions)
+        positions = self._candidates.positions[self._chosen].to(self._device)
+        rows = torch.searchsorted(self.current.positions, positions)
         k_raw, v = self._adapter.project_kv(layer, self.hidden[:, rows], Rows.of(positions))
         fresh = torch.stack((k_raw[0], v[0])).float()  # (2, G, C, D)
         squared = torch.empty(positions.numel(), device=self._device)
@@ -254,3 +270,90 @@ class _FusionPass:
                 stored = piece[:, :, positions[low:high] - span.start + span.offset].float()
                 squared[low:high] = (fresh[:, :, low:high] - stored).square().sum(dim=(0, 1, 3))
         return squared.sqrt()
+
+
+class _JointPass:
+    """The passes of some prompts over the layers of a model, as one."""
+
+    def __init__(self, fusor: Fusor, prompts: Sequence[Fusing], between: Callable[[], None]) -> None:
+        self._fusor, self._adapter, self._prompts, self._between = fusor, fusor.adapter, prompts, between
+        self._others_s = 0.0
+
+    def run(self) -> None:
+        """Give each prompt its `fused`, or its `error`."""
+        began, prompts = time.perf_counter(), list(self._prompts)
+        self._let_others_compute()  # which raises an error if the engine was closed
+        self._each(prompts, Fusing.start)
+        self._layers(prompts, loads=True)
+        # Everything is placed, and the questions' attention to it is known.
+        asking = [one for one in prompts if one.asking is not None]
+        self._each(asking, Fusing.choose_by_attention)
+        self._layers(asking, loads=False)
+        prompts = [one for one in prompts if one.error is None]
+        if not prompts:
+            return
+        logits = self._adapter.logits(torch.cat([one.hidden[:, -1:] for one in prompts], dim=1))  # (prompts, V)
+        self._adapter.wait_for_device()
+        took_s = time.perf_counter() - began
+        for one, own in zip(prompts, logits, strict=True):
+            one.end(own.clone() if len(prompts) > 1 else own, took_s, self._others_s, len(self._prompts))
+        computing_s = took_s - self._others_s - sum(one.reader.waited_s for one in prompts)
+        self._fusor.speeds.add_compute(sum(one.row_layers for one in prompts), computing_s)
+
+    def _layers(self, prompts: list[Fusing], *, loads: bool) -> None:
+        for layer in range(self._adapter.layer_count):
+            if loads:
+                self._each(prompts, partial(Fusing.load, layer=layer))
+            if not prompts:
+                return
+            with pausing(partial(self._pause, prompts)):
+                _run_layer(self._adapter, layer, prompts)
+            self._each(prompts, partial(Fusing.end_layer, layer=layer))
+            self._let_others_compute()
+
+    def _each(self, prompts: list[Fusing], act: Callable[[Fusing], None]) -> None:
+        """Do `act` for every prompt; one that fails leaves."""
+        for one in tuple(prompts):
+            try:
+                act(one)
+            except Exception as error:
+                one.error = error
+                prompts.remove(one)
+
+    def _pause(self, prompts: Sequence[Fusing]) -> None:
+        if len(prompts) == 1:  # within a layer of several none may leave
+            prompts[0].check()
+        self._let_others_compute()
+
+    def _let_others_compute(self) -> None:
+        left = time.perf_counter()
+        self._between()
+        self._others_s += time.perf_counter() - left
+
+
+def _run_layer(adapter: Adapter, layer: int, prompts: Sequence[Fusing]) -> None:
+    """Run `layer` over the rows of all prompts; in the last layer only each prompt's last row needs an output."""
+    is_last = layer == adapter.layer_count - 1
+    if is_last and (several := [one.part(layer) for one in prompts if len(one.current) > 1]):
+        adapter.project_kv(layer, *_joined(adapter, layer, several))
+    parts = [one.part(layer, last_alone=is_last) for one in prompts]
+    hidden = adapter.call_layer(layer, *_joined(adapter, layer, parts))
+    for one, own in zip(prompts, torch.split(hidden, [len(part[0].rows) for part in parts], 1), strict=True):
+        one.hidden = own
+
+
+def _joined(adapter: Adapter, layer: int, parts: Sequence[Part]) -> tuple[torch.Tensor, Rows, LayerPass]:
+    """What `layer` is given of all prompts: their rows behind one another."""
+    prompts = [part[0] for part in parts]
+    hidden = torch.cat([part[1] for part in parts], dim=1)
+    cos, sin = torch.cat([part[2] for part in parts], dim=1), torch.cat([part[3] for part in parts], dim=1)
+    rows = Rows(torch.cat([own.rows.positions for own in prompts]), None)
+    return hidden, rows, adapter.joint_pass(layer, prompts, cos, sin)
+
+
+def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:
+    """The loaded spans with at least one token that is neither forced nor `chosen`: only these must be read."""
+    computed = torch.zeros(plan.token_ids.numel(), dtype=torch.bool)
+    computed[plan.forced] = True
+    computed[plan.candidates.positions[chosen]] = True
+    return tuple(span for span in plan.loaded() if not computed[span.start : span.stop].all())

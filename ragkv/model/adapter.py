@@ -6,7 +6,7 @@ changed: an adapter works on shallow copies of its layers, which share every wei
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +14,9 @@ from transformers import Cache
 
 from . import attention
 from .cpu.packing import with_copies
+from .joint import JointPass, PromptRows
 from .layers import PlainLayer, attending_view, plain_layers
-from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowPass
+from .promptkv import CaptureCache, Captured, KVRows, KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
 from .rows import Rows
 
@@ -191,28 +192,22 @@ class Adapter:
         watch: attention.Watch | None = None,
     ) -> torch.Tensor:
         """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over all of it."""
-        cos, sin = tables.of(self.rope_kind(layer), rows)
+        part, rotation = KVRows(kv, rows, self.window, record, watch), tables.of(self.rope_kind(layer), rows)
+        return self.call_layer(layer, hidden, rows, self.joint_pass(layer, [part], *rotation))
 
-        def rotate(raw: torch.Tensor) -> torch.Tensor:
-            return self.rotate(layer, raw, cos, sin)
+    def joint_pass(self, layer: int, parts: Sequence[PromptRows], cos: torch.Tensor, sin: torch.Tensor) -> JointPass:
+        """What `layer` is given for the rows of all `parts`; cos and sin, each (1, R, rotary dims), are of these."""
+        return JointPass(layer, parts, lambda raw: self.rotate(layer, raw, cos, sin))
 
-        step = RowPass(kv, rows, self.window(layer), rotate, record, watch)
-        return self.call_layer(layer, hidden, rows, step)
+    def project_kv(
+        self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raw keys and values of `layer`, each (1, G, R, D), from hidden (1, R, E), without its attention.
 
-    def write_kv(
-        self, layer: int, hidden: torch.Tensor, rows: Rows, kv: PromptKV, tables: RotaryTables, record: Recording | None
-    ) -> None:
-        """Compute and write the KV of `rows` from hidden (1, R, E), without the attention of `layer`."""
-        k_raw, v = self.project_kv(layer, hidden, rows)
-        cos, sin = tables.of(self.rope_kind(layer), rows)
-        kv.write(layer, rows, self.rotate(layer, k_raw, cos, sin), v)
-        if record is not None:
-            record.add(layer, rows, k_raw, v)
-
-    def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raw keys and values of `layer`, each (1, G, R, D), from hidden (1, R, E), without its attention."""
+        `step` is given them, too.
+        """
         try:
-            self._call(self.layers[layer], hidden, rows, CaptureCache())
+            self._call(self.layers[layer], hidden, rows, CaptureCache(step))
         except Captured as captured:
             return captured.k_raw, captured.v
         raise AssertionError("a layer finished without updating its cache")

@@ -12,6 +12,7 @@ import torch
 from transformers import Cache, DynamicCache
 
 from .attention import LayerPass, Watch, attend
+from .joint import Seen
 from .rows import Rows
 
 
@@ -141,40 +142,34 @@ class Recording:
             self.filled_to = max(self.filled_to, stop)
 
 
-class RowPass(LayerPass):
-    """One layer in a pass over some rows: takes their raw keys, and they attend over the whole prompt."""
+class KVRows:
+    """Some rows of a prompt: their KV is written to the prompt's, and they attend over all of it."""
 
     def __init__(
         self,
         kv: PromptKV,
         rows: Rows,
-        window: int | None,
-        rotate: Callable[[torch.Tensor], torch.Tensor],
-        record: Recording | None,
-        watch: Watch | None,
+        window: Callable[[int], int | None],
+        record: Recording | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """`rotate` maps (1, heads, R, D) to the same, rotated to the rows' positions."""
-        super().__init__()
-        self._kv, self._rows, self._window, self._rotate = kv, rows, window, rotate
-        self._record, self._watch = record, watch
+        """`window` gives that of a layer."""
+        self.rows = rows
+        self._kv, self._window, self._record, self._watch = kv, window, record, watch
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate `key_states` (k_raw), write both, and return keys and values of all positions so far."""
-        self._kv.write(layer_idx, self._rows, self._rotate(key_states), value_states)
+    def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
+        """Write what a layer made, each (1, G, R, D), and return keys and values of all positions so far."""
+        self._kv.write(layer, self.rows, k_rot, v)
         if self._record is not None:
-            self._record.add(layer_idx, self._rows, key_states, value_states)
-        return self._kv.view(layer_idx, self._rows.stop)
+            self._record.add(layer, self.rows, k_raw, v)
+        return self._kv.view(layer, self.rows.stop)
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
-    ) -> torch.Tensor:
-        """Queries (1, H, R, D) over keys and values (1, G, S, D) of the whole prompt -> (1, H, R, D)."""
-        q_rot = self._rotate(query)
+    def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
+        """Queries (1, H, R, D) over the whole prompt -> (1, H, R, D)."""
+        window = self._window(layer)
         if self._watch is not None:
-            self._watch.add(q_rot, key, self._rows, self._window, scaling, softcap)
-        return attend(q_rot, key, value, self._rows, self._window, scaling, softcap)
+            self._watch.add(q_rot, seen[0], self.rows, window, scaling, cap)
+        return attend(q_rot, *seen, self.rows, window, scaling, cap)
 
 
 class Captured(Exception):
@@ -188,11 +183,15 @@ class Captured(Exception):
 class CaptureCache(Cache):
     """Stops a layer when it has made its keys and values."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: LayerPass | None) -> None:
+        """`step` is given them, too."""
         super().__init__(layers=[])
+        self._step = step
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Raise `Captured` with k_raw and v, each (1, G, R, D)."""
+        if self._step is not None:
+            self._step.update(key_states, value_states, layer_idx)
         raise Captured(key_states, value_states)

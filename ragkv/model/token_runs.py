@@ -7,13 +7,12 @@ product may add in another order if it has more rows. This file knows no chunks 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 
 from .adapter import Adapter
-from .attention import LayerPass, attend
+from .attention import attend
+from .joint import Seen
 from .rope import RotaryTables
 from .rows import Rows
 
@@ -110,128 +109,96 @@ class _RunsPass:
     """Runs that are computed together."""
 
     def __init__(self, adapter: Adapter, runs: Sequence[TokenRun], layers: range) -> None:
-        self.adapter, self._runs, self._layers = adapter, runs, layers
-        device = adapter.device
+        self._adapter, self._layers = adapter, layers
         tables = {stop: adapter.rope.tables(stop) for stop in {run.stop for run in runs}}
-        self._tables = [tables[run.stop] for run in runs]
         spans = {(len(run.context), run.stop) for run in runs}
-        rows = {span: Rows.span(*span, device) for span in spans}  # runs of equal positions share their masks
-        self._rows = [
-            rows[len(run.context), run.stop]
-            if run.reused is None
-            else Rows(len(run.context) + run.reused.computed, None)
+        rows = {span: Rows.span(*span, adapter.device) for span in spans}  # runs of equal positions share their masks
+        # By context and frequencies: rotated keys, and values, of the layer that is computed now.
+        self._placed: dict[tuple[int, str], Seen] = {}
+        self._runs = [
+            _RunPass(adapter, run, layers, rows[len(run.context), run.stop], tables[run.stop], self._placed)
             for run in runs
         ]
-        ends = accumulate((len(own) for own in self._rows), initial=0)
-        self._places = [slice(start, stop) for start, stop in pairwise(ends)]  # of each run's rows among all
-        self._all = Rows(torch.cat([own.positions for own in self._rows]), None)
-        self._found = [self._empty(run) for run in runs]
-
-    def _empty(self, run: TokenRun) -> torch.Tensor:
-        """What is filled with the KV of a run; the tokens that are not computed have theirs."""
-        layers = self._layers
-        if run.reused is not None:
-            return run.reused.kv[layers.start : layers.stop].to(self.adapter.device, self.adapter.dtype, copy=True)
-        return self.adapter.new_recording(run.skip, len(run.token_ids)).kv[: len(layers)]
+        self._sizes = [len(run.rows) for run in self._runs]
 
     def run(self, between: Callable[[], None]) -> list[torch.Tensor]:
         """The raw KV of each run."""
-        adapter, last = self.adapter, self._layers[-1]
-        hidden = adapter.embed(torch.cat([self._ids(run) for run in self._runs]))
+        adapter, last = self._adapter, self._layers[-1]
+        hidden = adapter.embed(torch.cat([run.token_ids for run in self._runs]))
+        rows = Rows(torch.cat([run.rows.positions for run in self._runs]), None)
         rotations = {kind: self._rotation(kind) for kind in adapter.rope_kinds()}
         for layer in range(last):
-            step = _LayerOfRuns(self, layer, rotations[adapter.rope_kind(layer)])
-            hidden = adapter.call_layer(layer, hidden, self._all, step)
+            self._placed.clear()
+            step = adapter.joint_pass(layer, self._runs, *rotations[adapter.rope_kind(layer)])
+            hidden = adapter.call_layer(layer, hidden, rows, step)
             between()
-        self.record(last, *adapter.project_kv(last, hidden, self._all))  # more than keys and values is not needed
+        made = adapter.project_kv(last, hidden, rows)  # more than keys and values is not needed
+        k_raw, v = (torch.split_with_sizes(states, self._sizes, 2) for states in made)
+        for run, own_k, own_v in zip(self._runs, k_raw, v, strict=True):
+            run.record(last, own_k, own_v)
         between()
-        return self._found
-
-    def _ids(self, run: TokenRun) -> torch.Tensor:
-        """The token ids of a run's rows."""
-        ids = torch.tensor(run.token_ids, dtype=torch.int64, device=self.adapter.device)
-        return ids if run.reused is None else ids[run.reused.computed]
+        return [run.found for run in self._runs]
 
     def _rotation(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, each (1, R, rotary dims), of all rows, with the frequencies of each run's own length."""
-        parts = [tables.rows(kind, rows.positions) for rows, tables in zip(self._rows, self._tables, strict=True)]
+        parts = [run.tables.rows(kind, run.rows.positions) for run in self._runs]
         cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
         return cos, sin
 
-    def record(self, layer: int, k_raw: torch.Tensor, v: torch.Tensor) -> None:
-        """Keep what is wanted of the keys and values (1, G, R, D) of a layer."""
-        if layer not in self._layers:
-            return
-        at = self._layers.index(layer)
-        for run, place, found in zip(self._runs, self._places, self._found, strict=True):
-            wanted = slice(place.start + run.skip, place.stop)
-            computed = slice(None) if run.reused is None else run.reused.computed
-            found[at, 0][:, computed] = k_raw[0, :, wanted]
-            found[at, 1][:, computed] = v[0, :, wanted]
 
-    def contexts(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Rotated keys, and values, (1, G, T, D) of the context of each run; a context that runs share is one."""
-        made = dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]()
-        found = []
-        for run, tables in zip(self._runs, self._tables, strict=True):
-            name = (id(run.context), tables.frequencies)
-            if name not in made:
-                made[name] = self._placed(layer, run.context, tables)
-            found.append(made[name])
-        return found
+class _RunPass:
+    """One run in a pass."""
 
-    def _placed(self, layer: int, context: Context, tables: RotaryTables) -> tuple[torch.Tensor, torch.Tensor]:
-        adapter = self.adapter
-        if not context.pieces:
-            empty = torch.empty((1, adapter.kv_heads, 0, adapter.head_dim), dtype=adapter.dtype, device=adapter.device)
-            return empty, empty
-        kv = torch.cat([piece[layer].to(adapter.device) for piece in context.pieces], dim=2)  # (2, G, T, D)
-        cos, sin = tables.span(adapter.rope_kind(layer), 0, len(context))
-        return adapter.rotate(layer, kv[:1], cos, sin), kv[1:]
-
-    def attended(
-        self, layer: int, q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, scaling: float, cap: float | None
-    ) -> torch.Tensor:
-        """Attention of all rows, (1, H, R, D), over their own runs and contexts: (1, H, R, D)."""
-        out = q_rot.new_empty((1, q_rot.shape[2], q_rot.shape[1], q_rot.shape[3]))  # the layout the layer expects
-        window = self.adapter.window(layer)
-        parts = zip(self._runs, self._tables, self._places, self._rows, self.contexts(layer), strict=True)
-        for run, tables, place, rows, (before_k, before_v) in parts:
-            own_k, own_v = self._completed(layer, run, tables, k_rot[:, :, place], v[:, :, place])
-            keys, values = torch.cat((before_k, own_k), dim=2), torch.cat((before_v, own_v), dim=2)
-            out[:, place] = attend(q_rot[:, :, place], keys, values, rows, window, scaling, cap).transpose(1, 2)
-        return out.transpose(1, 2)
-
-    def _completed(
-        self, layer: int, run: TokenRun, tables: RotaryTables, k_rot: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotated keys, and values, (1, G, T, D) of all tokens of a run, from those of its rows."""
+    def __init__(
+        self,
+        adapter: Adapter,
+        run: TokenRun,
+        layers: range,
+        rows: Rows,
+        tables: RotaryTables,
+        placed: dict[tuple[int, str], Seen],
+    ) -> None:
+        """`rows` are those of all its tokens."""
+        self._adapter, self._run, self._layers, self.tables, self._placed = adapter, run, layers, tables, placed
+        self.token_ids = torch.tensor(run.token_ids, dtype=torch.int64, device=adapter.device)  # of its rows
         if run.reused is None:
+            self.rows = rows
+            self.found = adapter.new_recording(run.skip, len(run.token_ids)).kv[: len(layers)]
+        else:  # tokens that are not computed have their KV
+            self.rows = Rows(len(run.context) + run.reused.computed, None)
+            self.token_ids = self.token_ids[run.reused.computed]
+            self.found = run.reused.kv[layers.start : layers.stop].to(adapter.device, adapter.dtype, copy=True)
+
+    def record(self, layer: int, k_raw: torch.Tensor, v: torch.Tensor) -> None:
+        """Keep what is wanted of its keys and values (1, G, R, D) of a layer."""
+        if layer in self._layers:
+            at = self._layers.index(layer)
+            computed = slice(None) if self._run.reused is None else self._run.reused.computed
+            self.found[at, 0][:, computed] = k_raw[0, :, self._run.skip :]
+            self.found[at, 1][:, computed] = v[0, :, self._run.skip :]
+
+    def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
+        """Record what a layer made, each (1, G, R, D); keys and values of the context and of all the run's tokens."""
+        self.record(layer, k_raw, v)
+        context, reused = self._run.context, self._run.reused
+        if reused is not None:
+            own_k, own_v = self._placed_at(len(context), layer, reused.kv[layer])
+            k_rot, v = own_k.index_copy(2, reused.computed, k_rot), own_v.index_copy(2, reused.computed, v)
+        if not context.pieces:
             return k_rot, v
-        stored, computed = run.reused.kv[layer].to(self.adapter.device, self.adapter.dtype), run.reused.computed
-        cos, sin = tables.span(self.adapter.rope_kind(layer), len(run.context), run.stop)
-        keys = self.adapter.rotate(layer, stored[:1], cos, sin)
-        return keys.index_copy(2, computed, k_rot), stored[1:].index_copy(2, computed, v)
+        name = (id(context), self.tables.frequencies)
+        if name not in self._placed:
+            pieces = [piece[layer].to(self._adapter.device) for piece in context.pieces]
+            self._placed[name] = self._placed_at(0, layer, torch.cat(pieces, dim=2))
+        before_k, before_v = self._placed[name]
+        return torch.cat((before_k, k_rot), dim=2), torch.cat((before_v, v), dim=2)
 
+    def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
+        """Queries (1, H, R, D) over what `put` returned: (1, H, R, D)."""
+        return attend(q_rot, *seen, self.rows, self._adapter.window(layer), scaling, cap)
 
-class _LayerOfRuns(LayerPass):
-    """One layer of a pass."""
-
-    def __init__(self, runs: _RunsPass, layer: int, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """`rotation` is cos and sin of all rows, each (1, R, rotary dims)."""
-        super().__init__()
-        self._runs, self._layer, self._rotation = runs, layer, rotation
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Record k_raw and v, each (1, G, R, D), and return them with rotated keys."""
-        self._runs.record(self._layer, key_states, value_states)
-        return self._runs.adapter.rotate(self._layer, key_states, *self._rotation), value_states
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
-    ) -> torch.Tensor:
-        """Queries (1, H, R, D) before RoPE, and what `update` returned -> (1, H, R, D)."""
-        q_rot = self._runs.adapter.rotate(self._layer, query, *self._rotation)
-        return self._runs.attended(self._layer, q_rot, key, value, scaling, softcap)
+    def _placed_at(self, start: int, layer: int, kv: torch.Tensor) -> Seen:
+        """Raw KV (2, G, T, D) of a layer placed at `start`: rotated keys, and values, each (1, G, T, D)."""
+        kv = kv.to(self._adapter.device, self._adapter.dtype)
+        cos, sin = self.tables.span(self._adapter.rope_kind(layer), start, start + kv.shape[2])
+        return self._adapter.rotate(layer, kv[:1], cos, sin), kv[1:]

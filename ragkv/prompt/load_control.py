@@ -21,7 +21,7 @@ import torch
 from ragkv.config import PricesConfig
 from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import AskingSelector, CheckingSelector, Fused, Plan, Selector, Span, SpanKind, SpanState
-from ragkv.fusion.controller import Steady, belongs_in_memory, decide, slow_loads
+from ragkv.fusion.controller import Steady, belongs_in_memory, choose_computed, decide
 from ragkv.fusion.estimators import Load, Selection, Shape, load_s, ttft_s
 from ragkv.model import Adapter
 from ragkv.runtime import cpu_model
@@ -43,7 +43,6 @@ class Controlled:
     plan: Plan
     ratio: float
     why: tuple[str, ...] = ()  # the decision in words; empty if there was none
-    note: str | None = None  # why there was none
 
 
 class LoadControl:
@@ -129,47 +128,33 @@ class LoadControl:
         self._on_profile(profile)
         return profile
 
-    def decide(
-        self, plan: Plan, selector: Selector, ratio: float, row_s: float | None, *, controlled: bool
-    ) -> Controlled:
+    def decide(self, plan: Plan, selector: Selector, ratio: float, *, controlled: bool) -> Controlled:
         """Choose the spans to compute instead of load and, if `controlled`, the ratio, which is at least `ratio`.
 
-        Without a profile, and at a given ratio, only chunks of shared storage are computed; `row_s` are the seconds
-        of a row in all layers, measured lately, or `None`.
+        At a given ratio only chunks of shared storage are computed.
         """
         spans, loads = _loads(plan)
-        why: tuple[str, ...] = ()
-        if controlled:
-            try:
-                profile, corrections = self._corrected()
+        try:
+            profile, why = self._corrected()
+            if controlled:
                 decision = decide(profile, _shape(plan, selector), loads, ratio, self.prices)
-                computed = [spans[i] for i in decision.computed]
-                return Controlled(_computing(plan, computed), decision.ratio, (*decision.why, *corrections))
-            except RagKVError as error:  # there is no profile, or a tier was not measured
-                why = (f"ratio {ratio:.0%} = r*: {error}",)
-        speeds = self._remote_speeds()
-        remote = [
-            span
-            for span in spans
-            if span.kind is SpanKind.CHUNK and span.lease is not None and span.lease.kind.value in speeds
-        ]
-        if not remote or row_s is None:
-            return Controlled(plan, ratio, why)
-        times = [(_load_s(span, speeds), len(span) * row_s) for span in remote]
-        computed = [remote[i] for i in slow_loads(times)]
-        if not computed:
-            return Controlled(plan, ratio, why)
-        rates = ", ".join(f"{tier} {speed / 1e6:.3g} MB/s" for tier, speed in sorted(speeds.items()))
-        note = f"{len(computed)} of {len(remote)} chunks were computed, which is quicker than loading them ({rates})"
-        return Controlled(_computing(plan, computed), ratio, why, note)
+            else:
+                speeds = self._speeds()
+                loads = [replace(load, fixed=load.fixed or load.tier not in speeds) for load in loads]
+                decision = choose_computed(profile, _shape(plan, selector), loads, ratio)
+        except RagKVError as error:  # there is no profile, or a tier was not measured
+            return Controlled(plan, ratio, (f"ratio {ratio:.0%} = r*: {error}",) if controlled else ())
+        computed = [spans[i] for i in decision.computed]
+        return Controlled(_computing(plan, computed), decision.ratio, (*decision.why, *(why if decision.why else ())))
 
-    def learn(self, plan: Plan, selector: Selector, ratio: float, fused: Fused, others_s: float) -> None:
-        """Compare what a pass took, without the `others_s` of other requests, with the profile's estimate."""
+    def learn(self, plan: Plan, selector: Selector, ratio: float, fused: Fused) -> None:
+        """Compare what a pass took, without steps of other requests, with the profile's estimate."""
         if self._profile is None:
             return
         _, loads = _loads(plan)
         computing_s = ttft_s(self._profile, _shape(plan, selector), ratio, ())
-        self._compare(COMPUTE, fused.prefill_s - fused.load_s - others_s, computing_s)
+        if fused.prompts == 1:  # else the time is that of all
+            self._compare(COMPUTE, fused.prefill_s - fused.load_s - fused.others_s, computing_s)
         tiers = {load.tier for load in loads}
         if len(tiers) == 1 and tiers <= self._profile.tiers.keys():
             self._compare(tiers.pop(), fused.read_s, load_s(self._profile, loads) * self._profile.layers)
@@ -208,11 +193,6 @@ class LoadControl:
 
     def _remote_speeds(self) -> dict[str, float]:
         return {kind: self._steady.of(f"{kind} speed", speed) for kind, speed in self._speeds().items()}
-
-
-def _load_s(span: Span, speeds: Mapping[str, float]) -> float:
-    assert span.lease is not None
-    return span.lease.stored_bytes / speeds[span.lease.kind.value]
 
 
 def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:

@@ -9,13 +9,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fused, Fusor, Plan, Selector, Span, SpanKind, SpanState, budget, usable, with_floor
+from ragkv.fusion import Fused, Fusing, Fusor, Plan, Selector, Span, SpanKind, SpanState, budget, usable, with_floor
 from ragkv.model import Recording
 from ragkv.scheduling import Scheduler
 from ragkv.types import PromptSpan, Reuse, Timing
@@ -63,30 +65,29 @@ class Prefiller:
 
         Raises what the request's ticket raises, while it waits for the compute lock and between layers.
         """
-
-        def between_layers() -> None:
-            active.ticket.check()
-            began = time.perf_counter()
-            self.scheduler.between_layers()
-            active.other_steps_s += time.perf_counter() - began
-
-        while True:
+        fused: Fused | None = None
+        alone = False
+        while fused is None:
             with ExitStack() as leases:
                 looked_up = time.perf_counter()
                 todo = self._decide(active, leases)
-                plan, headroom = todo.planned.plan, active.request.max_new_tokens
-                fusing = leases.enter_context(self._fusor.open(plan, todo.selector, todo.ratio))
+                plan, selector, headroom = todo.planned.plan, todo.selector, active.request.max_new_tokens
                 record = self._recording(active, todo.planned) if active.keep else None
+                new_kv = None if self._offloading is None else self._offloading.new_kv(len(plan.token_ids))
+                check = active.ticket.check
+                fusing = Fusing(self._fusor, plan, selector, todo.ratio, headroom, record, check, new_kv)
+                leases.enter_context(fusing)
                 active.lookup_s += time.perf_counter() - looked_up
+                compute = partial(self._fusor.fuse, between=self.scheduler.between_layers)
+                self.scheduler.prefills.run(fusing, inf if alone else fusing.rows, check, compute)
                 try:
-                    with self.scheduler.turn(active.ticket.check):
-                        active.queue_s, active.other_steps_s = active.elapsed_s() - active.lookup_s, 0.0
-                        new_kv = self._offloading.new_kv(len(plan.token_ids)) if self._offloading else None
-                        fused = fusing.run(headroom, record, between_layers, new_kv)
-                    break
+                    fused = fusing.result()
                 except EntryDamagedError as error:
                     active.damaged[error.key] = str(error)
-        self._load_control.learn(plan, todo.selector, todo.ratio, fused, active.other_steps_s)
+                else:
+                    alone = fused is None  # a pass with other prompts failed
+        active.queue_s = active.elapsed_s() - active.lookup_s - fused.prefill_s
+        self._load_control.learn(plan, selector, todo.ratio, fused)
         active.prefill = prefill = self._prefilled(active, todo, fused, record)
         return prefill
 
@@ -97,24 +98,22 @@ class Prefiller:
         selector, fallback = usable(method.selector, planned.plan.candidates, method.ratio)
         if fallback is not None:
             planned = replace(planned, plan=planned.plan.with_history_as_it_is())
-        row_layer_s = self._fusor.speeds.row_layer_s
-        row_s = None if row_layer_s is None else row_layer_s * self.adapter.layer_count
-        loads = self._load_control.decide(planned.plan, selector, method.ratio, row_s, controlled=method.controlled)
+        loads = self._load_control.decide(planned.plan, selector, method.ratio, controlled=method.controlled)
         plan = loads.plan
         if selector.needs_scores:
             plan = self._planner.weighted_by_question(plan, active.prompt)
         ratio, floor = _floored(selector, len(plan.candidates), loads.ratio, method.floor_tokens)
-        notes = (*planned.notes, *method.notes, *filter(None, (loads.note, fallback, floor)))
+        notes = (*planned.notes, *method.notes, *filter(None, (fallback, floor)))
         return _Decided(replace(planned, plan=plan), selector, ratio, notes, loads.why)
 
     def _prefilled(self, active: ActiveRequest, todo: _Decided, fused: Fused, record: Recording | None) -> Prefill:
         plan, prompt = todo.planned.plan, active.prompt
         timing = Timing(
-            queue_s=active.queue_s + active.other_steps_s,
+            queue_s=active.queue_s + fused.others_s,
             lookup_s=active.lookup_s,
             load_s=fused.load_s,
             fuse_s=fused.fuse_s,
-            prefill_s=fused.prefill_s - active.other_steps_s,
+            prefill_s=fused.prefill_s - fused.others_s,
             first_token_s=active.elapsed_s(),
         )
         return Prefill(
@@ -162,7 +161,8 @@ class Prefiller:
         )
         repaired = _history_note(plan, fused) if todo.ratio else None
         refused = self._offloading.refusal(length) if self._offloading else None
-        notes = (*todo.notes, repaired, refused)
+        joined = f"computed in one pass with {fused.prompts - 1} other prompts" if fused.prompts > 1 else None
+        notes = (*todo.notes, repaired, refused, joined)
         return Reuse(
             exact=exact,
             fused=length - exact - forced - recomputed,

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from ragkv.errors import ProfileError, RagKVError, StoreError
-from ragkv.fusion import Fusor, LayerReader, Plan, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import Fusing, Fusor, LayerReader, Plan, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.fits import fit_length, fit_recompute, fit_tier
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
@@ -198,11 +198,12 @@ class _Measuring:
         Placing is timed on a CPU alone, else it is 0: a GPU does it asynchronously.
         """
         adapter = self._adapter
-        with self._fusor.open(plan, make_selector("first-k"), ratio) as fusing, self._scheduler.turn():
+        with Fusing(self._fusor, plan, make_selector("first-k"), ratio) as fusing, self._scheduler.turn():
             adapter.wait_for_device()
             began = time.perf_counter()
-            fused = fusing.run()
-            adapter.wait_for_device()
+            self._fusor.fuse([fusing])
+            fused = fusing.result()
+            assert fused is not None
             whole_s = time.perf_counter() - began - fused.load_s
         rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
         return rows, whole_s, fused.fuse_s if adapter.device.type == "cpu" else 0.0

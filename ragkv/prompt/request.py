@@ -219,7 +219,6 @@ class ActiveRequest:
         self.damaged: dict[EntryKey, str] = {}  # entries that were found damaged: the reason by key
         self.lookup_s = 0.0  # spent on finding entries and planning
         self.queue_s = 0.0  # spent on waiting, before the pass
-        self.other_steps_s = 0.0  # spent on steps of other requests, between layers of the pass
         self.prefill: ServedPrompt  # set when the prompt is prefilled
         self.held = ExitStack()  # closed when the request ends
 

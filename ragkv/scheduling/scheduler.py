@@ -21,6 +21,11 @@ from ragkv.runtime.batches import POLL_S
 from ragkv.store import PrefetchHint, Store
 
 from .decode_batch import DecodeBatch
+from .joint_prefills import JointPrefills
+
+# Beyond `workers`, requests are admitted whose prompts have at most `JOINT_TOKENS` tokens together with those that are:
+# they plan and read ahead, and then share a pass. One long prompt holds as much.
+JOINT_TOKENS = 8192
 
 
 class Ticket:
@@ -79,7 +84,7 @@ class ModelTurns:
     def __init__(self, adapter: Adapter) -> None:
         self.lock = FairLock(openmp.release_threads)  # only the thread that computes keeps an OpenMP pool
         self.encoding = FairLock()  # of those that encode one waits for its turn, so a request waits for one chunk
-        self.batch = DecodeBatch(adapter, self.lock)
+        self.batch, self.prefills = DecodeBatch(adapter, self.lock), JointPrefills(self.lock)
         self.requests = 0  # that run
         self.changed = threading.Condition()  # guards `requests`
 
@@ -89,6 +94,7 @@ class _Place:
     """A request that waits or is admitted."""
 
     hint: PrefetchHint
+    tokens: int
     admitted: threading.Event = field(default_factory=threading.Event)
 
 
@@ -97,6 +103,7 @@ class Scheduler:
 
     def __init__(self, turns: ModelTurns, config: SchedulerConfig, store: Store) -> None:
         self._turns, self._config, self._store = turns, config, store
+        self.batch, self.prefills = turns.batch, turns.prefills  # where requests are computed together
         self._lock = threading.Lock()
         self._waiting: deque[_Place] = deque()
         self._running: set[_Place] = set()
@@ -119,13 +126,14 @@ class Scheduler:
             self._add_requests(-1)
 
     @contextmanager
-    def admitted(self, hint: PrefetchHint, ticket: Ticket) -> Iterator[None]:
+    def admitted(self, hint: PrefetchHint, ticket: Ticket, tokens: int = JOINT_TOKENS) -> Iterator[None]:
         """Wait to be admitted. The store knows `hint` from when the request queues until the block ends.
 
+        `tokens` is the length of its prompt.
         Raises `QueueFullError` at once if too many requests wait, and what `ticket.check` raises.
         """
         ticket.check()
-        place = self._join(hint)
+        place = self._join(hint, tokens)
         try:
             ticket.wait(place.admitted)
             ticket.check()
@@ -151,11 +159,6 @@ class Scheduler:
         self._turns.batch.step_waiting()
         self._turns.lock.give_way()
         self._check_open()
-
-    @property
-    def batch(self) -> DecodeBatch:
-        """Where requests decode together, of all engines on the model."""
-        return self._turns.batch
 
     # Background work.
 
@@ -201,10 +204,10 @@ class Scheduler:
             self._turns.requests += count
             self._turns.changed.notify_all()
 
-    def _join(self, hint: PrefetchHint) -> _Place:
-        limit, place = self._config.queue_limit, _Place(hint)
+    def _join(self, hint: PrefetchHint, tokens: int) -> _Place:
+        limit, place = self._config.queue_limit, _Place(hint, tokens)
         with self._lock:
-            if len(self._running) >= self._config.workers and len(self._waiting) >= limit:
+            if (self._waiting or not self._has_room(place)) and len(self._waiting) >= limit:
                 self._refused += 1
                 raise QueueFullError(
                     f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again later, or raise "
@@ -216,11 +219,16 @@ class Scheduler:
         return place
 
     def _admit(self) -> None:
-        """Admit as many of those that wait as there are workers. Needs `_lock`."""
-        while self._waiting and len(self._running) < self._config.workers:
+        """Admit those that wait, in their order, as far as there is room. Needs `_lock`."""
+        while self._waiting and self._has_room(self._waiting[0]):
             place = self._waiting.popleft()
             self._running.add(place)
             place.admitted.set()
+
+    def _has_room(self, place: _Place) -> bool:
+        """Whether `place` may be admitted now: a worker is free, or its prompt is short. Needs `_lock`."""
+        workers, running = self._config.workers, len(self._running)
+        return running < workers or (workers > 1 and sum(p.tokens for p in (place, *self._running)) <= JOINT_TOKENS)
 
     def _leave(self, place: _Place) -> None:
         self._store.left(place.hint)

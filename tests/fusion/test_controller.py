@@ -103,11 +103,6 @@ class TestTier:
         else:
             assert loading[best] == min(loading.values())
 
-    def test_disk_is_chosen_while_its_loading_is_hidden_and_memory_otherwise(self) -> None:
-        assert choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig(), LOADS).tier == "disk"
-        assert choose_tier(on_disk(1.3), SHAPE, 0.15, PricesConfig(), LOADS).tier == "memory"
-        assert choose_tier(on_disk(1.3), SHAPE, 0.5, PricesConfig(), LOADS).tier == "disk"
-
     def test_the_decision_says_when_no_tiers_loading_is_hidden(self) -> None:
         slow = profile(tiers={"disk": disk(1.0), "redis": disk(2.0)})
         decision = choose_tier(slow, SHAPE, 0.15, PricesConfig(), LOADS)
@@ -172,27 +167,10 @@ class TestComputedInstead:
         loading = load_s(made, kept)
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 
-    def test_some_slow_chunks_still_load_while_others_are_computed(self) -> None:
-        """Each takes 1.5 times as long to load as to compute, yet computing all six is not the fastest."""
-        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
-        loads = [Load("disk", 100)] * 6
-        shape = Shape(600, 0, 600)
-        computed = choose_computed(made, shape, loads, 0.0).computed
-        assert 0 < len(computed) < 6
-        assert len(computed) == 4  # 3 s of loading in parallel with 4 s of computing
-
     def test_a_fixed_load_is_never_computed(self) -> None:
         made = profile(tiers={"disk": disk(1.0)})
         loads = [Load("disk", 50, fused=False, fixed=True), Load("disk", 50)]
         assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed == (1,)
-
-    def test_the_choice_among_many_different_chunks_is_within_five_percent_of_the_best(self) -> None:
-        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
-        loads = [Load("disk", 20 + i) for i in range(24)]
-        tokens = sum(load.tokens for load in loads)
-        decision = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0)
-        divisible = 0.5 + 2 * tokens * 0.006 + 0.006 * tokens  # .015 x = .01 (1 - x): x = .4
-        assert divisible <= decision.ttft_s + 1e-9 <= divisible * 1.05
 
     def test_a_chunk_that_ends_the_prompt_may_be_computed_although_its_last_token_is_forced(self) -> None:
         """Without a question the last token of the last chunk is forced, so it is not among the fused tokens."""

@@ -118,26 +118,6 @@ def test_entries_recomputed_entirely_are_not_loaded() -> None:
     assert ttft_s(profile(), checking, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
 
 
-@given(profiles, shapes, ratios, ratios)
-def test_recompute_never_falls_with_the_ratio(made: Profile, shape: Shape, one: float, other: float) -> None:
-    less, more = (recompute_s(made, ratio, shape) for ratio in sorted((one, other)))
-    assert less <= more + 1e-9
-
-
-@given(profiles, shapes, ratios, st.integers(1, 100))
-def test_a_cache_miss_never_costs_less_than_reuse(made: Profile, shape: Shape, ratio: float, missed: int) -> None:
-    missed = min(missed, shape.fused_tokens)
-    free = dataclasses.replace(made, place_token_layer_s=0.0)
-    with_miss = dataclasses.replace(
-        shape,
-        fused_tokens=shape.fused_tokens - missed,
-        forced_rows=shape.forced_rows + missed,
-        selection=Selection.STATIC,
-    )
-    whole = dataclasses.replace(shape, selection=Selection.STATIC)
-    assert recompute_s(free, ratio, with_miss) >= recompute_s(free, ratio, whole) - 1e-9
-
-
 @given(profiles, shapes, ratios, st.lists(st.integers(1, 300), max_size=4), st.floats(0, 1), st.floats(0, 1))
 def test_ttft_never_falls_with_the_ratio_or_a_slower_tier(
     made: Profile, shape: Shape, ratio: float, tokens: list[int], one: float, other: float

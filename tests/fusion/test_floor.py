@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.errors import ConfigError
 from ragkv.fusion import budget, with_floor
 from ragkv.model.loading import READER
 from ragkv.types import Reuse
@@ -87,11 +86,6 @@ def test_a_prompt_shorter_than_the_floor_equals_a_full_prefill() -> None:
         full = engine.prefill(helpers.QUESTION, chunks, reuse="none")
         assert (fused.reuse.fused, fused.reuse.recomputed) == (0, 20)
         assert float((fused.logits - full.logits).abs().max()) < 1e-4
-
-
-def test_a_negative_floor_is_refused() -> None:
-    with pytest.raises(ConfigError, match="floor_tokens"):
-        FusionConfig(floor_tokens=-1)
 
 
 @pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")

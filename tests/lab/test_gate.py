@@ -8,7 +8,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import InputError, PromptTooLongError
-from ragkv.fusion import fusor
+from ragkv.fusion import Fusing
 from ragkv.fusion.gate_result import Tolerance
 from ragkv.lab.gate import NEXT_TOKENS, Probe, gate, save
 from ragkv.types import Chunk
@@ -18,13 +18,13 @@ from tests.fusion import helpers
 from .gate_corpus import PASSAGES, windows
 
 
-def unrotated(self: "fusor._FusionPass", layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
-    """`place`, broken on purpose: keys keep the positions at which they were encoded."""
+def unrotated(self: Fusing, layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
+    """`_place`, broken on purpose: keys keep the positions at which they were encoded."""
     for span, piece in zip(spans, slices, strict=True):
         start = min(span.start, 1)
         cos, sin = self._tables.span(self._adapter.rope_kind(layer), start, start + len(span))
         k_rot = self._adapter.rotate(layer, piece[0].unsqueeze(0), cos, sin)
-        self.kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
+        self._kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
 
 
 def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(
         prose = windows([engine.chunk(text).token_ids for text in PASSAGES])  # it was not trained on it
         right = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
         assert right.points[0].keeps_mean(near)
-        monkeypatch.setattr(fusor._FusionPass, "place", unrotated)
+        monkeypatch.setattr(Fusing, "_place", unrotated)
         broken = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
     assert not broken.points[0].keeps_mean(near) and broken.answer is None
     assert "full recompute: no setting stays within 10 %" in str(broken)

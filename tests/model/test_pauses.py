@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from ragkv import Engine
 from ragkv.errors import CancelledError
+from ragkv.fusion import Fusing
 from ragkv.model import Rows, attention, layers, rows
 from ragkv.model.rows import pause, pausing
 from tests import tiny_models
@@ -81,17 +82,18 @@ def test_a_request_that_is_cancelled_within_a_layer_ends_there(monkeypatch: pyte
     with Engine(tiny_models.model("llama")) as engine:
         question = tiny_models.tokens(30, seed=5)
         wanted = engine.prefill(question).logits
-        adapter, ran = engine.model.adapter, list[int]()
-        run_layer = adapter.run_layer
+        ran = list[int]()
+        part = Fusing.part
 
-        def counted(layer: int, *how: Any, **more: Any) -> torch.Tensor:
+        def counted(one: Fusing, layer: int, *how: Any, **more: Any) -> Any:
             ran.append(layer)
-            return run_layer(layer, *how, **more)
+            return part(one, layer, *how, **more)
 
         def cancelled() -> None:
-            raise CancelledError("enough")
+            if ran:
+                raise CancelledError("enough")
 
-        monkeypatch.setattr(adapter, "run_layer", counted)
+        monkeypatch.setattr(Fusing, "part", counted)
         with monkeypatch.context() as within:
             within.setattr(engine.scheduler.batch, "step_waiting", cancelled)
             with pytest.raises(CancelledError, match="enough"):

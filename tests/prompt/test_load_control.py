@@ -9,7 +9,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
-from ragkv.errors import ConfigError, ProfileError
+from ragkv.errors import ProfileError
 from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.prompt.load_control import OUTCOMES
@@ -237,14 +237,3 @@ def test_a_damaged_entry_leads_to_a_new_decision(tmp_path: Path) -> None:
     assert reuse.missed_chunks == 1
     assert reuse.ratio == 0.15  # 120 x 4 ms = 48 x 10 ms: computing the missed chunk hides the other loads
     assert len(reuse.decision) == 2
-
-
-def test_the_setting_may_leave_the_ratio_to_the_controller(tmp_path: Path) -> None:
-    toml = tmp_path / "ragkv.toml"
-    toml.write_text('[fusion]\nratio = "none"\n[controller.prices]\ndisk_usd_per_gb_month = 1.5\n')
-    config = EngineConfig.gather(toml, {})
-    assert (config.fusion.ratio, config.controller.prices.disk_usd_per_gb_month) == (None, 1.5)
-    assert EngineConfig.gather(None, {"RAGKV_FUSION__RATIO": "none"}).fusion.ratio is None
-    assert EngineConfig.from_dict({"fusion": {"ratio": None}}).fusion.ratio is None
-    with pytest.raises(ConfigError):
-        EngineConfig.from_dict({"fusion": {"ratio": "some"}})

@@ -11,8 +11,10 @@ import pytest
 from ragkv import Engine, StoreConfig
 from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
+from ragkv.fusion import Fusing
 from ragkv.model import adapt
 from ragkv.scheduling import ModelTurns, Scheduler
+from ragkv.scheduling.scheduler import JOINT_TOKENS
 from ragkv.store import PrefetchHint
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
@@ -42,12 +44,12 @@ class Queue:
         self.go = [threading.Event() for _ in range(20)]
         self.threads: list[threading.Thread] = []
 
-    def ask(self, number: int, **patience: Any) -> None:
+    def ask(self, number: int, tokens: int = JOINT_TOKENS, **patience: Any) -> None:
         """Start a request on a thread; return when it has a slot, waits, or was refused."""
 
         def run() -> None:
             try:
-                with self.scheduler.admitted(PrefetchHint(), self.scheduler.ticket(**patience)):
+                with self.scheduler.admitted(PrefetchHint(), self.scheduler.ticket(**patience), tokens):
                     self.order.append(number)
                     self.go[number].wait(20)
             except Exception as error:
@@ -90,6 +92,14 @@ class TestQueue:
         queue.go[1].set()
         until(lambda: queue.order[3:] == [3])
         queue.end()
+
+    def test_short_prompts_are_admitted_beyond_the_workers_unless_there_is_one(self) -> None:
+        for workers, admitted in ((2, 4), (1, 1)):
+            queue = Queue(workers=workers)
+            for number in range(6):
+                queue.ask(number, tokens=JOINT_TOKENS // 4)
+            assert queue.scheduler.stats().admitted == admitted
+            queue.end()
 
     def test_a_full_queue_refuses_a_request_and_tells_the_store_nothing(self) -> None:
         queue = Queue(workers=1, queue_limit=2)
@@ -276,16 +286,16 @@ class TestCancellation:
         self, engine: Engine, cancellation: Cancellation, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         layers: list[int] = []
-        run_layer = engine.model.adapter.run_layer
+        part = Fusing.part
 
-        def spy(layer: int, *args: Any, **kwargs: Any) -> Any:
+        def spy(one: Fusing, layer: int, *args: Any, **kwargs: Any) -> Any:
             layers.append(layer)
             if len(layers) == 2:
                 cancellation.now()
-            return run_layer(layer, *args, **kwargs)
+            return part(one, layer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine.model.adapter, "run_layer", spy)
+            patch.setattr(Fusing, "part", spy)
             thread = self.answer(engine, cancellation)
             thread.join(20)
         assert layers == [0, 1]

@@ -11,12 +11,11 @@ overrides these two methods, and this file does not change.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ..adapter import Adapter
-from ..attention import LayerPass
+from ..joint import Seen
 from ..promptkv import PromptKV, Recording
 from ..rows import Rows
 
@@ -48,10 +47,10 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     positions = torch.tensor(places, device=adapter.device)  # (B,)
     hidden = adapter.embed(torch.tensor([token for row in rows for token in row.tokens], device=adapter.device))
     rotations = {kind: _rotation(adapter, kind, ends, positions) for kind in adapter.rope_kinds()}
-    own_rows = [Rows(own, length) for own, length in zip(torch.split(positions, sizes), lengths, strict=True)]
-    step, step_rows = _Step(adapter, rows, own_rows), Rows(positions, None)
+    splits = zip(rows, torch.split(positions, sizes), strict=True)
+    parts, step_rows = [_Part(adapter, row, Rows(own, row.kv.length)) for row, own in splits], Rows(positions, None)
     for layer in range(adapter.layer_count):
-        step.enter(layer, rotations[adapter.rope_kind(layer)])
+        step = adapter.joint_pass(layer, parts, *rotations[adapter.rope_kind(layer)])
         hidden = adapter.call_layer(layer, hidden, step_rows, step)
     logits = adapter.logits(hidden)
     for row, end in zip(rows, ends, strict=True):
@@ -70,47 +69,20 @@ def _rotation(
     return cos, sin
 
 
-class _Step(LayerPass):
-    """A step, layer by layer. It passes what the layers make on to each row's own KV."""
+class _Part:
+    """The rows of one prompt in a step, which go through its own KV."""
 
-    def __init__(self, adapter: Adapter, rows: Sequence[DecodeRow], own_rows: Sequence[Rows]) -> None:
-        """`own_rows` are the positions, one for each of `rows`."""
-        super().__init__()
-        self._adapter, self._rows, self._own_rows = adapter, rows, own_rows
-        self._sizes = [len(own) for own in own_rows]
-        self._layer = 0
-        self._rotation: tuple[torch.Tensor, torch.Tensor]
+    def __init__(self, adapter: Adapter, row: DecodeRow, rows: Rows) -> None:
+        self._adapter, self._kv, self._record, self.rows = adapter, row.kv, row.record, rows
 
-    def enter(self, layer: int, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """`layer` is computed next; `rotation` is cos and sin, each (1, B, rotary dims)."""
-        self._layer, self._rotation = layer, rotation
+    def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
+        """Write what a layer made, each (1, G, R, D), and return it: the KV knows the rest."""
+        assert self.rows.start is not None
+        self._kv.put(layer, self.rows.start, k_rot, v)
+        if self._record is not None:
+            self._record.add(layer, self.rows, k_raw, v)
+        return k_rot, v
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
-        k_rot, layer = self._rotated(key_states), self._layer
-        own = (self._by_prompt(states) for states in (key_states, k_rot, value_states))
-        for row, place, k_raw, own_k_rot, v in zip(self._rows, self._own_rows, *own, strict=True):
-            assert place.start is not None
-            row.kv.put(layer, place.start, own_k_rot, v)
-            if row.record is not None:
-                row.record.add(layer, place, k_raw, v)
-        return k_rot, value_states
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
-    ) -> torch.Tensor:
-        """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
-        layer, window = self._layer, self._adapter.window(self._layer)
-        queries = self._by_prompt(self._rotated(query))
-        own = zip(self._rows, self._own_rows, queries, strict=True)
-        out = [row.kv.attend(layer, q_rot, place, window, scaling, softcap) for row, place, q_rot in own]
-        return torch.cat(out, dim=2) if len(out) > 1 else out[0]
-
-    def _by_prompt(self, states: torch.Tensor) -> Sequence[torch.Tensor]:
-        """States (1, heads, B, D), split into those of each prompt's rows."""
-        return (states,) if len(self._sizes) == 1 else torch.split_with_sizes(states, self._sizes, 2)
-
-    def _rotated(self, raw: torch.Tensor) -> torch.Tensor:
-        return self._adapter.rotate(self._layer, raw, *self._rotation)
+    def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
+        """Queries (1, H, R, D) -> (1, H, R, D)."""
+        return self._kv.attend(layer, q_rot, self.rows, self._adapter.window(layer), scaling, cap)

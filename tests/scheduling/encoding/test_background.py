@@ -12,6 +12,7 @@ import torch
 
 from ragkv import Engine, StoreConfig
 from ragkv.errors import EntryDamagedError
+from ragkv.fusion import Fusing
 from ragkv.store import DiskTier, Lease, MemoryTier
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 from tests.store.fakes import WrappedLease
@@ -175,13 +176,12 @@ class TestDeletion:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with engine_of() as engine:
-            original = engine.fusor.open
 
             def fuse(*args: Any, **kwargs: Any) -> Any:
                 engine.delete([A])
-                return original(*args, **kwargs)
+                return Fusing(*args, **kwargs)
 
-            monkeypatch.setattr(engine.fusor, "open", fuse)
+            monkeypatch.setattr("ragkv.prompt.prefill.Fusing", fuse)
             engine.prefill(Q, [A])
             monkeypatch.undo()
             engine.flush()

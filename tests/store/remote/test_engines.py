@@ -121,9 +121,11 @@ class TestLoadingOrComputing:
     def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_says_so(
         self, network: Network
     ) -> None:
+        network.engine.profiler.measure(quick=True)
         network.engine.prefill(Q, [A, B, C])  # no speed was measured before
         network.engine.store._tiers[-1]._health.meter._s_per_byte = 1 / 20e3  # type: ignore[attr-defined]
-        prefill = network.engine.prefill(Q, [A, B, C])
-        assert prefill.reuse.missed_chunks == 0
-        assert any("quicker than loading" in note and "redis" in note for note in prefill.reuse.notes)
-        assert prefill.reuse.computed > len(Q)
+        for how in ({}, {"ratio": 0.3}):
+            prefill = network.engine.prefill(Q, [A, B, C], **how)
+            assert prefill.reuse.missed_chunks == 0
+            assert any("computed instead of loaded" in why and "redis" in why for why in prefill.reuse.decision)
+            assert prefill.reuse.computed > len(Q)

@@ -1,0 +1,103 @@
+"""Prompts that wait for the model are fused in one pass: each gets what it gets alone, whatever befalls the others."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine
+from ragkv.config import SessionConfig
+from ragkv.errors import CancelledError, EntryDamagedError
+from ragkv.fusion import Fusing
+from tests import tiny_models
+from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill
+from tests.scheduling.helpers import until
+
+PROMPTS = {"attention": [B, A], "hkvd-gradual": [C, B, A], "first-k": [A, C, B, A]}
+
+
+def together(engine: Engine, asks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What `asks` return or raise, all of which wait for the model at the same time."""
+    with ThreadPoolExecutor(len(asks)) as pool:
+        with engine.scheduler.turn():
+            futures = [pool.submit(ask) for ask in asks]
+            until(lambda: len(engine.scheduler.prefills._waiting) == len(asks))
+        return [future.exception() or future.result() for future in futures]
+
+
+def asks_of(engine: Engine) -> tuple[list[Callable[[], Any]], list[Any]]:
+    """Requests, and what they get alone, once all is stored."""
+    engine.warm([A, B, C])
+    asks = [partial(engine.prefill, Q, chunks, selector=name, ratio=0.5) for name, chunks in PROMPTS.items()]
+    for ask in asks:
+        ask()
+    engine.flush()
+    return asks, [ask() for ask in asks]
+
+
+def same(got: Any, wanted: Any) -> None:
+    torch.testing.assert_close(got.logits, wanted.logits, atol=1e-5 * float(wanted.logits.abs().max()), rtol=0)
+    assert replace(got.reuse, notes=()) == replace(wanted.reuse, notes=())
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_each_prompt_gets_what_it_gets_alone(family: str) -> None:
+    with engine_of(family) as engine:
+        asks, alone = asks_of(engine)
+        for wanted, got in zip(alone, together(engine, asks), strict=True):
+            same(got, wanted)
+            assert (wanted.reuse.notes, got.reuse.notes) == ((), ("computed in one pass with 2 other prompts",))
+
+
+@pytest.mark.parametrize("what", ["cancelled", "damaged", "all fail"])
+def test_what_befalls_one_prompt_touches_no_other(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of() as engine:
+        asks, alone = asks_of(engine)
+        adapter, cancel, key = engine.model.adapter, threading.Event(), engine.entries.encoder.identity.key(tuple(A))
+        asks[0] = partial(asks[0], cancel=cancel)
+        load, call_layer = Fusing.load, adapter.call_layer
+
+        def fail_one(one: Fusing, layer: int) -> None:
+            if one.asking is not None and layer == 1 and not failed and what != "all fail":
+                failed.append(one)
+                if what == "damaged":
+                    raise EntryDamagedError(key, "on purpose")
+                cancel.set()
+            load(one, layer)
+
+        def fail_all(layer: int, hidden: Any, rows: Any, step: Any) -> Any:
+            if what == "all fail" and layer == 1 and len(step._parts) > 1:
+                raise RuntimeError("on purpose")
+            return call_layer(layer, hidden, rows, step)
+
+        failed: list[Fusing] = []
+        monkeypatch.setattr(Fusing, "load", fail_one)
+        monkeypatch.setattr(adapter, "call_layer", fail_all)
+        first, *others = together(engine, asks)
+        is_cancelled = isinstance(first, CancelledError)
+        assert is_cancelled == (what == "cancelled") and (is_cancelled or first.reuse.missed_chunks == len(failed))
+        for wanted, got in zip(alone[1:], others, strict=True):
+            same(got, wanted)
+
+
+def test_turns_of_several_conversations_stay_exact() -> None:
+    with engine_of(session=SessionConfig(block_tokens=4)) as engine:
+        engine.prefill(Q)
+        turns = [partial(engine.append, engine.session(name), Q, B[:5], [C], ratio=1.0) for name in "abc"]
+        assert all(got.reuse.notes for got in together(engine, turns))
+        for name in "abc":
+            follow = engine.prefill(Q, session=engine.session(name))
+            close(follow.logits, full_prefill(follow.token_ids.tolist())[0])
+            assert follow.reuse.exact > len(C) + len(Q)
+
+
+def test_prompts_with_many_rows_are_computed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.scheduling.joint_prefills.JOINT_ROWS", 8)
+    with engine_of() as engine:
+        asks, _ = asks_of(engine)
+        assert {got.reuse.notes for got in together(engine, asks)} == {()}
