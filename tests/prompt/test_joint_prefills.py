@@ -87,7 +87,7 @@ def test_what_befalls_one_prompt_touches_no_other(what: str, monkeypatch: pytest
 
 def test_turns_of_several_conversations_stay_exact() -> None:
     with engine_of(session=SessionConfig(block_tokens=4)) as engine:
-        engine.prefill(Q)
+        engine.warm([C])
         turns = [partial(engine.append, engine.session(name), Q, B[:5], [C], ratio=1.0) for name in "abc"]
         assert all(got.reuse.notes for got in together(engine, turns))
         for name in "abc":
