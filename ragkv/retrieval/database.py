@@ -49,6 +49,10 @@ PASSAGE = """SELECT text_number, passages.id, document_id, text, span_start, spa
 IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
+class _NoIndexError(StoreError):
+    """There is no index here, or one that is being made and has no tables yet."""
+
+
 class Database(Closing):
     """Documents, their passages, the distinct texts of the passages, and the texts' vectors and terms. Thread-safe."""
 
@@ -114,8 +118,8 @@ class Database(Closing):
     def _has_tables(self) -> bool:
         return self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone() is not None
 
-    def _no_index(self) -> StoreError:
-        return StoreError(f"No index at {self.directory}. Ingest documents into it first.")
+    def _no_index(self) -> "_NoIndexError":
+        return _NoIndexError(f"No index at {self.directory}. Ingest documents into it first.")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -385,23 +389,17 @@ class Database(Closing):
 
 @contextmanager
 def look_into(directory: Path) -> Iterator[Database | None]:
-    """The database in `directory` for a few reads, `None` if there is none."""
+    """The database in `directory` for a few reads, `None` if there is none, or none yet."""
     try:
-        database = Database(directory, read_only=True) if _has_content(directory / FILE) else None
+        database = Database(directory, read_only=True) if index_bytes(directory) else None
+    except _NoIndexError:
+        database = None
     except StoreError:
-        if _has_content(directory / FILE):
+        if index_bytes(directory):
             raise
         database = None  # another process has deleted it meanwhile
     with database or nullcontext() as found:
         yield found
-
-
-def _has_content(file: Path) -> bool:
-    """Whether `file` exists and is not empty, as a database is until its first transaction."""
-    try:
-        return file.stat().st_size > 0
-    except FileNotFoundError:
-        return False
 
 
 def index_bytes(directory: Path) -> int:

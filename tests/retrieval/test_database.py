@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def test_a_look_into_an_index_that_is_deleted_at_the_same_moment_finds_none(
     with look_into(folder) as database:
         assert database is None
     assert not folder.exists()
+
+
+def test_a_look_into_an_index_that_is_being_made_finds_none(tmp_path: Path) -> None:
+    """SQLite writes the first page, without tables, when it is told how to give space back."""
+    with closing(sqlite3.connect(tmp_path / FILE)) as made:
+        made.execute("PRAGMA auto_vacuum = FULL")
+    with look_into(tmp_path) as database:
+        assert index_bytes(tmp_path) > 0 and database is None
 
 
 def test_a_look_into_a_damaged_index_says_so(tmp_path: Path) -> None:
