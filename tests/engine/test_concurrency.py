@@ -43,7 +43,8 @@ def test_eight_threads_get_their_solo_results(tmp_path: Path, memory_bytes: int)
             for q, chunks in zip(QUESTIONS, ORDERS, strict=True)
         ]
         alone = [call() for call in prefills]
-        assert all(map(torch.equal, together(prefills), alone))
+        for shared, own in zip(together(prefills), alone, strict=True):  # prompts that waited shared a pass
+            torch.testing.assert_close(shared, own, rtol=0.0, atol=1e-5 * float(own.abs().max()))
 
 
 def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers() -> None:

@@ -85,7 +85,7 @@ def test_the_homes_of_keys_are_spread_evenly_over_replicas() -> None:
 
 def test_an_unknown_router_is_refused() -> None:
     with pytest.raises(ConfigError, match="sticky"):
-        ServeConfig.from_dict({"cluster": {"router": "chunk-aware"}})
+        ServeConfig.gather(None, {"RAGKV_SERVE__CLUSTER__ROUTER": "chunk-aware"})
 
 
 @given(key=st.sampled_from(["", *"uvwxyz"]), loads=st.lists(st.integers(0, 9), max_size=4))
