@@ -16,9 +16,7 @@ from .output import print_note
 
 FILE = "question.lock"  # `FILE` is in a home.
 POLL_S = 0.1  # A command that gives way looks again after `POLL_S`.
-WAIT_S = (
-    120.0  # A command gives way to one question for at most `WAIT_S`, then no more: the other process may be stopped.
-)
+WAIT_S = 120.0  # A command gives way for at most `WAIT_S`, then no more: the other process may be stopped.
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 Holds the engine's profile, which is read when a request first leaves its ratio to the controller. Without a profile a
 request is served at r*, and its report says why. An error of the controller never fails a request. What requests took
-is compared with the profile's estimate, and corrects the speeds once it is clearly another. A chunk that would
-load from shared storage slower than it is computed is computed, also when the caller gave the ratio: there the speed of
-the store's latest reads counts, not the speed when the profile was made.
+is compared with the profile's estimate, and corrects the speeds once it is clearly another. With a profile, a chunk
+that would load from shared storage slower than it is computed is computed, also when the caller gave the ratio: there
+the speed of the store's latest reads counts, not the speed when the profile was made.
 """
 
 import os
