@@ -23,7 +23,7 @@ from ragkv.home import kept_at
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, make_private_folder, never_urgent, server_file
+from ragkv.runtime import Check, Closing, make_private_folder, server_file
 from ragkv.types import Reuse, Timing
 
 from .documents.parser import DocumentParser
@@ -140,8 +140,7 @@ class Service(Closing):
         """Return what `work` returns, which is not an answer. `work` calls what it is given before each batch."""
 
         def on_thread(context: WorkContext) -> T:
-            with never_urgent():
-                return work(giving_way(context, self.tenants.scheduler.wait_idle, lambda: self.task_pool.computing))
+            return work(giving_way(context, self.tenants.scheduler.wait_idle, lambda: self.task_pool.computing))
 
         return await self.task_pool.run(request, on_thread)
 

@@ -2,7 +2,7 @@
 
 from . import openmp
 from .addresses import is_loopback
-from .batches import Check, acquired, check_stopped, never_urgent, no_check, stopped_by
+from .batches import Check, acquired, check_stopped, no_check, stopped_by
 from .brief import brief
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
@@ -41,7 +41,6 @@ __all__ = [
     "limit_kernel_caches",
     "load",
     "make_private_folder",
-    "never_urgent",
     "no_check",
     "openmp",
     "release_memory",

@@ -28,21 +28,6 @@ _thread = threading.local()
 
 
 @contextmanager
-def never_urgent() -> Iterator[None]:
-    """Inside the block, this thread waits for locks as if it were not urgent: answers overtake it."""
-    _thread.never_urgent = True
-    try:
-        yield
-    finally:
-        _thread.never_urgent = False
-
-
-def may_be_urgent() -> bool:
-    """Whether this thread is outside `never_urgent`."""
-    return not getattr(_thread, "never_urgent", False)
-
-
-@contextmanager
 def stopped_by(check: Check) -> Iterator[None]:
     """Inside the block, what `check` raises ends this thread's work also where it has no batches, as in a query."""
     before, _thread.stop = getattr(_thread, "stop", no_check), check

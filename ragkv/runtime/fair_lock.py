@@ -2,7 +2,8 @@
 
 An owner is a tenant of a server; `working_for` tells a thread for which one it works. The lock's next holder is of the
 owner that held it for the least time, and first come first served for one owner: a tenant with one request waits for
-one batch of another tenant, however many requests the other one has (start-time fair queueing).
+one batch of another tenant, however many requests the other one has (start-time fair queueing). An urgent wait goes in
+front of its own owner's others, never of another owner's: else who asks much would keep others from searching.
 
 A plain lock is not enough for a model. A thread that waits must be able to leave the queue because another thread has
 done its work (`dismiss`), and a holder must be able to let another owner go first in the middle of its work
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from .batches import POLL_S, Check, may_be_urgent, no_check
+from .batches import POLL_S, Check, no_check
 
 T = TypeVar("T")
 
@@ -56,12 +57,12 @@ class TimeShareQueue(Generic[T]):
         """Whether an item waits. Another thread may change the queue meanwhile: counting would then raise."""
         return bool(self._items)
 
-    def add(self, owner: str, item: T, *, first: bool = False) -> None:
-        """Add an item of `owner`, in front of its others if it is to be `first`."""
+    def add(self, owner: str, item: T, before: Callable[[T], bool] = lambda _: False) -> None:
+        """Add an item of `owner`, behind its others or in front of the first one for which `before` is true."""
         if owner not in self._items:
             self._used_s[owner] = self._used(owner)
         items = self._items.setdefault(owner, deque())
-        items.appendleft(item) if first else items.append(item)
+        items.insert(next((place for place, other in enumerate(items) if before(other)), len(items)), item)
 
     def remove(self, owner: str, item: T) -> bool:
         """Remove an item; whether it was here."""
@@ -105,14 +106,14 @@ class Wait:
     """One attempt to get a lock, for the owner of this thread's work."""
 
     def __init__(self, urgent: bool = False) -> None:
-        self.owner, self.urgent = current_owner(), urgent and may_be_urgent()
+        self.owner, self.urgent = current_owner(), urgent
         self.over = threading.Event()  # set when the wait ends
         self.granted = False
         self.dismissed = False
 
 
 class FairLock:
-    """A thread that releases the lock hands it to the next one: to urgent ones first, then by shares of time."""
+    """A thread that releases the lock hands it to the owner that used least; urgent waits overtake others of theirs."""
 
     def __init__(self, leaving: Callable[[], object] = lambda: None) -> None:
         """`leaving` is called by a thread that has to wait, and by one that is about to hand the lock on."""
@@ -120,7 +121,7 @@ class FairLock:
         self._guard = threading.Lock()
         self._holder: Wait | None = None
         self._since = 0.0  # the holder is charged for the time from then on
-        self._urgent, self._others = TimeShareQueue[Wait](), TimeShareQueue[Wait]()
+        self._waiting = TimeShareQueue[Wait]()
 
     @property
     def held(self) -> bool:
@@ -131,7 +132,7 @@ class FairLock:
     def waiting(self) -> int:
         """How many threads wait."""
         with self._guard:
-            return len(self._urgent) + len(self._others)
+            return len(self._waiting)
 
     @contextmanager
     def hold(self, urgent: bool = False, check: Check = no_check) -> Iterator[None]:
@@ -153,10 +154,10 @@ class FairLock:
                 if wait.dismissed:
                     return False
                 if self._holder is None:
-                    self._queue_of(wait).begin(wait.owner)
+                    self._waiting.begin(wait.owner)
                     self._grant(wait)
                     return True
-                self._queue_of(wait).add(wait.owner, wait)
+                self._waiting.add(wait.owner, wait, lambda other: wait.urgent and not other.urgent)
             self._leaving()
             while not wait.over.wait(None if check is no_check else POLL_S):
                 check()
@@ -176,16 +177,16 @@ class FairLock:
 
     def give_way(self) -> None:
         """Let owners that used less go first, and wait for the lock again; the holder calls this at a good moment."""
-        if not self._others:  # read without a lock: usually no other thread waits
+        if not self._waiting:  # read without a lock: usually no other thread waits
             return
         with self._guard:
             wait = self._holder
             assert wait is not None
-            if not self._queue_of(wait).is_due(wait.owner, time.monotonic() - self._since):
+            if not self._waiting.is_due(wait.owner, time.monotonic() - self._since):
                 return
             wait.granted = False
             wait.over.clear()
-            self._queue_of(wait).add(wait.owner, wait, first=True)
+            self._waiting.add(wait.owner, wait, lambda _: True)
             self._hand_on()
         self._leaving()
         try:
@@ -199,7 +200,7 @@ class FairLock:
         with self._guard:
             assert self._holder is not None
             for owner in owners:
-                self._queue_of(self._holder).charge(owner, seconds / len(owners))
+                self._waiting.charge(owner, seconds / len(owners))
             self._since += seconds
 
     def dismiss(self, waits: Iterable[Wait]) -> None:
@@ -207,11 +208,8 @@ class FairLock:
         with self._guard:
             for wait in waits:
                 wait.dismissed = True
-                self._queue_of(wait).remove(wait.owner, wait)
+                self._waiting.remove(wait.owner, wait)
                 wait.over.set()
-
-    def _queue_of(self, wait: Wait) -> TimeShareQueue[Wait]:
-        return self._urgent if wait.urgent else self._others
 
     def _grant(self, wait: Wait) -> None:
         """Needs `_guard`."""
@@ -223,7 +221,7 @@ class FairLock:
         """Charge the holder, and grant the lock to the next thread. Needs `_guard`."""
         assert self._holder is not None
         used_s = max(0.0, time.monotonic() - self._since)
-        self._queue_of(self._holder).charge(self._holder.owner, used_s)
+        self._waiting.charge(self._holder.owner, used_s)
         self._holder = None
-        if queue := self._urgent or self._others:
-            self._grant(queue.take()[1])
+        if self._waiting:
+            self._grant(self._waiting.take()[1])

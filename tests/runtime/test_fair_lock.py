@@ -1,14 +1,13 @@
-"""One thread holds the lock at a time: urgent ones first, then who used least; a waiting one may be dismissed."""
+"""One thread holds the lock at a time: whose owner used least, urgent ones first; a waiting one may be dismissed."""
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import pytest
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, current_owner, never_urgent, working_for
+from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, current_owner, working_for
 from tests.scheduling.helpers import until
 
 
@@ -128,23 +127,22 @@ def test_an_interrupted_wait_holds_neither_a_place_nor_the_lock() -> None:
             raise AssertionError("not interrupted")
 
 
-def test_waiting_threads_get_the_lock_in_order_and_urgent_ones_first() -> None:
+def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_another_tenants() -> None:
     lock, order, threads = FairLock(), list[str](), []
 
-    def work(name: str, urgent: bool) -> None:
-        with never_urgent() if name == "task" else nullcontext(), lock.hold(urgent):
+    def work(name: str, owner: str) -> None:
+        with working_for(owner), lock.hold(urgent=name.isupper()):
             order.append(name)
+            time.sleep(0.005)
 
-    with lock.hold():
-        for number, (name, urgent) in enumerate(
-            [("a", False), ("b", False), ("task", True), ("x", True), ("c", False), ("y", True)]
-        ):
-            threads.append(threading.Thread(target=work, args=[name, urgent]))
+    with working_for("questions"), lock.hold():
+        for number, name in enumerate(["a", "B", "c", "D", "search"]):
+            threads.append(threading.Thread(target=work, args=[name, "other" if name == "search" else "questions"]))
             threads[-1].start()
             until(lambda lock=lock, number=number: lock.waiting > number)
     for thread in threads:
         thread.join(60)
-    assert order == ["x", "y", "a", "b", "task", "c"]
+    assert order == ["search", "B", "D", "a", "c"]
 
 
 def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread() -> None:
