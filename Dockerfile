@@ -1,9 +1,10 @@
 # ragkv serve on CPU. Build: docker build -t ragkv .   Run: see compose.yaml and docs/deploy.md
-# PYTHON_IMAGE with a digest pins the base: --build-arg PYTHON_IMAGE=python@sha256:...
+# The base is pinned by the digest with which public projects use this tag; it was not pulled where this was written. To renew
+# it: docker buildx imagetools inspect python:3.11-slim shows the digest of today, --build-arg PYTHON_IMAGE=... tries it.
 # It listens on the loopback address of its container; nginx, which shares that address, is what others reach.
 # TORCH_INDEX is a package index of torch wheels: PyTorch's CPU one saves gigabytes of CUDA (docker build --build-arg
 # TORCH_INDEX=... .). A GPU image: another base with CUDA's driver libraries, and the index of wheels for that version.
-ARG PYTHON_IMAGE=python:3.11-slim
+ARG PYTHON_IMAGE=python:3.11.16-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 FROM ${PYTHON_IMAGE} AS build
 ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -21,21 +21,9 @@ from .settings import ServeConfig  # noqa: E402
 
 if TYPE_CHECKING:
     from .app import create_app
-    from .documents.collection_folders import DEFAULT_COLLECTION
-    from .errors import ApiError
-    from .logs import configure_logging
-    from .server import check_network_exposure, serve
-    from .sse import format_event
+    from .server import serve
 
-_LAZY = {  # These names are imported at first use, because their modules load FastAPI, uvicorn or torch.
-    "DEFAULT_COLLECTION": "documents.collection_folders",
-    "ApiError": "errors",
-    "check_network_exposure": "server",
-    "configure_logging": "logs",
-    "create_app": "app",
-    "format_event": "sse",
-    "serve": "server",
-}
+_LAZY = {"create_app": "app", "serve": "server"}  # imported at first use: they load FastAPI, uvicorn and torch
 
 
 def __getattr__(name: str) -> Any:
@@ -44,18 +32,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
-__all__ = [
-    "DEFAULT_COLLECTION",
-    "ApiError",
-    "Key",
-    "KeyFile",
-    "KeyRing",
-    "Quota",
-    "RateLimit",
-    "ServeConfig",
-    "check_network_exposure",
-    "configure_logging",
-    "create_app",
-    "format_event",
-    "serve",
-]
+__all__ = ["Key", "KeyFile", "KeyRing", "Quota", "RateLimit", "ServeConfig", "create_app", "serve"]

@@ -3,16 +3,18 @@
 A cancelled answer is accounted for up to its last token.
 """
 
-import json
 import unicodedata
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Generator, Sequence
+from typing import Unpack
 
 from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.prompt import AnswerOptions, ServedPrompt
+from ragkv.retrieval import Hit
+from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
 
+from .bodies.resources import RetrievalBody
 from .errors import check_at_most
 from .keys import Principal
 from .service import record_answer
@@ -21,7 +23,6 @@ from .tenants import Tenant
 from .work import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
-FILTER_VALUES = 1_000  # The most values that one filter compares with.
 SAVE_S = 5.0  # The end of an answer waits so long, in seconds, until the turn of its conversation is on disk.
 TITLE_CHARS = 80
 
@@ -40,14 +41,15 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
     check_at_most(len(text), limits.question_chars, param, "characters", "context_length_exceeded")
 
 
-def check_filter(where: Mapping[str, Any] | None, limits: LimitsConfig, param: str = "filter") -> None:
-    """Raise `ApiError` for a filter that is too long or compares with too many values."""
-    values = 0
-    for wanted in (where or {}).values():
-        compared = wanted.values() if isinstance(wanted, dict) else [wanted]
-        values += sum(len(one) if isinstance(one, list) else 1 for one in compared)
-    check_at_most(values, FILTER_VALUES, param, "values")
-    check_at_most(len(json.dumps(where, ensure_ascii=False)), limits.question_chars, param, "characters")
+def retrieve(
+    tenant: Tenant, question: str, wanted: RetrievalBody, check: Check, param: str = "collection"
+) -> tuple[Sequence[Hit], list[Chunk]]:
+    """The passages for a question, and their chunks. `param` is the request field that names the collection."""
+    with tenant.engine.scheduler.request(), tenant.collections.lease(wanted.collection, param) as rag:
+        hits = rag.retrieve(
+            question, wanted.k, retriever=wanted.retriever, where=wanted.filter, order=wanted.order, check=check
+        )
+        return hits, [rag.chunk(hit.passage) for hit in hits]
 
 
 def session_of(tenant: Tenant, principal: Principal, session_id: str | None, question: str) -> Session | None:

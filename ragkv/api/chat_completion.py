@@ -27,10 +27,11 @@ from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
+from ragkv.retrieval import Passage
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import check_filter, check_text, max_tokens_of, session_of, stream_answer
+from .answers import check_text, max_tokens_of, retrieve, session_of, stream_answer
 from .bodies.chat import ChatRequest, Message, notes_of
 from .bodies.chat_answer import (
     Annotation,
@@ -46,13 +47,7 @@ from .bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from .bodies.tools import NamedTool, ToolDefinition, called, check_choice
 from .errors import ApiError, check_at_most
 from .keys import Principal
-from .reports import (
-    answer_fields,
-    citations_of,
-    missing_markers,
-    sources_of,
-    without_markers,
-)
+from .reports import answer_fields, citations_of, missing_markers, source_of, sources_of, without_markers
 from .service import Service
 from .tenants import Tenant
 from .work import WorkContext
@@ -65,7 +60,6 @@ class ChatCompletion:
     service: Service
     principal: Principal
     body: ChatRequest
-    session_id: str | None
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,13 +69,10 @@ class ChatCompletion:
         rag = self._rag
         if not any(message.role == "user" for message in body.messages):
             raise ApiError(400, "There is no user message: the prompt needs a question.", param="messages")
-        if body.stream_options and body.stream_options.include_usage and not body.stream:
-            raise ApiError(400, "include_usage requires stream; set stream, or leave it out.", param="stream_options")
         for number, message in enumerate(body.messages):
             check_text(message.text, limits, f"messages.{number}")
         documents = body.documents or []
         check_at_most(len(documents) + (rag.k if rag else 0), limits.documents, "documents", "documents")
-        check_filter(rag.filter if rag else None, limits, "rag.filter")
         for number, document in enumerate(documents):
             check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
         if body.top_logprobs and not body.logprobs:
@@ -120,7 +111,7 @@ class ChatCompletion:
     def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         with self.service.tenants.lease(self.principal) as tenant:
-            _session = session_of(tenant, self.principal, self.session_id, self._question)  # it holds the title
+            _session = session_of(tenant, self.principal, self.body.session_id, self._question)  # it holds the title
             yield from self._events(context, tenant)
             tenant.engine.settle(context.cancelled)  # a stream has ended for its client by now
 
@@ -189,26 +180,16 @@ class ChatCompletion:
 
     def _sources(self, tenant: Tenant, check: Check) -> list[SourceBody]:
         """The documents of the request, then those that retrieval finds."""
-        sources = [
-            SourceBody(
-                number=number,
-                document_id=document.id or f"document-{number}",
-                source=document.title or document.id or f"document-{number}",
-                title=document.title,
-                text=document.text,
-                start=0,
-                end=len(document.text),
-                score=None,
-            )
-            for number, document in enumerate(self.body.documents or [], 1)
-        ]
+        sources = []
+        for number, given in enumerate(self.body.documents or [], 1):
+            id = given.id or f"document-{number}"
+            whole = (0, len(given.text))
+            passage = Passage("", id, given.text, whole, given.title or id, {"title": given.title})
+            sources.append(source_of(number, passage))
         if (rag := self._rag) is None:
             return sources
-        scheduler, param = tenant.engine.scheduler, "rag.collection" if self.body.rag else "model"
-        with scheduler.request(), tenant.collections.lease(rag.collection, param) as collection:
-            hits = collection.retrieve(
-                self._question, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check
-            )
+        param = "rag.collection" if self.body.rag else "model"
+        hits, _ = retrieve(tenant, self._question, rag, check, param)
         return sources + sources_of(hits, len(sources) + 1)
 
     def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:
@@ -216,12 +197,12 @@ class ChatCompletion:
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
         request = ChatInput(insert_documents(turns, documents, tenant.chat.separator), documents, tools)
-        if self.session_id is None:
+        if self.body.session_id is None:
             # The next request's messages will not hold the documents, so such a conversation is not kept.
             return tenant.chat.build_prompt(request, not documents, None)
         if turns[-1].role not in ("user", "tool"):
             raise InputError("With a session the last message must be the user's or a tool's: it is the question.")
-        return tenant.chat.build_prompt(request, False, tenant.engine_session_id(self.session_id))
+        return tenant.chat.build_prompt(request, False, tenant.engine_session_id(self.body.session_id))
 
     def _response(
         self,
@@ -236,7 +217,7 @@ class ChatCompletion:
         numbers = [by_text.get(chunk.text) for chunk in _without_opening(prompt.chunks)]
         parts = [part for one in self.body.messages if isinstance(one.content, list) for part in one.content]
         report = AnswerReport(
-            **answer_fields(answer, content, sources, numbers, self.session_id),
+            **answer_fields(answer, content, sources, numbers, self.body.session_id),
             notes=notes_of([self.body, *self.body.messages, *parts]) + self._max_tokens[1],
         )
         choice = Choice(

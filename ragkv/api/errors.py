@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
 
 from ragkv import errors
 
@@ -23,7 +22,6 @@ from .validation import describe_errors
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1  # A client waits so long after a 503, where there is no better estimate.
-METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")  # `METHODS` are those that a route here may have.
 CLIENT_GONE = 499  # The status of a request whose client closed the connection: it appears in logs only.
 
 _TYPES = {
@@ -162,20 +160,11 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "The server failed to answer; its log says why, under this request's id.")
 
 
-def _serves(request: Request, method: str) -> bool:
-    """Whether a route has the request's path for this method."""
-    scope = {**request.scope, "method": method}
-    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
-
-
 def install(app: FastAPI) -> None:
     """Make `app` answer every failure in this shape."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        response = as_api_error(error).response(request.url.path)
-        if response.status_code == 405:  # the framework names the methods of one of the address's routes
-            response.headers["allow"] = ", ".join(method for method in METHODS if _serves(request, method))
-        return response
+        return as_api_error(error).response(request.url.path)
 
     for kind in (ApiError, errors.RagKVError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)

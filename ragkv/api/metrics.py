@@ -10,15 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -87,7 +79,6 @@ class Metrics:
             answers = gauge("ragkv_vllm_answers", "1 while the vLLM server answers")
             answers.set_function(lambda: vllm.failure() is None)  # It is asked at each scrape.
         ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
 
     def record_answer(self, timing: Timing, reuse: Reuse, answer_tokens: int) -> None:
         """Record a finished answer."""

@@ -26,22 +26,24 @@ def title_of(described: Document | DocumentSummary | Passage) -> str | None:
     return title if isinstance(title, str) else None
 
 
+def source_of(number: int, passage: Passage, score: float | None = None) -> SourceBody:
+    """A passage as a source; one without a score came with the request."""
+    return SourceBody(
+        number=number,
+        document_id=passage.document_id,
+        source=passage.source,
+        title=title_of(passage),
+        text=passage.text,
+        start=passage.span[0],
+        end=passage.span[1],
+        page=passage.page,
+        score=score,
+    )
+
+
 def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
     """Found passages as sources, numbered from `first`."""
-    return [
-        SourceBody(
-            number=number,
-            document_id=hit.passage.document_id,
-            source=hit.passage.source,
-            title=title_of(hit.passage),
-            text=hit.passage.text,
-            start=hit.passage.span[0],
-            end=hit.passage.span[1],
-            page=hit.passage.page,
-            score=float(hit.score),
-        )
-        for number, hit in enumerate(hits, first)
-    ]
+    return [source_of(number, hit.passage, float(hit.score)) for number, hit in enumerate(hits, first)]
 
 
 def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBody]:

@@ -33,32 +33,24 @@ class Stream(StreamingResponse):
         media_type: str = "text/event-stream",
     ) -> None:
         """`first`, then what `show` makes of each item, then `end`; after an error what `failed` makes of it."""
-        self._text = _text(items, show, failed, first, end)
-        super().__init__(self._text, headers={"x-accel-buffering": "no"}, media_type=media_type)
+
+        async def texts() -> AsyncGenerator[str, None]:
+            try:
+                yield first
+                async for item in items:
+                    for text in show(item):
+                        yield text
+                yield end
+            except Exception as error:
+                yield failed(as_api_error(error))
+            finally:
+                await items.aclose()
+
+        self._texts = texts()
+        super().__init__(self._texts, headers={"x-accel-buffering": "no"}, media_type=media_type)
 
     async def stream_response(self, send: Send) -> None:
         try:
             await super().stream_response(send)
         finally:
-            await self._text.aclose()
-
-
-async def _text(
-    items: AsyncGenerator[T, None],
-    show: Callable[[T], Iterable[str]],
-    failed: Callable[[ApiError], str],
-    first: str,
-    end: str,
-) -> AsyncGenerator[str, None]:
-    try:
-        if first:
-            yield first
-        async for item in items:
-            for text in show(item):
-                yield text
-        if end:
-            yield end
-    except Exception as error:
-        yield failed(as_api_error(error))
-    finally:
-        await items.aclose()
+            await self._texts.aclose()

@@ -6,7 +6,6 @@ alone: no tenant can find, count or evict another tenant's entries.
 """
 
 import functools
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,8 +31,6 @@ from .keys import TENANT, Principal, Quota
 from .limits import Held, check_quota
 from .metrics import TenantStats
 from .settings import LimitsConfig, QuotaConfig, ServeConfig
-
-log = logging.getLogger(__name__)
 
 _NAMED = "named-"  # Sessions that a client named have this prefix; others are found by their text.
 
@@ -113,7 +110,9 @@ class Tenants(Closing):
         self._config, self._model = config, model
         self._ending = False  # the server shuts down
         self._resumed = set[str]()  # names of tenants: reading all their passages once is enough
-        self._tenants: LeasePool[str, Tenant] = LeasePool(config.open_tenants, self._close_tenant)
+        self._tenants: LeasePool[str, Tenant] = LeasePool(
+            config.open_tenants, lambda tenant: tenant.close(encode_missed=not self._ending)
+        )
         self._collections = collection_pool(config.open_collections)
 
     @property
@@ -165,12 +164,6 @@ class Tenants(Closing):
         if self._config.kv_home is not None:
             directory = Path(self._config.kv_home) / directory.relative_to(self._config.home)
         return directory / "kv"
-
-    def _close_tenant(self, tenant: Tenant) -> None:
-        try:
-            tenant.close(encode_missed=not self._ending)
-        except Exception:
-            log.exception("tenant_close_failed")
 
     def _open(self, name: str, quota: Quota) -> Tenant:
         directory, kv_directory = self._directory(name), self._kv_directory(name)

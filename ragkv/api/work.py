@@ -115,16 +115,11 @@ class WorkerPool:
         self._queue, self._deadline_s = queue, deadline_s
         self._limiter = TenantLimiter(threads, tenant_threads)
         self._threads = CapacityLimiter(math.inf)  # anyio's own bound would be a second one
-        self._accepted: dict[WorkContext, asyncio.Task[Any]] = {}  # work that waits or runs
+        self.accepted: dict[WorkContext, asyncio.Task[Any]] = {}  # work that waits or runs
         self._computing: set[WorkContext] = set()  # work on a thread
         self._most = 0  # accepted work at once since memory was released
         self._released_at = time.monotonic()
         self._closed = False
-
-    @property
-    def running(self) -> int:
-        """Pieces of work that are accepted and not finished."""
-        return len(self._accepted)
 
     @property
     def computing(self) -> int:
@@ -181,7 +176,7 @@ class WorkerPool:
     def cut(self) -> None:
         """Accept no more work and cancel what is accepted: what waits ends now, what runs ends at its next check."""
         self._closed = True
-        for context, task in list(self._accepted.items()):
+        for context, task in list(self.accepted.items()):
             context.shutting_down = True
             context.cancelled.set()
             if not context.has_begun:
@@ -223,13 +218,13 @@ class WorkerPool:
         context = WorkContext(request, self._deadline_s)
         self._check_space(context.tenant)
         task = asyncio.get_running_loop().create_task(self._run(context, work))
-        self._accepted[context] = task
-        self._most = max(self._most, len(self._accepted))
+        self.accepted[context] = task
+        self._most = max(self._most, len(self.accepted))
         task.add_done_callback(lambda _: self._end(context, task))
         return context, task
 
     def _check_space(self, tenant: str) -> None:
-        mine = sum(context.tenant == tenant for context in self._accepted)
+        mine = sum(context.tenant == tenant for context in self.accepted)
         if self._closed:
             raise _shutting_down()
         if tenant and mine >= self._queue.tenant_limit:
@@ -238,9 +233,9 @@ class WorkerPool:
                 "queue.tenant_limit allows no more. Ask again when one of them has ended."
             )
             raise ApiError(429, message, "tenant_queue_full", retry_after_s=1)
-        if len(self._accepted) >= self._queue.limit:
+        if len(self.accepted) >= self._queue.limit:
             message = (
-                f"{len(self._accepted)} requests are running or waiting already, and the setting queue.limit allows no "
+                f"{len(self.accepted)} requests are running or waiting already, and the setting queue.limit allows no "
                 "more. Ask again."
             )
             raise ApiError(503, message, "queue_full", retry_after_s=1)
@@ -271,10 +266,10 @@ class WorkerPool:
             task.cancel()
 
     def _end(self, context: WorkContext, task: "asyncio.Task[Any]") -> None:
-        del self._accepted[context]
+        del self.accepted[context]
         if not task.cancelled():
             task.exception()  # read, so that asyncio does not report it as never retrieved
-        burst_ended = self._most >= BURST and not self._accepted
+        burst_ended = self._most >= BURST and not self.accepted
         if burst_ended or time.monotonic() - self._released_at > RELEASE_S:
             self._most, self._released_at = 0, time.monotonic()
             threading.Thread(target=release_memory, name="ragkv-release", daemon=True).start()  # it may take a while

@@ -98,7 +98,8 @@ def serve(
 
 def _run_replicas(settings: "ServeConfig") -> None:
     """Serve with replicas until a signal ends it."""
-    from ragkv.api import KeyRing, check_network_exposure
+    from ragkv.api import KeyRing
+    from ragkv.api.server import check_network_exposure
     from ragkv.integrations.ray import run
 
     check_network_exposure(settings, KeyRing(settings.keys_path))
@@ -107,8 +108,9 @@ def _run_replicas(settings: "ServeConfig") -> None:
 
 def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
     """Serve in this process until a signal ends it."""
-    from ragkv.api import check_network_exposure, create_app
+    from ragkv.api import create_app
     from ragkv.api import serve as listen
+    from ragkv.api.server import check_network_exposure
 
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     say: Any = errors.print if settings.port else (lambda _: None)  # port 0: a program started it, and reads its log

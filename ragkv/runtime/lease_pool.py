@@ -1,5 +1,6 @@
 """Open values that are leased: opened at the first lease, closed when too many are open and nothing leases them."""
 
+import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -9,6 +10,8 @@ from typing import Generic, TypeVar
 from ragkv.errors import RagKVError
 
 from .closing import Closing
+
+log = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -34,7 +37,7 @@ class LeasePool(Closing, Generic[K, V]):
     def __init__(
         self, limit: int, close: Callable[[V], None], *, group: Callable[[K], Hashable] = lambda key: key
     ) -> None:
-        """`limit` values stay open, and more while all of them are leased. `close` must not raise."""
+        """`limit` values stay open, and more while all of them are leased. What `close` raises is logged."""
         self._limit, self._close_value, self._group = limit, close, group
         self._changed = threading.Condition()  # guards the table; never held while a value is opened or closed
         self._slots: OrderedDict[K, _Slot[V]] = OrderedDict()  # least recently used first
@@ -143,5 +146,8 @@ class LeasePool(Closing, Generic[K, V]):
     def _close_slot(self, slot: _Slot[V]) -> None:
         with slot.lock:
             value, slot.value = slot.value, None
-            if value is not None:
-                self._close_value(value)
+            try:
+                if value is not None:
+                    self._close_value(value)
+            except Exception:  # it must not keep the others open
+                log.exception("close_failed")

@@ -45,6 +45,12 @@ def test_environment_variables_of_image_and_compose_are_settings(compose: Any) -
     assert config.engine.store.memory_bytes == 1024**3
 
 
+def test_base_images_are_pinned_by_digest(compose: Any) -> None:
+    pinned = re.compile(r".*[\w.-]:[\w.-]+@sha256:[0-9a-f]{64}\}?")
+    [base] = re.findall(r"^ARG PYTHON_IMAGE=(.*)$", DOCKERFILE, re.MULTILINE)
+    assert pinned.fullmatch(base) and pinned.fullmatch(compose["services"]["nginx"]["image"])
+
+
 def test_the_packages_of_the_image_have_hashes_and_the_tested_versions() -> None:
     text = (ROOT / "deploy" / "requirements.txt").read_text("utf-8")
     tested = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))

@@ -65,11 +65,6 @@ def test_every_bad_request_gets_the_error_shape(
     assert "Value error" not in response.text
 
 
-def test_a_wrong_method_is_told_every_method_of_the_address(client: TestClient) -> None:
-    assert client.patch("/v1/collections").headers["allow"] == "GET, POST"
-    assert client.put("/v1/collections/facts/documents").headers["allow"] == "GET, POST"
-
-
 def test_the_openapi_document_is_made_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[int]()
     monkeypatch.setattr(client.app, "openapi", lambda: made.append(1) or {})

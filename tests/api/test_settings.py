@@ -57,7 +57,7 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Pa
         ({"hosts": [5]}, r"hosts\[0\] must be str, not 5"),
         ({"cors_origins": ["*"]}, "name the origins"),
         ({"limits": {"body_bytes": 0}}, "body_bytes is 0; it must be at least 1"),
-        ({"queue": {"deadline_s": 0.0}}, "queue.deadline_s is 0.0"),
+        ({"queue": {"deadline_s": 0.0}}, "deadline_s is 0.0"),
         ({"vllm": {"url": "http://user:secret@localhost"}}, r"vllm\.url"),
         ({"answer_engine": "other"}, "answer_engine"),
         ({"log": {"level": "loud"}}, "log.level is 'loud'; it must be one of: debug"),

@@ -39,7 +39,7 @@ def url(app: FastAPI) -> Iterator[str]:
 
 
 def working(app: FastAPI) -> int:
-    return service_of(app).answer_pool.running
+    return len(service_of(app).answer_pool.accepted)
 
 
 def queue(app: FastAPI) -> Any:

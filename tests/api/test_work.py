@@ -61,7 +61,7 @@ async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> Non
 async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() -> None:
     pool, ended = WorkerPool(QUEUE, 2, 1, None), threading.Event()
     tasks = [asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(20))) for _ in range(3)]
-    await until(lambda: pool.running == 3)
+    await until(lambda: len(pool.accepted) == 3)
     with pytest.raises(ApiError, match=r"queue\.tenant_limit") as raised:
         await pool.run(request_of("a"), lambda _: None)
     assert (raised.value.status, raised.value.code) == (429, "tenant_queue_full") and raised.value.retry_after_s

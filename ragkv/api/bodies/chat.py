@@ -3,7 +3,7 @@
 Parameters of OpenAI's that this server does not offer are refused by name, unless their value asks for nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -12,7 +12,6 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     StringConstraints,
-    field_validator,
     model_validator,
 )
 
@@ -26,7 +25,6 @@ from .tools import CallBody, NamedTool, ToolDefinition
 from .tools import Choice as ToolChoice
 
 _IGNORED = "Accepted and ignored."
-_NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -48,20 +46,14 @@ IGNORED: Mapping[str, str] = {
     "num_ctx": "the context is the model's",
     "keep_alive": "the model stays loaded",
     "chat_template_kwargs": "the chat template is rendered without arguments",
-}
-
-# Values of fields that are not offered which ask for what is done anyway: clients send them.
-AS_ALWAYS: Mapping[str, Sequence[Any]] = {
-    "modalities": [["text"]],
-    "functions": [[]],
-    "function_call": ["none", "auto"],
-    "reasoning_effort": ["none"],
-    "verbosity": ["medium"],
+    "modalities": "answers are text",
+    "reasoning_effort": "the model has no such levels",
+    "verbosity": "the model has no such levels",
 }
 
 
 class ClientPart(RequestPart):
-    """A part of what a client of other servers sends: null and `AS_ALWAYS` ask for nothing, `IGNORED` makes a note."""
+    """A part of what a client of other servers sends: null asks for nothing, `IGNORED` makes a note."""
 
     _left_out: tuple[str, ...] = PrivateAttr(())  # the fields of `IGNORED` that were given
 
@@ -70,8 +62,7 @@ class ClientPart(RequestPart):
     def _leaves_out(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return handler(values)
-        nothing = {n for n, value in values.items() if value is None or n in IGNORED or value in AS_ALWAYS.get(n, ())}
-        made = handler({name: value for name, value in values.items() if name not in nothing})
+        made = handler({name: one for name, one in values.items() if one is not None and name not in IGNORED})
         made._left_out = tuple(name for name in IGNORED if values.get(name))
         return made
 
@@ -103,17 +94,6 @@ class Message(ClientPart):
     tool_call_id: str | None = optional("Of a tool: the call it answers.", max_length=256)
     annotations: list[Any] | None = optional(_IGNORED)
 
-    @field_validator("content", mode="before")
-    @classmethod
-    def _is_text(cls, content: Any) -> Any:
-        """Name the kind of content that is not offered."""
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            for word, many in _NOT_TEXT.items():
-                if isinstance(kind, str) and word in kind:
-                    raise ValueError(f"{many} are not supported: send text")
-        return content
-
     @property
     def text(self) -> str:
         """The message's text."""
@@ -130,10 +110,7 @@ class StreamOptions(ClientPart):
 
 
 class SamplingFields(Strict):
-    """How tokens are chosen: the fields of OpenAI, and `top_k`, `min_p` and `repetition_penalty`.
-
-    The ranges are those of the engine's `Sampling`, which has the rules.
-    """
+    """How tokens are chosen. The ranges are those of the engine's `Sampling`, which has the rules."""
 
     temperature: float | None = optional("Above 0: samples. 0: greedy.", ge=0.0, le=2.0)
     top_p: float | None = optional("Below 1: samples.", gt=0.0, le=1.0)
@@ -146,15 +123,6 @@ class SamplingFields(Strict):
         "Divides the logits of tokens of prompt and answer.", ge=LEAST_REPETITION, le=MOST_REPETITION
     )
     logit_bias: Biases | None = optional("Added to the logits of these token ids.", examples=[{"5": 1.0}])
-
-    @property
-    def sampling_options(self) -> AnswerOptions:
-        """The engine's options for these fields; what was left out is not among them."""
-        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
-        options = {name: value for name, value in given.items() if value is not None}
-        if self.logit_bias is not None:
-            options["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        return cast("AnswerOptions", options)
 
 
 class ChatRequest(ClientPart, SamplingFields):
@@ -187,13 +155,6 @@ class ChatRequest(ClientPart, SamplingFields):
     parallel_tool_calls: bool | None = optional("false: one call with tool_choice required.")
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """The strings that end the answer."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
     def form(self) -> ResponseFormat | None:
         """The form that the answer must have; raises `ApiError` and `SchemaError`."""
         return None if self.response_format is None else self.response_format.form
@@ -204,4 +165,8 @@ class ChatRequest(ClientPart, SamplingFields):
         options: AnswerOptions = self.ragkv.engine_options if self.ragkv else {}
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
-        return {**options, **self.sampling_options, "stop": self.stop_strings, "response_format": self.form}
+        sampling = self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
+        if self.logit_bias is not None:
+            sampling["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return {**options, **cast("AnswerOptions", sampling), "stop": tuple(stop), "response_format": self.form}

@@ -35,14 +35,6 @@ class RequestPart(BaseModel):
             raise ValueError(f"it has {len(values)} fields; no object here has more than {FIELDS}")
         return values
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reads_whole_numbers_as_integers(cls, values: Any) -> Any:
-        """To JSON 1.0 and 1 are the same number."""
-        if not isinstance(values, dict):
-            return values
-        return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in values.items()}
-
 
 class Strict(RequestPart):
     """A request's body."""

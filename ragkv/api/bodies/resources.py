@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from ragkv.config import ReuseMode
 from ragkv.fusion import SELECTORS
@@ -24,12 +24,8 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_PATTERN)]
 
 # The engine refuses an unknown name with a message that lists the known ones.
-SelectorName = Annotated[
-    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})
-]
-RetrieverName = Annotated[
-    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})
-]
+SelectorName = Annotated[str, Field(max_length=64, json_schema_extra={"enum": sorted(SELECTORS)})]
+RetrieverName = Annotated[str, Field(max_length=64, json_schema_extra={"enum": sorted(RETRIEVERS)})]
 
 
 class ReuseOptions(RequestPart):

@@ -11,7 +11,7 @@ convert their messages.
 
 from .catalogue import ChatDocument
 from .chat_engine import ChatEngine, ChatInput, ChatPrompt, insert_documents
-from .passage_matcher import PassageMatcher, key_of
+from .passage_matcher import PassageMatcher
 from .template import PlainMessage
 from .tools import CallFilter, FoundCalls, Tool, ToolCall, find_calls, required_form
 
@@ -28,6 +28,5 @@ __all__ = [
     "PlainMessage",
     "find_calls",
     "insert_documents",
-    "key_of",
     "required_form",
 ]

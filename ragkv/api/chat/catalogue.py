@@ -67,11 +67,6 @@ class ChunkCatalogue:
         with self._lock:
             self._ingested |= added
 
-    @property
-    def knows_texts(self) -> bool:
-        """Whether any text was ingested or registered, or is a passage of a collection."""
-        return self.passages.chars > 0
-
     def forget(self, texts: Iterable[str]) -> int:
         """Forget `texts` and delete their KV from every tier. Returns how many of them had KV stored."""
         dropped = [text for text in dict.fromkeys(texts) if text]

@@ -62,8 +62,11 @@ class ChatEngine:
     def __init__(self, engine: Engine) -> None:
         """Raises `InputError` for an engine without a tokenizer."""
         self.engine = engine
-        self.template = Template(engine.tokenizer, engine.config.prompt.system)
-        self._template_of = functools.lru_cache(64)(lambda tools: self.template.with_tools(json.loads(tools)))
+        template = functools.partial(Template, engine.tokenizer, engine.config.prompt.system)
+        self.template, self._template_of = (
+            template(),
+            functools.lru_cache(64)(lambda tools: template(json.loads(tools))),
+        )
         self.catalogue = ChunkCatalogue(engine)
         self.conversations = ConversationFinder(engine)
         self._has_warned = False  # of a prompt without a known text
@@ -95,7 +98,7 @@ class ChatEngine:
         matches = self.catalogue.find(text, [document.text for document in request.documents])
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
-        if not matches and len(text) >= LONG_PROMPT and self.catalogue.knows_texts and not self._has_warned:
+        if not matches and len(text) >= LONG_PROMPT and self.catalogue.passages.chars and not self._has_warned:
             self._has_warned = True
             log.warning(NOTHING_KNOWN, len(text))
 

@@ -55,10 +55,6 @@ class Template:
         self.tail = self._render([PlainMessage("user", _MARK)]).split(_MARK)[1] if self.is_chat else ""
         self.adds_space = self.encode("a") == self.encode(" a")  # the tokenizer puts a space before every text
 
-    def with_tools(self, tools: Sequence[Tool]) -> "Template":
-        """This template, with tools in every prompt."""
-        return Template(self._tokenizer, self._system, tools) if tools else self
-
     @functools.cached_property
     def knows_tools(self) -> bool:
         """Whether the chat template writes tools into the prompt."""

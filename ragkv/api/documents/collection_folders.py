@@ -9,7 +9,6 @@ import contextlib
 import json
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -149,11 +148,6 @@ class CollectionFolders:
         """The texts of all passages in a collection's folder."""
         with look_into(folder) as database:
             yield from (passage.text for passage in database.passages()) if database is not None else ()
-
-    @staticmethod
-    def erase(folder: Path) -> None:
-        """Delete the files of a collection."""
-        shutil.rmtree(folder, ignore_errors=True)
 
     def _size(self, key: CollectionKey) -> tuple[int, int]:
         """Documents and passages, read again if the index has changed since."""

@@ -6,6 +6,7 @@ collection holds file descriptors and memory. Listing opens none (`collection_fo
 """
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +41,7 @@ def collection_pool(limit: int) -> CollectionPool:
 
     Each has at most five files open: its database, a journal while it is written, mapped arrays of a snapshot.
     """
-    return LeasePool(limit, _close, group=lambda key: key.path.parent)
+    return LeasePool(limit, Rag.close, group=lambda key: key.path.parent)
 
 
 class Collections(Closing):
@@ -219,16 +220,9 @@ class Collections(Closing):
                 self._drop(self.folders.texts(folder))
         except Exception:
             log.exception("collection_erase_failed")
-        self.folders.erase(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         self._leave_disk()
 
     def _leave_disk(self) -> None:
         """Leave to KV what documents do not take of the tenant's disk."""
         self._engine.store.leave_disk(self.folders.size_bytes())
-
-
-def _close(collection: Rag) -> None:
-    try:
-        collection.close()
-    except Exception:
-        log.exception("collection_close_failed")

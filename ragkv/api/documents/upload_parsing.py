@@ -213,11 +213,7 @@ def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(AttributeError, OSError):  # Linux only
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    limits = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NPROC: 0,
-    }
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
     if (held := _virtual_bytes()) is not None:  # the body and the tokenizer are there already
         limits[resource.RLIMIT_AS] = held + memory_bytes
     # It ends by SIGXCPU, which says why, also if the server was killed meanwhile; at the second number by SIGKILL.

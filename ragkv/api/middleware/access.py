@@ -1,12 +1,10 @@
 """Who sends the request, to which host and from which web page, and whether it is accepted now."""
 
 import ipaddress
-from abc import ABC, abstractmethod
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.routing import Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from ragkv.runtime import is_loopback
 
@@ -32,21 +30,7 @@ def came_through_proxy(headers: Headers) -> bool:
     return any(name in headers for name in PROXY_HEADERS)
 
 
-class HTTPMiddleware(ABC):
-    """An ASGI middleware for HTTP requests; it passes on everything else. `service` is what all requests share."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self.handle if scope["type"] == "http" else self._app)(scope, receive, send)
-
-    @abstractmethod
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one HTTP request."""
-
-
-class AccessMiddleware(HTTPMiddleware):
+class Access:
     """Accepts a request to a known host, of no foreign web page, with a key where keys are required, at its rate.
 
     A server on loopback without keys trusts everyone on this machine, but a browser on this machine runs foreign pages.
@@ -54,22 +38,21 @@ class AccessMiddleware(HTTPMiddleware):
     the host. A page of another origin sends its origin.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        super().__init__(app, service)
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._hosts = {host.lower() for host in service.config.hosts}
         self._origins = {origin.lower().rstrip("/") for origin in service.config.cors_origins}
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def check(self, scope: Scope) -> None:
+        """Note who sends the request of `scope`; raises `ApiError` if it is refused."""
         headers = Headers(scope=scope)
         self._check_host(host := headers.get("host", ""))
         if scope["method"] not in SAFE_METHODS:
             self._check_origin(headers.get("origin", f"://{host}").lower(), host.lower())
         if not is_public(scope["path"]):
             principal = scope["state"]["principal"] = self._principal(headers)
-            if self._service.unavailable_reason is not None and _is_known(scope):
-                self._service.check_ready()
+            self._service.check_ready()
             self._service.limiter.take_request(principal)
-        await self._app(scope, receive, send)
 
     def _check_host(self, host: str) -> None:
         """Raise `ApiError` 403 for a request that is addressed to an unknown host name."""
@@ -111,11 +94,6 @@ class AccessMiddleware(HTTPMiddleware):
         if principal is None:
             raise invalid_key("This key is unknown, revoked or expired.")
         return principal
-
-
-def _is_known(scope: Scope) -> bool:
-    """Whether a route has this path: an unknown one is unknown at any time."""
-    return any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes)
 
 
 def _host_name(host: str) -> str:

@@ -3,10 +3,10 @@
 import re
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from ..errors import ApiError
-from .access import HTTPMiddleware
+from ..settings import LimitsConfig
 
 # Bodies of these paths are JSON or forms, and are parsed in processes of their own.
 _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
@@ -17,39 +17,37 @@ def count_values(body: bytes) -> int:
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
-class BodyMiddleware(HTTPMiddleware):
-    """Refuses a body of the wrong type, and one above the limits on bytes and values.
+def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
+    """`receive` for a body within the limits; both raise `ApiError` for one above them, or of a wrong type.
 
     nginx has the whole body before it arrives here, so no time is bounded. Bytes are counted all the same, whatever
     content length was announced, because on loopback nginx may not be there.
     """
+    headers = Headers(scope=scope)
+    holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
+    setting = "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
+    size, values, most = 0, 0, getattr(limits, setting)
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits, headers = self._service.config.limits, Headers(scope=scope)
-        holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
-        setting = "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
-        size, values, most = 0, 0, getattr(limits, setting)
+    def check(size: int) -> None:
+        if size > most:
+            raise _too_large(f"is larger than {most} bytes (limits.{setting})")
+        if values > limits.json_values:
+            raise _too_large(f"has more than {limits.json_values} commas and opening brackets (limits.json_values)")
 
-        def check(size: int) -> None:
-            if size > most:
-                raise _too_large(f"is larger than {most} bytes (limits.{setting})")
-            if values > limits.json_values:
-                raise _too_large(f"has more than {limits.json_values} commas and opening brackets (limits.json_values)")
+    async def receive_counted() -> Message:
+        nonlocal size, values
+        message = await receive()
+        piece = message.get("body", b"")
+        size += len(piece)
+        values += 0 if holds_documents else count_values(piece)
+        check(size)
+        return message
 
-        async def receive_counted() -> Message:
-            nonlocal size, values
-            message = await receive()
-            piece = message.get("body", b"")
-            size += len(piece)
-            values += 0 if holds_documents else count_values(piece)
-            check(size)
-            return message
-
-        announced = headers.get("content-length", "0")
-        check(int(announced[:20]) if announced.isdigit() else 0)
-        if announced != "0" or "transfer-encoding" in headers:
-            _check_type(headers.get("content-type", ""), holds_documents)
-        await self._app(scope, receive_counted, send)
+    announced = headers.get("content-length", "0")
+    check(int(announced[:20]) if announced.isdigit() else 0)
+    if announced != "0" or "transfer-encoding" in headers:
+        _check_type(headers.get("content-type", ""), holds_documents)
+    return receive_counted
 
 
 def _too_large(problem: str) -> ApiError:

@@ -1,24 +1,21 @@
 """/v1/ask: a question over a collection."""
 
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ragkv.prompt import ServedPrompt
-from ragkv.retrieval import Hit
-from ragkv.runtime import Check
-from ragkv.types import Chunk, TokenEvent
+from ragkv.types import TokenEvent
 
-from ..answers import check_filter, check_text, max_tokens_of, session_of, stream_answer
+from ..answers import check_text, max_tokens_of, retrieve, session_of, stream_answer
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
 from ..errors import check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
 from ..service import PrincipalDep, ServiceDep
 from ..sse import Stream, format_event
-from ..tenants import Tenant
 from ..work import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["ask"])
@@ -44,14 +41,13 @@ async def ask(
     limits = service.config.limits
     check_text(body.question, limits, "question")
     check_at_most(body.k, limits.documents, "k", "documents")
-    check_filter(body.filter, limits)
     max_tokens, notes = max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
         with service.tenants.lease(principal) as tenant:
             session = session_of(tenant, principal, body.session_id, body.question)
-            hits, chunks = _retrieve(tenant, body, context.check)
+            hits, chunks = retrieve(tenant, body.question, body, context.check)
             sources = sources_of(hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
@@ -83,12 +79,3 @@ async def ask(
 def _shown(item: NamedEvent | AskResponse) -> list[str]:
     name, data = ("answer", item.model_dump()) if isinstance(item, AskResponse) else item
     return [format_event(data, name)]
-
-
-def _retrieve(tenant: Tenant, body: AskRequest, check: Check) -> tuple[Sequence[Hit], list[Chunk]]:
-    """The passages for a question, and their chunks."""
-    with tenant.engine.scheduler.request(), tenant.collections.lease(body.collection, "collection") as rag:
-        hits = rag.retrieve(
-            body.question, body.k, retriever=body.retriever, where=body.filter, order=body.order, check=check
-        )
-        return hits, [rag.chunk(hit.passage) for hit in hits]

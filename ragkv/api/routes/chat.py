@@ -1,14 +1,13 @@
 """/v1/chat/completions: OpenAI's endpoint, with documents."""
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ..bodies.chat import ChatRequest
 from ..bodies.chat_answer import ChatResponse, Piece
-from ..bodies.resources import SESSION_PATTERN
 from ..chat_completion import ChatCompletion
 from ..service import PrincipalDep, ServiceDep
 from ..sse import DONE, Stream, format_event
@@ -25,14 +24,10 @@ _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last
     responses={200: {"description": _STREAM, "content": {"text/event-stream": {}}}},
 )
 async def chat(
-    body: ChatRequest,
-    request: Request,
-    service: ServiceDep,
-    principal: PrincipalDep,
-    x_session_id: Annotated[str | None, Header(pattern=SESSION_PATTERN, description="Same as `session_id`.")] = None,
+    body: ChatRequest, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> ChatResponse | Response:
     """OpenAI's endpoint. `documents` come with the request, or `rag` finds them; the answer cites them as [n]."""
-    completion = ChatCompletion(service, principal, body, body.session_id or x_session_id)
+    completion = ChatCompletion(service, principal, body)
     completion.check()
     if body.stream:
         return _streamed(completion, await service.answer_pool.stream(request, completion.events))

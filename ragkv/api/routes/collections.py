@@ -9,7 +9,7 @@ from ragkv.retrieval import Index, ParseLimits
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check
 
-from ..answers import check_filter, check_text
+from ..answers import check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
 from ..documents.upload_parsing import FORM, Parsed, Upload, UploadError, parse_upload
@@ -157,7 +157,6 @@ async def search(
     limits = executor.service.config.limits
     check_text(body.query, limits, "query")
     check_at_most(body.k, limits.documents, "k", "documents")
-    check_filter(body.filter, limits)
 
     def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
         with tenant.collections.lease(name) as collection:

@@ -166,7 +166,7 @@ async def _answered(
     body: OllamaRequest, request: Request, service: Service, principal: Principal, form: Form
 ) -> Response:
     """The answer, in lines or whole."""
-    completion = ChatCompletion(service, principal, body.as_chat(service.model_id), None)
+    completion = ChatCompletion(service, principal, body.as_chat(service.model_id))
 
     def line(text: str, calls: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat()

@@ -24,7 +24,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
-from ragkv.api import ApiError, ServeConfig, format_event
+from ragkv.api import ServeConfig
+from ragkv.api.errors import ApiError
+from ragkv.api.sse import format_event
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.runtime import is_loopback
 
@@ -90,7 +92,8 @@ class Replica:
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         import torch
 
-        from ragkv.api import configure_logging, create_app
+        from ragkv.api import create_app
+        from ragkv.api.logs import configure_logging
 
         cluster = config.cluster
         torch.set_num_threads(cluster.threads or max(1, int(cluster.cpus)))

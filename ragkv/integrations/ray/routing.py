@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
-from ragkv.api import DEFAULT_COLLECTION
+from ragkv.api.documents.collection_folders import DEFAULT_COLLECTION
 
 LOAD_FACTOR = 1.25  # `LOAD_FACTOR` is how many times the mean of the requests in progress a replica gets at most.
 PARSED_BYTES = 1 << 20  # `PARSED_BYTES` is up to which size the front parses a body: all requests wait meanwhile.
@@ -27,17 +27,17 @@ def routing_key(path: str, headers: Mapping[str, str], body: bytes) -> str:
     is_json = headers.get("content-type", "").startswith("application/json")
     is_parsed = is_json and 0 < len(body) <= PARSED_BYTES and not path.startswith("/v1/collections/")
     try:
-        named = _named(path, headers, json.loads(body) if is_parsed else {})
+        named = _named(path, json.loads(body) if is_parsed else {})
     except Exception:  # a request may hold anything; the replica will refuse it
         return ""
     caller = headers.get("authorization", "")
     return hashlib.blake2b(json.dumps([caller, *named]).encode(), digest_size=16).hexdigest() if named else ""
 
 
-def _named(path: str, headers: Mapping[str, str], fields: dict[str, Any]) -> tuple[str, Any] | None:
+def _named(path: str, fields: dict[str, Any]) -> tuple[str, Any] | None:
     """The conversation by its name, else the documents of the request, else the first messages, else the collection."""
     in_path = _SESSION.match(path)
-    if session := in_path[1] if in_path else fields.get("session_id") or headers.get("x-session-id"):
+    if session := in_path[1] if in_path else fields.get("session_id"):
         return "session", session
     if documents := fields.get("documents"):
         return "documents", sorted(document["text"] for document in documents)

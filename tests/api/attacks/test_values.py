@@ -25,7 +25,6 @@ JSON = {"content-type": "application/json"}
 ASK = {"question": "x", "collection": "facts", "max_tokens": 1}
 CHAT: dict[str, Any] = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 MANY_KEYS = {f"k{number}": 1 for number in range(3000)}
-LONG = list(range(5000))
 
 
 def nested(levels: int) -> str:
@@ -73,15 +72,12 @@ def up(reader: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tes
 @pytest.mark.parametrize(
     ("where", "names"),
     [
-        (MANY_KEYS, "3000 values are too many; this server accepts 1000"),
+        (MANY_KEYS, "3000 conditions; at most 256"),
         ({f"k{number}": 1 for number in range(300)}, "300 conditions; at most 256"),
-        ({"a": LONG}, "5000 values are too many; this server accepts 1000"),
-        ({"a": {"in": ["x"] * 5000}}, "5000 values are too many; this server accepts 1000"),
         ({"a\0b": 1}, "NUL"),
         ({"a": "x\0y"}, "NUL"),
         ({"a": ["x\0y"]}, "NUL"),
         ({"k" * 5000: 1}, "5000 characters; at most 256"),
-        ({"a": "b" * 200_000}, "characters are too many; this server accepts 100000"),
         ({"a": 10**30}, "compares with"),
     ],
 )
