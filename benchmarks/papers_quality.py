@@ -137,7 +137,7 @@ def write(
         f"model: {options.model}, {stats.architecture}, {stats.layers} layers",
         f"KV: {stats.kv_bytes_per_token} bytes a token, stored in memory",
         f"dtype: {stats.dtype}; device: {options.device}; transformers {transformers.__version__}",
-        *report.machine_lines(),
+        *(f"{name}: {value}" for name, value in report.machine().items()),
         f"chunks: {options.chunks} of at most {options.chunk_tokens} tokens, retrieved by {settings['retriever']}",
         *(f"{each.name}: file digest {each.digest}, {len(each.contexts)} questions" for each in sets),
     ]

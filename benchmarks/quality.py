@@ -31,11 +31,11 @@ import torch
 from benchmarks import quality_data, report
 from benchmarks.quality_data import Context
 from benchmarks.quality_run import Asker, Method, Outcome
+from benchmarks.rows import draws, interval
 from ragkv import Engine, EngineConfig, FusionConfig
 
 SELECTORS = ("attention", "hkvd", "hkvd-gradual", "sensitivity", "first-k", "random", "oracle")
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
-RESAMPLES = 2000
 
 Outcomes = dict[str, list[Outcome]]
 
@@ -102,12 +102,10 @@ def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
     """Means, intervals, gaps closed and paired differences."""
     contexts = np.array([outcome.context for outcome in outcomes["full prefill"]])
     _, contexts = np.unique(contexts, return_inverse=True)
-    draws = np.random.default_rng(0).multinomial(
-        contexts.max() + 1, np.full(contexts.max() + 1, 1 / (contexts.max() + 1)), RESAMPLES
-    )  # (resamples, contexts): how often each context was drawn
+    drawn_contexts = draws(int(contexts.max()) + 1)  # (resamples, contexts)
     sums = {name: np.bincount(contexts, [o.exact for o in found]) for name, found in outcomes.items()}
     count = np.bincount(contexts)
-    drawn = {name: draws @ total / (draws @ count) for name, total in sums.items()}
+    drawn = {name: drawn_contexts @ total / (drawn_contexts @ count) for name, total in sums.items()}
     rows = {}
     for name, found in outcomes.items():
         means = {
@@ -116,9 +114,9 @@ def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
             if field.type is float
         }
         rows[name] = means | {
-            "exact_95": _interval(drawn[name]),
+            "exact_95": interval(drawn[name]),
             "gap_closed": _share(sums, name, "full reuse", sum),
-            "gap_closed_95": _interval(_share(drawn, name, "full reuse")),
+            "gap_closed_95": interval(_share(drawn, name, "full reuse")),
             "pgr": _share(sums, name, "no context", sum),
             "minus_hkvd_95": _against_hkvd(drawn, name),
             "types": _by_type(found),
@@ -140,15 +138,10 @@ def _share(values: dict[str, Any], name: str, floor: str, total: Callable[[Any],
     return float(share) if np.ndim(share) == 0 else share
 
 
-def _interval(values: np.ndarray) -> list[float]:
-    found = values[~np.isnan(values)]
-    return [round(float(v), 4) for v in np.percentile(found, (2.5, 97.5))] if found.size else []
-
-
 def _against_hkvd(drawn: dict[str, np.ndarray], name: str) -> list[float]:
     """The paired interval of EM minus HKVD's at the same ratio."""
     rival = f"hkvd {name.rpartition(' ')[2]}"
-    return _interval(drawn[name] - drawn[rival]) if rival in drawn and name != rival else []
+    return interval(drawn[name] - drawn[rival]) if rival in drawn and name != rival else []
 
 
 def _by_type(found: Iterable[Outcome]) -> dict[str, float]:

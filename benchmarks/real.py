@@ -4,6 +4,7 @@
     python -m benchmarks.real --data FOLDER --model gemma3 --sets xquad long --half test --questions 200
     python -m benchmarks.real --data FOLDER --selectors hkvd sensitivity --ratios .05 .15 \\
         --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected # the same with KV stored in two ways
+    python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents, and questions.jsonl
 
 MODEL is a folder, a GGUF file, a hub id, or `smollm2` or `gemma3`, whose packages are found if they are installed.
 FOLDER has the sets as published (`real_sets.py`). For each question the full prefill decodes its first tokens; every
@@ -15,6 +16,7 @@ stopped.
 """
 
 import argparse
+import json
 import re
 import statistics
 import sys
@@ -32,6 +34,7 @@ from benchmarks.rows import Row, Rows, draws, interval, markdown
 from ragkv import Engine
 from ragkv.config import SELECTOR_NAMES
 from ragkv.errors import RagKVError
+from ragkv.fusion.plan import MOST_ASKING_ROWS
 from ragkv.runtime.rates import Rate
 
 SELECTORS = tuple(name for name in SELECTOR_NAMES if name not in ("all", "none"))
@@ -49,15 +52,31 @@ def main() -> None:
         return
     torch.set_num_threads(options.threads)
     try:
-        print("\n" + run(options))
+        print("\n" + (exported(options) if options.export else run(options)))
     except (RagKVError, KeyboardInterrupt) as error:
         sys.exit(str(error) or "Interrupted: the same command goes on.")
+
+
+def exported(options: argparse.Namespace) -> str:
+    """Write each set as documents and questions, for `ragkv ingest` and `ragkv gate`; returns how many."""
+    written = []
+    for name in options.sets:
+        asked = questions(name, options.data, options.half, options.questions)
+        passages = list(dict.fromkeys(text for one in asked for text in one.passages))
+        documents = options.export / name / "documents"
+        documents.mkdir(parents=True, exist_ok=True)
+        for number, text in enumerate(passages):
+            (documents / f"{number}.txt").write_text(text, encoding="utf-8")
+        lines = [json.dumps({"question": one.question}) + "\n" for one in asked]
+        (documents.parent / "questions.jsonl").write_text("".join(lines), encoding="utf-8")
+        written.append(f"{documents.parent}: {len(passages)} documents, {len(asked)} questions")
+    return "\n".join(written)
 
 
 def run(options: argparse.Namespace) -> str:
     """Ask what no earlier run asked; returns the table. Raises `RagKVError`."""
     forms = [Form.of(text) for text in options.forms]
-    compared = methods(options.selectors, options.ratios, forms)
+    compared = methods(options.selectors, options.ratios, forms, options.asking_rows)
     if options.leave_out:
         compared = [one for one in compared if one.name in BASELINES or not options.leave_out.search(one.name)]
     asked = {name: questions(name, options.data, options.half, options.questions) for name in options.sets}
@@ -162,6 +181,8 @@ def _options(arguments: Sequence[str] | None = None) -> Any:
     parser.add_argument("--selectors", nargs="*", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--ratios", nargs="*", type=float, default=[0.05, 0.15, 0.3], help="0 is full reuse, always in")
     parser.add_argument("--forms", nargs="+", default=["plain"], help="how KV is stored: NAME:SETTING=VALUE,...")
+    parser.add_argument("--asking-rows", nargs="+", type=int, default=[MOST_ASKING_ROWS], help="of a question, at most")
+    parser.add_argument("--export", type=Path, help="only write the sets there, as documents and a file of questions")
     parser.add_argument("--leave-out", type=re.compile, help="a pattern: methods with such names are not measured")
     parser.add_argument("--settings", nargs="*", default=[], help="of the engine, for all: SETTING=VALUE ...")
     parser.add_argument("--asked", default="", help="the question's form, with {question} in it")

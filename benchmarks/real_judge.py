@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -16,6 +17,7 @@ from benchmarks.rows import Row
 from examples.metrics import best, token_f1
 from ragkv import Chunk, Engine, EngineConfig
 from ragkv.errors import InputError
+from ragkv.fusion import plan
 from ragkv.model.decode.stopping import end_tokens
 
 COMPARED_TOKENS = 12  # The first tokens of the full prefill's answer, over which KL and agreement are means.
@@ -56,10 +58,19 @@ class Method:
     options: Mapping[str, Any]  # of `Engine.prefill`
     form: Form
     with_passages: bool = True
+    asking_rows: int = plan.MOST_ASKING_ROWS
 
 
-def methods(selectors: Sequence[str], ratios: Sequence[float], forms: Sequence[Form]) -> list[Method]:
-    """Full recompute first; then no passages, prefix caching, and with every form full reuse and each selector."""
+def methods(
+    selectors: Sequence[str],
+    ratios: Sequence[float],
+    forms: Sequence[Form],
+    asking_rows: Sequence[int] = (plan.MOST_ASKING_ROWS,),
+) -> list[Method]:
+    """Full recompute first; then no passages, prefix caching, and with every form full reuse and each selector.
+
+    `attention` comes with each of `asking_rows`, the most rows of a question that ask.
+    """
     plain = forms[0]
     made = [
         Method("full", {"reuse": "none"}, plain),
@@ -71,8 +82,10 @@ def methods(selectors: Sequence[str], ratios: Sequence[float], forms: Sequence[F
         made.append(Method(f"{before}reuse", {"selector": "none", "ratio": 0.0}, form))
         for ratio in ratios:
             for selector in selectors:
-                options = {"selector": selector, "ratio": ratio}
-                made.append(Method(f"{before}{selector} {ratio:g}", options, form))
+                options, name = {"selector": selector, "ratio": ratio}, f"{before}{selector} {ratio:g}"
+                for rows in asking_rows if selector == "attention" else asking_rows[:1]:
+                    told = f", {rows} rows" if rows != plan.MOST_ASKING_ROWS and selector == "attention" else ""
+                    made.append(Method(name + told, options, form, asking_rows=rows))
     return made
 
 
@@ -124,7 +137,8 @@ class Judge:
             make_first_exact(engine, chunks)
             for method in own:
                 passages = chunks if method.with_passages else []
-                prefill, first_token_s = _timed(engine.prefill, question, passages, **method.options)
+                with mock.patch.object(plan, "MOST_ASKING_ROWS", method.asking_rows):
+                    prefill, first_token_s = _timed(engine.prefill, question, passages, **method.options)
                 if method.name == "full":
                     answer = self._decoded(prefill, COMPARED_TOKENS)
                     wanted = self._log_probabilities(prefill, answer)

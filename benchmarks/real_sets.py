@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,16 @@ def _needles(folder: Path, half: str) -> Iterator[Asked]:
         yield Asked(key, tuple(passages), question, golds)
 
 
+def _chat(folder: Path, half: str) -> Iterator[Asked]:
+    """The needles, each behind twelve other questions and their answers in one message, as a client sends a chat."""
+    paragraphs = (one for article in _articles(folder) for one in article["paragraphs"])
+    pool = [(asked["question"], asked["answers"][0]["text"]) for one in paragraphs for asked in one["qas"]]
+    for asked in _needles(folder, half):
+        turns = _seeded(asked.key).sample(pool, 12)
+        said = "".join(f"User: {question}\nAssistant: {answer}\n" for question, answer in turns)
+        yield replace(asked, key=f"chat-{asked.key}", question=f"{said}User: {asked.question}")
+
+
 SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
     "xquad": _xquad,
     "short": _short,
@@ -157,6 +167,7 @@ SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
     "2wikimqa": _published("MiniLongBench_2wikimqa.json"),
     "mtrag": _mtrag,
     "needles": _needles,
+    "chat": _chat,
 }
 
 

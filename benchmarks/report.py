@@ -5,10 +5,10 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,39 +44,15 @@ def machine() -> dict[str, Any]:
         "load_before": os.getloadavg()[0],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__,
+        "cuda": torch.version.cuda,
         "python": platform.python_version(),
+        "ragkv": version("ragkv"),
     }
 
 
 def _cpuinfo() -> list[str]:
     path = Path("/proc/cpuinfo")
     return path.read_text().splitlines() if path.exists() else []
-
-
-def machine_lines() -> list[str]:
-    """Device, driver and versions."""
-    about = machine()
-    index = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    devices = [torch.cuda.get_device_properties(number) for number in index]
-    return [
-        *(f"{d.name}, {d.total_memory / GIB:.0f} GiB, compute capability {d.major}.{d.minor}" for d in devices),
-        f"driver: {_driver()}",
-        f"torch {about['torch']} for CUDA {torch.version.cuda}, Python {about['python']}",
-        f"processor: {about['cpu']}, {about['cores']} cores",
-        f"ragkv: {_said(['git', 'describe', '--always', '--dirty'])}",
-    ]
-
-
-def _driver() -> str:
-    return _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-
-
-def _said(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return f"unknown ({command[0]} does not run)"
-    return ", ".join(sorted(set(done.stdout.split("\n")) - {""})) or "unknown"
 
 
 def alternate(

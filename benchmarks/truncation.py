@@ -138,18 +138,8 @@ def main() -> None:
         )
         for method, tally in tallies.items()
     ]
-    report.table(
-        (
-            "method",
-            "PPL past the window",
-            "against TT",
-            "tokens",
-            "PPL before",
-            "computed a truncating turn",
-            "computed a new token",
-        ),
-        rows,
-    )
+    columns = ("PPL past the window", "against TT", "tokens", "PPL before")
+    report.table(("method", *columns, "computed a truncating turn", "computed a new token"), rows)
     results = {name: {**asdict(tally), "perplexity": tally.perplexity} for name, tally in tallies.items()}
     print("written:", report.save("truncation", {"options": vars(options), "methods": results}))
 

@@ -106,16 +106,8 @@ def _measure(
 
 
 def _table(rows: list[Row], peak: bool) -> None:
-    headings = [
-        "chunks",
-        "tier",
-        "codec",
-        "method",
-        "ratio",
-        "TTFT ms",
-        "speedup",
-        *(("limit", "share of limit") * peak),
-    ]
+    limits = ("limit", "share of limit") * peak
+    headings = ["chunks", "tier", "codec", "method", "ratio", "TTFT ms", "speedup", *limits]
     report.table(
         headings,
         [

@@ -124,7 +124,7 @@ def test_a_run_writes_the_table_of_every_method_and_goes_on_after_a_kill(
     out = tmp_path / "report.md"
     papers_quality.run(options(model_folder, out, "--map"))
     text = out.read_text()
-    for said in ("## 2wikimqa", "## musique", "3 questions.", "| method | F1 | 95 % |", "- model: ", "- torch "):
+    for said in ("## 2wikimqa", "## musique", "3 questions.", "| method | F1 | 95 % |", "- model: ", "- torch: "):
         assert said in text
     names = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
     expected = ["full recompute", "prefix caching", "full reuse", "attention 0.15", "CacheBlend (hkvd) 0.15"]

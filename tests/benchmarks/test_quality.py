@@ -52,13 +52,6 @@ def test_every_question_format_is_read(tmp_path: Path) -> None:
         contexts("l.json", json.dumps({"0": {"origin_prompt": "Who?", "gold": "no"}}))
 
 
-def test_at_most_the_given_number_of_questions_is_kept() -> None:
-    question = quality_data.Question("local", "q?", ("a",))
-    contexts = [quality_data.Context(("x",), (question,) * 3)] * 3
-    assert [len(c.questions) for c in quality_data.balanced(contexts, 4)] == [3, 1]
-    assert [len(c.questions) for c in quality_data.limited(contexts, 5)] == [3, 2]
-
-
 def test_an_answer_ends_at_its_end_token_with_any_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     question = quality_data.Question("local", "What is the job of Lodwin?", ("pilot",))
     context = quality_data.Context(("Lodwin works as a pilot.", "Ostmax sells ovens."), (question,))

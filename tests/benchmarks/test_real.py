@@ -10,6 +10,7 @@ real = pytest.importorskip("benchmarks.real")
 from benchmarks.real_judge import Form, located  # noqa: E402
 from benchmarks.real_sets import SETS, questions  # noqa: E402
 from ragkv.errors import InputError  # noqa: E402
+from ragkv.lab.gate_prompts import read_questions  # noqa: E402
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def _options(data: Path, tmp_path: Path, *more: str) -> Any:
 
 
 def test_a_run_that_was_killed_goes_on_and_computing_everything_closes_the_gap(data: Path, tmp_path: Path) -> None:
-    table = real.run(_options(data, tmp_path, "--questions", "3", "--answer-tokens", "4"))
+    given = ("--questions", "3", "--answer-tokens", "4")
+    table = real.run(_options(data, tmp_path, *given))
     lines = {line.split("|")[2].strip(): line.split("|") for line in table.splitlines() if line.startswith("| xquad")}
     assert list(lines) == ["full", "none", "prefix", "reuse", "hkvd 1"]
     assert lines["hkvd 1"][4].startswith(" 1.00 [1.00, 1.00]") and lines["hkvd 1"][6].startswith(" 1.00")
@@ -51,17 +53,29 @@ def test_a_run_that_was_killed_goes_on_and_computing_everything_closes_the_gap(d
     path = tmp_path / "real.jsonl"
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join(rows[:-1]) + rows[-1][:20])
-    assert real.run(_options(data, tmp_path, "--questions", "3", "--answer-tokens", "4")).count("\n") == table.count(
-        "\n"
-    )
+    assert real.run(_options(data, tmp_path, *given)).count("\n") == table.count("\n")
     again = path.read_text().splitlines(keepends=True)
     assert again[:-1] == rows[:-1], "what was there was not asked again"
     assert json.loads(again[-1])["kl"] == pytest.approx(json.loads(rows[-1])["kl"], abs=1e-6)
 
 
-def test_a_form_of_stored_kv_is_a_setting_by_its_name(data: Path, tmp_path: Path) -> None:
-    table = real.run(_options(data, tmp_path, "--questions", "1", "--forms", "plain", "small:store.codec=int8"))
-    assert "| small reuse |" in table and "| small hkvd 1 |" in table
+def test_a_set_is_written_as_documents_and_questions(data: Path, tmp_path: Path) -> None:
+    options = _options(data, tmp_path, "--sets", "chat", "--half", "test", "--export", str(tmp_path))
+    asked = questions("chat", data, "test", 30)
+    assert real.exported(options).endswith(f"documents, {len(asked)} questions")
+    texts = {path.read_text() for path in (tmp_path / "chat" / "documents").iterdir()}
+    assert texts == {text for one in asked for text in one.passages}
+    assert read_questions(tmp_path / "chat" / "questions.jsonl") == [one.question for one in asked]
+    assert all(one.question.count("Assistant: ") == 12 for one in asked), "each stands behind a conversation"
+
+
+def test_forms_are_settings_by_their_names_and_fewer_rows_ask_when_so_wanted(data: Path, tmp_path: Path) -> None:
+    given = ("--questions", "1", "--forms", "plain", "small:store.codec=int8", "--selectors", "attention")
+    table = real.run(_options(data, tmp_path, *given, "--ratios", ".2", "--asking-rows", "64", "2"))
+    assert "| small reuse |" in table and "| small attention 0.2 |" in table
+    rows = [json.loads(line) for line in (tmp_path / "real.jsonl").read_text().splitlines()]
+    compute = {row["method"]: row["compute"] for row in rows}
+    assert compute["attention 0.2, 2 rows"] < compute["attention 0.2"]
     assert Form.of("small:store.codec=int8,fusion.seed=3").settings == {"store.codec": "int8", "fusion.seed": "3"}
     with pytest.raises(InputError, match=r"'int8' must be a setting and its value"):
         Form.of("small:int8")
