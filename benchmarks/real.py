@@ -10,9 +10,9 @@ MODEL is a folder, a GGUF file, a hub id, or `smollm2` or `gemma3`, whose packag
 FOLDER has the sets as published (`real_sets.py`). For each question the full prefill decodes its first tokens; every
 method then predicts the same tokens from its own KV. "gap closed" is the share that a method closes of the KL of full
 reuse with the first form; "likelihood retained" is the gold answer's, between that without passages (0) and with all
-computed (1). Intervals are 95 % bootstraps over questions, paired with the method of reference. Constants are chosen on
-dev questions alone. Rows are appended to `--out` question by question, and the same command goes on where a killed run
-stopped.
+computed (1). F1 is to the gold answers, and to that of full recompute. Intervals are 95 % bootstraps over questions,
+paired with the method of reference. Constants are chosen on dev questions alone. Rows are appended to `--out` question
+by question, and the same command goes on where a killed run stopped.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from benchmarks import report
 from benchmarks.real_judge import SETTINGS, Form, Judge, Method, config_of, located, methods, settings_of
 from benchmarks.real_sets import SETS, Asked, questions
 from benchmarks.rows import Row, Rows, draws, interval, markdown
+from examples.metrics import token_f1
 from ragkv import Engine
 from ragkv.config import SELECTOR_NAMES
 from ragkv.errors import RagKVError
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> str:
             with Judge(base, settings, compared, options.asked, options.f1_tokens) as judge:
                 found = _asked(judge, name, asked[name], compared, rows, options)
             tables += [[name, *line] for line in summarized(found, [method.name for method in compared])]
-    headings = ("set", "method", "KL", "gap closed", "agreement", "likelihood retained", "F1", "compute")
+    headings = ("set", "method", "KL", "gap closed", "agreement", "likelihood retained", "F1, to full's", "compute")
     about = f"{options.model}, {options.half} questions, {report.machine()['cpu']}, {options.threads} threads"
     table = f"{about}\n\n{markdown((*headings, 'first token, ms', 'ingest, s'), tables)}\n"
     options.out.with_suffix(".md").write_text(table, encoding="utf-8")
@@ -146,6 +147,10 @@ def summarized(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
         none = values("none", "gold")
         return _share(drawn, values(name, "gold") - none, values("full", "gold") - none)
 
+    def f1(name: str) -> str:
+        same = [token_f1(one["answer"], full["answer"]) for one, full in zip(by[name], by["full"], strict=True)]
+        return f"{values(name, 'f1').mean():.3f}, {statistics.fmean(same):.2f}"
+
     return [
         [
             name,
@@ -153,7 +158,7 @@ def summarized(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
             closed(name),
             f"{values(name, 'agreement').mean():.3f}",
             retained(name),
-            f"{values(name, 'f1').mean():.3f}" if all("f1" in row for row in by[name]) else "",
+            f1(name) if all("f1" in row for row in by[name]) else "",
             f"{values(name, 'compute').mean():.3f}",
             f"{1e3 * statistics.median(values(name, 'first_token_s')):.0f}",
             f"{values(name, 'ingest_s').mean():.2f}",

@@ -128,9 +128,7 @@ def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape", threads=2, runs=3)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16], help="prompts that decode")
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=512, help="of the shortest prompt; each next one has 37 more"
-    )
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of the shortest prompt; each next has 37 more")
     parser.add_argument("--steps", type=int, default=8)
     parser.set_defaults(tag="")
     options = parser.parse_args()
