@@ -156,7 +156,7 @@ def _chat(folder: Path, half: str) -> Iterator[Asked]:
     for asked in _needles(folder, half):
         turns = _seeded(asked.key).sample(pool, 12)
         said = "".join(f"User: {question}\nAssistant: {answer}\n" for question, answer in turns)
-        yield replace(asked, key=f"chat-{asked.key}", question=f"{said}User: {asked.question}")
+        yield replace(asked, question=f"{said}User: {asked.question}")
 
 
 SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
