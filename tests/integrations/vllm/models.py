@@ -1,10 +1,17 @@
-"""Tiny random models that both vLLM and ragkv load, and prompts for them."""
+"""Tiny random models and SmolLM2, which both vLLM and ragkv load, and prompts for them."""
 
+import itertools
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+
+from ragkv.model.loading import folder_of, load_tokenizer
+
+SMOLLM2 = "smollm2"
 
 VOCABULARY = 512
 BOS = 1
@@ -32,7 +39,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def save(family: str, folder: Path) -> None:
-    """Save a model of 4 layers whose weights are large enough that the context changes the answer."""
+    """Save a model of 4 layers whose weights are large enough that the context changes the answer; or SmolLM2."""
+    if family == SMOLLM2:
+        folder.symlink_to(folder_of(family))
+        return
     kind, settings = FAMILIES[family]
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCABULARY,
@@ -53,14 +63,31 @@ def save(family: str, folder: Path) -> None:
     getattr(transformers, f"{kind}ForCausalLM")(config).eval().save_pretrained(folder)
 
 
-def tokens(count: int, seed: int) -> tuple[int, ...]:
-    """`count` random ids without special ones."""
+def tokens(count: int, seed: int, family: str = "") -> tuple[int, ...]:
+    """`count` random ids without special ones. For SmolLM2 those of real text, other ones for each seed."""
+    if family == SMOLLM2:
+        return _piece(count, seed)
     made = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(3, VOCABULARY, (count,), generator=made).tolist())
 
 
-def prompt(seed: int) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+def prompt(seed: int, family: str = "") -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
     """The chunks, 2 to 8 of them, and the question of a prompt; their lengths lie around the edges of blocks."""
     lengths = [BLOCK_TOKENS + (seed + 3 * index) % 5 - 2 for index in range(2 + seed % 7)]
-    chunks = [tokens(length, 100 * seed + index) for index, length in enumerate(lengths)]
-    return chunks, tokens(3 + seed % 6, 100 * seed + 99)
+    chunks = [tokens(length, 100 * seed + index, family) for index, length in enumerate(lengths)]
+    return chunks, tokens(3 + seed % 6, 100 * seed + 99, family)
+
+
+@cache
+def _piece(count: int, seed: int) -> tuple[int, ...]:
+    """The next `count` tokens of the example corpus."""
+    taken = tuple(itertools.islice(_text(), count))
+    assert len(taken) == count, seed
+    return taken
+
+
+@cache
+def _text() -> Iterator[int]:
+    files = sorted((Path(__file__).parents[3] / "examples" / "corpus").glob("*.md"))
+    text = "".join(file.read_text() for file in files)
+    return iter(load_tokenizer(folder_of(SMOLLM2))(text, add_special_tokens=False)["input_ids"])

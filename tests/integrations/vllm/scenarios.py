@@ -68,10 +68,10 @@ class Setup:
         return LLM(str(self.model), **{**settings, **options})
 
 
-def ids(prompt: Prompt) -> list[int]:
-    """A prompt as ragkv lays it out: BOS, the chunks, the question."""
+def ids(prompt: Prompt, before: Sequence[int] = (models.BOS,), after: Sequence[int] = ()) -> list[int]:
+    """A prompt as ragkv lays it out: BOS, the chunks, the question; the template's tokens where there is one."""
     chunks, question = prompt
-    return [models.BOS, *(token for chunk in chunks for token in chunk), *question]
+    return [*before, *(token for chunk in chunks for token in chunk), *question, *after]
 
 
 def asked(
@@ -183,23 +183,29 @@ def never_wrong(folder: Path) -> Any:
     return found
 
 
-def mixed(folder: Path, rounds: str) -> Any:
+def mixed(folder: Path, family: str, rounds: str, prompts_each: str) -> Any:
     """Fused, exact and plain requests of two tenants, eight at once; then attacks on one of them."""
     os.environ[SECRET_VARIABLE] = "of both servers"
-    setup, count = Setup(folder, "llama"), 8
-    prompts = {tenant: [models.prompt(seed + at) for seed in range(count)] for at, tenant in ((200, ""), (300, "one"))}
+    setup, count = Setup(folder, family), int(prompts_each)
+    prompts = {
+        tenant: [models.prompt(seed + at, family) for seed in range(count)] for at, tenant in ((200, ""), (300, "one"))
+    }
     wanted: dict[tuple[str, int, float | None], list[int]] = {}
     for tenant, chosen in prompts.items():
         with setup.engine(tenant) as engine:
+            runs = engine.intake.runs
+            around = runs.before_documents, runs.after_question
             for number, prompt in enumerate(chosen):
                 engine.warm(prompt[0])
-                for ratio in (0.0, 0.15, 1.0):
+                for ratio in (0.15, 1.0) if tenant else (0.0, 0.15, 1.0):
                     wanted[tenant, number, ratio] = _own(engine, prompt, NEW_TOKENS, ratio=ratio)
     with setup.engine("two"):
         pass
     # Plain ones begin alike in pairs, with other texts than those that are stored.
-    begins = [models.tokens(3 * models.BLOCK_TOKENS + 5, 900 + number) for number in range(4)]
-    plain = [[models.BOS, *begins[number % 4], *models.tokens(9 + number, 950 + number)] for number in range(12)]
+    begins = [models.tokens(3 * models.BLOCK_TOKENS + 5, 900 + number, family) for number in range(4)]
+    plain = [
+        ids(([begins[number % 4]], models.tokens(9 + number, 950 + number, family)), *around) for number in range(12)
+    ]
     batches = [[plain[(3 * number + at) % 12] for at in range(3)] for number in range(int(rounds))]
     alone = setup.vllm(kv_transfer_config=None, max_num_seqs=8)
     references = [asked(alone, batch, [None] * 3) for batch in batches]
@@ -214,7 +220,7 @@ def mixed(folder: Path, rounds: str) -> Any:
             tenant, which, ratio = ("", "one")[at % 2], (number + at) % count, (0.0, 0.15, 0.15, 1.0, None)[at]
             salt = f"{number // 4} {which}"  # four rounds share their salts: fused blocks are found again
             wish: Any = {"reuse": "none"} if ratio is None else {"ratio": ratio}
-            given.append(ids(prompts[tenant][which]))
+            given.append(ids(prompts[tenant][which], *around))
             wishes.append(wish | _proved(tenant, salt))
             salts.append(salt)
             answers.append(wanted[tenant, which, 1.0 if ratio is None else ratio])
@@ -225,21 +231,21 @@ def mixed(folder: Path, rounds: str) -> Any:
             equal[kind] += generated(output) == answer
         hits[0] += sum(one.num_cached_tokens for one in reference)
         hits[1] += sum(one.num_cached_tokens for one in outputs[:3])
-    return {"sent": sent, "equal": equal, "hits alone": hits[0], "hits": hits[1], **_attacked(llm, prompts, wanted)}
+    return {"sent": sent, "equal": equal, "hits alone": hits[0], "hits": hits[1], **_attacked(llm, prompts, wanted, around)}
 
 
-def _attacked(llm: Any, prompts: Any, wanted: Any) -> dict[str, Any]:
+def _attacked(llm: Any, prompts: Any, wanted: Any, around: Any) -> dict[str, Any]:
     """What a tenant gets that sends another's texts, with the other's salt: its own proof, a forged one, or none."""
     found = {"attacks": 0, "reused": 0, "different": 0}
     for which, prompt in enumerate(prompts["one"]):
-        salt = f"attacked {which}"
-        (victim,) = asked(llm, [ids(prompt)], [{"ratio": 0.15} | _proved("one", salt)], [salt])
+        salt, given = f"attacked {which}", [ids(prompt, *around)]
+        (victim,) = asked(llm, given, [{"ratio": 0.15} | _proved("one", salt)], [salt])
         assert generated(victim) == wanted["one", which, 0.15] and victim.num_cached_tokens
         forged = {"tenant": "one", "proof": _proved("two", salt)["proof"]}
         claims: list[Any] = [_proved("two", salt), forged, {"tenant": "one"}, {}]
         wishes = [{**claim, **way} for claim in claims for way in ({"ratio": 0.15}, {"reuse": "none"})]
         for wish in wishes:  # one after another: each might find what the last one left
-            (output,) = asked(llm, [ids(prompt)], [wish], [salt])
+            (output,) = asked(llm, given, [wish], [salt])
             found["attacks"] += 1
             found["reused"] += output.num_cached_tokens
             found["different"] += generated(output) != wanted["one", which, 1.0]
@@ -329,7 +335,7 @@ def refused(folder: Path, option: str, value: str) -> Any:
 def _own(engine: Engine, prompt: Prompt, length: int, **options: Any) -> list[int]:
     """ragkv's own tokens."""
     chunks, question = prompt
-    return list(engine.answer(question, chunks, max_new_tokens=length, **options).token_ids)
+    return list(engine.answer(question, chunks, max_new_tokens=length, separator="", **options).token_ids)
 
 
 def _equal(outputs: Any, wanted: Sequence[Sequence[int]]) -> int:
