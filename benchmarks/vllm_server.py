@@ -210,7 +210,7 @@ def _rates(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
         for name in rates:
             wish, server = {"ratio": RATIOS[name]} if name in RATIOS else None, alone if name == ALONE else ragkv
             began = time.perf_counter()
-            seeds = [9000 + 100 * round_ + 10 * len(name) + one for one in range(2 * CLIENTS)]
+            seeds = [9000 + 100 * round_ + 10 * len(name) + one for one in range(options.requests)]
             with ThreadPoolExecutor(CLIENTS) as clients:
                 list(clients.map(lambda seed, s=server, w=wish: s.answer(prompts.make(seed), w, 16), seeds))
             rates[name].append(len(seeds) / (time.perf_counter() - began))
@@ -225,6 +225,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of each chunk")
+    parser.add_argument("--requests", type=int, default=2 * CLIENTS, help="of all clients, for requests a second")
     parser.add_argument("--vllm", nargs="*", default=["--enforce-eager"], help="further arguments for both servers")
     options = parser.parse_args()
     if options.quick:

@@ -158,12 +158,8 @@ def _ask(client: httpx.Client, question: str, ratio: float | None = None, **body
     return dict(answer.json())
 
 
-def _counts(answer: dict[str, Any]) -> dict[str, Any]:
-    return {name: answer["reuse"][name] for name in COUNTS}
-
-
 def _counted(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return _counts(one) == _counts(other)
+    return all(one["reuse"][name] == other["reuse"][name] for name in COUNTS)
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

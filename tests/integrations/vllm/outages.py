@@ -69,9 +69,7 @@ def stalled(folder: Path) -> Any:
     """The files of half of the prompts are pipes without a writer: opening them never ends."""
     setup = Setup(folder, "llama")
     prompts = [_prompt(seed) for seed in range(4)]
-    with setup.engine() as engine:
-        for chunks, _ in prompts:
-            engine.warm(chunks)
+    setup.stored(prompts)
     wanted = [_wanted(setup, prompt) for prompt in prompts]
     llm = setup.vllm({"timeout_s": 2.0, "store": {"memory_bytes": 0}})
     given = [ids(prompt) for prompt in prompts]

@@ -39,6 +39,15 @@ class Setup:
         store = StoreConfig(directory=str(home / "kv"), tenant=tenant)
         return Engine.from_pretrained(self.model, replace(self.config, store=store))
 
+    def stored(
+        self, prompts: Sequence[Prompt], *ways: dict[str, Any], length: int = NEW_TOKENS
+    ) -> list[list[list[int]]]:
+        """Store the chunks of all prompts. Returns ragkv's own tokens: for each way to ask, those of each prompt."""
+        with self.engine() as engine:
+            for chunks, _ in prompts:
+                engine.warm(chunks)
+            return [[_own(engine, prompt, length, **way) for prompt in prompts] for way in ways]
+
     def vllm(self, extra: dict[str, Any] | None = None, **options: Any) -> Any:
         """vLLM with the connector."""
         from vllm import LLM
@@ -119,29 +128,20 @@ def tokens(folder: Path, family: str) -> Any:
     """For each ratio: how many of 20 prompts gave ragkv's own tokens, and how many were fused and differ from full."""
     setup = Setup(folder, family)
     prompts = [models.prompt(seed) for seed in range(20)]
-    wanted: dict[float, list[list[int]]] = {ratio: [] for ratio in RATIOS}
-    with setup.engine() as engine:
-        for chunks, question in prompts:
-            engine.warm(chunks)
-            for ratio in RATIOS:
-                answer = engine.answer(question, chunks, ratio=ratio, max_new_tokens=NEW_TOKENS)
-                wanted[ratio].append(list(answer.token_ids))
-    llm = setup.vllm()
+    answers = setup.stored(prompts, *({"ratio": ratio} for ratio in RATIOS))
+    wanted, llm = dict(zip(RATIOS, answers, strict=True)), setup.vllm()
     found = {}
     for ratio in RATIOS:
         outputs = asked(llm, [ids(prompt) for prompt in prompts], [{"ratio": ratio}] * len(prompts))
         found[str(ratio)] = {
-            "equal": sum(generated(output) == one for output, one in zip(outputs, wanted[ratio], strict=True)),
+            "equal": _equal(outputs, wanted[ratio]),
             "fused": sum(report(output).get("fused", 0) > 0 for output in outputs),
             "promised": sum(report(output)["promised_tokens"] == output.num_cached_tokens for output in outputs),
             "differ": sum(one != full for one, full in zip(wanted[ratio], wanted[1.0], strict=True)),
         }
     full = asked(llm, [ids(prompt) for prompt in prompts], [{"reuse": "none"}] * len(prompts))
-    found["full"] = {
-        "equal": sum(generated(output) == one for output, one in zip(full, wanted[1.0], strict=True)),
-        "cached": sum(output.num_cached_tokens for output in full),
-    }
-    return found
+    cached = sum(output.num_cached_tokens for output in full)
+    return {**found, "full": {"equal": _equal(full, wanted[1.0]), "cached": cached}}
 
 
 def never_wrong(folder: Path) -> Any:
@@ -149,11 +149,7 @@ def never_wrong(folder: Path) -> Any:
     setup = Setup(folder, "llama")
     prompts, late = [models.prompt(seed) for seed in range(20, 26)], models.prompt(40)
     length = 150
-    with setup.engine() as engine:
-        for chunks, _ in prompts:
-            engine.warm(chunks)
-        fused = [_own(engine, prompt, length, ratio=0.15) for prompt in prompts]
-        full = [_own(engine, prompt, length, reuse="none") for prompt in prompts]
+    fused, full = setup.stored(prompts, {"ratio": 0.15}, {"reuse": "none"}, length=length)
     # 24 blocks hold two of the prompts with their answers, so that vLLM preempts some of the four it admits.
     llm = setup.vllm({"timeout_s": 20.0}, num_gpu_blocks_override=24, max_model_len=512, disable_log_stats=False)
     given = [ids(prompt) for prompt in prompts]
@@ -231,7 +227,13 @@ def mixed(folder: Path, family: str, rounds: str, prompts_each: str) -> Any:
             equal[kind] += generated(output) == answer
         hits[0] += sum(one.num_cached_tokens for one in reference)
         hits[1] += sum(one.num_cached_tokens for one in outputs[:3])
-    return {"sent": sent, "equal": equal, "hits alone": hits[0], "hits": hits[1], **_attacked(llm, prompts, wanted, around)}
+    return {
+        "sent": sent,
+        "equal": equal,
+        "hits alone": hits[0],
+        "hits": hits[1],
+        **_attacked(llm, prompts, wanted, around),
+    }
 
 
 def _attacked(llm: Any, prompts: Any, wanted: Any, around: Any) -> dict[str, Any]:
@@ -266,11 +268,7 @@ def shared(folder: Path, family: str) -> Any:
 
     UnquantizedLinearMethod.process_weights_after_loading = keep_plain  # the CPU build would repack and delete them
     setup, prompts = Setup(folder, family), [models.prompt(seed) for seed in range(60, 66)]
-    with setup.engine() as engine:
-        for chunks, _ in prompts:
-            engine.warm(chunks)
-        fused = [_own(engine, prompt, NEW_TOKENS, ratio=0.15) for prompt in prompts]
-        full = [_own(engine, prompt, NEW_TOKENS, reuse="none") for prompt in prompts]
+    fused, full = setup.stored(prompts, {"ratio": 0.15}, {"reuse": "none"})
     llm = setup.vllm()
     outputs = asked(llm, [ids(prompt) for prompt in prompts], [{"ratio": 0.15}] * len(prompts))
     core = llm.llm_engine.engine_core.engine_core
@@ -291,10 +289,7 @@ def damaged(folder: Path) -> Any:
     """Every stored file has flipped bits: the tokens are those of a full prefill, and no request fails."""
     setup = Setup(folder, "llama")
     prompts = [models.prompt(seed) for seed in range(4)]
-    with setup.engine() as engine:
-        for chunks, _ in prompts:
-            engine.warm(chunks)
-        full = [_own(engine, prompt, NEW_TOKENS, reuse="none") for prompt in prompts]
+    (full,) = setup.stored(prompts, {"reuse": "none"})
     llm = setup.vllm()
     for path in (folder / "home" / "kv" / "entries").rglob("*"):
         if path.is_file():
@@ -323,8 +318,7 @@ def interface(_: Path) -> Any:
 def refused(folder: Path, option: str, value: str) -> Any:
     """What vLLM says at start if it is configured with `option`."""
     setup = Setup(folder, "llama")
-    with setup.engine():
-        pass
+    setup.stored([])
     try:
         setup.vllm(**{option: json.loads(value)})
     except Exception as error:

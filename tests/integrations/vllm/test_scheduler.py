@@ -104,11 +104,6 @@ def test_a_preempted_request_is_fused_again(prompts: PromptScheduler) -> None:
     assert prompts.finished(asked) is not None
 
 
-def test_a_prompt_that_asks_for_exactness_is_left_to_vllm(prompts: PromptScheduler) -> None:
-    assert prompts.promised(prompt(reuse="none"), 0) == 0
-    assert prompts.finished(prompt(reuse="none")) is None
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -117,13 +112,14 @@ def test_a_prompt_that_asks_for_exactness_is_left_to_vllm(prompts: PromptSchedul
         {"pooling_params": object()},
         {"skip_reading_prefix_cache": True},
         {"prompt_token_ids": None},
+        {"kv_transfer_params": {"ragkv": {"reuse": "none"}}},
     ],
 )
 def test_requests_whose_kv_is_another_are_left_to_vllm(prompts: PromptScheduler, change: dict[str, Any]) -> None:
     asked = prompt()
-    for name, value in change.items():
-        setattr(asked, name, value)
+    vars(asked).update(change)
     assert prompts.promised(asked, 0) == 0
+    assert prompts.finished(asked) is None
 
 
 def test_parameters_that_are_not_understood_are_reported_and_never_fail(prompts: PromptScheduler) -> None:
