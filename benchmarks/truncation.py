@@ -1,161 +1,146 @@
-"""Perplexity past the context window: CachedAttention's table 1, on a trained model and text longer than its window.
+"""What a conversation still knows after a truncation (CachedAttention section 3.4, table 1), on real text.
 
-    python -m benchmarks.truncation [--quick] [--model ../shared/data/models/stories260K]
+    python -m benchmarks.truncation --data FOLDER [--quick] [--model smollm2] [--half test]
 
-Claim: when a conversation overflows the window, dropping the oldest half of its stored KV and rotating the rest to its
-new positions (CA) costs at most 2 % of perplexity against computing the kept text again (TT), and a turn after a
-truncation computes only its new tokens. The text is sampled from the
-model itself, in runs of one window, joined at the token that begins a story; sessions of the engine get it as given
-turns. Every token of a turn except its first is scored, with the KV that the engine makes for that turn. OF, the
-paper's overflow baseline, computes the truncated text again like TT: the same numbers. Not shown: other models.
+Half of a history is dropped, and the KV of the rest moves to new positions or, with TT, is computed again. Text: news
+of MiniLongBench without a template in turns of 128 tokens, perplexity of turns past a window of 1,024. Conversations:
+each turn is a paragraph of an XQuAD article with a question and its gold answer; after a truncation all questions are
+asked again, and another one about each paragraph, without it: mean log likelihood of a gold answer's tokens. All lists
+start from the same KV. "attention" is a trial and no setting: half of what it keeps are the last tokens, the other half
+those with the most attention of later tokens, over all heads and layers (H2O). FOLDER is that of `benchmarks.real`.
 """
 
 import argparse
+import json
 import math
-import time
-from dataclasses import asdict, dataclass
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks import report
-from ragkv import Engine, EngineConfig, FusionConfig
+from benchmarks.quality_data import read
+from benchmarks.real_sets import half_of
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.model import full_pass
-from ragkv.prompt.history import fitted
+from ragkv.prompt.history import History, fitted, merged
 
-METHODS = {"CA": "kv", "TT": "tokens"}
-
-
-@dataclass
-class Tally:
-    """The totals of one method over all conversations."""
-
-    nats: float = 0.0  # of scored tokens in turns after a truncation
-    scored: int = 0
-    nats_before: float = 0.0  # of tokens before the first overflow: the same for all methods
-    scored_before: int = 0
-    computed: int = 0  # tokens computed by all turns
-    computed_cut: int = 0  # tokens computed by turns that truncate
-    cut_turns: int = 0
-    new_tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def perplexity(self) -> float:
-        """Perplexity after a truncation."""
-        return math.exp(self.nats / max(1, self.scored))
+TT, ATTENTION = "oldest, computed again (TT)", "attention"
+LISTS = {
+    "nothing": None,
+    "oldest": SessionConfig(),
+    "oldest, no sinks": SessionConfig(sink_tokens=0),
+    TT: SessionConfig(),
+    "keep-dialogue": SessionConfig(discard="keep-dialogue"),
+    ATTENTION: SessionConfig(),
+}
+TURN, WINDOW, TEXT = 128, 1024, 1792  # tokens
 
 
 @torch.no_grad()
-def sample(model: Any, tokens: int, batch: int = 64) -> list[int]:
-    """About `tokens` tokens of the model's own text, in runs of one window."""
-    window = model.config.max_position_embeddings
-    out: list[int] = []
-    while len(out) < tokens:
-        begin = torch.full((batch, 1), model.config.bos_token_id)
-        ids = model.generate(
-            begin,
-            attention_mask=torch.ones_like(begin),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_length=window,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        out += ids.flatten().tolist()
-    return out[:tokens]
+def unattended(engine: Engine, history: Any) -> list[tuple[int, int]]:
+    """The half of a history that is not among its last quarter and gets the least attention of later tokens."""
+    model, prefix = engine.model.adapter.model, engine.intake.runs.before_documents
+    model.set_attn_implementation("eager")
+    seen = model(torch.tensor([[*prefix, *history.token_ids]]), output_attentions=True).attentions
+    weight = sum(layer[0].float().sum((0, 1)) for layer in seen)[len(prefix) :]
+    return [(at, at + 1) for at in weight[: -(len(weight) // 4)].topk(len(weight) // 2, largest=False).indices.tolist()]
+
+
+def cut(engine: Engine, session: Any, name: str, room: int) -> None:
+    """Truncate the session if its history has more than `room` tokens."""
+    history, settings = session.state.history, LISTS[name]
+    if settings is None or len(history) <= room:
+        return
+    if name == ATTENTION:
+        history = history.without(merged(unattended(engine, history), len(history)))
+    else:
+        history, _ = fitted(history, room, settings)
+    session._replace(History((), history.token_ids, history.parts) if name == TT else history)
 
 
 @torch.no_grad()
-def nats(engine: Engine, session: Any, turn: list[int]) -> float:
-    """The negative log likelihood of a turn's tokens, except the first, with the session's history from the engine."""
-    prefill = engine.prefill(turn[:1], session=session)
+def likelihood(engine: Engine, session: Any, question: Any, gold: Sequence[int], **options: Any) -> float:
+    """Log likelihood of the tokens `gold` behind a question, a mean, with the session's history from the engine."""
+    prefill = engine.prefill(question, session=session, **options)
     kv, adapter = prefill.fused.kv, engine.model.adapter
-    kv.reserve(kv.length + len(turn))
-    rest = torch.tensor(turn[1:-1])
-    hidden = full_pass(adapter, rest, kv, start=kv.length)
-    logits = torch.cat((prefill.logits[None], adapter.logits(hidden)))
-    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(turn[1:]), reduction="sum"))
+    kv.reserve(kv.length + len(gold))
+    logits = prefill.logits[None].float()
+    if len(gold) > 1:
+        rest = adapter.logits(full_pass(adapter, torch.tensor(gold[:-1]), kv, start=kv.length))
+        logits = torch.cat((logits, rest.float()))
+    return -float(torch.nn.functional.cross_entropy(logits, torch.tensor(gold)))
 
 
-def converse(engine: Engine, text: list[int], turn_tokens: int, name: str, tally: Tally) -> None:
-    """Run one conversation of given turns; every turn is scored before it is added."""
-    session, began, cut = engine.session(name), time.perf_counter(), False
-    room = engine.model.adapter.context_length - len(engine.intake.runs.before_documents) - turn_tokens
-    for at in range(0, len(text) - turn_tokens + 1, turn_tokens):
-        turn = text[at : at + turn_tokens]
-        kept, _ = fitted(session.state.history, room, engine.config.session)
-        if session._replace(kept):  # so many tokens were dropped
-            tally.cut_turns, cut = tally.cut_turns + 1, True
-            tally.computed_cut += engine.prefill(turn, session=session).reuse.computed
-        loss = nats(engine, session, turn)
-        computed = engine.append(session, turn, ()).reuse.computed
-        tally.computed += computed
-        tally.new_tokens += turn_tokens
-        if cut:
-            tally.nats, tally.scored = tally.nats + loss, tally.scored + turn_tokens - 1
-        else:
-            tally.nats_before, tally.scored_before = tally.nats_before + loss, tally.scored_before + turn_tokens - 1
-    session.delete()
-    tally.seconds += time.perf_counter() - began
+def texts(engine: Engine, options: argparse.Namespace) -> Iterator[tuple[str, str, float]]:
+    """For each list and turn past the window: the log likelihood."""
+    found = [
+        one for one in read(options.data / "MiniLongBench_multi_news.json") if half_of(one.chunks[0]) == options.half
+    ]
+    long = [ids for one in found if len(ids := engine.chunk("\n\n".join(one.chunks)).token_ids) >= TEXT]
+    for number, ids in enumerate(long[: options.texts]):
+        turns = [ids[at : at + TURN] for at in range(0, TEXT, TURN)]
+        fit, base = WINDOW // TURN, engine.session(f"text {number}")
+        for turn in turns[:fit]:
+            engine.append(base, turn, (), raw=True)
+        for name in LISTS:
+            session = base.fork(f"{name} {number}")
+            for turn in turns[fit:]:
+                cut(engine, session, name, WINDOW - TURN)
+                yield name, "text", likelihood(engine, session, turn[:1], turn[1:], raw=True)
+                engine.append(session, turn, (), raw=True)
+
+
+def conversations(engine: Engine, options: argparse.Namespace) -> Iterator[tuple[str, str, float]]:
+    """For each list and question: whether it was asked before, and the log likelihood of its gold answer."""
+    articles = json.loads((options.data / "xquad.en.json").read_text("utf-8"))["data"]
+    articles = [one for at, one in enumerate(articles) if half_of(one.get("title") or str(at)) == options.half]
+    for number, article in enumerate(articles[: options.conversations]):
+        asked, base = [one for one in article["paragraphs"] if len(one["qas"]) > 1], engine.session(f"{number}")
+        for one in asked:
+            first = one["qas"][0]
+            engine.append(base, first["question"], first["answers"][0]["text"], [one["context"]], reuse="none")
+        for name in LISTS:
+            session = base.fork(f"{number} {name}")
+            cut(engine, session, name, len(session.state.history) - 1)
+            for one in asked:
+                for what, qa in zip(("asked before", "new"), one["qas"], strict=False):
+                    gold = engine.chunk(qa["answers"][0]["text"]).token_ids
+                    yield name, what, likelihood(engine, session, qa["question"], gold)
 
 
 def main() -> None:
-    """Sample text, run the conversations, print the table."""
+    """Measure, print the table, write the JSON."""
     options = _options()
     torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    text = sample(model, options.tokens)
-    tallies = {}
-    for method, truncation in METHODS.items():
-        settings = SessionConfig(truncation=truncation, truncation_ratio=options.ratio, sink_tokens=options.sinks)
-        config = EngineConfig(fusion=FusionConfig(sensitivity_prefixes=0, selector="first-k"), session=settings)
-        tallies[method] = Tally()
-        with Engine(model, config=config) as engine:
-            for number, at in enumerate(range(0, len(text), options.conversation)):
-                part = text[at : at + options.conversation]
-                converse(engine, part, options.turn, f"{method}-{number}", tallies[method])
-    base = tallies["TT"].perplexity
-    window = model.config.max_position_embeddings
-    how = f"turns of {options.turn}, truncation ratio {options.ratio}, sinks {options.sinks}, float32"
-    print(f"{Path(options.model).name}, window {window}, {len(text):,} tokens sampled from it,")
-    print(f"conversations of {options.conversation}, {how}")
-    rows = [
-        (
-            method,
-            tally.perplexity,
-            f"{tally.perplexity / base - 1:+.2%}",
-            f"{tally.scored:,}",
-            math.exp(tally.nats_before / max(1, tally.scored_before)),
-            tally.computed_cut / max(1, tally.cut_turns),
-            tally.computed / max(1, tally.new_tokens),
-        )
-        for method, tally in tallies.items()
-    ]
-    columns = ("PPL past the window", "against TT", "tokens", "PPL before")
-    report.table(("method", *columns, "computed a truncating turn", "computed a new token"), rows)
-    results = {name: {**asdict(tally), "perplexity": tally.perplexity} for name, tally in tallies.items()}
-    print("written:", report.save("truncation", {"options": vars(options), "methods": results}))
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with Engine.from_pretrained(options.model, EngineConfig(store=StoreConfig(codec="raw"))) as engine:
+        for part in (texts, conversations):
+            for name, what, value in part(engine, options):
+                found[name, what].append(value)
+    rows = []
+    for name in LISTS:
+        text, before, new = (found[name, what] for what in ("text", "asked before", "new"))
+        rows.append((name, math.exp(-statistics.mean(text)), statistics.mean(before), statistics.mean(new)))
+    print(f"{options.model}: {len(text)} turns past the window, {len(new)} questions of each kind")
+    report.table(("dropped", "perplexity", "gold, asked before", "gold, new question"), rows)
+    print("written:", report.save("truncation", {"rows": rows, "values": {" | ".join(k): v for k, v in found.items()}}))
 
 
 def _options() -> argparse.Namespace:
-    parser = report.parser(__doc__, quick="8,192 tokens", threads=1)
-    parser.add_argument("--model", default="../shared/data/models/stories260K", help="a model folder or hub id")
-    parser.add_argument("--tokens", type=int, default=114_688)
-    parser.add_argument("--conversation", type=int, default=2048, help="tokens of a conversation")
-    parser.add_argument("--turn", type=int, default=128, help="tokens of a turn")
-    parser.add_argument("--ratio", type=float, default=0.5)
-    parser.add_argument("--sinks", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = report.parser(__doc__, quick="one text, one conversation", threads=1)
+    parser.add_argument("--data", type=Path, required=True, help="a folder with the sets as published")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--half", default="test", choices=("dev", "test"))
+    parser.add_argument("--texts", type=int, default=6)
+    parser.add_argument("--conversations", type=int, default=12)
     options = parser.parse_args()
     if options.quick:
-        options.tokens = 8192
+        options.texts = options.conversations = 1
     return options
 
 

@@ -196,9 +196,8 @@ class SessionConfig:
     block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
     # if it is full, the end of a turn waits
     save_buffer_bytes: int | None = None  # KV of turns that may wait to be stored; None: a context window
-    truncation: str = "kv"  # "kv"; for comparison "tokens": the kept text is computed again
     truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
-    sink_tokens: int = 0  # first tokens of a history that truncation never drops
+    sink_tokens: int = 4  # first tokens of a history that truncation never drops: attention sinks
     discard: str = "oldest"  # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
@@ -209,7 +208,6 @@ class SessionConfig:
     def __post_init__(self) -> None:
         one_of("session.inexact_history", self.inexact_history, ("keep", "select", "recompute"))
         at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
-        one_of("session.truncation", self.truncation, ("kv", "tokens"))
         one_of("session.discard", self.discard, DISCARDING_LISTS)
         if not 0.0 < self.truncation_ratio <= 1.0:
             raise ConfigError(f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1].")

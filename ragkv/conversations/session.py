@@ -133,7 +133,7 @@ class Session:
         with self.held():
             history = self.state.history
             dropped = merged(ranges, len(history))
-            return self._replace(history.without(dropped, self.owner.settings.truncation) if dropped else history)
+            return self._replace(history.without(dropped) if dropped else history)
 
     def follow(self, token_ids: Sequence[int]) -> int:
         """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins; returns their tokens.

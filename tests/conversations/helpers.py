@@ -28,8 +28,8 @@ def question(turn: int) -> list[int]:
     return tiny_models.tokens(5, seed=100 + turn)
 
 
-def ask(engine: Engine, session: Session, turn: int, **how: Any) -> Any:
-    return engine.answer(question(turn), session=session, max_new_tokens=4, min_new_tokens=4, **how)
+def ask(engine: Engine, session: Session, turn: int, chunks: Any = (), **how: Any) -> Any:
+    return engine.answer(question(turn), chunks, session, max_new_tokens=4, min_new_tokens=4, **how)
 
 
 def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Session:

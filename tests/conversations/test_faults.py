@@ -51,7 +51,7 @@ class TestLostBlock:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             session = talk(engine, turns=1)
-            engine.answer(question(1), [A, B], session, ratio=0.0, max_new_tokens=4, min_new_tokens=4)
+            ask(engine, session, 1, [A, B], ratio=0.0)
             ask(engine, session, 2, ratio=0.0)
             engine.flush()
             lost = session.state.history.blocks[-1]

@@ -123,7 +123,7 @@ class TestDelete:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
             engine.warm([A, B])
             session = engine.session("s")
-            engine.answer(question(0), [A, B], session, max_new_tokens=4, min_new_tokens=4)
+            ask(engine, session, 0, [A, B])
             engine.flush()
             blocks = len(session.state.history.blocks)
             engine.delete([A])

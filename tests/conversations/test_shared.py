@@ -20,7 +20,7 @@ from tests.scheduling.helpers import until
 from tests.store.remote.helpers import unique_prefix
 from tests.store.remote.servers import RedisServer
 
-from .helpers import ask, carry_on, engine_at, is_full_prefill, question, with_kv
+from .helpers import ask, carry_on, engine_at, is_full_prefill, question, talk, with_kv
 
 pytestmark = pytest.mark.enable_socket
 
@@ -56,8 +56,7 @@ def test_a_conversation_spread_over_replicas_equals_one_on_a_single_replica(
 
 def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(tmp_path: Path, config: RedisConfig) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
-        for turn in range(3):
-            ask(here, here.session("s"), turn)
+        talk(here, turns=3)
         here.flush()
         prefill = is_full_prefill(there, there.session("s"), 3)
         assert prefill.reuse.exact == 1 + with_kv(there.session("s")) > 20
@@ -212,8 +211,7 @@ def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, conf
 
 def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, config: RedisConfig) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
-        for turn in range(3):
-            ask(here, here.session("s"), turn)
+        talk(here, turns=3)
         there.session("s").rewind()
         assert here.session("s").turns == 2
         other = there.session("s").fork("t")

@@ -10,7 +10,7 @@ from tests import tiny_models
 from tests.engine.helpers import A, B, C, close, full_prefill, text_engine
 from tests.prompt.test_layout import CHATML
 
-from .helpers import ask, carry_on, engine_at, files, is_full_prefill, question, with_kv
+from .helpers import ask, carry_on, engine_at, files, is_full_prefill, question, talk, with_kv
 
 TAIL = 1  # the last token of an answer has no KV yet
 
@@ -51,9 +51,7 @@ def test_history_with_other_rope_frequencies_is_recomputed_and_the_report_says_s
 def test_kv_that_no_longer_prompt_can_use_is_not_stored(tmp_path: Path, family: str) -> None:
     """The answer during which the frequencies change, and the question before it, get no blocks."""
     with engine_at(tmp_path, family) as engine:
-        session = engine.session("s")
-        for turn in range(5):
-            ask(engine, session, turn)
+        session = talk(engine, turns=5)
         blocks = session.state.history.blocks
         answer = engine.answer([5], session=session, max_new_tokens=6, min_new_tokens=6)
         assert answer.reuse.tokens == tiny_models.ORIGINAL_LENGTH - 1
@@ -64,9 +62,7 @@ def test_kv_that_no_longer_prompt_can_use_is_not_stored(tmp_path: Path, family: 
 
 def test_history_alone_adds_no_deviation_at_any_ratio(tmp_path: Path) -> None:
     with engine_at(tmp_path) as engine:
-        session = engine.session("s")
-        for turn in range(4):
-            ask(engine, session, turn)
+        session = talk(engine, turns=4)
         for how in (dict(ratio=0.0), dict(ratio=0.5), dict(reuse="prefix"), dict(reuse="none")):
             reuse = is_full_prefill(engine, session, 4, **how).reuse
             assert reuse.exact == (0 if how.get("reuse") == "none" else 1 + with_kv(session))
@@ -76,9 +72,8 @@ class TestTurnsWithFusedChunks:
     def test_fused_history_is_reused_below_ratio_one_and_computed_at_ratio_one(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
             engine.warm([A, B, C])
-            session = engine.session("s")
-            ask(engine, session, 0)
-            engine.answer(question(1), [A, B], session, ratio=0.3, max_new_tokens=4, min_new_tokens=4)
+            session = talk(engine, turns=1)
+            ask(engine, session, 1, [A, B], ratio=0.3)
             exact, kept = 1 + 8 + TAIL, with_kv(session) - 8 - TAIL  # the tail is in front of what was fused
             reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
             assert (reuse.exact, reuse.fused, reuse.computed) == (exact, kept, 1 + 5)
@@ -88,25 +83,17 @@ class TestTurnsWithFusedChunks:
             is_full_prefill(engine, session, 2, reuse="prefix")
             is_full_prefill(engine, session, 2, selector="all")
 
-    def test_a_turn_at_ratio_one_makes_fused_history_exact(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
+    @pytest.mark.parametrize(("setting", "ratio"), [("select", 1.0), ("recompute", 0.3)])
+    def test_fused_history_is_computed_once_at_ratio_one_or_by_setting(
+        self, tmp_path: Path, setting: str, ratio: float
+    ) -> None:
+        with engine_at(tmp_path, session={"inexact_history": setting}) as engine:
             engine.warm([A, B])
-            session = engine.session("s")
-            ask(engine, session, 0)
-            engine.answer(question(1), [A, B], session, ratio=0.3, max_new_tokens=4, min_new_tokens=4)
-            ask(engine, session, 2, ratio=1.0)
-            reuse = is_full_prefill(engine, session, 3, ratio=0.3).reuse
-            assert (reuse.exact, reuse.fused, reuse.notes) == (1 + with_kv(session), 0, ())
-
-    def test_inexact_history_recompute_computes_fused_history_once(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "recompute"}) as engine:
-            engine.warm([A, B])
-            session = engine.session("s")
-            ask(engine, session, 0)
-            engine.answer(question(1), [A, B], session, ratio=0.3, max_new_tokens=4, min_new_tokens=4)
-            second = is_full_prefill(engine, session, 2, ratio=0.3).reuse
+            session = talk(engine, turns=1)
+            ask(engine, session, 1, [A, B], ratio=0.3)
+            second = is_full_prefill(engine, session, 2, ratio=ratio).reuse
             assert second.fused == 0 and any("it was not exact" in note for note in second.notes)
-            ask(engine, session, 2, ratio=0.3)
+            ask(engine, session, 2, ratio=ratio)
             third = is_full_prefill(engine, session, 3, ratio=0.3).reuse
             assert (third.exact, third.fused, third.notes) == (1 + with_kv(session), 0, ())
 
@@ -131,10 +118,7 @@ class TestTurnsWithFusedChunks:
 
 def test_equal_conversations_share_their_blocks(tmp_path: Path) -> None:
     with engine_at(tmp_path) as engine:
-        one, two = engine.session("1"), engine.session("2")
-        for session in (one, two):
-            for turn in range(3):
-                ask(engine, session, turn)
+        one, two = talk(engine, "1"), talk(engine, "2")
         engine.flush()
         assert engine.stats().store.tiers[-1].entries == len(one.state.history.blocks)
         one.delete()
@@ -171,7 +155,7 @@ def test_parts_say_the_kind_of_every_token_of_a_history(tmp_path: Path) -> None:
     with engine_at(tmp_path) as engine:
         session = engine.session("s")
         chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
-        engine.answer(question(0), chunks, session, max_new_tokens=4, min_new_tokens=4)
+        ask(engine, session, 0, chunks)
         ask(engine, session, 1)
         parts = [(part.kind.value, len(part), part.turn, part.source) for part in session.state.history.parts]
         assert parts == [

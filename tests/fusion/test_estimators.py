@@ -32,15 +32,12 @@ shapes = st.builds(
 )
 
 
-def test_recompute_time_counts_selected_tokens_the_question_and_placing() -> None:
-    placing = profile(place_token_layer_s=0.001)
+def test_recompute_time_counts_selected_tokens_the_question_placing_and_the_keys_of_each_row() -> None:
+    placing, seeing = profile(place_token_layer_s=0.001), profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
     assert recompute_s(profile(), 0.0, SHAPE) == pytest.approx(1 + 0.01 * 10)
     assert recompute_s(profile(), 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60)
     assert recompute_s(placing, 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
 
-
-def test_a_row_costs_more_with_more_keys() -> None:
-    seeing = profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
     assert recompute_s(seeing, 0.0, Shape(0, 10, 100)) == pytest.approx(10 * (0.01 + 0.1))
 
 

@@ -90,12 +90,8 @@ class History:
         """The number of the next block."""
         return 1 + max((block.index for block in self.blocks), default=-1)
 
-    def without(self, ranges: Ranges, mode: str) -> "History":
-        """This history without these token ranges.
-
-        mode "kv": the KV of the remaining tokens is kept, and rotated to their new positions when it is read; "tokens":
-        it is dropped (token truncation, TT).
-        """
+    def without(self, ranges: Ranges) -> "History":
+        """This history without these token ranges; KV that is kept is rotated to its new positions when it is read."""
         kept = list(_gaps(ranges, len(self)))
         blocks, at = [], 0
         for block in self.blocks:
@@ -109,8 +105,7 @@ class History:
             if left := sum(stop - start for start, stop in _clipped(kept, at, at + len(part))):
                 parts.append(replace(part, tokens=left))
             at += len(part)
-        cut = History(tuple(blocks), tail, tuple(parts))
-        return History((), cut.token_ids, cut.parts) if mode == "tokens" else cut
+        return History(tuple(blocks), tail, tuple(parts))
 
 
 EMPTY = History()

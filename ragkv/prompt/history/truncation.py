@@ -93,8 +93,7 @@ def fitted(history: History, headroom: int, settings: SessionConfig) -> tuple[Hi
     """The history cut to at most `headroom` tokens, or to none, and a note for the report if it was cut."""
     whole, headroom = len(history), max(0, headroom)
     while (length := len(history)) > headroom:
-        dropped = _discarded(history, length - headroom, settings)
-        history = history.without(dropped, settings.truncation)
+        history = history.without(_discarded(history, length - headroom, settings))
     if len(history) == whole:
         return history, None
     return history, f"history truncated: {whole - len(history)} of {whole} tokens dropped"

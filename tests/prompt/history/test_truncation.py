@@ -12,7 +12,7 @@ from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import TDLS, Block, History, Part, PartKind, fitted, merged
 from ragkv.prompt.history.truncation import View
 from tests import reference, tiny_models
-from tests.conversations.helpers import ask, engine_at, files, question, with_kv
+from tests.conversations.helpers import ask, engine_at, files, question, talk, with_kv
 from tests.engine.helpers import A, B, close, full_prefill
 
 CONTEXT = 59
@@ -24,17 +24,14 @@ def small_engine(directory: Path | None = None, **session: Any) -> Engine:
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory)),
         fusion=FusionConfig(selector="first-k", sensitivity_prefixes=0),
-        session=SessionConfig(**{"block_tokens": 8, **session}),
+        session=SessionConfig(**{"block_tokens": 8, "sink_tokens": 0, **session}),
     )
     return Engine(model, config=config)
 
 
-def fill(engine: Engine, turns: int, **how: Any) -> Any:
-    """A session with `turns` turns of 9 tokens, of which 6 fit."""
-    session = engine.session("s")
-    for turn in range(turns):
-        ask(engine, session, turn, **how)
-    return session
+def fill(engine: Engine) -> Any:
+    """A session with as many turns of 9 tokens as fit."""
+    return talk(engine, turns=6)
 
 
 class TestEdit:
@@ -50,14 +47,12 @@ class TestEdit:
     )
 
     @pytest.mark.parametrize("ranges", [[], [(0, 2)], [(1, 3)], [(3, 5)], [(0, 8)], [(2, 3), (4, 7)], [(6, 8)]])
-    @pytest.mark.parametrize("mode", ["kv", "tokens"])
-    def test_without_drops_exactly_the_given_ranges(self, ranges: list[tuple[int, int]], mode: str) -> None:
+    def test_without_drops_exactly_the_given_ranges(self, ranges: list[tuple[int, int]]) -> None:
         gone = {index for start, stop in ranges for index in range(start, stop)}
         kept = tuple(token for index, token in enumerate(self.history.token_ids) if index not in gone)
-        cut = self.history.without(ranges, mode)
+        cut = self.history.without(ranges)
         assert cut.token_ids == kept
         assert sum(map(len, cut.parts)) == len(kept) == len(cut)
-        assert mode != "tokens" or not cut.blocks
 
     @pytest.mark.parametrize("wrong", [(2, 1), (-1, 2), (0, 9), (0,), "ab", (0.5, 1), None, 3])
     def test_an_invalid_range_is_refused(self, wrong: Any) -> None:
@@ -100,20 +95,20 @@ class TestDroppedTokens:
                 settings = SessionConfig(sink_tokens=sinks, discard=discard)
                 assert len(fitted(history, room, settings)[0]) <= room
 
-    def test_truncation_drops_half_of_the_history_at_a_time(self) -> None:
+    def test_truncation_drops_half_of_the_history_behind_four_sinks_at_a_time(self) -> None:
         history = History((), tuple(range(21)))
         assert fitted(history, 20, SessionConfig()) == (
-            History((), tuple(range(10, 21))),
+            History((), (0, 1, 2, 3, *range(14, 21))),
             "history truncated: 10 of 21 tokens dropped",
         )
-        assert len(fitted(history, 5, SessionConfig())[0]) == 3  # 21 -> 11 -> 6 -> 3
+        assert len(fitted(history, 5, SessionConfig())[0]) == 4  # 21 -> 11 -> 6 -> the sinks
         assert fitted(history, 21, SessionConfig()) == (history, None)
 
 
 class TestReuseAfterTruncation:
     def test_a_turn_after_truncation_computes_only_its_new_tokens(self, tmp_path: Path) -> None:
         with small_engine(tmp_path) as engine:
-            session = fill(engine, 6)
+            session = fill(engine)
             before = len(session.token_ids)
             reuse = ask(engine, session, 6).reuse
             dropped = before // 2
@@ -127,7 +122,7 @@ class TestReuseAfterTruncation:
     def test_kept_kv_is_rotated_to_its_new_positions(self) -> None:
         """The logits equal the model's own pass over the kept raw keys, rotated to their new positions."""
         with small_engine() as engine:
-            session = fill(engine, 6)
+            session = fill(engine)
             blocks = session.state.history.blocks
             prefill = engine.prefill(question(6), session=session)
             assert prefill.reuse.fused > 0
@@ -152,7 +147,7 @@ class TestReuseAfterTruncation:
 
     def test_truncated_history_is_approximate_and_ratio_one_is_exact(self) -> None:
         with small_engine() as engine:
-            session = fill(engine, 6)
+            session = fill(engine)
             ids = engine.prefill(question(6), session=session).token_ids.tolist()
             whole = full_prefill(ids)[0]
             assert not torch.allclose(engine.prefill(question(6), session=session).logits, whole, atol=1e-2)
@@ -160,7 +155,7 @@ class TestReuseAfterTruncation:
 
     def test_truncation_keeps_the_sink_tokens(self) -> None:
         with small_engine(sink_tokens=4) as engine:
-            session = fill(engine, 6)
+            session = fill(engine)
             before = session.token_ids
             ask(engine, session, 6)
             assert session.token_ids[:4] == before[:4]
@@ -168,7 +163,7 @@ class TestReuseAfterTruncation:
 
     def test_a_failed_turn_truncates_nothing(self) -> None:
         with small_engine() as engine:
-            session = fill(engine, 6)
+            session = fill(engine)
             before = session.state
             with pytest.raises(PromptTooLongError):
                 engine.answer([5] * CONTEXT, session=session)
@@ -180,7 +175,7 @@ class TestReuseAfterTruncation:
 
     def test_truncation_is_durable_and_deletes_blocks_that_no_history_has(self, tmp_path: Path) -> None:
         with small_engine(tmp_path) as engine:
-            session = fill(engine, 6)
+            session = fill(engine)
             engine.flush()
             before = files(tmp_path)
             ask(engine, session, 6)
@@ -194,7 +189,7 @@ class TestReuseAfterTruncation:
 
     def test_rewinding_a_turn_that_truncated_restores_the_dropped_tokens(self, tmp_path: Path) -> None:
         with small_engine(tmp_path) as engine:
-            session = fill(engine, 6)
+            session = fill(engine)
             before = session.token_ids
             ask(engine, session, 6)
             engine.flush()
@@ -205,24 +200,12 @@ class TestReuseAfterTruncation:
             assert any("its block was lost" in note for note in reuse.notes)
 
 
-class TestBaselines:
-    def test_token_truncation_computes_the_kept_text_again(self, tmp_path: Path) -> None:
-        with small_engine(tmp_path, truncation="tokens") as engine:
-            session = fill(engine, 6)
-            before = len(session.token_ids)
-            prefill = engine.prefill(question(6), session=session, ratio=0.0)
-            close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])
-            answer = ask(engine, session, 6)
-            assert answer.reuse.computed == before - before // 2 + 5  # the kept text is computed
-            assert ask(engine, session, 7).reuse.computed == 6  # but only once
-
-
 class TestDiscardingLists:
     def test_a_session_with_keep_dialogue_drops_documents_and_keeps_words(self) -> None:
         with small_engine(discard="keep-dialogue") as engine:
             session = engine.session("s")
             for turn, chunk in enumerate((A, B)):
-                engine.answer(question(turn), [chunk], session, max_new_tokens=4, min_new_tokens=4, ratio=1.0)
+                ask(engine, session, turn, [chunk], ratio=1.0)
             for turn in (2, 3):
                 ask(engine, session, turn)
             words = [token for part, token in by_part(session) if part.kind is not PartKind.CHUNK]
@@ -232,9 +215,7 @@ class TestDiscardingLists:
 
     def test_session_discard_drops_tokens_at_any_time(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
-            session = engine.session("s")
-            for turn in range(3):
-                ask(engine, session, turn)
+            session = talk(engine)
             before, turns = session.token_ids, session.turns
             assert session.discard([(9, 18)]) == 9
             assert session.token_ids == before[:9] + before[18:]
@@ -255,7 +236,7 @@ def by_part(session: Any) -> list[tuple[Part, int]]:
 def test_truncated_history_is_never_exact_in_another_session(tmp_path: Path) -> None:
     """Another session with the same ids as a truncated one computes them."""
     with small_engine(tmp_path) as engine:
-        session = fill(engine, 6)
+        session = fill(engine)
         ask(engine, session, 6)
         other = engine.session("other")
         history = session.state.history
