@@ -103,7 +103,9 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
                         / adapter.kv_heads,
                     }
                 )
-    print(f"\n{_what(options)}, one prompt, alternating with ordinary decoding")
+    layers = f", {options.layers} layers" if options.layers else ""
+    print(f"\n{options.shape}{layers} (random weights, random KV), {options.dtype}, cpu, {options.threads} threads,")
+    print("one prompt, alternating with ordinary decoding")
     _table(found)
     return found
 
@@ -132,11 +134,6 @@ def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any
 
 def _table(rows: list[dict[str, Any]]) -> None:
     report.table(list(rows[0]), [["-" if cell is None else cell for cell in row.values()] for row in rows])
-
-
-def _what(options: argparse.Namespace) -> str:
-    layers = f", {options.layers} layers" if options.layers else ""
-    return f"{options.shape}{layers} (random weights, random KV), {options.dtype}, cpu, {options.threads} threads"
 
 
 def _options() -> argparse.Namespace:

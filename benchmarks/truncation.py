@@ -122,11 +122,11 @@ def main() -> None:
         for part in (texts, conversations):
             for name, what, value in part(engine, options):
                 found[name, what].append(value)
-    rows = []
-    for name in LISTS:
-        text, before, new = (found[name, what] for what in ("text", "asked before", "new"))
-        rows.append((name, math.exp(-statistics.mean(text)), statistics.mean(before), statistics.mean(new)))
-    print(f"{options.model}: {len(text)} turns past the window, {len(new)} questions of each kind")
+    mean = {key: statistics.mean(values) for key, values in found.items()}
+    rows = [(name, math.exp(-mean[name, "text"]), mean[name, "asked before"], mean[name, "new"]) for name in LISTS]
+    print(
+        f"{options.model}: {len(found[TT, 'text'])} turns past the window, {len(found[TT, 'new'])} questions of each kind"
+    )
     report.table(("dropped", "perplexity", "gold, asked before", "gold, new question"), rows)
     print("written:", report.save("truncation", {"rows": rows, "values": {" | ".join(k): v for k, v in found.items()}}))
 
@@ -139,9 +139,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=6)
     parser.add_argument("--conversations", type=int, default=12)
     options = parser.parse_args()
-    if options.quick:
-        options.texts = options.conversations = 1
-    return options
+    return argparse.Namespace(**vars(options) | ({"texts": 1, "conversations": 1} if options.quick else {}))
 
 
 if __name__ == "__main__":
