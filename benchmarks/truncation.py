@@ -124,9 +124,7 @@ def main() -> None:
                 found[name, what].append(value)
     mean = {key: statistics.mean(values) for key, values in found.items()}
     rows = [(name, math.exp(-mean[name, "text"]), mean[name, "asked before"], mean[name, "new"]) for name in LISTS]
-    print(
-        f"{options.model}: {len(found[TT, 'text'])} turns past the window, {len(found[TT, 'new'])} questions of each kind"
-    )
+    print(f"{options.model}: {len(found[TT, 'text'])} turns past the window, twice {len(found[TT, 'new'])} questions")
     report.table(("dropped", "perplexity", "gold, asked before", "gold, new question"), rows)
     print("written:", report.save("truncation", {"rows": rows, "values": {" | ".join(k): v for k, v in found.items()}}))
 
