@@ -10,7 +10,6 @@ in each line (`.jsonl`).
 import ast
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +36,6 @@ class Question:
     text: str
     golds: tuple[str, ...]
     history: tuple[tuple[str, str], ...] = ()  # earlier turns: question, answer
-    guess: float = 0.0  # the chance of guessing a word of the right kind from the context
 
 
 @dataclass(frozen=True)
@@ -147,27 +145,11 @@ def limited(contexts: list[Context], questions: int | None) -> list[Context]:
     return kept
 
 
-def balanced(contexts: list[Context], each: int) -> list[Context]:
-    """At most `each` questions of every type, in order of appearance."""
-    counts: dict[str, int] = defaultdict(int)
-    kept = []
-    for context in contexts:
-        chosen = []
-        for question in context.questions:
-            if counts[question.type] < each:
-                counts[question.type] += 1
-                chosen.append(question)
-        if chosen:
-            kept.append(replace(context, questions=tuple(chosen)))
-    return kept
-
-
-def worlds(count: int, seed: int, level: int) -> list[Context]:
+def worlds(count: int, seed: int) -> list[Context]:
     """Held-out worlds from the project's own generator; needs the repository, because it has `training`."""
-    from training.worlds import level as spec_of
-    from training.worlds import record, world
+    from training.worlds import level, record, world
 
-    spec = replace(spec_of(level), questions=30)
+    spec = replace(level(3), questions=30)
     base = 8_000_000_000_000 + seed * 1_000_000  # far from the seeds of training and evaluation
     return [_world(json.loads(json.dumps(record(world(base + number, spec))))) for number in range(count)]
 
@@ -198,7 +180,7 @@ def _world(record: dict[str, Any]) -> Context:
     def question(made: dict[str, Any]) -> Question:
         history = tuple((str(asked), str(answer)) for asked, answer in made.get("history", ()))
         golds = made.get("answers") or [made["answer"]]
-        return Question(made.get("type", "all"), made["question"], tuple(golds), history, made.get("guess", 0.0))
+        return Question(made.get("type", "all"), made["question"], tuple(golds), history)
 
     return Context(tuple(record["chunks"]), tuple(map(question, record["questions"])))
 

@@ -5,6 +5,7 @@
     python -m benchmarks.real --data FOLDER --selectors hkvd sensitivity --ratios .05 .15 \\
         --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected # the same with KV stored in two ways
     python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents, and questions.jsonl
+    python -m benchmarks.real --model reader --sets worlds --asked "{question}" # the bundled reader: needs no data
 
 MODEL is a folder, a GGUF file, a hub id, or `smollm2` or `gemma3`, whose packages are found if they are installed.
 FOLDER has the sets as published (`real_sets.py`). For each question the full prefill decodes its first tokens; every
@@ -48,7 +49,7 @@ NO_DATA = (
 
 def main() -> None:
     options = _options()
-    if options.data is None:
+    if options.data is None and options.sets != ["worlds"]:
         print(NO_DATA)
         return
     torch.set_num_threads(options.threads)

@@ -81,7 +81,7 @@ def test_forms_are_settings_by_their_names_and_fewer_rows_ask_when_so_wanted(dat
         Form.of("small:int8")
 
 
-@pytest.mark.parametrize("name", ["xquad", "short", "long", "needles", "musique"])
+@pytest.mark.parametrize("name", ["xquad", "short", "long", "needles", "musique", "worlds"])
 def test_dev_and_test_questions_are_apart_and_always_the_same(data: Path, name: str) -> None:
     halves = [questions(name, data, half, None) for half in ("dev", "test")]
     assert all(halves), "both halves have questions"

@@ -92,9 +92,9 @@ class Rag(Closing):
     ) -> Self:
         """The corpus of a home, as the commands open it, with an engine that is closed with it, unless one is given.
 
-        `model`, `chunk_tokens` and `embedder` are by default those the home was made with; of a new home smollm2, 512
-        and MiniLM, if it is installed. `config` is by default `EngineConfig.gather(None)`. Raises `ConfigError` for
-        another model than the home's, and what `Engine.from_pretrained` raises.
+        `model`, `chunk_tokens` and `embedder` are by default those the home was made with; of a new home smollm2, what
+        `splitter_of` says, and MiniLM, if it is installed. `config` is by default `EngineConfig.gather(None)`. Raises
+        `ConfigError` for another model than the home's, and what `Engine.from_pretrained` raises.
         """
         known = KnownHome.at(home, model)
         with ExitStack() as stack:
