@@ -78,12 +78,11 @@ def likelihood(engine: Engine, session: Any, question: Any, gold: Sequence[int],
 
 def texts(engine: Engine, options: argparse.Namespace) -> Iterator[tuple[str, str, float]]:
     """For each list and turn past the window: the log likelihood."""
-    found = [
-        one for one in read(options.data / "MiniLongBench_multi_news.json") if half_of(one.chunks[0]) == options.half
-    ]
-    long = [ids for one in found if len(ids := engine.chunk("\n\n".join(one.chunks)).token_ids) >= TEXT]
-    for number, ids in enumerate(long[: options.texts]):
-        turns = [ids[at : at + TURN] for at in range(0, TEXT, TURN)]
+    contexts = read(options.data / "MiniLongBench_multi_news.json")
+    news = [chunk for one in contexts if half_of(one.chunks[0]) == options.half for chunk in one.chunks]
+    stream = engine.chunk("\n\n".join(news)).token_ids
+    for number, start in enumerate(range(0, len(stream) - TEXT, TEXT)[: options.texts]):
+        turns = [stream[at : at + TURN] for at in range(start, start + TEXT, TURN)]
         fit, base = WINDOW // TURN, engine.session(f"text {number}")
         for turn in turns[:fit]:
             engine.append(base, turn, (), raw=True)
@@ -134,8 +133,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="a folder with the sets as published")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--half", default="test", choices=("dev", "test"))
-    parser.add_argument("--texts", type=int, default=6)
-    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--texts", type=int, default=5)
+    parser.add_argument("--conversations", type=int, default=10)
     options = parser.parse_args()
     return argparse.Namespace(**vars(options) | ({"texts": 1, "conversations": 1} if options.quick else {}))
 

@@ -146,14 +146,9 @@ class VllmServer(Closing):
         """What `work` returns on the loop; meanwhile `check` is called. `began`: some of the answer had come."""
         future = self.submit(work)
         try:
-            while True:
-                try:
-                    result: T = future.result(POLL_S)
-                    return result
-                except TimeoutError:
-                    if future.done():
-                        raise
-                    check()
+            while not futures.wait((future,), POLL_S).done:
+                check()
+            return future.result()
         except (CancelledError, DeadlineError):
             raise
         except futures.CancelledError as error:  # the whole client was closed while a thread waits

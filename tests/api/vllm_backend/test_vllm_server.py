@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
@@ -29,3 +30,18 @@ def test_a_thread_that_waits_for_a_token_goes_on_when_the_client_is_closed(silen
         server.close()
         with pytest.raises(AnswerServerError, match="closed"):
             stream.next(no_check)
+
+
+class Between(Future[int]):
+    """It ends between the end of a wait and a look whether it has ended."""
+
+    def done(self) -> bool:
+        self.set_result(7)
+        return True
+
+
+def test_what_comes_as_a_wait_ends_is_no_timeout(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Between()
+    monkeypatch.setattr(VllmServer, "submit", lambda *_: answer)
+    with VllmServer(silent) as server:
+        assert server.wait(None, answer.done) == 7  # type: ignore[arg-type]

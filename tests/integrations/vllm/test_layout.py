@@ -27,12 +27,8 @@ def test_everything_up_to_the_last_chunk_is_promised_and_the_question_is_not(ind
     found = laid_out(index, *PREFIX, *A, 8, *B, *QUESTION)
     assert found is not None
     assert found.promised == len(PREFIX) + len(A) + 1 + len(B)
-    assert [(type(run) is Text, run.token_ids) for run in found.runs] == [
-        (True, PREFIX),
-        (False, A),
-        (True, (8,)),
-        (False, B),
-    ]
+    runs = [(type(run) is Text, run.token_ids) for run in found.runs]
+    assert runs == [(True, PREFIX), (False, A), (True, (8,)), (False, B)]
     assert found.question(whole=False) == QUESTION[:1]
     assert found.question(whole=True) == QUESTION
 
