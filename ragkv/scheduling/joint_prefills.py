@@ -11,7 +11,7 @@ from typing import Any
 
 from ragkv.runtime import Check, FairLock, Wait
 
-# `JOINT_ROWS` is the most rows of a pass over several prompts: all of them wait until the whole pass is over.
+# `JOINT_ROWS` is the most rows of a pass over several prompts, all of which wait for its end (measured: docs/log.md).
 JOINT_ROWS = 512
 
 
