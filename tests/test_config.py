@@ -62,6 +62,7 @@ def test_defaults_are_bounded_and_those_of_the_paper() -> None:
         ({"fusion": {"ratio": float("nan")}}, "ratio is nan"),
         ({"fusion": {"read_ahead_layers": -1}}, "read_ahead_layers is -1; it must be at least 0"),
         ({"store": {"memory_bytes": -1}}, "memory_bytes is -1; it must be at least 0"),
+        ({"drafts": -1}, "drafts is -1"),
         ({"store": {"disk_bytes": -1}}, "disk_bytes is -1"),
         ({"store": {"write_buffer_bytes": -1}}, "write_buffer_bytes is -1"),
         ({"store": {"reader_threads": 0}}, "reader_threads is 0"),

@@ -165,7 +165,7 @@ class Fusing(Closing):
             rows, hidden = Rows.of(rows.positions[-1:]), hidden[:, -1:]
         watch = self._watch if layer >= self._adapter.layer_count // 2 else None
         rotation = self._tables.of(self._adapter.rope_kind(layer), rows)
-        return KVRows(self._kv, rows, self._adapter.window, self._record, watch), hidden, *rotation
+        return KVRows(self._kv, rows, self._adapter.windows, self._record, watch), hidden, *rotation
 
     def end_layer(self, layer: int) -> None:
         """`layer` was computed; without another pass it is complete. Raises what `check` raises."""

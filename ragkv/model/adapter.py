@@ -7,13 +7,14 @@ changed: an adapter works on shallow copies of its layers, which share every wei
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from transformers import Cache
 
 from . import attention
-from .cpu.packing import with_copies
+from .cpu.packing import FEW_ROWS, with_copies
 from .joint import JointPass, PromptRows
 from .layers import PlainLayer, attending_view, plain_layers
 from .promptkv import CaptureCache, Captured, KVRows, KVShape, PromptKV, Recording
@@ -45,12 +46,11 @@ class Adapter:
         (self._head, *self.layers), self.packed_bytes = with_copies(
             [self.model.get_output_embeddings(), *views], packed_bytes, self.device
         )
+        self.windows = [self.window(layer) for layer in range(self.layer_count)]  # a config is slow to read
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
-        self._identity = (
-            torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
-            torch.zeros((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
-        )
+        ones = torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device)
+        self._identity = (ones, torch.zeros_like(ones))
         module = sys.modules[type(self.body).__module__]
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.apply_rotary_pos_emb
         self._in_halves = self._rotates_in_halves(rotary_dims)
@@ -76,8 +76,7 @@ class Adapter:
     @property
     def vocabulary(self) -> int:
         """The number of token ids."""
-        rows: int = self.model.get_input_embeddings().weight.shape[0]
-        return rows
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def context_length(self) -> int | None:
@@ -164,10 +163,12 @@ class Adapter:
 
     @staticmethod
     def _rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """raw cos + rotate_half(raw) sin, with half of the memory passes of the model's own function."""
-        sin_first, sin_second = sin.chunk(2, dim=-1)
+        """raw cos + rotate_half(raw) sin; for many rows with half of the memory passes of the model's own function."""
         raw_first, raw_second = raw.chunk(2, dim=-1)
         rotated, half = raw * cos, raw.shape[-1] // 2
+        if raw.shape[2] <= FEW_ROWS:
+            return rotated.addcmul_(torch.cat((-raw_second, raw_first), dim=-1), sin)
+        sin_first, sin_second = sin.chunk(2, dim=-1)
         rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)  # slices: training may not change chunks
         rotated[..., half:].addcmul_(raw_first, sin_second)
         return rotated
@@ -192,12 +193,13 @@ class Adapter:
         watch: attention.Watch | None = None,
     ) -> torch.Tensor:
         """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over all of it."""
-        part, rotation = KVRows(kv, rows, self.window, record, watch), tables.of(self.rope_kind(layer), rows)
-        return self.call_layer(layer, hidden, rows, self.joint_pass(layer, [part], *rotation))
+        part = KVRows(kv, rows, self.windows, record, watch)
+        step = self.joint_pass(layer, [part], *tables.of(self.rope_kind(layer), rows))
+        return self.call_layer(layer, hidden, rows, step)
 
     def joint_pass(self, layer: int, parts: Sequence[PromptRows], cos: torch.Tensor, sin: torch.Tensor) -> JointPass:
         """What `layer` is given for the rows of all `parts`; cos and sin, each (1, R, rotary dims), are of these."""
-        return JointPass(layer, parts, lambda raw: self.rotate(layer, raw, cos, sin))
+        return JointPass(layer, parts, partial(self.rotate, layer, cos=cos, sin=sin))
 
     def project_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass | None = None

@@ -40,6 +40,12 @@ class LayerPass(Cache):
         """Queries (1, H, R, D) before RoPE, keys and values as `update` returned them -> (1, H, R, D)."""
         raise NotImplementedError
 
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """`update` and `attend` at once: all (1, heads, R, D) before RoPE -> (1, H, R, D)."""
+        return self.attend(q, *self.update(k, v, layer), scaling, softcap)
+
 
 class Watch:
     """Collects the attention of the last rows of a pass: the mean over them, over heads and over the layers added."""
@@ -102,13 +108,13 @@ def attend(
     scaling: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Exact attention of `rows` over the keys of all positions: (1, H, R, D)."""
+    """Exact attention of `rows` over the keys of all positions up to their last: (1, H, R, D)."""
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
+    if count == 1:
+        return attend_one(q_rot, k_rot, v, window, scaling, softcap)
     if is_whole_prompt(rows, window) and softcap is None:
         return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling)
-    if count == 1:
-        return attend_one(q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], window, scaling, softcap)
     out = q_rot.new_empty((1, count, heads, head_dim))  # the layout the layer expects, so it copies nothing
     for block, bias in _blocks(rows, window, q_rot, kv_heads):
         keys = slice(block.low, block.high)

@@ -27,7 +27,7 @@ class Cohere2(Adapter):
     model_types = ("cohere2",)
 
     def rotates(self, layer: int) -> bool:
-        return self.window(layer) is not None
+        return self.windows[layer] is not None
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         return logits * float(self.model.logit_scale)

@@ -4,13 +4,14 @@ A view attends through `row_attention` and runs its MLP in tiles of rows, which 
 model itself is never changed.
 
 Most families' layers norm, attend and run an MLP, and do nothing else. Their own code rotates queries and keys by the
-position 0, which changes no bit, and passes every small step through torch's bookkeeping for modules. Both cost time in
-a decoding step, where a product of one row ends soon: a third of it for the bundled reader. So `PlainLayer` calls the
-parts directly. The adapter uses it only if a trial gives the same bits as the model's own layer.
+position 0, which changes no bit, and passes every small step through torch's bookkeeping for modules. In a decoding
+step a call takes longer than its work. So `PlainLayer` calls the parts directly, and few rows have one product for
+queries, keys and values, and one for gate and up, if their copies can be joined. The adapter uses it only if a trial
+gives the same bits as the model's own layer.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -72,61 +73,6 @@ def _is_dense(mlp: torch.nn.Module) -> bool:
     return all(isinstance(part, torch.nn.Linear) for part in own)
 
 
-class PlainAttention:
-    """An attention layer that projects, norms heads and attends, without the model's own rotation."""
-
-    def __init__(self, attn: Any) -> None:
-        self._head_dim, self._scaling, self._layer = attn.head_dim, attn.scaling, attn.layer_idx
-        self._softcap: float | None = getattr(attn, "attn_logit_softcapping", None)
-        projections = [attn._modules[f"{name}_proj"] for name in "qkv"]
-        self._together = joined(projections)
-        self._sizes = [len(one.weight) for one in projections] if self._together else []
-        self._parts: dict[str, Part] = {name: part.forward for name, part in attn._modules.items() if part is not None}
-
-    def __call__(self, hidden: torch.Tensor, step: LayerPass) -> torch.Tensor:
-        """Hidden (1, R, E) -> (1, R, E)."""
-        rows = hidden.shape[1]
-        q, k, v = self._projected(hidden)
-        keys, values = step.update(k, v, self._layer)
-        out = step.attend(q, keys, values, self._scaling, self._softcap)  # (1, H, R, D)
-        joined = (out if rows == 1 else out.transpose(1, 2)).reshape(1, rows, -1)
-        return self._parts["o_proj"](joined)
-
-    def _projected(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Hidden (1, R, E) -> queries, keys and values (1, heads, R, D)."""
-        rows, together = hidden.shape[1], self._together
-        if together is not None and rows <= FEW_ROWS:
-            parts: Sequence[torch.Tensor] = torch.split_with_sizes(together.product(hidden), self._sizes, -1)
-        else:
-            parts = [self._parts[f"{name}_proj"](hidden) for name in "qkv"]
-        for name, part in zip("qkv", parts, strict=True):
-            if rows == 1:
-                heads = part.view(1, -1, 1, self._head_dim)
-            else:
-                heads = part.view(1, rows, -1, self._head_dim).transpose(1, 2)
-            norm = self._parts.get(f"{name}_norm")
-            yield heads if norm is None else norm(heads)
-
-
-class PlainMlp:
-    """An MLP whose gate and up projections are one product for few rows, if their copies can be joined."""
-
-    def __init__(self, mlp: Any) -> None:
-        whole = getattr(mlp, "whole", mlp)
-        self._whole: Part = mlp.forward
-        self._together = joined([whole.gate_proj, whole.up_proj]) if whole._modules.keys() == MLP_PARTS else None
-        if self._together is not None:
-            self._act: Part = whole.act_fn.forward
-            self._down: Part = whole.down_proj.forward
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden (1, R, E) -> the same shape."""
-        if self._together is None or hidden.shape[1] > FEW_ROWS:
-            return self._whole(hidden)
-        gate, up = self._together.product(hidden).chunk(2, dim=-1)
-        return self._down(self._act(gate) * up)
-
-
 class PlainLayer:
     """A layer whose parts are called directly: attention and MLP, each with norms, each added to what it got."""
 
@@ -135,20 +81,46 @@ class PlainLayer:
     ) -> None:
         """`norms` is one of `LAYER_NORMS`."""
         parts: Any = view._modules
+        attn, mlp = parts[attention_name], getattr(parts["mlp"], "whole", parts["mlp"])
         self.hooks = _hooks_of(view)  # if any is not empty, `__call__` would leave it out
-        self._attend = PlainAttention(parts[attention_name])
-        self._mlp = PlainMlp(parts["mlp"])
         first, behind, second, behind_mlp = norms
         self._first: Part = parts[first].forward
         self._second: Part = parts[second].forward
         self._behind: Part | None = None if behind is None else parts[behind].forward
         self._behind_mlp: Part | None = None if behind_mlp is None else parts[behind_mlp].forward
+        self._head_dim, self._scaling, self._layer = attn.head_dim, attn.scaling, attn.layer_idx
+        self._softcap: float | None = getattr(attn, "attn_logit_softcapping", None)
+        projections = [attn._modules[f"{name}_proj"] for name in "qkv"]
+        self._qkv = joined(projections)
+        self._heads = [len(one.weight) // attn.head_dim for one in projections] if self._qkv else []
+        self._projections: list[Part] = [one.forward for one in projections]
+        self._head_norms: list[Part] = [norm.forward for name in "qk" if (norm := attn._modules.get(f"{name}_norm"))]
+        self._out: Part = attn.o_proj.forward
+        self._mlp: Part = parts["mlp"].forward
+        self._gate_up = joined([mlp.gate_proj, mlp.up_proj]) if mlp._modules.keys() == MLP_PARTS else None
+        if self._gate_up is not None:
+            self._act: Part = mlp.act_fn.forward
+            self._down: Part = mlp.down_proj.forward
 
     def __call__(self, hidden: torch.Tensor, step: LayerPass) -> torch.Tensor:
         """Hidden (1, R, E) -> (1, R, E)."""
-        attended = self._attend(self._first(hidden), step)
+        rows, normed = hidden.shape[1], self._first(hidden)
+        if self._qkv is not None and rows <= FEW_ROWS:
+            heads = self._qkv.product(normed[0]).view(1, rows, -1, self._head_dim).transpose(1, 2)
+            q, k, v = torch.split_with_sizes(heads, self._heads, 1)
+        else:
+            q, k, v = (part(normed).view(1, rows, -1, self._head_dim).transpose(1, 2) for part in self._projections)
+        if self._head_norms:
+            q, k = (norm(heads) for norm, heads in zip(self._head_norms, (q, k), strict=True))
+        out = step.run(q, k, v, self._layer, self._scaling, self._softcap)  # (1, H, R, D)
+        attended = self._out((out if rows == 1 else out.transpose(1, 2)).reshape(1, rows, -1))
         hidden = hidden + (attended if self._behind is None else self._behind(attended))
-        computed = self._mlp(self._second(hidden))
+        normed = self._second(hidden)
+        if self._gate_up is not None and rows <= FEW_ROWS:
+            gate, up = self._gate_up.product(normed[0]).chunk(2, dim=-1)
+            computed = self._down(self._act(gate) * up)
+        else:
+            computed = self._mlp(normed)
         return hidden + (computed if self._behind_mlp is None else self._behind_mlp(computed))
 
 

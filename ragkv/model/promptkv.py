@@ -5,7 +5,7 @@ a layer receives keys before RoPE, because the layer gets the identity rotation.
 its position when it is made, and no key is ever rotated back. The KV belongs to one request.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -113,22 +113,22 @@ class Recording:
         self.kv = kv  # (L, 2, G, T, D), filled as layers run
         self.filled_to = start  # after a pass or decoding step, every position before it is recorded
 
-    def put(self, layer: int, start: int, part: torch.Tensor) -> None:
-        """Record the positions of the stored `part` (2, G, T, D), placed at `start`, that are in range."""
-        low, high = max(start, self.start), min(start + part.shape[2], self.stop)
+    def put(self, layer: int | slice, start: int, part: torch.Tensor) -> None:
+        """Record what is in range of `part` (2, G, T, D), for several layers (L, 2, G, T, D), placed at `start`."""
+        low, high = max(start, self.start), min(start + part.shape[-2], self.stop)
         if low < high:
-            self.kv[layer, :, :, low - self.start : high - self.start] = part[:, :, low - start : high - start]
+            self.kv[layer, :, :, low - self.start : high - self.start] = part[..., low - start : high - start, :]
+
+    def append(self, start: int, made: Sequence[torch.Tensor]) -> None:
+        """Record what a decoding step made from `start` on: k_raw and v (1, G, R, D) of each layer in turn."""
+        self.put(slice(None), start, torch.cat(list(made)).unflatten(0, (-1, 2)))
+        self._reached(len(self.kv) - 1, min(start + made[0].shape[2], self.stop))
 
     def add(self, layer: int, rows: Rows, k_raw: torch.Tensor, v: torch.Tensor) -> None:
         """Record the positions of `k_raw` and `v` (1, G, R, D) that are in range."""
         if rows.start is not None:
-            low, high = max(rows.start, self.start), min(rows.start + len(rows), self.stop)
-            if low < high:
-                source = slice(low - rows.start, high - rows.start)
-                target = slice(low - self.start, high - self.start)
-                self.kv[layer, 0, :, target] = k_raw[0, :, source]
-                self.kv[layer, 1, :, target] = v[0, :, source]
-                self._reached(layer, high)
+            self.put(layer, rows.start, torch.cat((k_raw, v)))
+            self._reached(layer, min(rows.stop, self.stop))
             return
         inside = (rows.positions >= self.start) & (rows.positions < self.stop)
         target_rows = rows.positions[inside] - self.start
@@ -149,13 +149,12 @@ class KVRows:
         self,
         kv: PromptKV,
         rows: Rows,
-        window: Callable[[int], int | None],
+        windows: Sequence[int | None],  # of each layer
         record: Recording | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """`window` gives that of a layer."""
         self.rows = rows
-        self._kv, self._window, self._record, self._watch = kv, window, record, watch
+        self._kv, self._windows, self._record, self._watch = kv, windows, record, watch
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return keys and values of all positions so far."""
@@ -166,7 +165,7 @@ class KVRows:
 
     def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
         """Queries (1, H, R, D) over the whole prompt -> (1, H, R, D)."""
-        window = self._window(layer)
+        window = self._windows[layer]
         if self._watch is not None:
             self._watch.add(q_rot, seen[0], self.rows, window, scaling, cap)
         return attend(q_rot, *seen, self.rows, window, scaling, cap)

@@ -68,7 +68,7 @@ def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(monkeypatch:
     monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.FEW_ROWS))
     adapter, logits = adapter_on_grids(), []
     plain = adapter._plain
-    assert plain is not None and plain[0]._attend._together is not None and plain[0]._mlp._together is not None
+    assert plain is not None and plain[0]._qkv is not None and plain[0]._gate_up is not None
     for adapter._plain in (plain, None):
         kv = adapter.new_kv(40)
         for count in (1, packing.FEW_ROWS, packing.FEW_ROWS + 1):

@@ -17,12 +17,9 @@ def test_the_bytes_of_a_texts_tokens_join_to_the_text(tokenizer: Any) -> None:
     assert b"".join(text.bytes_of(token) or b"?" for token in ids) == TEXT.encode()
 
 
-def test_a_special_token_has_its_name_as_text() -> None:
-    assert TokenText(byte_tokenizer()).bytes_of(EOS) == b"</s>"
-
-
-def test_a_token_that_the_tokenizer_does_not_have_has_no_bytes() -> None:
-    assert TokenText(byte_tokenizer()).bytes_of(10**6) is None
+def test_a_special_token_has_its_name_as_text_and_an_unknown_one_none() -> None:
+    text = TokenText(byte_tokenizer())
+    assert (text.bytes_of(EOS), text.bytes_of(10**6)) == (b"</s>", None)
 
 
 def test_entries_have_openais_form_and_no_infinity() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Answer, Engine, EngineConfig, ResponseFormat, SessionConfig, TokenEvent
+from ragkv import Answer, Engine, ResponseFormat, SessionConfig, TokenEvent
 from ragkv.model.rows import pausing
 from ragkv.prompt.drafts import FIRST_DRAFTS, FIRST_PAUSE, LEAST_TRIALS, Drafts
 from tests import tiny_models
@@ -141,11 +141,3 @@ def test_drafts_that_do_not_pay_pause_and_are_tried_again() -> None:
     for count in range(3 * FIRST_PAUSE):
         assert bool(drafts.propose(99)) == (count >= FIRST_PAUSE)
         drafts.add(1 + count % 2)
-
-
-def test_without_drafts_nothing_is_kept_of_the_prompt() -> None:
-    drafts = Drafts([1, 2, 1, 2], 0)
-    drafts.verified(0, 0, 1.0)
-    assert drafts.propose(99) == ()
-    with pytest.raises(Exception, match="drafts is -1"):
-        EngineConfig(drafts=-1)

@@ -53,8 +53,10 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
         step = adapter.joint_pass(layer, parts, *rotations[adapter.rope_kind(layer)])
         hidden = adapter.call_layer(layer, hidden, step_rows, step)
     logits = adapter.logits(hidden)
-    for row, end in zip(rows, ends, strict=True):
+    for row, part, end in zip(rows, parts, ends, strict=True):
         row.kv.length = end
+        if row.record is not None:
+            row.record.append(part.start, part.made)
     return logits
 
 
@@ -74,15 +76,16 @@ class _Part:
 
     def __init__(self, adapter: Adapter, row: DecodeRow, rows: Rows) -> None:
         self._adapter, self._kv, self._record, self.rows = adapter, row.kv, row.record, rows
+        self.start = row.kv.length  # the position of the first row
+        self.made: list[torch.Tensor] = []  # raw keys and values of each layer, if they are recorded
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return it: the KV knows the rest."""
-        assert self.rows.start is not None
-        self._kv.put(layer, self.rows.start, k_rot, v)
+        self._kv.put(layer, self.start, k_rot, v)
         if self._record is not None:
-            self._record.add(layer, self.rows, k_raw, v)
+            self.made += (k_raw, v)
         return k_rot, v
 
     def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
         """Queries (1, H, R, D) -> (1, H, R, D)."""
-        return self._kv.attend(layer, q_rot, self.rows, self._adapter.window(layer), scaling, cap)
+        return self._kv.attend(layer, q_rot, self.rows, self._adapter.windows[layer], scaling, cap)
