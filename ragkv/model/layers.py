@@ -113,7 +113,7 @@ class PlainLayer:
         if self._head_norms:
             q, k = (norm(heads) for norm, heads in zip(self._head_norms, (q, k), strict=True))
         out = step.run(q, k, v, self._layer, self._scaling, self._softcap)  # (1, H, R, D)
-        attended = self._out((out if rows == 1 else out.transpose(1, 2)).reshape(1, rows, -1))
+        attended = self._out((out if rows == 1 else out.transpose(1, 2)).reshape(rows, -1))
         hidden = hidden + (attended if self._behind is None else self._behind(attended))
         normed = self._second(hidden)
         if self._gate_up is not None and rows <= FEW_ROWS:
