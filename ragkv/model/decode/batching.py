@@ -54,9 +54,9 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
         hidden = adapter.call_layer(layer, hidden, step_rows, step)
     logits = adapter.logits(hidden)
     for row, part, end in zip(rows, parts, ends, strict=True):
-        row.kv.length = end
         if row.record is not None:
-            row.record.append(part.start, part.made)
+            row.record.append(row.kv.length, part.made)
+        row.kv.length = end
     return logits
 
 
@@ -76,12 +76,11 @@ class _Part:
 
     def __init__(self, adapter: Adapter, row: DecodeRow, rows: Rows) -> None:
         self._adapter, self._kv, self._record, self.rows = adapter, row.kv, row.record, rows
-        self.start = row.kv.length  # the position of the first row
         self.made: list[torch.Tensor] = []  # raw keys and values of each layer, if they are recorded
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return it: the KV knows the rest."""
-        self._kv.put(layer, self.start, k_rot, v)
+        self._kv.put(layer, self._kv.length, k_rot, v)
         if self._record is not None:
             self.made += (k_raw, v)
         return k_rot, v
