@@ -72,6 +72,4 @@ class JointPass(LayerPass):
         return out[0] if len(out) == 1 else torch.cat(out, dim=2)
 
     def _split(self, states: torch.Tensor) -> Sequence[torch.Tensor]:
-        if len(self._parts) == 1:
-            return (states,)
-        return torch.split_with_sizes(states, [len(part.rows) for part in self._parts], 2)
+        return (states,) if len(self._parts) == 1 else states.split_with_sizes([len(p.rows) for p in self._parts], 2)

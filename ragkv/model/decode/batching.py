@@ -53,9 +53,10 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
         step = adapter.joint_pass(layer, parts, *rotations[adapter.rope_kind(layer)])
         hidden = adapter.call_layer(layer, hidden, step_rows, step)
     logits = adapter.logits(hidden)
-    for row, part, end in zip(rows, parts, ends, strict=True):
+    for row, part in zip(rows, parts, strict=True):
         if row.record is not None:
             row.record.append(row.kv.length, part.made)
+    for row, end in zip(rows, ends, strict=True):
         row.kv.length = end
     return logits
 
