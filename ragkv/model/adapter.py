@@ -7,7 +7,6 @@ changed: an adapter works on shallow copies of its layers, which share every wei
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -199,7 +198,7 @@ class Adapter:
 
     def joint_pass(self, layer: int, parts: Sequence[PromptRows], cos: torch.Tensor, sin: torch.Tensor) -> JointPass:
         """What `layer` is given for the rows of all `parts`; cos and sin, each (1, R, rotary dims), are of these."""
-        return JointPass(layer, parts, partial(self.rotate, layer, cos=cos, sin=sin))
+        return JointPass(layer, parts, lambda raw: self.rotate(layer, raw, cos, sin))
 
     def project_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass | None = None

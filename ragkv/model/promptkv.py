@@ -121,7 +121,7 @@ class Recording:
 
     def append(self, start: int, made: Sequence[torch.Tensor]) -> None:
         """Record what a decoding step made from `start` on: k_raw and v (1, G, R, D) of each layer in turn."""
-        self.put(slice(None), start, torch.cat(list(made)).unflatten(0, (-1, 2)))
+        self.put(slice(None), start, torch.cat(list(made)).view(-1, 2, *made[0].shape[1:]))
         self._reached(len(self.kv) - 1, min(start + made[0].shape[2], self.stop))
 
     def add(self, layer: int, rows: Rows, k_raw: torch.Tensor, v: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2  # So many of the last tokens must be found again; more are tried first.
 FIRST_DRAFTS = 3  # The first step has so many drafts. All accepted: twice as many next time; else as many as were.
 LEAST_TRIALS = 3  # After so many steps with drafts it is asked whether they pay.
-FIRST_PAUSE = 16  # If they do not, so many tokens are decoded without; twice as many the next time.
+FIRST_PAUSE = 32  # If they do not, so many tokens are decoded without; twice as many the next time.
 
 
 class Drafts:

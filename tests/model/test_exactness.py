@@ -142,7 +142,7 @@ class TestSensitivityOfTheseTests:
         if all(adapter.window(layer) is None for layer in range(adapter.layer_count)):
             pytest.skip("no sliding layers in this family's tiny config")
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
-        monkeypatch.setattr(adapter, "window", lambda _layer: None)
+        monkeypatch.setattr(adapter, "windows", [None] * adapter.layer_count)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
 

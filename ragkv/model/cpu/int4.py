@@ -31,7 +31,7 @@ class Int4Copy(NamedTuple):
     def product(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) bfloat16 -> (..., out) bfloat16, the bias added."""
         if hidden.dim() > 2:
-            return self.product(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
+            return self.product(hidden.flatten(0, -2)).view(*hidden.shape[:-1], -1)
         out = torch._weight_int4pack_mm_for_cpu(hidden, self.packed, BLOCK, self.grids)
         return out if self.bias is None else out.add_(self.bias)
 
