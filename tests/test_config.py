@@ -215,7 +215,6 @@ def test_the_settings_know_every_registered_name(known: tuple[str, ...], registe
         ("store", "codec"),
         ("store", "policy"),
         ("fusion", "selector"),
-        ("session", "truncation"),
         ("session", "discard"),
     ],
 )
