@@ -18,6 +18,7 @@ def test_requests_get_503_until_the_model_is_loaded(tmp_path: Path) -> None:
         refused = it.post("/v1/echo", json={})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
         assert refused.json()["error"]["code"] == "not_ready"
+        assert it.get("/v1/unknown").status_code == 404
         state_of(it).unavailable_reason = "The model could not be loaded: no such folder."
         assert "no such folder" in it.get("/readyz").json()["reason"]
         state_of(it).unavailable_reason = None

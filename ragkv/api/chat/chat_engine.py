@@ -63,10 +63,8 @@ class ChatEngine:
         """Raises `InputError` for an engine without a tokenizer."""
         self.engine = engine
         template = functools.partial(Template, engine.tokenizer, engine.config.prompt.system)
-        self.template, self._template_of = (
-            template(),
-            functools.lru_cache(64)(lambda tools: template(json.loads(tools))),
-        )
+        self.template = template()
+        self._template_of = functools.lru_cache(64)(lambda tools: template(json.loads(tools)))
         self.catalogue = ChunkCatalogue(engine)
         self.conversations = ConversationFinder(engine)
         self._has_warned = False  # of a prompt without a known text

@@ -4,6 +4,7 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.routing import Match
 from starlette.types import Scope
 
 from ragkv.runtime import is_loopback
@@ -51,7 +52,8 @@ class Access:
             self._check_origin(headers.get("origin", f"://{host}").lower(), host.lower())
         if not is_public(scope["path"]):
             principal = scope["state"]["principal"] = self._principal(headers)
-            self._service.check_ready()
+            if any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes):
+                self._service.check_ready()  # an unknown path is unknown at any time
             self._service.limiter.take_request(principal)
 
     def _check_host(self, host: str) -> None:
