@@ -109,12 +109,9 @@ def test_values_that_clients_send_and_that_ask_for_nothing_are_answered(talk: Te
     assert chat(talk, **sent, stream=True)[-1][1] == "[DONE]"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
-def test_an_image_is_refused_and_the_error_says_that_images_are_not_supported(client: TestClient, kind: str) -> None:
-    content = [
-        {"type": "text", "text": "What is this?"},
-        {"type": kind, "image_url": {"url": "data:image/png;base64,AA"}},
-    ]
+def test_an_image_is_refused_and_the_error_says_that_it_should_be_text(client: TestClient) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    content = [{"type": "text", "text": "What is this?"}, image]
     body = {"model": "reader", "messages": [{"role": "user", "content": content}]}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400

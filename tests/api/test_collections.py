@@ -41,22 +41,11 @@ def test_collections_can_be_created_listed_shown_and_deleted(client: TestClient)
     assert [one["name"] for one in client.get("/v1/collections").json()["data"]] == ["b"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", ".hidden", "x" * 65, "ä", "a\x00b", "-a", "a\n"])
-def test_a_collection_name_cannot_be_a_path(client: TestClient, name: str) -> None:
-    assert client.post("/v1/collections", json={"name": name}).status_code == 400
-    assert client.get("/v1/collections").json()["data"] == []
-
-
 def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(client: TestClient) -> None:
     filled(client)
     same = client.post(PATHS, json={"documents": [{"id": "0", "text": FACTS[0]}]}).json()
-    assert same["unchanged"] == ["0"] and same["chunks"] == {
-        "encoded": 0,
-        "present": 1,
-        "failed": 0,
-        "left": 0,
-        "bytes_per_token": 4096,
-    }
+    nothing = {"encoded": 0, "present": 1, "failed": 0, "left": 0, "bytes_per_token": 4096}
+    assert same["unchanged"] == ["0"] and same["chunks"] == nothing
     new = {"id": "0", "text": "The harbour of Oro is closed.", "metadata": {"lang": "en"}}
     put = client.post(PATHS, json={"documents": [new]}).json()
     assert put["changed"] == ["0"] and put["chunks"]["encoded"] == 1

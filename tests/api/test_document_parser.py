@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from multiprocessing import active_children
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from ragkv.errors import CancelledError
 from ragkv.retrieval import Document, ParseLimits, Splitter
 from ragkv.runtime import Check, no_check
 from ragkv.runtime.outside_text import TokenCounter
+from tests.retrieval import sample_files
 
 from .attacks import uploads
 
@@ -51,6 +53,13 @@ def test_files_become_documents_with_their_metadata_and_pages(parser: DocumentPa
     assert first == Document("a.txt", "One.", "a.txt")
     assert second == Document("x", "Two é😀", "b.jsonl", {"n": [1, {"a": None}]})
     assert third.id == "c.pdf" and len(third.page_starts) == 2
+
+
+@pytest.mark.parametrize("name", ["a.docx", "a.pptx", "a.xlsx", "a.epub", "rows.csv", "README", "code.py", "notes.MD"])
+def test_what_the_commands_read_is_taken(parser: DocumentParser, name: str) -> None:
+    make = getattr(sample_files, Path(name).suffix[1:], lambda: b"a,b\n1,2\n")
+    (document,) = parser.parse(UPLOAD, uploads.form([(name, make())])).documents
+    assert document.id.startswith(name) and document.text
 
 
 def test_documents_are_split_in_the_process_as_they_would_be_here(parser: DocumentParser, reader: Engine) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine, errors
-from ragkv.api.errors import ApiError, as_api_error
+from ragkv.api.errors import as_api_error
 
 from .helpers import app_on, client_of, engine_of, filled
 
@@ -29,11 +29,6 @@ def test_every_ragkv_error_has_its_status_and_code(error: Exception, status: int
     assert (found.status, found.type, found.code) == (status, kind, code)
     assert (status == 500) != (found.message == str(error))
     assert ("retry-after" in found.response("/").headers) == (status == 503)
-
-
-def test_an_error_body_is_one_object_with_four_fields() -> None:
-    body = ApiError(429, "too much", retry_after_s=2.4, param="p", code="c").body
-    assert body == {"error": {"message": "too much", "type": "rate_limit_error", "param": "p", "code": "c"}}
 
 
 @pytest.mark.parametrize(

@@ -70,20 +70,3 @@ def test_openais_client_retries_a_full_server(app: FastAPI, url: str, client: op
     with client_at(url, max_retries=8) as patient:  # the client retries by itself
         assert patient.chat.completions.create(model="talker", messages=SAY, max_tokens=2).choices
     wait_until(lambda: service_of(app).answer_pool.accepted == {})
-
-
-def test_openais_client_gets_equal_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
-    texts = ["the harbour", "the mill"]
-    default = client.embeddings.create(model="hash", input=texts)  # the client asks for base64 and decodes it
-    floats = client.embeddings.create(model="hash", input=texts, encoding_format="float")
-    assert [one.embedding for one in default.data] == [one.embedding for one in floats.data]
-    assert len(default.data[0].embedding) == 64
-
-
-def test_the_streams_helper_of_openais_client_assembles_the_answer(client: openai.OpenAI) -> None:
-    how: Any = {"model": "talker", "messages": SAY, "max_tokens": 30}
-    text = client.chat.completions.create(**how).choices[0].message.content or ""
-    how["stop"] = text[12:14]  # the helper refuses an answer that is cut by its length
-    with client.chat.completions.stream(**how) as stream:
-        final = stream.get_final_completion()
-    assert final.choices[0].message.content == text[: text.index(how["stop"])]

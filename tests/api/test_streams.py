@@ -4,7 +4,6 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +100,3 @@ def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(talker: Engine
         wait_until(lambda: working(app) == 1)
         wait_until(lambda: working(app) == 0, 60.0)
         slow.close()
-
-
-def test_concurrent_answers_equal_answers_given_alone(url: str) -> None:
-    asked = [f"Question number {number}?" for number in range(8)]
-
-    def answer(question: str) -> str:
-        with plain(url) as client:
-            body = {**BODY, "messages": [{"role": "user", "content": question}], "max_tokens": 40}
-            text: str = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
-            return text
-
-    alone = {question: answer(question) for question in asked}
-    with ThreadPoolExecutor(len(asked)) as pool:
-        assert dict(zip(asked, pool.map(answer, asked), strict=True)) == alone

@@ -1,5 +1,6 @@
 """Tools in /v1/chat/completions, on random weights: constrained choices always validate."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -113,21 +114,10 @@ def test_a_named_session_with_a_tools_result_says_after_a_restart_what_a_full_re
     result = {"role": "tool", "tool_call_id": "x", "content": "Tam Reed built it."}
     said = {}
     with client_of(app_on(talker, tmp_path, **app)) as client:
-        for reuse, tools in (
-            ("prefix", [SEARCH, CLOCK]),
-            ("none", [SEARCH, CLOCK]),
-            ("prefix", [CLOCK]),
-            ("none", [CLOCK]),
-        ):
-            name = f"{reuse}-{len(tools)}"
+        for reuse, tools in itertools.product(("prefix", "none"), ([SEARCH, CLOCK], [CLOCK])):
+            name, sent = f"{reuse}-{len(tools)}", {"messages": [*HELLO, result], "tools": tools, "tool_choice": "none"}
             assert client.post("/v1/sessions/s/fork", json={"to": name}).status_code == 201
-            sent: dict[str, Any] = {
-                "messages": [*HELLO, result],
-                "tools": tools,
-                "tool_choice": "none",
-                "max_tokens": 12,
-            }
-            got = ask(client, session_id=name, ragkv={"reuse": reuse}, **sent).json()
+            got = ask(client, session_id=name, ragkv={"reuse": reuse}, max_tokens=12, **sent).json()
             said[name] = got["choices"][0]["message"]["content"]
             if len(tools) == 1:
                 assert got["ragkv"]["reuse"]["exact"] == 0, "the history was computed behind other tools"

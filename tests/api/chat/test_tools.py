@@ -41,19 +41,10 @@ QWEN = (
     "{%- else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Finds passages.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"enum": ["mill", "port"]}},
-            "required": ["query"],
-            "additionalProperties": False,
-        },
-    },
-}
+QUERY = {"type": "object", "properties": {"query": {"enum": ["mill", "port"]}}, "required": ["query"]}
+PARAMETERS = {**QUERY, "additionalProperties": False}
+FUNCTION = {"name": "search", "description": "Finds passages.", "parameters": PARAMETERS}
+TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
 CALL = ToolCall("search", '{"query": "mill"}', "abc123def")
 TURNS = (
     PlainMessage("user", "Who built the mill?"),
