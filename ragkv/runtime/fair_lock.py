@@ -57,6 +57,11 @@ class TimeShareQueue(Generic[T]):
         """Whether an item waits. Another thread may change the queue meanwhile: counting would then raise."""
         return bool(self._items)
 
+    @property
+    def owners(self) -> set[str]:
+        """The owners of waiting items."""
+        return set(self._items)
+
     def add(self, owner: str, item: T, before: Callable[[T], bool] = lambda _: False) -> None:
         """Add an item of `owner`, behind its others or in front of the first one for which `before` is true."""
         if owner not in self._items:
@@ -133,6 +138,12 @@ class FairLock:
         """How many threads wait."""
         with self._guard:
             return len(self._waiting)
+
+    @property
+    def owners(self) -> set[str]:
+        """The owners of the thread that holds the lock and of those that wait."""
+        with self._guard:
+            return self._waiting.owners | ({self._holder.owner} if self._holder else set())
 
     @contextmanager
     def hold(self, urgent: bool = False, check: Check = no_check) -> Iterator[None]:

@@ -28,7 +28,7 @@ PATIENCE = 0.125
 # `ROWS` is the most rows of a step with drafts. None but the first sees a multiple of `ROWS` keys: attention adds whole
 # vectors of keys, then the rest. In 16 bits on a CPU a step has `FEW_ROWS`: more read other copies of the weights.
 ROWS = 16
-# `SHARED_ROWS` is the most rows of one owner in a step while another owner's request waits: it must not pay for many.
+# `SHARED_ROWS` is the most rows of one owner in a step while another owner computes or waits: it must not pay for many.
 SHARED_ROWS = 8
 
 
@@ -185,13 +185,13 @@ class DecodeBatch:
             self.lock.dismiss(request.wait for request in served)
 
     def _next_requests(self) -> list[_TokenRequest]:
-        """The requests of the next step, the oldest first; where several owners wait, in turns. Needs `_changed`."""
+        """The requests of the next step, the oldest first; of several owners in turns. Needs `_changed`."""
         seen: Counter[str] = Counter()
         ranked: list[tuple[int, _TokenRequest]] = []  # the number of its owner's requests that are older
         for request in self._waiting:
             ranked.append((seen[request.wait.owner], request))
             seen[request.wait.owner] += 1
-        if len(seen) > 1:
+        if len(self.lock.owners.union(seen)) > 1:  # an owner may also wait to prefill, or prefill between two steps
             ranked = sorted((one for one in ranked if one[0] < SHARED_ROWS), key=lambda one: one[0])
         return [request for _, request in ranked]
 

@@ -41,46 +41,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield process, headers
 
 
-def _run(up: Up, folder: Path, examples: int, *how: str, seed: int = 8) -> dict[str, Any]:
-    """Run schemathesis with so many examples of each operation, or so many sequences; returns its report."""
-    process, headers = up
-    logged = len(process.lines)
-    with process.client() as client:  # what the examples and defaults name
-        for collection in ("default", "docs"):
-            ingest(client, documents(), headers, collection)
-        ask(client, QUESTION, headers, collection="docs", session_id="s1")
-    config, report = folder / "schemathesis.toml", folder / "report.json"
-    config.write_text(CONFIG % examples)
-    program = str(Path(sys.executable).parent / "schemathesis")
-    command = [program, "--config-file", str(config), "run", f"{process.url}/openapi.json", "--no-color"]
-    command += ["-H", f"Authorization: {headers['authorization']}", "--seed", str(seed)]
-    command += ["--report-json-path", str(report)]
-    command += ["--max-response-time", "120", "--request-timeout", "120", "--continue-on-failure", "--checks", "all"]
-    command += ["--exclude-checks", "positive_data_acceptance"]
-    done = subprocess.run([*command, *how], capture_output=True, text=True, cwd=folder, timeout=3000, check=False)
-    print(done.stdout[-1500:])
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    failed = [line for line in process.lines[logged:] if line.get("status", 0) >= 500 or line.get("level") == "error"]
-    assert failed == []
-    found = dict(json.loads(report.read_text()))
-    assert found["failures"] == [] and found["errors"] == []
-    return found
-
-
-def test_a_few_generated_requests_get_the_documented_answers(up: Up, tmp_path: Path) -> None:
-    report = _run(up, tmp_path, 3, "--phases", "examples,fuzzing")
-    assert report["test_cases"]["generated"] >= 100
-    assert {phase["status"] for phase in report["phases"].values()} == {"success", "skip"}  # coverage and stateful
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_thousands_of_generated_requests_get_the_documented_answers(up: Up, tmp_path: Path) -> None:
-    report = _run(up, tmp_path, 150)
-    assert report["test_cases"]["generated"] >= 3000
-
-
-# Names that try to leave their folder, sent over a socket as they are
+# Names that try to leave their folder, before the generated requests, which may delete the collection
 
 
 def _raw(port: int, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
@@ -124,3 +85,45 @@ def test_a_path_trick_in_a_name_reaches_nothing(up: Up, name: str) -> None:
         if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):  # in a JSON body, a percent sign encodes nothing
             assert client.post("/v1/collections", json={"name": name}).status_code == 400
         assert client.get("/v1/collections/c").json()["documents"] == 10
+
+
+# Generated requests
+
+
+def _run(up: Up, folder: Path, examples: int, *how: str, seed: int = 8) -> dict[str, Any]:
+    """Run schemathesis with so many examples of each operation, or so many sequences; returns its report."""
+    process, headers = up
+    logged = len(process.lines)
+    with process.client() as client:  # what the examples and defaults name
+        for collection in ("default", "docs"):
+            ingest(client, documents(), headers, collection)
+        ask(client, QUESTION, headers, collection="docs", session_id="s1")
+    config, report = folder / "schemathesis.toml", folder / "report.json"
+    config.write_text(CONFIG % examples)
+    program = str(Path(sys.executable).parent / "schemathesis")
+    command = [program, "--config-file", str(config), "run", f"{process.url}/openapi.json", "--no-color"]
+    command += ["-H", f"Authorization: {headers['authorization']}", "--seed", str(seed)]
+    command += ["--report-json-path", str(report)]
+    command += ["--max-response-time", "120", "--request-timeout", "120", "--continue-on-failure", "--checks", "all"]
+    command += ["--exclude-checks", "positive_data_acceptance"]
+    done = subprocess.run([*command, *how], capture_output=True, text=True, cwd=folder, timeout=3000, check=False)
+    print(done.stdout[-1500:])
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    failed = [line for line in process.lines[logged:] if line.get("status", 0) >= 500 or line.get("level") == "error"]
+    assert failed == []
+    found = dict(json.loads(report.read_text()))
+    assert found["failures"] == [] and found["errors"] == []
+    return found
+
+
+def test_a_few_generated_requests_get_the_documented_answers(up: Up, tmp_path: Path) -> None:
+    report = _run(up, tmp_path, 3, "--phases", "examples,fuzzing")
+    assert report["test_cases"]["generated"] >= 100
+    assert {phase["status"] for phase in report["phases"].values()} == {"success", "skip"}  # coverage and stateful
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_thousands_of_generated_requests_get_the_documented_answers(up: Up, tmp_path: Path) -> None:
+    report = _run(up, tmp_path, 150)
+    assert report["test_cases"]["generated"] >= 3000

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ragkv.fusion import Fusing
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.decode.sampling import Sampler, Sampling
-from ragkv.runtime import FairLock
+from ragkv.runtime import FairLock, working_for
 from ragkv.scheduling import DecodeBatch, decode_batch
 from ragkv.scheduling.decode_batch import DecodeSlot
 from tests import tiny_models
@@ -131,6 +132,24 @@ class TestManyThreads:
         together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
         assert sum(sizes) == 16 * (STEPS - 1)
         assert sum(sizes) / len(sizes) > 8
+
+
+@pytest.mark.parametrize(("owner", "rows"), [("many", 12), ("other", decode_batch.SHARED_ROWS)])
+def test_a_step_in_the_middle_of_another_owners_prefill_has_few_rows(
+    adapter: Adapter, sizes: list[int], owner: str, rows: int
+) -> None:
+    batch = DecodeBatch(adapter, FairLock())
+
+    def ask() -> list[int]:
+        with working_for("many"):
+            return through(batch, adapter, 11)
+
+    with ThreadPoolExecutor(12) as pool:
+        with working_for(owner), batch.lock.hold():
+            answers = [pool.submit(ask) for _ in range(12)]
+            until(lambda: batch.waiting == 12)
+            batch.step_waiting()
+        assert sizes[0] == rows and [one.result() for one in answers] == [solo(adapter, 11)] * 12
 
 
 class TestSlowConsumer:
