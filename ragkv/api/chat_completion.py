@@ -183,8 +183,7 @@ class ChatCompletion:
         sources = []
         for number, given in enumerate(self.body.documents or [], 1):
             id = given.id or f"document-{number}"
-            whole = (0, len(given.text))
-            passage = Passage("", id, given.text, whole, given.title or id, {"title": given.title})
+            passage = Passage("", id, given.text, (0, len(given.text)), given.title or id, {"title": given.title})
             sources.append(source_of(number, passage))
         if (rag := self._rag) is None:
             return sources

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 AT_ONCE_S = 5.0  # An upload waits so long for the KV of its documents; what is left then is computed later.
 RESUMED = 4096  # After a start the KV of at most `RESUMED` passages is made without a question: they wait in memory.
 
-
 CollectionPool = LeasePool[CollectionKey, Rag]
 
 

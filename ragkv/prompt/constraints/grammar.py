@@ -6,7 +6,9 @@ on a thread of its own: the caller waits for it for a limited time. The interpre
 
 import json
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -14,11 +16,13 @@ import numpy as np
 import torch
 
 from ragkv.errors import InputError, MissingExtraError, SchemaError
+from ragkv.runtime import FairLock
 
 from .response_format import CallFormat, ResponseFormat
 
 CACHED = 64  # An engine keeps `CACHED` compiled grammars.
 COMPILE_S = 5.0  # A caller waits at most `COMPILE_S` for a grammar.
+SLOW_S = 0.01  # After a mask that took longer, an answer's next one waits for its turn: one processor is enough.
 _LEXER_STATES = 50_000  # A grammar has at most `_LEXER_STATES`, of 1 to 2 KB each.
 _SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'
 # On one line, with at most one space after a separator: a model can fill any number of tokens with white space.
@@ -40,7 +44,7 @@ class ConstraintTokenizer:
     def __init__(self, tokenizer: Any | None, vocabulary: int, end_tokens: Sequence[int]) -> None:
         """`vocabulary` is V, the width of the logits. Nothing is built yet."""
         self._tokenizer, self.vocabulary = tokenizer, vocabulary
-        self._lock = threading.Lock()
+        self._lock, self.slow_masks = threading.Lock(), FairLock()
         self._built: Any = None
         own_end = getattr(tokenizer, "eos_token_id", None)
         self.end_tokens = tuple(end_tokens) or (() if own_end is None else (int(own_end),))
@@ -84,13 +88,17 @@ class TokenConstraint:
 
     def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer) -> None:
         self._matcher, self._vocabulary = matcher, tokenizer.vocabulary
-        self.end_tokens = tokenizer.end_tokens
+        self.end_tokens, self._turns = tokenizer.end_tokens, tokenizer.slow_masks
+        self._took_s = 0.0  # of the last mask
         self._packed: bytes | None = None  # the next mask: a bit for each token
 
     def prepare(self) -> None:
         """Compute the next mask now, while a step runs. Raises nothing: `mask` does."""
         if self._packed is None and not self.finished:
-            self._packed = self._matcher.compute_bitmask()
+            with self._turns.hold() if self._took_s > SLOW_S else nullcontext():
+                began = time.perf_counter()
+                self._packed = self._matcher.compute_bitmask()
+                self._took_s = time.perf_counter() - began
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """A copy of `logits` (V,) in which every token that is not allowed here is minus infinity.
