@@ -74,20 +74,6 @@ def test_creating_showing_and_listing_opens_no_collection(reader: Engine, tmp_pa
         assert client.get("/v1/collections/a").json()["documents"] == 1  # read again after the change
 
 
-# Quotas
-
-
-def test_documents_are_listed_in_pages(reader: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(reader, tmp_path)) as client:
-        filled(client)
-        path = "/v1/collections/facts/documents"
-        whole = client.get(path).json()
-        assert [one["id"] for one in whole["data"]] == ["0", "1"] and whole["next"] is None
-        first = client.get(path, params={"limit": 1}).json()
-        second = client.get(path, params={"limit": 1, "after": first["next"]}).json()
-        assert [*first["data"], *second["data"]] == whole["data"] and second["next"] is None
-
-
 # Races
 
 

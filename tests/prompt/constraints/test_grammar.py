@@ -2,7 +2,9 @@
 
 import json
 import sys
+import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from ragkv.model.loading import READER
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
+from tests.scheduling.helpers import until
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
 
 
@@ -35,6 +38,22 @@ def written(constraint: TokenConstraint, tokenizer: Any, vocabulary: int, seed: 
     assert constraint.finished
     text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
+
+
+def test_after_a_slow_mask_the_next_one_waits_for_its_turn() -> None:
+    tokenizer = ConstraintTokenizer(byte_tokenizer(), VOCABULARY, ())
+    matcher = SimpleNamespace(is_stopped=lambda: False, compute_bitmask=lambda: b"mask")
+    constraint, turns = TokenConstraint(matcher, tokenizer), tokenizer.slow_masks
+    with turns.hold():
+        constraint.prepare()
+        assert constraint._packed == b"mask", "nothing was slow yet"
+        constraint._packed, constraint._took_s = None, 2 * module.SLOW_S
+        thread = threading.Thread(target=constraint.prepare)
+        thread.start()
+        until(lambda: turns.waiting == 1)
+        assert constraint._packed is None
+    thread.join(20)
+    assert constraint._packed == b"mask"
 
 
 BAD = {
