@@ -33,12 +33,7 @@ def test_a_forked_conversation_continues_independently(client: TestClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("s/fork", {"to": "s"}, 409),
-        ("s/fork", {"to": "a/b"}, 400),
-        ("gone/fork", {}, 404),
-    ],
+    ("path", "body", "status"), [("s/fork", {"to": "s"}, 409), ("s/fork", {"to": "a/b"}, 400), ("gone/fork", {}, 404)]
 )
 def test_a_wrong_session_request_is_refused_and_changes_nothing(
     client: TestClient, path: str, body: object, status: int
