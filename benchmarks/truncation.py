@@ -133,7 +133,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="a folder with the sets as published")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--half", default="test", choices=("dev", "test"))
-    parser.add_argument("--texts", type=int, default=5)
+    parser.add_argument("--texts", type=int, default=4)
     parser.add_argument("--conversations", type=int, default=10)
     options = parser.parse_args()
     return argparse.Namespace(**vars(options) | ({"texts": 1, "conversations": 1} if options.quick else {}))
