@@ -26,8 +26,8 @@ from ragkv.runtime import Closing, FairLock, Wait, openmp
 # in it and will ask again. Without it the first request steps alone and the others together: half the batch on average.
 PATIENCE = 0.125
 # `ROWS` is the most rows of a step with drafts. None but the first sees a multiple of `ROWS` keys: attention adds whole
-# vectors of keys, then the rest. In 16 bits on a CPU a step has `FEW_ROWS`: more read other copies of the weights.
-ROWS = 16
+# vectors of the processor, then the rest. In 16 bits on a CPU a step has `FEW_ROWS`: more read other copies of weights.
+ROWS = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 # `SHARED_ROWS` is the most rows of one owner in a step while another owner computes or waits: it must not pay for many.
 SHARED_ROWS = 8
 

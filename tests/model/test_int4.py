@@ -41,7 +41,8 @@ def test_weights_on_a_grid_are_multiplied_as_exactly_as_in_bfloat16(used: int, m
     copy = int4_copy(plain)
     assert copy is not None and copy.bytes < 0.7 * weights.numel()
     exact = torch.nn.functional.linear(rows.double(), weights.double(), plain.bias.double() if bias else None)
-    assert float((copy.product(rows) - exact).norm() / exact.norm()) < 2**-7
+    summed = rows.double().abs() @ weights.double().abs().T  # an error is relative to what was added, not to the sum
+    assert float(((copy.product(rows) - exact).abs() / summed).max()) < 2**-7
 
 
 @needs_int4
@@ -79,7 +80,7 @@ def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(monkeypatch:
 
 @needs_int4
 def test_a_step_with_drafts_gives_the_bits_of_steps_of_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, int4_rows=packing.FEW_ROWS))
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.FEW_ROWS))
     adapter = adapter_on_grids()
     tokens = [3, *range(5, 4 + packing.FEW_ROWS)]
     kv, single = adapter.new_kv(40), adapter.new_kv(40)
@@ -89,6 +90,7 @@ def test_a_step_with_drafts_gives_the_bits_of_steps_of_single_rows(monkeypatch: 
     first, second = batch.slot(kv), batch.slot(single)
     assert (first.room, second.room) == (1, 1)  # two rows each
     second.close()
+    kv.length = decode_batch.ROWS
     assert first.room == len(tokens) - 1
     kv.length = decode_batch.ROWS - 2  # a second row would see a whole vector of keys
     assert first.room == 0
