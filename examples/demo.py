@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ragkv.retrieval.rag import Rag
 
 _NEW_TOKENS = 32
-# `_PASSAGES` of `_CHUNK_TOKENS` are whole articles, so that prompts have some 1,500 tokens. Homes of smollm2 have
-# passages of 128, which it reads better; but so short a prompt costs so small a model no more than fusing it.
-_PASSAGES, _CHUNK_TOKENS = 3, 512
+# `_PASSAGES` of `_CHUNK_TOKENS` are read as well as passages of 128 tokens, which homes of smollm2 have (docs/log.md).
+# But prompts of 400 tokens cost so small a model no more than fusing them.
+_PASSAGES, _CHUNK_TOKENS = 4, 256
 _WAYS: dict[str, ReuseMode] = {"full": "none", "prefix": "prefix", "cold": "fused", "warm": "fused"}
 
 Answers = dict[str, Answer]  # the answers to one question, by way

@@ -30,10 +30,12 @@ class RequestPart(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, values: Any) -> Any:
-        """Refuse an object with very many fields at once: each unknown one would be an error of its own."""
-        if isinstance(values, dict) and len(values) > FIELDS:
+        """Refuse very many fields at once, each of which may be an error. To JSON 1.0 and 1 are the same number."""
+        if not isinstance(values, dict):
+            return values
+        if len(values) > FIELDS:
             raise ValueError(f"it has {len(values)} fields; no object here has more than {FIELDS}")
-        return values
+        return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in values.items()}
 
 
 class Strict(RequestPart):

@@ -268,11 +268,7 @@ class Rag(Closing):
 
 
 def splitter_of(engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None) -> Splitter:
-    """What splits documents for an engine.
-
-    Chunks have at most `chunk_tokens` tokens; `None`: as many as the `home` says (a new one of smollm2: 128), else 512
-    (128 for the bundled reader, which was trained on such).
-    """
+    """What splits documents: into chunks of `chunk_tokens`, else the home's (smollm2's 128), else 512 (reader: 128)."""
     known = home.made_with.get("chunk_tokens") if home is not None else None
     tokens = chunk_tokens or known or (128 if engine.model.is_reader else 512)
     return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
