@@ -1,5 +1,10 @@
 """Copies in four bits: found again in weights that have no more, equal products for layers that are joined."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -78,19 +83,37 @@ def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(monkeypatch:
     assert joined([torch.nn.Linear(4, 4)] * 2) is None
 
 
+def check_steps_from_every_length() -> None:
+    """Steps with all the drafts that there is room for give the bits of single rows, wherever they begin."""
+    packing.useful_copies = lambda _: Copies(int4_rows=packing.FEW_ROWS)
+    adapter = adapter_on_grids()
+    kv, single = adapter.new_kv(80), adapter.new_kv(80)
+    slot = DecodeBatch(adapter, FairLock()).slot(kv)
+    for kv.length in range(64):
+        single.length, drafts = kv.length, tuple(range(5, 5 + slot.room))
+        together = decode_rows(adapter, [DecodeRow(kv, 3, drafts=drafts)])
+        one_by_one = [decode_rows(adapter, [DecodeRow(single, token)]) for token in (3, *drafts)]
+        assert torch.equal(together, torch.cat(one_by_one)), (single.length, drafts)
+
+
 @needs_int4
-def test_a_step_with_drafts_gives_the_bits_of_steps_of_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("capability", [None, "avx2"])  # all that the processor has, or no more than most have
+def test_a_step_with_drafts_gives_the_bits_of_steps_of_single_rows(capability: str | None) -> None:
+    environment = os.environ | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
+    code = "from tests.model.test_int4 import check_steps_from_every_length as check; check()"
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=Path(__file__).parents[2], check=True)
+
+
+@needs_int4
+def test_drafts_have_room_as_far_as_their_bits_are_those_of_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.FEW_ROWS))
     adapter = adapter_on_grids()
-    tokens = [3, *range(5, 4 + packing.FEW_ROWS)]
-    kv, single = adapter.new_kv(40), adapter.new_kv(40)
-    together = decode_rows(adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))])
-    assert torch.equal(together, torch.cat([decode_rows(adapter, [DecodeRow(single, token)]) for token in tokens]))
-    batch = DecodeBatch(adapter, FairLock())
-    first, second = batch.slot(kv), batch.slot(single)
-    assert (first.room, second.room) == (1, 1)  # two rows each
+    kv, batch = adapter.new_kv(40), DecodeBatch(adapter, FairLock())
+    kv.length = 2
+    first, second = batch.slot(kv), batch.slot(adapter.new_kv(40))
+    assert first.room == 1  # two rows each
     second.close()
     kv.length = decode_batch.ROWS
-    assert first.room == len(tokens) - 1
+    assert first.room == packing.FEW_ROWS - 1
     kv.length = decode_batch.ROWS - 2  # a second row would see a whole vector of keys
     assert first.room == 0
