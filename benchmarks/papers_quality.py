@@ -91,7 +91,7 @@ def question_set(name: str, questions: int | None = None) -> QuestionSet:
     file = Path(name)
     contexts = quality_data.read(file, questions)
     if any(len(context.questions) > 1 for context in contexts):
-        raise InputError(f"{file} has several questions about one context: benchmarks/quality.py reads such files.")
+        raise InputError(f"{file} has several questions about one context: give each a record of its own.")
     return QuestionSet(file.stem, contexts, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
 
 

@@ -7,18 +7,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
 GIB = 1024**3
-
-T = TypeVar("T")
 
 
 def parser(doc: str | None, quick: str, threads: int | None = None, runs: int | None = None) -> argparse.ArgumentParser:
@@ -67,14 +63,6 @@ def alternate(
             if round_:
                 times[name].append(clock() - began)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def over_processes(work: Callable[[argparse.Namespace, int], T], options: argparse.Namespace) -> list[T]:
-    """What `work(options, part)` gives for every part of `options.workers`: one process each if there are several."""
-    if options.workers == 1:
-        return [work(options, 0)]
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(work, [options] * options.workers, range(options.workers)))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
