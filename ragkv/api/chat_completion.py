@@ -187,8 +187,7 @@ class ChatCompletion:
             sources.append(source_of(number, passage))
         if (rag := self._rag) is None:
             return sources
-        param = "rag.collection" if self.body.rag else "model"
-        hits, _ = retrieve(tenant, self._question, rag, check, param)
+        hits, _ = retrieve(tenant, self._question, rag, check, "rag.collection" if self.body.rag else "model")
         return sources + sources_of(hits, len(sources) + 1)
 
     def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:

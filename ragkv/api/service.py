@@ -182,7 +182,7 @@ def _service(request: HTTPConnection) -> Service:
 
 def _principal(request: Request) -> Principal:
     principal = request.state.principal
-    assert isinstance(principal, Principal), "AccessMiddleware sets the principal before any route runs"
+    assert isinstance(principal, Principal), "the middleware sets the principal before any route runs"
     return principal
 
 

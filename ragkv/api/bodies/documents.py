@@ -29,7 +29,7 @@ class RequestPart(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_few_fields(cls, values: Any) -> Any:
+    def _reads_fields(cls, values: Any) -> Any:
         """Refuse very many fields at once, each of which may be an error. To JSON 1.0 and 1 are the same number."""
         if not isinstance(values, dict):
             return values

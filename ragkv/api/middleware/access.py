@@ -52,8 +52,9 @@ class Access:
             self._check_origin(headers.get("origin", f"://{host}").lower(), host.lower())
         if not is_public(scope["path"]):
             principal = scope["state"]["principal"] = self._principal(headers)
-            if any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes):
-                self._service.check_ready()  # an unknown path is unknown at any time
+            refused = self._service.unavailable_reason is not None  # but an unknown path is unknown at any time
+            if refused and any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes):
+                self._service.check_ready()
             self._service.limiter.take_request(principal)
 
     def _check_host(self, host: str) -> None:
