@@ -13,7 +13,7 @@ import pytest
 import pytest_socket
 import torch
 
-from ragkv import FusionConfig
+from ragkv import Engine, FusionConfig
 from ragkv.config import R_STAR
 from ragkv.model.cpu import product_speed
 from tests.store.remote.servers import RedisServer
@@ -57,6 +57,22 @@ def _one_thread() -> None:
 def redis_server() -> Iterator[RedisServer]:
     """A Redis server that tests share, each with its own prefix: none may stop or empty it."""
     pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
-    server = RedisServer()
-    yield server
-    server.remove()
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """An engine on a tiny llama, with all settings as they are by default; many modules have one of their own."""
+    from tests.engine.helpers import engine_of  # what it imports takes long to load
+
+    with engine_of() as engine:
+        yield engine
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis server of one test alone, which may stop it."""
+    pytest_socket.enable_socket()
+    with RedisServer() as server:
+        yield server

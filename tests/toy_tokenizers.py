@@ -17,6 +17,10 @@ MARKERS = (
     "[INST]",
     "[/INST]",
 )
+CHATML = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = 3 + 256 + len(MARKERS)
 

@@ -8,7 +8,8 @@ import pytest
 
 from ragkv.errors import CancelledError
 from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, current_owner, working_for
-from tests.scheduling.helpers import until
+from tests.faults import raising
+from tests.scheduling.helpers import begin, until
 
 
 def enqueue(lock: FairLock, wait: Wait, got: list[tuple[Wait, bool]]) -> threading.Thread:
@@ -21,8 +22,7 @@ def enqueue(lock: FairLock, wait: Wait, got: list[tuple[Wait, bool]]) -> threadi
         if granted:
             lock.release()
 
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread = begin(run)
     until(lambda: lock.waiting > before)
     return thread
 
@@ -137,8 +137,7 @@ def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_anoth
 
     with working_for("questions"), lock.hold():
         for number, name in enumerate(["a", "B", "c", "D", "search"]):
-            threads.append(threading.Thread(target=work, args=[name, "other" if name == "search" else "questions"]))
-            threads[-1].start()
+            threads.append(begin(work, name, "other" if name == "search" else "questions"))
             until(lambda lock=lock, number=number: lock.waiting > number)
     for thread in threads:
         thread.join(60)
@@ -146,11 +145,7 @@ def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_anoth
 
 
 def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread() -> None:
-    lock = FairLock()
-
-    def check() -> None:
-        raise CancelledError("enough")
-
+    lock, check = FairLock(), raising(CancelledError("enough"))
     with lock.hold():
         with pytest.raises(CancelledError), lock.hold(check=check):
             pass

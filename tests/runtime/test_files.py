@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.runtime import replace_file
+from tests.faults import raising
 
 
 def test_a_replaced_file_has_the_new_content_and_is_private(tmp_path: Path) -> None:
@@ -19,11 +20,7 @@ def test_a_replaced_file_has_the_new_content_and_is_private(tmp_path: Path) -> N
 def test_a_failed_replacement_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     replace_file(path, b"old")
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", raising(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"

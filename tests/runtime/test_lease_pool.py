@@ -11,6 +11,8 @@ import pytest
 
 from ragkv.errors import RagKVError
 from ragkv.runtime import LeasePool
+from tests.faults import raising
+from tests.scheduling.helpers import begin
 
 
 class Openings:
@@ -79,11 +81,7 @@ def test_while_all_are_leased_one_more_is_open_and_then_the_limit_holds_again() 
 def test_a_value_that_cannot_be_opened_takes_no_place() -> None:
     openings = Openings()
     pool = pool_of(openings, 1)
-
-    def fail() -> str:
-        raise ValueError("damaged")
-
-    with pytest.raises(ValueError, match="damaged"), pool.lease("a1", fail):
+    with pytest.raises(ValueError, match="damaged"), pool.lease("a1", raising(ValueError("damaged"))):
         pass
     use(pool, openings, "a2")
     assert pool.opened() == {"a2": "a2"}
@@ -99,11 +97,9 @@ def test_discarding_waits_for_the_last_lease_and_closes_the_value() -> None:
             leased.set()
             ends.wait(60)
 
-    holder = threading.Thread(target=hold)
-    holder.start()
+    holder = begin(hold)
     leased.wait(60)
-    discarder = threading.Thread(target=pool.discard, args=["a1"])
-    discarder.start()
+    discarder = begin(pool.discard, "a1")
     discarder.join(0.05)
     assert discarder.is_alive() and openings.names == {"a1"}
     pool.discard("a1", wait=False)  # returns at once

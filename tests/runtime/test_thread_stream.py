@@ -1,7 +1,6 @@
 """Work of a task in a thread: the same events, an event loop that goes on, and cancellation that ends the request."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -12,6 +11,7 @@ from ragkv import Answer, Engine, Session
 from ragkv.errors import InputError
 from ragkv.runtime.thread_stream import iterate_in_thread, run_in_thread
 from tests.engine.helpers import A, B, Q, engine_of
+from tests.scheduling.helpers import until
 
 LONG: dict[str, Any] = dict(max_new_tokens=400, min_new_tokens=400)
 
@@ -29,13 +29,6 @@ async def answer(engine: Engine, session: Session | None = None, **options: Any)
 
 def stream(engine: Engine, **options: Any) -> AsyncIterator[Any]:
     return iterate_in_thread(lambda cancel: engine.stream(Q, [A, B], cancel=cancel, **options))  # type: ignore[arg-type,return-value]
-
-
-def wait_until_idle(engine: Engine) -> None:
-    ends = time.monotonic() + 20
-    while engine.scheduler.busy:
-        assert time.monotonic() < ends, "the request did not end"
-        time.sleep(0.01)
 
 
 def test_a_tasks_events_are_those_of_a_thread(engine: Engine) -> None:
@@ -71,7 +64,7 @@ def test_a_cancelled_task_cancels_its_request_and_the_session_is_as_it_was(engin
             await task
 
     asyncio.run(cancelled())
-    wait_until_idle(engine)
+    until(lambda: not engine.scheduler.busy)
     assert session.turns == 0
 
 
@@ -81,7 +74,7 @@ def test_a_stream_that_is_closed_early_ends_its_request(engine: Engine) -> None:
             return await anext(events)
 
     assert asyncio.run(first()).token_id >= 0
-    wait_until_idle(engine)
+    until(lambda: not engine.scheduler.busy)
 
 
 def test_an_error_of_the_request_is_raised_in_the_task(engine: Engine) -> None:

@@ -1,12 +1,34 @@
 """Helpers for tests with threads."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 
-def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+def begin(work: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """A thread that runs `work` from now on."""
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start()
+    return thread
+
+
+def together(calls: Sequence[Callable[[], Any]], timeout_s: float = 60.0) -> list[Any]:
+    """The results of calls that run at the same time, each on its own thread; raises what one of them raised."""
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], Any]) -> Any:
+        start.wait(20)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls, timeout=timeout_s))
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60.0, every_s: float = 0.0005) -> None:
     """Wait until `condition` is true; fail after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "the condition did not become true in time"
-        time.sleep(0.0005)
+        time.sleep(every_s)

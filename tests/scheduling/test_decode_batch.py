@@ -18,9 +18,9 @@ from ragkv.scheduling import DecodeBatch, decode_batch
 from ragkv.scheduling.decode_batch import DecodeSlot
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
-from tests.engine.test_concurrency import together
+from tests.faults import raising
 
-from .helpers import until
+from .helpers import begin, together, until
 
 LENGTHS = (4, 11, 23, 37)
 STEPS = 16
@@ -152,16 +152,15 @@ def test_a_step_in_the_middle_of_another_owners_prefill_has_few_rows(
         assert sizes[0] == rows and [one.result() for one in answers] == [solo(adapter, 11)] * 12
 
 
-class TestSlowConsumer:
-    def test_a_slow_consumer_delays_only_itself(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, FairLock())
-        kv, logits = prompt(adapter, 11)
-        with batch.slot(kv) as slot:
-            slow = tokens_of(logits_of(slot), logits)
-            first = [next(slow), next(slow)]
-            together([lambda length=length: through(batch, adapter, length) for length in LENGTHS])
-            assert [*first, *slow] == solo(adapter, 11)
-        assert at_rest(batch)
+def test_a_slow_consumer_delays_only_itself(adapter: Adapter) -> None:
+    batch = DecodeBatch(adapter, FairLock())
+    kv, logits = prompt(adapter, 11)
+    with batch.slot(kv) as slot:
+        slow = tokens_of(logits_of(slot), logits)
+        first = [next(slow), next(slow)]
+        together([lambda length=length: through(batch, adapter, length) for length in LENGTHS])
+        assert [*first, *slow] == solo(adapter, 11)
+    assert at_rest(batch)
 
 
 class TestErrors:
@@ -204,11 +203,7 @@ class TestErrors:
 
     def test_an_error_of_the_model_fails_every_row(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
         batch = DecodeBatch(adapter, FairLock())
-
-        def fails(*_: Any) -> torch.Tensor:
-            raise RuntimeError("the device is gone")
-
-        monkeypatch.setattr(decode_batch, "decode_rows", fails)
+        monkeypatch.setattr(decode_batch, "decode_rows", raising(RuntimeError("the device is gone")))
 
         def ask(length: int) -> str:
             with pytest.raises(RuntimeError, match="device is gone"):
@@ -249,12 +244,11 @@ class TestErrors:
             return [int(step(7).argmax()), int(step(8).argmax())]
 
         compute.acquire()
-        threads = threading.Thread(target=lambda: results.extend(together([lambda n=n: ask(n) for n in (4, 11, 23)])))
         results: list[Any] = []
-        threads.start()
+        thread = begin(lambda: results.extend(together([lambda n=n: ask(n) for n in (4, 11, 23)])))
         until(lambda: compute.waiting == 3)
         compute.release()
-        threads.join(20)
+        thread.join(20)
         assert results.count("interrupted") == 1
         assert [got for got in results if got != "interrupted"] == [
             wanted(length) for length, got in zip((4, 11, 23), results, strict=True) if got != "interrupted"
@@ -262,37 +256,34 @@ class TestErrors:
         assert at_rest(batch)
 
 
-class TestLongPrefill:
-    def test_a_long_prefill_lets_others_decode_between_its_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with engine_of() as engine:
-            batch = batch_of(engine)
-            events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
-            next(events)
-            events_seen: list[object] = []
-            part, at_layer = Fusing.part, threading.Event()
+def test_a_long_prefill_lets_others_decode_between_its_layers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batch_of(engine)
+    events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
+    next(events)
+    events_seen: list[object] = []
+    part, at_layer = Fusing.part, threading.Event()
 
-            def slow(one: Fusing, layer: int, *how: Any, **more: Any) -> Any:
-                at_layer.set()
-                until(lambda: batch.is_due)
-                events_seen.append(f"layer {layer}")
-                return part(one, layer, *how, **more)
+    def slow(one: Fusing, layer: int, *how: Any, **more: Any) -> Any:
+        at_layer.set()
+        until(lambda: batch.is_due)
+        events_seen.append(f"layer {layer}")
+        return part(one, layer, *how, **more)
 
-            monkeypatch.setattr(Fusing, "part", slow)
+    monkeypatch.setattr(Fusing, "part", slow)
 
-            def prefill() -> None:
-                engine.prefill([7, 8], [A], reuse="none")
-                events_seen.append("prefilled")
+    def prefill() -> None:
+        engine.prefill([7, 8], [A], reuse="none")
+        events_seen.append("prefilled")
 
-            thread = threading.Thread(target=prefill)
-            thread.start()
-            assert at_layer.wait(20)
-            for _ in range(8):
-                next(events)
-                events_seen.append("token")
-            thread.join(20)
-            before = events_seen[: events_seen.index("prefilled")]
-            layers = dict.fromkeys(event for event in before if event != "token")
-            assert list(layers) == [f"layer {layer}" for layer in range(4)]
-            assert before.count("token") >= 3  # one per layer; the last one may be recorded a moment later
-            assert len(list(events)) == 60 - 9 + 1
-            assert at_rest(batch)
+    thread = begin(prefill)
+    assert at_layer.wait(20)
+    for _ in range(8):
+        next(events)
+        events_seen.append("token")
+    thread.join(20)
+    before = events_seen[: events_seen.index("prefilled")]
+    layers = dict.fromkeys(event for event in before if event != "token")
+    assert list(layers) == [f"layer {layer}" for layer in range(4)]
+    assert before.count("token") >= 3  # one per layer; the last one may be recorded a moment later
+    assert len(list(events)) == 60 - 9 + 1
+    assert at_rest(batch)

@@ -19,7 +19,7 @@ from ragkv.store import PrefetchHint
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 
-from .helpers import until
+from .helpers import begin, until
 
 
 class Listener:
@@ -56,8 +56,7 @@ class Queue:
                 self.errors.append(error)
 
         before = self.scheduler.stats()
-        self.threads.append(threading.Thread(target=run))
-        self.threads[-1].start()
+        self.threads.append(begin(run))
         until(lambda: self.scheduler.stats() != before)
 
     def end(self) -> None:
@@ -158,9 +157,7 @@ class TestQueue:
                 except (DeadlineError, QueueFullError) as error:
                     ended.append(type(error).__name__)
 
-        queue.threads = [threading.Thread(target=ask, args=(number,)) for number in range(32)]
-        for thread in queue.threads:
-            thread.start()
+        queue.threads = [begin(ask, number) for number in range(32)]
         queue.end()
         stats = queue.scheduler.stats()
         assert len(ended) == 640
@@ -231,9 +228,7 @@ class TestCancellation:
             self.was_cancelled = True
 
         self.was_cancelled = False
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
+        return begin(run)
 
     def over(self, engine: Engine, thread: threading.Thread | None = None) -> None:
         """Check that it was cancelled, that nothing is held, and that the session is as it was and works."""
@@ -249,35 +244,25 @@ class TestCancellation:
         stats = engine.stats().queue
         assert stats.expired + stats.cancelled == 1
 
-    def test_a_request_can_be_cancelled_while_its_session_is_busy(
-        self, engine: Engine, cancellation: Cancellation
+    @pytest.mark.parametrize("where", ["behind a turn of its session", "in the queue", "for the compute lock"])
+    def test_a_request_can_be_cancelled_wherever_it_waits(
+        self, engine: Engine, cancellation: Cancellation, where: str
     ) -> None:
         session = engine.session("s")  # the reference keeps the session object alive
-        with session.lock:
+        hold, waits = {
+            "behind a turn of its session": (session.lock, lambda: engine.scheduler.busy),
+            "in the queue": (
+                engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()),
+                lambda: engine.stats().queue.waiting == 1,
+            ),
+            "for the compute lock": (engine.scheduler.turn(), lambda: held(engine)["pins"] >= 2),
+        }[where]
+        with hold:
             thread = self.answer(engine, cancellation)
-            until(lambda: engine.scheduler.busy)
-            assert engine.stats().queue.admitted == 0  # a request that waits for a session holds no slot
-            assert engine.prefill(Q, [A]).reuse.tokens
-            cancellation.now()
-            thread.join(20)
-        self.over(engine, thread)
-
-    def test_a_request_can_be_cancelled_while_it_waits_in_the_queue(
-        self, engine: Engine, cancellation: Cancellation
-    ) -> None:
-        with engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()):
-            thread = self.answer(engine, cancellation)
-            until(lambda: engine.stats().queue.waiting == 1)
-            cancellation.now()
-            thread.join(20)
-        self.over(engine, thread)
-
-    def test_a_request_can_be_cancelled_while_it_waits_for_the_compute_lock(
-        self, engine: Engine, cancellation: Cancellation
-    ) -> None:
-        with engine.scheduler.turn():
-            thread = self.answer(engine, cancellation)
-            until(lambda: held(engine)["pins"] >= 2)
+            until(waits)
+            if hold is session.lock:
+                assert engine.stats().queue.admitted == 0  # a request that waits for a session holds no slot
+                assert engine.prefill(Q, [A]).reuse.tokens
             cancellation.now()
             thread.join(20)
         self.over(engine, thread)
@@ -343,8 +328,7 @@ class TestPrefetching:
         """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
         with engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()):
-            thread = threading.Thread(target=lambda: got.append(ask()))
-            thread.start()
+            thread = begin(lambda: got.append(ask()))
             until(lambda: engine.stats().store.tiers[0].entries == entries)
         thread.join(20)
         return got[0]

@@ -12,6 +12,5 @@ from .remote.servers import S3Server, with_credentials
 def s3_server() -> Iterator[S3Server]:
     pytest_socket.enable_socket()  # the first test that asks for this fixture may be one that forbids sockets
     with_credentials()
-    server = S3Server()
-    yield server
-    server.kill()
+    with S3Server() as server:
+        yield server

@@ -7,6 +7,7 @@ import pytest
 from ragkv.errors import EntryUnreachableError
 from ragkv.store import EntryKey
 from ragkv.store.background import Background, Job
+from tests.faults import raising
 
 
 @pytest.mark.parametrize(
@@ -16,14 +17,9 @@ from ragkv.store.background import Background, Job
 def test_a_failed_job_is_logged_and_the_next_one_runs(
     error: Exception, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ran = []
-
-    def fail() -> None:
-        raise error
-
-    worker = Background[None](100, "worker")
+    ran, worker = [], Background[None](100, "worker")
     with caplog.at_level(logging.WARNING):
-        assert worker.submit(Job(fail, EntryKey("k" * 64), 10)) and worker.submit(Job(lambda: ran.append(1)))
+        assert worker.submit(Job(raising(error), EntryKey("k" * 64), 10)) and worker.submit(Job(lambda: ran.append(1)))
         worker.close()
     assert ran == [1]
     (record,) = caplog.records

@@ -14,6 +14,7 @@ import torch
 from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier
 from ragkv.store.tiers import ReadOnlyDiskTier
+from tests.faults import os_error, raising
 
 from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same, served
 
@@ -53,22 +54,18 @@ def held(tier: DiskTier, numbers: range = range(20)) -> set[int]:
 
 def test_only_the_owner_can_access_the_directory(tmp_path: Path) -> None:
     place = tmp_path / "new" / "store"
-    tier = open_tier(place)
-    tier.put(make_entry(1))
+    fill(place, 1)
     for path in [place, *place.rglob("*")]:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
-    tier.close()
 
 
 def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3)
-    tier = open_tier(tmp_path)
-    served(tier, make_entry(1))
-    tier.close()
-    tier = open_tier(tmp_path, capacity=3)
-    tier.put(make_entry(4))
-    assert held(tier) == {1, 3, 4}
-    tier.close()
+    with closing(open_tier(tmp_path)) as tier:
+        served(tier, make_entry(1))
+    with closing(open_tier(tmp_path, capacity=3)) as tier:
+        tier.put(make_entry(4))
+        assert held(tier) == {1, 3, 4}
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -76,11 +73,10 @@ def test_a_smaller_capacity_applies_from_the_next_opening_also_without_an_index(
     fill(tmp_path, 1, 2, 3, 4)
     if not indexed:
         delete_index(tmp_path)
-    tier = open_tier(tmp_path, capacity=2)
-    assert len(held(tier)) == 2 and (held(tier) == {3, 4} or not indexed)
-    sizes = [path.stat().st_size for path in tmp_path.glob("entries/*/*")]
-    assert sum(sizes) == tier.stats().used_bytes == 2 * FILE_BYTES
-    tier.close()
+    with closing(open_tier(tmp_path, capacity=2)) as tier:
+        assert len(held(tier)) == 2 and (held(tier) == {3, 4} or not indexed)
+        sizes = [path.stat().st_size for path in tmp_path.glob("entries/*/*")]
+        assert sum(sizes) == tier.stats().used_bytes == 2 * FILE_BYTES
 
 
 def test_a_file_without_an_index_row_is_adopted_if_sound_and_removed_if_damaged(
@@ -89,21 +85,19 @@ def test_a_file_without_an_index_row_is_adopted_if_sound_and_removed_if_damaged(
     fill(tmp_path, 1, 2)
     delete_index(tmp_path)
     file_of(tmp_path, 2).write_bytes(file_of(tmp_path, 2).read_bytes()[:-1])
-    tier = open_tier(tmp_path)
-    assert held(tier) == {1}
-    assert served(tier, make_entry(1))
+    with closing(open_tier(tmp_path)) as tier:
+        assert held(tier) == {1}
+        assert served(tier, make_entry(1))
     assert not file_of(tmp_path, 2).exists()
     assert "orphan" in caplog.text
-    tier.close()
 
 
 def test_an_index_row_without_its_file_is_dropped(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2)
     file_of(tmp_path, 1).unlink()
-    tier = open_tier(tmp_path)
-    assert held(tier) == {2}
-    assert tier.stats().used_bytes == FILE_BYTES
-    tier.close()
+    with closing(open_tier(tmp_path)) as tier:
+        assert held(tier) == {2}
+        assert tier.stats().used_bytes == FILE_BYTES
 
 
 def test_temporary_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
@@ -121,9 +115,8 @@ def test_foreign_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "entries" / "readme").read_text() == "mine"
 
 
-def test_an_entry_is_visible_only_after_its_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier, steps = open_tier(tmp_path), list[str]()
-    key = make_entry(1).info.key
+def test_an_entry_is_visible_only_after_its_bytes_are_durable(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, steps = make_entry(1).info.key, list[str]()
     fsync, replace, record = os.fsync, Path.replace, tier._index.record
 
     def spy_fsync(fd: int) -> None:
@@ -142,7 +135,6 @@ def test_an_entry_is_visible_only_after_its_bytes_are_durable(tmp_path: Path, mo
     tier.put(make_entry(1))
     assert steps == ["sync entries", "sync file", "rename", f"sync {key.chunk[:2]}", "index"]
     monkeypatch.undo()
-    tier.close()
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "open"])
@@ -150,11 +142,7 @@ def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
     tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     tier.put(make_entry(1))
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, raising(os_error(errno.ENOSPC)))
     assert not tier.put(make_entry(2))
     assert not tier.put(make_entry(3))
     monkeypatch.undo()
@@ -166,17 +154,15 @@ def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
     assert served(tier, make_entry(2))
 
 
-def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier, write = open_tier(tmp_path), os.write
+def test_a_short_write_is_continued(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:1000])))
     assert tier.put(make_entry(1))
     monkeypatch.undo()
     assert served(tier, make_entry(1))
-    tier.close()
 
 
-def test_a_second_writer_is_refused_naming_the_first(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path)
+def test_a_second_writer_is_refused_naming_the_first(tier: DiskTier, tmp_path: Path) -> None:
     with pytest.raises(StoreLockedError, match=r"this very process .*read_only=True"):
         open_tier(tmp_path)
     tier.close()
@@ -187,13 +173,10 @@ def test_a_second_writer_is_refused_naming_the_first(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
     (tmp_path / "file").write_text("a file")
     with pytest.raises(StoreError, match="Cannot write"):
         open_tier(tmp_path / "file")
-    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr(Path, "mkdir", raising(os_error(code)))
     with pytest.raises(StoreError, match=r"Cannot write to .*(Read-only|denied).*read_only=True"):
         open_tier(tmp_path / "store")
 
@@ -204,21 +187,19 @@ def test_a_read_only_tier_refuses_a_directory_without_a_store(tmp_path: Path) ->
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(tmp_path: Path) -> None:
-    writer = open_tier(tmp_path)
-    writer.put(make_entry(1))
-    writer.put(make_entry(2))
+def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(tier: DiskTier, tmp_path: Path) -> None:
+    tier.put(make_entry(1))
+    tier.put(make_entry(2))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")}
     reader = ReadOnlyDiskTier(tmp_path)
     assert served(reader, make_entry(1))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")} == before
     with leased(reader, make_entry(1)) as lease:
-        writer.delete(make_entry(1).info.key)
+        tier.delete(make_entry(1).info.key)
         assert same(read_all(lease), make_entry(1))
     assert not served(reader, make_entry(1))
     assert [info.key for info in reader.infos()] == [make_entry(2).info.key]
     reader.close()
-    writer.close()
 
 
 def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_writer(tmp_path: Path) -> None:
@@ -246,11 +227,7 @@ def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tier: Dis
 
 def test_too_many_open_files_cause_a_miss_and_no_damage(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     tier.put(make_entry(1))
-
-    def exhausted(*_: object, **__: object) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(os, "open", exhausted)
+    monkeypatch.setattr(os, "open", raising(os_error(errno.EMFILE)))
     assert not served(tier, make_entry(1))
     monkeypatch.undo()
     assert served(tier, make_entry(1))
@@ -281,17 +258,15 @@ def test_a_lease_may_be_closed_while_another_thread_reads(tier: DiskTier) -> Non
 
 
 def test_an_abandoned_lease_unpins_its_entry(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path, capacity=1)
-    tier.put(make_entry(1))
-    lease = tier.lease(IDENTITY, ids_of(1))
-    assert not tier.put(make_entry(2))
-    del lease
-    assert tier.put(make_entry(2))
-    tier.close()
+    with closing(open_tier(tmp_path, capacity=1)) as tier:
+        tier.put(make_entry(1))
+        lease = tier.lease(IDENTITY, ids_of(1))
+        assert not tier.put(make_entry(2))
+        del lease
+        assert tier.put(make_entry(2))
 
 
-def test_a_lease_stays_readable_after_its_tier_is_closed(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path)
+def test_a_lease_stays_readable_after_its_tier_is_closed(tier: DiskTier) -> None:
     tier.put(make_entry(1))
     with leased(tier, make_entry(1)) as lease:
         tier.close()
@@ -304,11 +279,7 @@ def test_a_deletion_that_the_disk_refuses_raises_and_the_entry_stays(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier.put(make_entry(1))
-
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "unlink", refused)
+    monkeypatch.setattr(Path, "unlink", raising(os_error(errno.EROFS)))
     with pytest.raises(StoreError, match="could not be deleted"):
         tier.delete(make_entry(1).info.key)
     monkeypatch.undo()
@@ -322,10 +293,9 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
         patch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
         fill(tmp_path, 1)
     delete_index(tmp_path)
-    tier = open_tier(tmp_path)
-    tier.put(make_entry(2))
-    assert tier.stats().used_bytes == 2 * FILE_BYTES
-    assert [info.key for info in tier.infos()] == [make_entry(2).info.key]
-    assert tier.gc(lambda _: True) == FILE_BYTES
-    assert held(tier) == {2}
-    tier.close()
+    with closing(open_tier(tmp_path)) as tier:
+        tier.put(make_entry(2))
+        assert tier.stats().used_bytes == 2 * FILE_BYTES
+        assert [info.key for info in tier.infos()] == [make_entry(2).info.key]
+        assert tier.gc(lambda _: True) == FILE_BYTES
+        assert held(tier) == {2}

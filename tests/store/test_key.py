@@ -41,21 +41,16 @@ def test_names_and_bytes_are_those_of_earlier_versions(entry: Entry) -> None:
     assert hashlib.sha256(b"".join(Record.of(entry).pieces())).hexdigest() == file
 
 
-class TestOldDirectories:
-    def directory(self, root: Path) -> Path:
-        """Files as an earlier version names them, without an index."""
-        (root / "entries" / EARLIER_KEY[:2]).mkdir(parents=True)
-        for entry, (text, _) in EARLIER.items():
-            data = b"".join(Record.of(entry).pieces())
-            (root / "entries" / EARLIER_KEY[:2] / f"{text}.safetensors").write_bytes(data)
-        return root
-
-    def test_a_directory_of_the_last_format_is_served(self, tmp_path: Path) -> None:
-        self.directory(tmp_path)
-        for tier in (ReadOnlyDiskTier(tmp_path), DiskTier(tmp_path, 10**6, LRU())):
-            for entry in EARLIER:
-                with leased(tier, entry) as lease:
-                    kv = [lease.read_layer(layer) for layer in range(entry.info.layers)]
-                    assert all(map(torch.equal, kv, entry.kv)) and lease.info == entry.info
-            assert tier.stats().entries == 1
-            tier.close()
+def test_a_directory_of_the_last_format_is_served(tmp_path: Path) -> None:
+    """Files as an earlier version names them, without an index."""
+    folder = tmp_path / "entries" / EARLIER_KEY[:2]
+    folder.mkdir(parents=True)
+    for entry, (text, _) in EARLIER.items():
+        (folder / f"{text}.safetensors").write_bytes(b"".join(Record.of(entry).pieces()))
+    for tier in (ReadOnlyDiskTier(tmp_path), DiskTier(tmp_path, 10**6, LRU())):
+        for entry in EARLIER:
+            with leased(tier, entry) as lease:
+                kv = [lease.read_layer(layer) for layer in range(entry.info.layers)]
+                assert all(map(torch.equal, kv, entry.kv)) and lease.info == entry.info
+        assert tier.stats().entries == 1
+        tier.close()

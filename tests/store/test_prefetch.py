@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 import torch
 
 from ragkv.config import StoreConfig
-from ragkv.store import LRU, DiskTier, HintedEntry, Lease, MemoryTier, PrefetchHint, Store, make_policy
+from ragkv.store import LRU, DiskTier, HintedEntry, Lease, MemoryTier, Policy, PrefetchHint, Store, make_policy
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.policies import Cut, PolicySettings
-from tests.scheduling.helpers import until
+from tests.scheduling.helpers import begin, together, until
 
 from .entries import IDENTITY, hint_of, ids_of, make_entry, read_all, same
 from .fakes import FailingTier, Failure, WrappedLease, WrappedTier
@@ -164,8 +165,7 @@ def test_closing_the_store_ends_the_prefetcher(open_store: OpenStore) -> None:
     gated.disk.go.clear()
     gated.store.queued(hint_of(0, 1))
     until(lambda: gated.disk.reads == [(key(0), 0)])
-    closing = threading.Thread(target=gated.store.close)
-    closing.start()
+    closing = begin(gated.store.close)
     closing.join(0.1)
     gated.disk.go.set()
     closing.join(20)
@@ -234,12 +234,18 @@ def test_entries_of_a_waiting_request_are_not_evicted_by_puts(open_store: OpenSt
     assert gated.in_memory().isdisjoint({0, 1, 2})
 
 
-def test_lookahead_forgets_the_request_that_left_and_not_another_of_its_group() -> None:
-    policy = make_policy("lookahead")
-    for group in "ab":
+def lookahead(held: str, queued: str, **settings: int) -> Policy:
+    """The policy with a block of each group, and requests of groups in a queue."""
+    policy = make_policy("lookahead", PolicySettings(**settings))
+    for group in held:
         policy.held(group, 1, 1, 0.0)
-    for group in "aba":
+    for group in queued:
         policy.queued(group)
+    return policy
+
+
+def test_lookahead_forgets_the_request_that_left_and_not_another_of_its_group() -> None:
+    policy = lookahead("ab", "aba")
     policy.left("a", 0)  # the other request of a is behind b
     assert policy.victim((), 1.0) == Cut("a", whole=True)
     policy.queued("b")
@@ -250,20 +256,13 @@ def test_lookahead_forgets_the_request_that_left_and_not_another_of_its_group() 
 
 
 def test_lookahead_keeps_the_position_of_a_group_whose_later_request_left() -> None:
-    policy = make_policy("lookahead")
-    for group in "ab":
-        policy.held(group, 1, 1, 0.0)
-    for group in "aba":
-        policy.queued(group)
+    policy = lookahead("ab", "aba")
     policy.left("a", 1)  # a is still before b
     assert policy.victim((), 1.0) == Cut("b", whole=True)
 
 
 def test_lookahead_evicts_groups_behind_its_window() -> None:
-    policy = make_policy("lookahead", PolicySettings(window_groups=1))
-    for group in "abc":
-        policy.held(group, 1, 1, 0.0)
-        policy.queued(group)
+    policy = lookahead("abc", "abc", window_groups=1)
     policy.left("b")
     policy.left("a")  # c moves into the window
     assert policy.victim((), 1.0) == Cut("b", whole=True)
@@ -271,12 +270,7 @@ def test_lookahead_evicts_groups_behind_its_window() -> None:
 
 
 def test_lookahead_counts_a_group_that_waits_twice_only_once() -> None:
-    policy = make_policy("lookahead", PolicySettings(window_groups=2))
-    for group in "abc":
-        policy.held(group, 1, 1, 0.0)
-    for group in "aaabc":
-        policy.queued(group)
-    assert policy.victim((), 1.0) == Cut("c", whole=True)
+    assert lookahead("abc", "aaabc", window_groups=2).victim((), 1.0) == Cut("c", whole=True)
 
 
 def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path: Path) -> None:
@@ -284,42 +278,32 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
     entries = [make_entry(number, group="s" if number < 4 else "", index=number % 4) for number in range(16)]
     files = DiskTier(tmp_path, 10 * 4 * 4096, make_policy("lookahead"))
     memory = MemoryTier(5 * SIZE, make_policy("lookahead"))
-    errors: list[BaseException] = []
     served = [0]
 
     def work(seed: int) -> None:
         choose = random.Random(seed)
-        try:
-            for _ in range(40):
-                numbers = choose.sample(range(16), 3)
-                waiting = PrefetchHint(
-                    tuple(HintedEntry(IDENTITY, tuple(ids_of(n)), SIZE, "s" if n < 4 else "") for n in numbers)
-                )
-                store.queued(waiting)
-                time.sleep(choose.random() / 500)
-                if choose.random() < 0.7:
-                    store.started(waiting)
-                    for number in numbers:
-                        lease = store.lease(IDENTITY, ids_of(number))
-                        if lease is None:
-                            store.put(entries[number])
-                        else:
-                            with lease:
-                                assert same(read_all(lease), entries[number])
-                            served[0] += 1
-                store.left(waiting)
-                if choose.random() < 0.1:
-                    store.delete(make_entry(numbers[0]).info.key)
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(40):
+            numbers = choose.sample(range(16), 3)
+            hinted = [HintedEntry(IDENTITY, tuple(ids_of(n)), SIZE, "s" if n < 4 else "") for n in numbers]
+            waiting = PrefetchHint(tuple(hinted))
+            store.queued(waiting)
+            time.sleep(choose.random() / 500)
+            if choose.random() < 0.7:
+                store.started(waiting)
+                for number in numbers:
+                    lease = store.lease(IDENTITY, ids_of(number))
+                    if lease is None:
+                        store.put(entries[number])
+                    else:
+                        with lease:
+                            assert same(read_all(lease), entries[number])
+                        served[0] += 1
+            store.left(waiting)
+            if choose.random() < 0.1:
+                store.delete(make_entry(numbers[0]).info.key)
 
     with Store([memory, files], write_buffer_bytes=10**6) as store:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(32)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert errors == []
+        together([partial(work, seed) for seed in range(32)], timeout_s=120.0)
         store.flush()
         assert served[0] > 200
         assert len(store._prefetcher._queue) == 0

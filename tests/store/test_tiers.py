@@ -51,6 +51,22 @@ def make_tier(request: pytest.FixtureRequest, entry_of: MakeEntry, tmp_path: Pat
         tier.close()
 
 
+@pytest.fixture
+def tier(make_tier: MakeTier, entry_of: MakeEntry) -> Tier:
+    """A tier that holds `entry_of(1)`."""
+    made = make_tier()
+    assert made.put(entry_of(1))
+    return made
+
+
+@pytest.fixture
+def small_tier(make_tier: MakeTier, entry_of: MakeEntry) -> Tier:
+    """A tier that holds `entry_of(1)` and is full with it."""
+    made = make_tier(capacity=1)
+    assert made.put(entry_of(1))
+    return made
+
+
 bounded = pytest.mark.parametrize("make_tier", ["memory", "disk"], indirect=True)  # shared storage bounds itself
 
 
@@ -65,24 +81,18 @@ def test_a_read_fills_the_given_buffer_or_returns_a_view(entry_of: MakeEntry, ma
     tier, entry = make_tier(), entry_of(1)
     tier.put(entry)
     out = torch.zeros_like(entry.kv[0])
-    with leased(tier, entry_of(1)) as lease:
+    with leased(tier, entry) as lease:
         got = lease.read_layer(1, out)
     assert torch.equal(got, as_stored(entry).kv[1])
     assert got.data_ptr() == (entry.kv[1] if lease.in_place else out).data_ptr()
 
 
-def test_unknown_tokens_are_a_miss(identity: Identity, entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier = make_tier()
-    tier.put(entry_of(1))
+def test_unknown_tokens_are_a_miss(identity: Identity, tier: Tier) -> None:
     assert tier.lease(identity, ids_of(2)) is None
     assert tier.stats().misses == 1
 
 
-def test_a_lookup_with_any_other_identity_is_a_miss(
-    identity: Identity, entry_of: MakeEntry, make_tier: MakeTier
-) -> None:
-    tier = make_tier()
-    tier.put(entry_of(1))
+def test_a_lookup_with_any_other_identity_is_a_miss(identity: Identity, tier: Tier) -> None:
     for field, other in other_identities(identity):
         assert tier.lease(other, ids_of(1)) is None, field
 
@@ -116,27 +126,21 @@ def test_a_full_tier_evicts_the_least_recently_used_entry(entry_of: MakeEntry, m
 
 
 @bounded
-def test_a_leased_entry_is_never_evicted(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier = make_tier(capacity=1)
-    tier.put(entry_of(1))
-    with leased(tier, entry_of(1)) as lease:
-        assert not tier.put(entry_of(2))
+def test_a_leased_entry_is_never_evicted(entry_of: MakeEntry, small_tier: Tier) -> None:
+    with leased(small_tier, entry_of(1)) as lease:
+        assert not small_tier.put(entry_of(2))
         assert same(read_all(lease), as_stored(entry_of(1)))
-    assert tier.put(entry_of(2))
-    assert not tier.contains(entry_of(1).info.key)
+    assert small_tier.put(entry_of(2))
+    assert not small_tier.contains(entry_of(1).info.key)
 
 
 @bounded
-def test_an_entry_larger_than_the_tier_is_refused_and_evicts_nothing(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier = make_tier(capacity=1)
-    tier.put(entry_of(1))
-    assert not tier.put(entry_of(2, layers=64))
-    assert tier.contains(entry_of(1).info.key)
+def test_an_entry_larger_than_the_tier_is_refused_and_evicts_nothing(entry_of: MakeEntry, small_tier: Tier) -> None:
+    assert not small_tier.put(entry_of(2, layers=64))
+    assert small_tier.contains(entry_of(1).info.key)
 
 
-def test_a_second_put_changes_nothing(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier = make_tier()
-    assert tier.put(entry_of(1))
+def test_a_second_put_changes_nothing(entry_of: MakeEntry, tier: Tier) -> None:
     before = counted(tier)
     assert tier.put(entry_of(1))
     assert counted(tier) == before
@@ -144,10 +148,9 @@ def test_a_second_put_changes_nothing(entry_of: MakeEntry, make_tier: MakeTier) 
 
 @bounded
 def test_a_deleted_entry_is_gone_but_its_open_lease_stays_readable(
-    identity: Identity, entry_of: MakeEntry, make_tier: MakeTier
+    identity: Identity, entry_of: MakeEntry, tier: Tier
 ) -> None:
-    tier, key = make_tier(), entry_of(1).info.key
-    tier.put(entry_of(1))
+    key = entry_of(1).info.key
     with leased(tier, entry_of(1)) as lease:
         assert tier.delete(key)
         assert not tier.delete(key)
@@ -158,25 +161,20 @@ def test_a_deleted_entry_is_gone_but_its_open_lease_stays_readable(
 
 
 @bounded
-def test_a_lease_of_a_deleted_entry_does_not_unpin_its_successor(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier = make_tier(capacity=1)
-    tier.put(entry_of(1))
-    old = leased(tier, entry_of(1))
-    tier.delete(entry_of(1).info.key)
-    tier.put(entry_of(1))
-    with leased(tier, entry_of(1)):
+def test_a_lease_of_a_deleted_entry_does_not_unpin_its_successor(entry_of: MakeEntry, small_tier: Tier) -> None:
+    old = leased(small_tier, entry_of(1))
+    small_tier.delete(entry_of(1).info.key)
+    small_tier.put(entry_of(1))
+    with leased(small_tier, entry_of(1)):
         old.close()
-        assert not tier.put(entry_of(2))
+        assert not small_tier.put(entry_of(2))
 
 
-def test_closing_a_lease_or_a_tier_twice_is_harmless(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier = make_tier()
-    tier.put(entry_of(1))
+def test_closing_a_lease_or_a_tier_twice_is_harmless(entry_of: MakeEntry, tier: Tier) -> None:
     lease = leased(tier, entry_of(1))
     lease.close()
     lease.close()
-    tier.close()
-    tier.close()
+    tier.close()  # its fixture closes it again
 
 
 def test_putting_and_reading_do_not_modify_the_entry(entry_of: MakeEntry, make_tier: MakeTier) -> None:
@@ -203,11 +201,9 @@ def test_a_view_of_a_larger_tensor_is_stored_without_the_larger_tensor(
 
 
 def test_gc_drops_the_refused_identities_and_returns_the_bytes_freed(
-    identity: Identity, entry_of: MakeEntry, make_tier: MakeTier
+    identity: Identity, entry_of: MakeEntry, tier: Tier
 ) -> None:
-    tier, other = make_tier(), dict(other_identities(identity))["weights"]
-    tier.put(entry_of(1))
-    tier.put(entry_of(2, identity=other))
+    tier.put(entry_of(2, identity=dict(other_identities(identity))["weights"]))
     before = counted(tier).used_bytes
     freed = tier.gc(lambda found: found == identity)
     assert before - counted(tier).used_bytes == before / 2
@@ -241,16 +237,12 @@ def test_a_copy_for_another_tier_keeps_its_encoded_form_and_is_not_rounded_again
         assert same(read_all(lease), as_stored(entry))
 
 
-def test_a_copy_stays_readable_after_its_lease_is_closed_and_its_entry_deleted(
-    entry_of: MakeEntry, make_tier: MakeTier
-) -> None:
-    tier, entry = make_tier(), entry_of(1)
-    tier.put(entry)
+def test_a_copy_stays_readable_after_its_lease_is_closed_and_its_entry_deleted(entry_of: MakeEntry, tier: Tier) -> None:
     with leased(tier, entry_of(1)) as lease:
         copy = lease.read_encoded()
-    tier.delete(entry.info.key)
+    tier.delete(entry_of(1).info.key)
     tier.close()
-    assert torch.equal(copy.read_layer(1), as_stored(entry).kv[1])
+    assert torch.equal(copy.read_layer(1), as_stored(entry_of(1)).kv[1])
 
 
 @pytest.mark.parametrize("tokens", [1, 300])  # layers that end within a page, and beyond one
@@ -281,10 +273,8 @@ def scores_entry(entry: Entry, network: str = "a-one", value: float = 1.0) -> En
     return Entry.of_scores(entry.info, network, torch.full((entry.info.tokens, 3), value).half())
 
 
-def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
-    tier.put(entry)
-    alone = counted(tier)
+def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntry, tier: Tier) -> None:
+    entry, alone = entry_of(1), counted(tier)
     assert tier.put(scores_entry(entry))
     with leased(tier, scores_entry(entry)) as lease:
         assert lease.sensitivity is not None and (lease.sensitivity == 1.0).all()
@@ -296,9 +286,8 @@ def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntr
     assert [info.key for info in tier.infos()] == [entry.info.key]
 
 
-def test_scores_of_another_network_are_a_miss_and_no_damage(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
-    tier.put(entry)
+def test_scores_of_another_network_are_a_miss_and_no_damage(entry_of: MakeEntry, tier: Tier) -> None:
+    entry = entry_of(1)
     tier.put(scores_entry(entry, "a-one"))
     other = scores_entry(entry, "a-two").info
     assert tier.lease(other.identity, other.token_ids) is None

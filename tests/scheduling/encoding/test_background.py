@@ -15,6 +15,7 @@ from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusing
 from ragkv.store import DiskTier, Lease, MemoryTier
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
+from tests.faults import raising
 from tests.store.fakes import WrappedLease
 
 
@@ -130,62 +131,56 @@ class TestDamage:
     def test_a_tier_that_always_fails_costs_only_speed(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def fail(*_: Any) -> Any:
-            raise OSError("no more")
-
         with engine_of() as engine, caplog.at_level(logging.CRITICAL):
             engine.warm([A])
             for method in ("lease", "put"):
-                monkeypatch.setattr(MemoryTier, method, fail)
+                monkeypatch.setattr(MemoryTier, method, raising(OSError("no more")))
             close(engine.prefill(Q, [A, B]).logits, full_prefill(ids([A, B]))[0])
             engine.flush()
             assert engine.warm([C]).failed == 1
 
 
 class TestDeletion:
-    def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(self) -> None:
-        with engine_of() as engine:
-            with engine.scheduler.request():  # background encoding waits
-                assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
-                assert engine.delete([A]) == 0
-            engine.flush()
-            assert stored(engine, A) is None
-            assert stored(engine, B) is not None
+    def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(self, engine: Engine) -> None:
+        with engine.scheduler.request():  # background encoding waits
+            assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
+            assert engine.delete([A]) == 0
+        engine.flush()
+        assert stored(engine, A) is None
+        assert stored(engine, B) is not None
 
     def test_deleting_a_chunk_while_it_is_encoded_keeps_it_out_of_the_store(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with engine_of() as engine:
-            encoding, deleted = threading.Event(), threading.Event()
-            original = engine.entries.encoder.chunks
+        encoding, deleted = threading.Event(), threading.Event()
+        original = engine.entries.encoder.chunks
 
-            def slow(*wanted: Any) -> Any:
-                encoding.set()
-                assert deleted.wait(20)
-                return original(*wanted)
+        def slow(*wanted: Any) -> Any:
+            encoding.set()
+            assert deleted.wait(20)
+            return original(*wanted)
 
-            monkeypatch.setattr(engine.entries.encoder, "chunks", slow)
-            engine.prefill(Q, [A])
-            assert encoding.wait(20)
-            engine.delete([A])
-            deleted.set()
-            engine.flush()
-            assert stored(engine, A) is None
+        monkeypatch.setattr(engine.entries.encoder, "chunks", slow)
+        engine.prefill(Q, [A])
+        assert encoding.wait(20)
+        engine.delete([A])
+        deleted.set()
+        engine.flush()
+        assert stored(engine, A) is None
 
     def test_deleting_a_chunk_during_a_request_that_missed_it_keeps_it_out_of_the_store(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with engine_of() as engine:
 
-            def fuse(*args: Any, **kwargs: Any) -> Any:
-                engine.delete([A])
-                return Fusing(*args, **kwargs)
+        def fuse(*args: Any, **kwargs: Any) -> Any:
+            engine.delete([A])
+            return Fusing(*args, **kwargs)
 
-            monkeypatch.setattr("ragkv.prompt.prefill.Fusing", fuse)
-            engine.prefill(Q, [A])
-            monkeypatch.undo()
-            engine.flush()
-            assert stored(engine, A) is None
+        monkeypatch.setattr("ragkv.prompt.prefill.Fusing", fuse)
+        engine.prefill(Q, [A])
+        monkeypatch.undo()
+        engine.flush()
+        assert stored(engine, A) is None
 
 
 class TestWarming:

@@ -162,21 +162,20 @@ class TestDeletion:
             assert engine.entries.gc() == 0
 
 
-class TestNothingOfOtherDocuments:
-    def test_an_entry_is_the_same_whatever_was_encoded_with_it_or_before(self) -> None:
-        secret = tiny_models.tokens(40, seed=99)
-        found = []
-        for others in ([], [secret], [secret, B, C]):
-            with engine_of() as engine:
-                if others:
-                    engine.warm([*others, A])
-                    engine.delete([A])
-                    engine.prefill(Q, [*others, A])  # A is missed behind them
-                    engine.flush()
-                engine.warm([A])
-                found.append(stored(engine, A))
-        for kv in found[1:]:
-            torch.testing.assert_close(kv, found[0], atol=1e-5, rtol=1e-4)
+def test_an_entry_is_the_same_whatever_was_encoded_with_it_or_before() -> None:
+    secret = tiny_models.tokens(40, seed=99)
+    found = []
+    for others in ([], [secret], [secret, B, C]):
+        with engine_of() as engine:
+            if others:
+                engine.warm([*others, A])
+                engine.delete([A])
+                engine.prefill(Q, [*others, A])  # A is missed behind them
+                engine.flush()
+            engine.warm([A])
+            found.append(stored(engine, A))
+    for kv in found[1:]:
+        torch.testing.assert_close(kv, found[0], atol=1e-5, rtol=1e-4)
 
 
 class TestNeutralText:

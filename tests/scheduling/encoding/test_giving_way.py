@@ -9,6 +9,7 @@ import pytest
 from ragkv import Engine, FusionConfig
 from ragkv.runtime import working_for
 from tests.engine.helpers import A, B, Q, close, engine_of, full_prefill, ids
+from tests.scheduling.helpers import begin
 
 
 def encode_while(
@@ -27,8 +28,7 @@ def encode_while(
         with working_for("first"):
             encode()
 
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread = begin(run)
     assert begun.wait(60)
     with working_for("second"):
         other()
@@ -36,34 +36,36 @@ def encode_while(
 
 
 @pytest.mark.parametrize("how", ["warm", "background"])
-def test_another_tenant_computes_before_the_chunk_is_complete(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine_of() as engine:
-        identity, seen = engine.entries.encoder.identity, []
+def test_another_tenant_computes_before_the_chunk_is_complete(
+    engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity, seen = engine.entries.encoder.identity, []
 
-        def compute() -> None:
-            with engine.scheduler.turn():
-                seen.append(engine.store.lease(identity, tuple(A)) is None)
+    def compute() -> None:
+        with engine.scheduler.turn():
+            seen.append(engine.store.lease(identity, tuple(A)) is None)
 
-        def background() -> None:
-            engine.entries.background.add(tuple(A))
-            engine.flush()
+    def background() -> None:
+        engine.entries.background.add(tuple(A))
+        engine.flush()
 
-        encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)
-        assert seen == [True]
-        monkeypatch.undo()
-        assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
+    encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)
+    assert seen == [True]
+    monkeypatch.undo()
+    assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
 
 
-def test_a_prefill_of_another_tenant_in_between_changes_neither_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine_of() as engine:
-        engine.warm([B])
-        results = []
-        encode_while(
-            engine, monkeypatch, lambda: engine.warm([A]), lambda: results.append(engine.prefill(Q, [B], ratio=1.0))
-        )
-        close(results[0].logits, full_prefill(ids([B]))[0])
-        monkeypatch.undo()
-        close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(ids([A]))[0])  # the first chunk is exact
+def test_a_prefill_of_another_tenant_in_between_changes_neither_result(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.warm([B])
+    results = []
+    encode_while(
+        engine, monkeypatch, lambda: engine.warm([A]), lambda: results.append(engine.prefill(Q, [B], ratio=1.0))
+    )
+    close(results[0].logits, full_prefill(ids([B]))[0])
+    monkeypatch.undo()
+    close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(ids([A]))[0])  # the first chunk is exact
 
 
 def test_decode_steps_run_between_the_layers_of_encoding_and_of_scoring(monkeypatch: pytest.MonkeyPatch) -> None:

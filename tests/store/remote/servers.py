@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ragkv.runtime import Closing
+
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 120.0  # importing moto takes long on a busy machine
 
@@ -24,7 +26,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Server:
+class Server(Closing):
     """A process that listens on a port; when it is started again it listens on the same port."""
 
     def __init__(self, command: list[str], port: int) -> None:
@@ -61,6 +63,9 @@ class Server:
             self._process.wait()
             self._process = None
 
+    def close(self) -> None:
+        self.kill()
+
 
 class RedisServer(Server):
     """A Redis server without persistence: after a restart it is empty."""
@@ -79,10 +84,12 @@ class RedisServer(Server):
     def url(self) -> str:
         return f"redis://{LOOPBACK}:{self.port}/0"
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Kill the server and delete its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    remove = close
 
 
 class S3Server(Server):

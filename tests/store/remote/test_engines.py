@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ragkv import Engine, StoreConfig
+from ragkv.runtime import Closing
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids
 from tests.store.remote.faulty_proxy import Proxy
 
@@ -51,7 +52,7 @@ def test_chunks_warmed_by_one_replica_are_hits_on_the_other_and_give_equal_answe
     assert kind not in other.prefill(Q, [B, A, C]).reuse.bytes_by_tier  # it was promoted
 
 
-class Network:
+class Network(Closing):
     """An engine that reaches Redis through a proxy; another engine warmed its chunks."""
 
     def __init__(self, server: RedisServer, prefix: str, timeout_s: float = 10.0) -> None:
@@ -65,13 +66,6 @@ class Network:
     def close(self) -> None:
         self.engine.close()
         self.proxy.close()
-
-
-@pytest.fixture
-def network(redis_server: RedisServer) -> Iterator[Network]:
-    made = Network(redis_server, unique_prefix())
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("fault", ["refusing", "stalled", "trickling", "cut", "flipped"])
@@ -101,26 +95,21 @@ def test_a_network_fault_leaves_answers_right_and_costs_two_timeouts_at_most(
     network.close()
 
 
-def test_a_server_killed_while_layers_are_read_fails_no_request() -> None:
-    server = RedisServer()
-    network = Network(server, unique_prefix())
-    try:
+def test_a_server_killed_while_layers_are_read_fails_no_request(own_redis: RedisServer) -> None:
+    with Network(own_redis, unique_prefix()) as network:
         wanted, _ = full_prefill(ids([A, B, C]))
-        killer = threading.Timer(0.02, server.kill)
+        killer = threading.Timer(0.02, own_redis.kill)
         killer.start()
         for _ in range(6):
             close(network.engine.prefill(Q, [A, B, C], ratio=1.0).logits, wanted)
         killer.join()
-        server.start()
-    finally:
-        network.close()
-        server.remove()
+        own_redis.start()
 
 
-class TestLoadingOrComputing:
-    def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_says_so(
-        self, network: Network
-    ) -> None:
+def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_says_so(
+    redis_server: RedisServer,
+) -> None:
+    with Network(redis_server, unique_prefix()) as network:
         network.engine.profiler.measure(quick=True)
         network.engine.prefill(Q, [A, B, C])  # no speed was measured before
         network.engine.store._tiers[-1]._health.meter._s_per_byte = 1 / 20e3  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import pytest
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
+from ragkv.runtime import Closing
 from ragkv.store import Entry, Tier
 from ragkv.store.remote import RemoteTier, open_remote
 from tests.scheduling.helpers import until
@@ -31,7 +32,7 @@ def entry(number: int) -> Entry:
     return make_entry(number, tokens=2048, layers=LAYERS)
 
 
-class ProxiedServer:
+class ProxiedServer(Closing):
     """A server with a proxy before it, and tiers that connect through the proxy or directly."""
 
     def __init__(self, server: RedisServer | S3Server) -> None:
@@ -63,10 +64,9 @@ class ProxiedServer:
 
 @pytest.fixture(params=["redis", "s3"])
 def proxied(request: pytest.FixtureRequest) -> Iterator[ProxiedServer]:
-    made = ProxiedServer(request.getfixturevalue(f"{request.param}_server"))
-    made.tier(through=False).put(entry(1))
-    yield made
-    made.close()
+    with ProxiedServer(request.getfixturevalue(f"{request.param}_server")) as made:
+        made.tier(through=False).put(entry(1))
+        yield made
 
 
 def outcome(tier: Tier, number: int = 1, before_layer: Callable[[int], object] = lambda _: None) -> Entry | None:
@@ -170,19 +170,23 @@ def test_bytes_changed_by_the_network_are_never_served(proxied: ProxiedServer, e
     until(lambda: outcome(tier) is not None)
 
 
+DAMAGES: dict[str, Callable[[bytes, bytes], bytes]] = {  # of a value, also by one of another group
+    "flip": lambda value, _: (
+        value[: len(value) // 2] + bytes([value[len(value) // 2] ^ 1]) + value[len(value) // 2 + 1 :]
+    ),
+    "truncate": lambda value, _: value[:-1000],
+    "lengthen": lambda value, _: value + b"\0" * 1000,
+    "swap": lambda _, other: other,
+    "empty": lambda *_: b"?",
+}
+
+
 class TestRedis:
     @pytest.fixture
-    def server(self) -> Iterator[RedisServer]:
-        made = RedisServer()
-        yield made
-        made.remove()
-
-    @pytest.fixture
-    def proxied(self, server: RedisServer) -> Iterator[ProxiedServer]:
-        made = ProxiedServer(server)
-        made.tier(through=False).put(entry(1))
-        yield made
-        made.close()
+    def proxied(self, own_redis: RedisServer) -> Iterator[ProxiedServer]:
+        with ProxiedServer(own_redis) as made:
+            made.tier(through=False).put(entry(1))
+            yield made
 
     def test_a_server_killed_during_a_read_and_restarted_empty_is_used_again(self, proxied: ProxiedServer) -> None:
         tier = proxied.tier()
@@ -202,25 +206,14 @@ class TestRedis:
         assert tier.put(entry(1))
         assert outcome(tier) is not None
 
-    @pytest.mark.parametrize("damage", ["flip", "truncate", "lengthen", "swap", "empty"])
+    @pytest.mark.parametrize("damage", DAMAGES)
     @pytest.mark.parametrize("layer_group", [0, 3])
     def test_a_value_that_is_not_what_was_written_is_never_served_and_is_deleted(
         self, proxied: ProxiedServer, damage: str, layer_group: int
     ) -> None:
         client = proxied.tier(through=False)._connector._client  # type: ignore[attr-defined]
         (name,) = client.keys(f"*{entry(1).info.key.to_text()}")
-        value = bytearray(client.hget(name, layer_group))
-        if damage == "flip":
-            value[len(value) // 2] ^= 1
-        elif damage == "truncate":
-            value = value[:-1000]
-        elif damage == "lengthen":
-            value += b"\0" * 1000
-        elif damage == "swap":
-            value = bytearray(client.hget(name, 1))
-        else:
-            value = bytearray(b"?")
-        client.hset(name, layer_group, bytes(value))
+        client.hset(name, layer_group, DAMAGES[damage](client.hget(name, layer_group), client.hget(name, 1)))
         tier = proxied.tier()
         assert outcome(tier) is None
         assert tier.stats().damaged == 1
@@ -265,40 +258,29 @@ class TestRedis:
         assert outcome(other) is not None
 
     def test_a_server_that_evicts_under_maxmemory_serves_right_entries_or_misses(self) -> None:
-        server = RedisServer("--maxmemory", "12mb", "--maxmemory-policy", "allkeys-lru")
-        proxied = ProxiedServer(server)
-        try:
-            tier = proxied.tier(through=False)
-            served = 0
+        limits = ("--maxmemory", "12mb", "--maxmemory-policy", "allkeys-lru")
+        with RedisServer(*limits) as server, ProxiedServer(server) as proxied:
+            tier, served = proxied.tier(through=False), 0
             for number in range(40):  # of 0.8 MB each
                 tier.put(entry(number))
                 served += outcome(tier, number) is not None
                 served += outcome(tier, number // 2) is not None
             assert 20 < served < 80
             assert counted(tier).entries < 40
-        finally:
-            proxied.close()
-            server.remove()
 
     def test_a_full_server_that_evicts_nothing_refuses_writes_and_still_serves(self) -> None:
-        server = RedisServer("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
-        proxied = ProxiedServer(server)
-        try:
+        limits = ("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
+        with RedisServer(*limits) as server, ProxiedServer(server) as proxied:
             tier = proxied.tier(through=False)
             kept = [number for number in range(3, 20) if tier.put(entry(number))]
             assert 0 < len(kept) < 17
             assert is_available(tier)
             assert all(outcome(tier, number) is not None for number in kept)
             assert tier.delete(entry(kept[0]).info.key)
-        finally:
-            proxied.close()
-            server.remove()
 
 
 def test_s3_killed_and_restarted_empty_is_used_again() -> None:
-    server = S3Server()
-    proxied = ProxiedServer(server)
-    try:
+    with S3Server() as server, ProxiedServer(server) as proxied:
         tier = proxied.tier(timeout_s=2.0)
         assert tier.put(entry(1))
         assert outcome(tier) is not None
@@ -311,6 +293,3 @@ def test_s3_killed_and_restarted_empty_is_used_again() -> None:
         assert outcome(tier) is None
         assert tier.put(entry(1))
         assert outcome(tier) is not None
-    finally:
-        proxied.close()
-        server.kill()

@@ -4,6 +4,7 @@ import pytest
 
 from ragkv.errors import RemoteError
 from ragkv.store.remote.health import FAILURES_TO_OPEN, FORGET_SPEED_S, LONGEST_PAUSE_S, Health, SpeedMeter
+from tests.faults import raising
 
 
 class Clock:
@@ -24,12 +25,7 @@ def health(clock: Clock) -> Health:
     return Health("remote", clock=clock)
 
 
-def refuse() -> None:
-    raise RemoteError("refused")
-
-
-def time_out() -> None:
-    raise RemoteError("timed out", timed_out=True)
+refuse, time_out = raising(RemoteError("refused")), raising(RemoteError("timed out", timed_out=True))
 
 
 def fail(health: Health, times: int = 1) -> None:
@@ -85,22 +81,21 @@ def test_a_late_answer_to_an_earlier_call_does_not_close_the_breaker(health: Hea
     assert not health.available
 
 
-class TestSpeedMeter:
-    def test_bandwidth_is_measured_over_the_time_in_which_anything_was_read(self, clock: Clock) -> None:
-        meter = SpeedMeter(clock)
-        meter.begin_read()
-        meter.end_read(0)  # it failed
-        assert meter.speed() is None
-        meter.begin_read()
-        meter.begin_read()
-        clock.now = 1.0
-        meter.end_read(600)
-        clock.now = 2.0
-        meter.end_read(400)
-        clock.now = 50.0  # nothing was read
-        assert meter.speed() == pytest.approx(500)
-        clock.now = 2.5 + FORGET_SPEED_S
-        assert meter.speed() is None
+def test_bandwidth_is_measured_over_the_time_in_which_anything_was_read(clock: Clock) -> None:
+    meter = SpeedMeter(clock)
+    meter.begin_read()
+    meter.end_read(0)  # it failed
+    assert meter.speed() is None
+    meter.begin_read()
+    meter.begin_read()
+    clock.now = 1.0
+    meter.end_read(600)
+    clock.now = 2.0
+    meter.end_read(400)
+    clock.now = 50.0  # nothing was read
+    assert meter.speed() == pytest.approx(500)
+    clock.now = 2.5 + FORGET_SPEED_S
+    assert meter.speed() is None
 
 
 def test_the_time_without_an_answer_is_counted_from_the_first_failure_to_the_next_answer(

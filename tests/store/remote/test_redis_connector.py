@@ -8,6 +8,7 @@ import pytest
 from ragkv.errors import RemoteError
 from ragkv.store import TierKind
 from ragkv.store.remote import RemoteTier
+from tests.faults import raising
 from tests.store.entries import make_entry, other_identities
 
 from .helpers import counted, hit, redis_config, redis_store, redis_tier_of
@@ -23,6 +24,7 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
     with redis_store(redis_config(redis_server, timeout_s=10.0, ttl_s=None, group_bytes=1)) as store:
         connector: Any = redis_tier_of(store)._connector
         name, client = connector._name(make_entry(1).info.key), connector._client
+        fail = raising(RemoteError("not now"))
         groups = iter([connector._call, fail])
         with monkeypatch.context() as patch, pytest.raises(RemoteError):
             patch.setattr(connector, "_call", lambda: next(groups, fail)())
@@ -31,10 +33,6 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
         assert hit(store, 1) is None and not store.contains(make_entry(1).info.key)
         assert store.put_durably(make_entry(1)) and hit(store, 1) is TierKind.REDIS
         assert client.pttl(name) == -1
-
-
-def fail() -> None:
-    raise RemoteError("not now")
 
 
 def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(redis_server: RedisServer) -> None:

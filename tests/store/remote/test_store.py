@@ -10,7 +10,9 @@ import pytest
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
+from ragkv.runtime import Closing
 from ragkv.store import Store, TierKind
+from tests.faults import raising
 from tests.scheduling.helpers import until
 from tests.store.entries import IDENTITY, hint_of, ids_of, make_entry, read_all
 from tests.store.remote.faulty_proxy import Proxy
@@ -127,12 +129,8 @@ def test_an_entry_is_not_served_while_its_deletion_is_unconfirmed_though_the_rem
 ) -> None:
     with redis_store(redis_config(redis_server, timeout_s=10.0)) as store:
         store.put_durably(make_entry(1))
-
-        def refuse(*_: object) -> bool:
-            raise RemoteError("not now")
-
         connector = redis_tier_of(store)._connector
-        monkeypatch.setattr(connector, "delete", refuse)
+        monkeypatch.setattr(connector, "delete", raising(RemoteError("not now")))
         assert not store.delete(make_entry(1).info.key)
         assert connector.exists(make_entry(1).info.key)
         assert hit(store, 1) is None
@@ -142,7 +140,7 @@ def test_an_entry_is_not_served_while_its_deletion_is_unconfirmed_though_the_rem
         monkeypatch.undo()
 
 
-class StoreBehindProxy:
+class StoreBehindProxy(Closing):
     """A store of memory, disk and Redis, with a proxy before Redis."""
 
     def __init__(self, server: RedisServer, directory: Path) -> None:
@@ -169,9 +167,8 @@ class StoreBehindProxy:
 
 @pytest.fixture
 def behind(redis_server: RedisServer, tmp_path: Path) -> Iterator[StoreBehindProxy]:
-    made = StoreBehindProxy(redis_server, tmp_path / "near")
-    yield made
-    made.close()
+    with StoreBehindProxy(redis_server, tmp_path / "near") as made:
+        yield made
 
 
 def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_over_restarts_too(
