@@ -18,8 +18,11 @@ import torch
 
 from ragkv import Engine
 from ragkv.conversations import Conversations
+from ragkv.conversations.manifest import _checksum
 from tests import tiny_models
 from tests.engine.helpers import A, B, Q
+from tests.faults import os_error, raising
+from tests.scheduling.helpers import begin
 from tests.store.fakes import FailingTier, Failure, HeldWrites, ThrottledTier
 
 from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, talk, with_kv
@@ -35,17 +38,16 @@ def manifest(directory: Path) -> Path:
 
 class TestLostBlock:
     @pytest.mark.parametrize("which", [0, 1, -1])
-    def test_a_lost_block_is_computed_and_stored_again(self, tmp_path: Path, which: int) -> None:
-        with engine_at(tmp_path) as engine:
-            session = talk(engine)
-            engine.flush()
-            lost = session.state.history.blocks[which]
-            engine.store.delete(lost.key(engine.entries.encoder.identity))
-            reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
-            assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
-            assert reuse.exact == 1 + with_kv(session) - len(lost)
-            ask(engine, session, 3, ratio=0.0)
-            assert is_full_prefill(engine, session, 4, ratio=0.0).reuse.exact == 1 + with_kv(session)
+    def test_a_lost_block_is_computed_and_stored_again(self, engine: Engine, which: int) -> None:
+        session = talk(engine)
+        engine.flush()
+        lost = session.state.history.blocks[which]
+        engine.store.delete(lost.key(engine.entries.encoder.identity))
+        reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
+        assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
+        assert reuse.exact == 1 + with_kv(session) - len(lost)
+        ask(engine, session, 3, ratio=0.0)
+        assert is_full_prefill(engine, session, 4, ratio=0.0).reuse.exact == 1 + with_kv(session)
 
     def test_a_lost_inexact_block_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
@@ -120,73 +122,68 @@ class TestLostBlock:
             assert is_full_prefill(engine, session, 1, ratio=0.0).reuse.exact < 1 + with_kv(session)
 
 
-class TestOrphanedBlocks:
-    @pytest.mark.parametrize("moment", ["when they were listed", "when the first is deleted"])
-    def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-    ) -> None:
-        with engine_at(tmp_path) as engine:
-            before = talk(engine, turns=1).state
-        manifest(tmp_path).unlink()
-        with monkeypatch.context() as later:
-            later.setattr(Conversations, "drop_orphans", lambda _: 0)  # as the engine opens
-            engine = engine_at(tmp_path)
-        with engine:
-            session, store, turns = engine.session("s"), engine.store, []
-            orphans = store.block_keys()
-            owner, name = (store, "sample") if "listed" in moment else (engine.conversations.block_writer, "delete")
-            real = getattr(owner, name)
+@pytest.mark.parametrize("moment", ["when they were listed", "when the first is deleted"])
+def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with engine_at(tmp_path) as engine:
+        before = talk(engine, turns=1).state
+    manifest(tmp_path).unlink()
+    with monkeypatch.context() as later:
+        later.setattr(Conversations, "drop_orphans", lambda _: 0)  # as the engine opens
+        engine = engine_at(tmp_path)
+    with engine:
+        session, store, turns = engine.session("s"), engine.store, []
+        orphans = store.block_keys()
+        owner, name = (store, "sample") if "listed" in moment else (engine.conversations.block_writer, "delete")
+        real = getattr(owner, name)
 
-            def while_a_turn_runs(*arguments: Any) -> Any:
-                if not turns:
-                    turns.append(engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4))
-                    while not any(turn.saved_keys for turn in engine.conversations._turns):
-                        next(turns[0])
-                return real(*arguments)
+        def while_a_turn_runs(*arguments: Any) -> Any:
+            if not turns:
+                turns.append(engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4))
+                while not any(turn.saved_keys for turn in engine.conversations._turns):
+                    next(turns[0])
+            return real(*arguments)
 
-            monkeypatch.setattr(owner, name, while_a_turn_runs)
-            assert orphans and engine.conversations.drop_orphans() == len(orphans)
-            engine.flush()
-            list(turns[0])
-            engine.flush()
-            assert session.state.history == before.history
-            assert set(store.block_keys()) == set(orphans)
+        monkeypatch.setattr(owner, name, while_a_turn_runs)
+        assert orphans and engine.conversations.drop_orphans() == len(orphans)
+        engine.flush()
+        list(turns[0])
+        engine.flush()
+        assert session.state.history == before.history
+        assert set(store.block_keys()) == set(orphans)
+
+
+def another_digit(data: bytes) -> bytes:
+    """A manifest with one digit of one token id changed: still JSON, but another conversation."""
+    at = data.index(b"],", data.index(b'"blocks"')) - 1
+    return data[:at] + (b"1" if data[at : at + 1] == b"0" else b"0") + data[at + 1 :]
+
+
+def of_another_session(data: bytes) -> bytes:
+    head, summary, body = data.splitlines(keepends=True)
+    other = json.dumps({**json.loads(summary), "session_id": "t"}).encode() + b"\n"
+    return json.dumps({**json.loads(head), "checksum": _checksum(other + body)}).encode() + b"\n" + other + body
+
+
+HARMS: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:-20],
+    "digit": another_digit,
+    "empty": lambda _: b"",
+    "swap": of_another_session,
+    "age": lambda data: data.replace(b'"version": 1', b'"version": 0', 1),
+}
 
 
 class TestManifest:
-    def cut(self, path: Path) -> None:
-        path.write_bytes(path.read_bytes()[:-20])
-
-    def digit(self, path: Path) -> None:
-        """Change one digit of one token id: still JSON, but another conversation."""
-        data = path.read_bytes()
-        at = data.index(b"],", data.index(b'"blocks"')) - 1
-        other = b"1" if data[at : at + 1] == b"0" else b"0"
-        path.write_bytes(data[:at] + other + data[at + 1 :])
-
-    def empty(self, path: Path) -> None:
-        path.write_bytes(b"")
-
-    def swap(self, path: Path) -> None:
-        """Replace it by another session's manifest."""
-        head, summary, body = path.read_bytes().splitlines(keepends=True)
-        other = json.dumps({**json.loads(summary), "session_id": "t"}).encode() + b"\n"
-        from ragkv.conversations.manifest import _checksum
-
-        head = json.dumps({**json.loads(head), "checksum": _checksum(other + body)}).encode() + b"\n"
-        path.write_bytes(head + other + body)
-
-    def age(self, path: Path) -> None:
-        path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 0', 1))
-
-    @pytest.mark.parametrize("harm", ["cut", "digit", "empty", "swap", "age"])
+    @pytest.mark.parametrize("harm", HARMS)
     def test_a_manifest_that_cannot_be_read_is_moved_aside_and_the_next_report_says_so(
         self, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         with engine_at(tmp_path) as engine:
             talk(engine)
-        getattr(self, harm)(manifest(tmp_path))
-        kept = manifest(tmp_path).read_bytes()
+        kept = HARMS[harm](manifest(tmp_path).read_bytes())
+        manifest(tmp_path).write_bytes(kept)
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
             assert (session.turns, session.token_ids) == (0, ())
@@ -218,7 +215,7 @@ class TestManifest:
     ) -> None:
         with engine_at(tmp_path) as engine:
             talk(engine, turns=2)
-        real = Path.replace
+        real, stop = Path.replace, raising(os_error(errno.EIO))
         monkeypatch.setattr(Path, "replace", lambda self, to: stop() if self.suffix == ".tmp" else real(self, to))
         with engine_at(tmp_path) as engine:
             talk(engine, turns=3)
@@ -230,21 +227,14 @@ class TestManifest:
         assert not list((tmp_path / "sessions").glob("*.tmp"))
 
 
-def stop() -> None:
-    raise OSError(errno.EIO, "Input/output error")
-
-
 def test_a_full_disk_fails_no_answer_and_the_session_lives_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with engine_at(tmp_path) as engine:
         talk(engine, turns=1)
         engine.flush()
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", full)
+            patch.setattr(os, "write", raising(os_error(errno.ENOSPC)))
             talk(engine, turns=3)
             engine.flush()
         assert "No space left" in caplog.text
@@ -277,8 +267,7 @@ class TestEviction:
                         return
                     engine.warm([tiny_models.tokens(8, seed=number)])
 
-            pusher = threading.Thread(target=push)
-            pusher.start()
+            pusher = begin(push)
             try:
                 passes = 0
                 while passes < 3 or not memory.stats().evictions:  # on a busy machine the writer may be late
@@ -386,27 +375,26 @@ class TestSlowDisk:
             engine.flush()
             assert files(tmp_path) == len(session.state.history.blocks)
 
-    def test_a_session_tells_when_its_last_turn_is_on_disk(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
-            session = talk(engine, turns=1)
-            assert session.wait_saved(60) is None
-            with engine.conversations.storage._writing:  # type: ignore[attr-defined]
-                talk(engine, turns=2)
-                assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
-            assert session.wait_saved(60) is None
+    def test_a_session_tells_when_its_last_turn_is_on_disk(self, engine: Engine) -> None:
+        session = talk(engine, turns=1)
+        assert session.wait_saved(60) is None
+        with engine.conversations.storage._writing:  # type: ignore[attr-defined]
+            talk(engine, turns=2)
+            assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
+        assert session.wait_saved(60) is None
 
     @pytest.mark.parametrize("end", ["reset", "delete"])
-    def test_a_turn_that_waits_to_be_written_never_comes_back_after_a_deletion(self, tmp_path: Path, end: str) -> None:
-        with engine_at(tmp_path) as engine:
-            session = talk(engine, turns=1)
-            engine.flush()
-            with engine.conversations.storage._writing:  # type: ignore[attr-defined]
-                talk(engine, turns=3)
-                thread = threading.Thread(target=getattr(session, end))
-                thread.start()
-            thread.join(20)
-            engine.flush()
-            assert not list((tmp_path / "sessions").glob("*.json")) and files(tmp_path) == 0
+    def test_a_turn_that_waits_to_be_written_never_comes_back_after_a_deletion(
+        self, engine: Engine, tmp_path: Path, end: str
+    ) -> None:
+        session = talk(engine, turns=1)
+        engine.flush()
+        with engine.conversations.storage._writing:  # type: ignore[attr-defined]
+            talk(engine, turns=3)
+            thread = begin(getattr(session, end))
+        thread.join(20)
+        engine.flush()
+        assert not list((tmp_path / "sessions").glob("*.json")) and files(tmp_path) == 0
 
 
 def speak_for_ever(directory: Path, diary: Path) -> None:
@@ -450,10 +438,8 @@ def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(tmp_path: Pat
             assert not list((tmp_path / "kv" / "sessions").glob("*.damaged"))
             assert pinned(engine) == 0
             for promised in diary.read_text().splitlines()[-1:]:
-                name, kept = promised.split()
-                assert int(kept) > 6 or engine.session(name).turns >= int(
-                    kept
-                )  # a session with more turns may be deleted by now
+                name, kept = promised.split()  # a session with more than six turns may be deleted by now
+                assert int(kept) > 6 or engine.session(name).turns >= int(kept)
     assert turns > 0
 
 

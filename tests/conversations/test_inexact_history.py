@@ -42,11 +42,10 @@ def inexact(engine: Engine, session: Session) -> int:
     return sum(len(block) for block, exact in known if not exact)
 
 
-def test_what_is_exact_of_a_fused_turn_has_blocks_of_its_own(tmp_path: Path) -> None:
-    with engine_at(tmp_path) as engine:
-        session = fused_turn(engine)
-        assert len(A) % BLOCK  # so that a block would hold tokens of two chunks
-        assert inexact(engine, session) == with_kv(session) - len(A)
+def test_what_is_exact_of_a_fused_turn_has_blocks_of_its_own(engine: Engine) -> None:
+    session = fused_turn(engine)
+    assert len(A) % BLOCK  # so that a block would hold tokens of two chunks
+    assert inexact(engine, session) == with_kv(session) - len(A)
 
 
 class TestSelect:

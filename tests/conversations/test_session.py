@@ -41,15 +41,14 @@ class TestFork:
             assert engine.session("other").turns == 4
             assert is_full_prefill(engine, engine.session("other"), 4).reuse.notes == ()
 
-    def test_deleting_the_original_leaves_its_fork_unharmed(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
-            session = talk(engine)
-            other = session.fork("other")
-            session.delete()
-            assert is_full_prefill(engine, other, 3, ratio=0.0).reuse.exact == 1 + with_kv(other)
-            other.delete()
-            engine.flush()
-            assert files(tmp_path) == 0
+    def test_deleting_the_original_leaves_its_fork_unharmed(self, engine: Engine, tmp_path: Path) -> None:
+        session = talk(engine)
+        other = session.fork("other")
+        session.delete()
+        assert is_full_prefill(engine, other, 3, ratio=0.0).reuse.exact == 1 + with_kv(other)
+        other.delete()
+        engine.flush()
+        assert files(tmp_path) == 0
 
     def test_forking_over_an_existing_conversation_is_refused(self) -> None:
         with engine_at(None) as engine:
@@ -60,15 +59,14 @@ class TestFork:
 
 
 class TestRewind:
-    def test_a_rewound_turn_is_regenerated_without_computing_the_past(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
-            session = talk(engine)
-            history = session.token_ids[: 2 * 9]
-            session.rewind()
-            assert (session.token_ids, session.turns) == (history, 2)
-            assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
-            again = engine.answer(question(2), session=session, max_new_tokens=4, temperature=1.0, seed=3)
-            assert session.token_ids == (*history, *question(2), *again.token_ids)
+    def test_a_rewound_turn_is_regenerated_without_computing_the_past(self, engine: Engine) -> None:
+        session = talk(engine)
+        history = session.token_ids[: 2 * 9]
+        session.rewind()
+        assert (session.token_ids, session.turns) == (history, 2)
+        assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
+        again = engine.answer(question(2), session=session, max_new_tokens=4, temperature=1.0, seed=3)
+        assert session.token_ids == (*history, *question(2), *again.token_ids)
 
     def test_rewinding_to_a_past_turn_drops_the_later_turns(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
@@ -88,18 +86,17 @@ class TestRewind:
 
 
 class TestDelete:
-    def test_deleting_a_session_leaves_nothing_of_it(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
-            talk(engine, "a"), talk(engine, "b", turns=1)
-            engine.flush()
-            engine.session("a").delete()
-            engine.flush()
-            assert [info.session_id for info in engine.conversations.list()] == ["b"]
-            assert files(tmp_path) == len(engine.session("b").state.history.blocks)
-            engine.session("b").delete()
-            engine.session("never").delete()
-            assert files(tmp_path) == len(list((tmp_path / "sessions").iterdir())) == 0
-            assert engine.stats().store.tiers[0].entries == 0
+    def test_deleting_a_session_leaves_nothing_of_it(self, engine: Engine, tmp_path: Path) -> None:
+        talk(engine, "a"), talk(engine, "b", turns=1)
+        engine.flush()
+        engine.session("a").delete()
+        engine.flush()
+        assert [info.session_id for info in engine.conversations.list()] == ["b"]
+        assert files(tmp_path) == len(engine.session("b").state.history.blocks)
+        engine.session("b").delete()
+        engine.session("never").delete()
+        assert files(tmp_path) == len(list((tmp_path / "sessions").iterdir())) == 0
+        assert engine.stats().store.tiers[0].entries == 0
 
     def test_a_deleted_session_object_is_unusable_and_its_id_is_free_again(self) -> None:
         with engine_at(None) as engine:

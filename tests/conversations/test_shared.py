@@ -1,9 +1,9 @@
 """Conversations on any replica: engines that share only the weights and a Redis server, which is started here."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ragkv.errors import InputError, SessionConflictError, SessionUnavailableErr
 from ragkv.store import EntryKey
 from ragkv.types import TokenEvent
 from tests.engine.helpers import A, B
-from tests.scheduling.helpers import until
+from tests.scheduling.helpers import together, until
 from tests.store.remote.helpers import unique_prefix
 from tests.store.remote.servers import RedisServer
 
@@ -94,11 +94,7 @@ def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -
                     conflicts.append(first)
 
     with replicas(tmp_path, config, 3) as engines:
-        threads = [threading.Thread(target=turns, args=(e, 10 * n)) for n, e in enumerate(engines)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together([partial(turns, engine, 10 * number) for number, engine in enumerate(engines)])
         history = list(engines[0].session("s").token_ids)
         assert engines[1].session("s").turns == 12
         asked = [question(10 * n + k) for n in range(3) for k in range(4)]
@@ -152,26 +148,22 @@ def test_documents_deleted_on_one_replica_are_deleted_on_all(
 
 
 def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine that deleted them was closed before it could tell the others, and is opened again."""
     monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
-    server = RedisServer()
-    try:
-        config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=5.0)
-        with replicas(tmp_path / "there", config, 1) as (there,):
-            there.warm([A, B])
-            with replicas(tmp_path / "here", config, 1) as (here,):
-                here.warm([A, B])
-                server.kill()
-                here.delete([A])
-            with replicas(tmp_path / "here", config, 1):
-                server.start()
-                (deleted, kept), disk = there.entries.keys([A, B]), there.store._tiers[1]
-                until(lambda: not disk.contains(deleted), 60)
-                assert disk.contains(kept)
-    finally:
-        server.remove()
+    config = RedisConfig(url=own_redis.url, prefix=unique_prefix(), timeout_s=5.0)
+    with replicas(tmp_path / "there", config, 1) as (there,):
+        there.warm([A, B])
+        with replicas(tmp_path / "here", config, 1) as (here,):
+            here.warm([A, B])
+            own_redis.kill()
+            here.delete([A])
+        with replicas(tmp_path / "here", config, 1):
+            own_redis.start()
+            (deleted, kept), disk = there.entries.keys([A, B]), there.store._tiers[1]
+            until(lambda: not disk.contains(deleted), 60)
+            assert disk.contains(kept)
 
 
 def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_way_are_not(
@@ -259,29 +251,23 @@ def test_tenants_and_models_share_a_server_and_nothing_else(tmp_path: Path, conf
         assert question(0)[0] in one.session("s").token_ids
 
 
-def test_no_turn_is_answered_without_the_server(tmp_path: Path) -> None:
-    server = RedisServer()
-    try:
-        config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=5.0)
-        with replicas(tmp_path, config, 1) as (engine,):
-            session = engine.session("s")
-            ask(engine, session, 0)
-            stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
-            next(stream)
-            server.kill()
-            with pytest.raises(SessionUnavailableError, match="ask again"):
-                list(stream)  # computed, but no replica could find it
-            assert session.state.history.blocks and session.turns == 1
-            with pytest.raises(SessionUnavailableError):
-                engine.session("s")
-            assert engine.answer(
-                question(2), [A, B], max_new_tokens=2
-            ).token_ids  # a request without a session needs no server
-            server.start()  # the server kept everything in memory, so it is empty now
-            until(lambda: engine.conversations.server_stats().answers)  # a probe finds that out
-            assert engine.session("s").turns == 0
-    finally:
-        server.remove()
+def test_no_turn_is_answered_without_the_server(tmp_path: Path, own_redis: RedisServer) -> None:
+    config = RedisConfig(url=own_redis.url, prefix=unique_prefix(), timeout_s=5.0)
+    with replicas(tmp_path, config, 1) as (engine,):
+        session = engine.session("s")
+        ask(engine, session, 0)
+        stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
+        next(stream)
+        own_redis.kill()
+        with pytest.raises(SessionUnavailableError, match="ask again"):
+            list(stream)  # computed, but no replica could find it
+        assert session.state.history.blocks and session.turns == 1
+        with pytest.raises(SessionUnavailableError):
+            engine.session("s")
+        assert engine.answer(question(2), [A, B], max_new_tokens=2).token_ids  # without a session it needs no server
+        own_redis.start()  # the server kept everything in memory, so it is empty now
+        until(lambda: engine.conversations.server_stats().answers)  # a probe finds that out
+        assert engine.session("s").turns == 0
 
 
 def test_a_conversation_with_a_damaged_shared_manifest_starts_empty_and_says_so(

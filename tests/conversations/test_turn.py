@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv import Chunk, PromptConfig
+from ragkv import Chunk, Engine, PromptConfig
 from ragkv.prompt.layout import TemplateRuns
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, close, full_prefill, text_engine
@@ -60,12 +60,11 @@ def test_kv_that_no_longer_prompt_can_use_is_not_stored(tmp_path: Path, family: 
         assert files(tmp_path) == len(blocks)
 
 
-def test_history_alone_adds_no_deviation_at_any_ratio(tmp_path: Path) -> None:
-    with engine_at(tmp_path) as engine:
-        session = talk(engine, turns=4)
-        for how in (dict(ratio=0.0), dict(ratio=0.5), dict(reuse="prefix"), dict(reuse="none")):
-            reuse = is_full_prefill(engine, session, 4, **how).reuse
-            assert reuse.exact == (0 if how.get("reuse") == "none" else 1 + with_kv(session))
+def test_history_alone_adds_no_deviation_at_any_ratio(engine: Engine) -> None:
+    session = talk(engine, turns=4)
+    for how in (dict(ratio=0.0), dict(ratio=0.5), dict(reuse="prefix"), dict(reuse="none")):
+        reuse = is_full_prefill(engine, session, 4, **how).reuse
+        assert reuse.exact == (0 if how.get("reuse") == "none" else 1 + with_kv(session))
 
 
 class TestTurnsWithFusedChunks:
@@ -97,45 +96,42 @@ class TestTurnsWithFusedChunks:
             third = is_full_prefill(engine, session, 3, ratio=0.3).reuse
             assert (third.exact, third.fused, third.notes) == (1 + with_kv(session), 0, ())
 
-    def test_inexact_history_serves_no_other_session(self, tmp_path: Path) -> None:
+    def test_inexact_history_serves_no_other_session(self, engine: Engine) -> None:
         """Two equal conversations, one of them with fused chunks: the exact one finds only exact blocks."""
-        with engine_at(tmp_path) as engine:
-            engine.warm([A, B])
-            sloppy, exact = engine.session("sloppy"), engine.session("exact")
-            answer = list(tiny_models.tokens(4, seed=9))
-            for session, ratio in ((sloppy, 0.0), (exact, 1.0)):
-                engine.append(session, question(0), answer, ratio=ratio)
-                engine.append(session, question(1), answer, [A, B], ratio=ratio)
-            assert sloppy.token_ids == exact.token_ids
-            assert is_full_prefill(engine, exact, 2, ratio=0.0).reuse.fused == 0
-            assert engine.prefill(question(2), session=sloppy, ratio=0.0).reuse.fused > 0
-            first, second = (
-                {block.key(engine.entries.encoder.identity) for block in session.state.history.blocks}
-                for session in (sloppy, exact)
-            )
-            assert len(first & second) == 2  # the blocks of the first turn: the same KV, so the same entries
+        engine.warm([A, B])
+        sloppy, exact = engine.session("sloppy"), engine.session("exact")
+        answer = list(tiny_models.tokens(4, seed=9))
+        for session, ratio in ((sloppy, 0.0), (exact, 1.0)):
+            engine.append(session, question(0), answer, ratio=ratio)
+            engine.append(session, question(1), answer, [A, B], ratio=ratio)
+        assert sloppy.token_ids == exact.token_ids
+        assert is_full_prefill(engine, exact, 2, ratio=0.0).reuse.fused == 0
+        assert engine.prefill(question(2), session=sloppy, ratio=0.0).reuse.fused > 0
+        first, second = (
+            {block.key(engine.entries.encoder.identity) for block in session.state.history.blocks}
+            for session in (sloppy, exact)
+        )
+        assert len(first & second) == 2  # the blocks of the first turn: the same KV, so the same entries
 
 
-def test_equal_conversations_share_their_blocks(tmp_path: Path) -> None:
-    with engine_at(tmp_path) as engine:
-        one, two = talk(engine, "1"), talk(engine, "2")
-        engine.flush()
-        assert engine.stats().store.tiers[-1].entries == len(one.state.history.blocks)
-        one.delete()
-        assert is_full_prefill(engine, two, 3).reuse.exact == 1 + with_kv(two)
-        two.delete()
-        assert engine.stats().store.tiers[-1].entries == 0
+def test_equal_conversations_share_their_blocks(engine: Engine) -> None:
+    one, two = talk(engine, "1"), talk(engine, "2")
+    engine.flush()
+    assert engine.stats().store.tiers[-1].entries == len(one.state.history.blocks)
+    one.delete()
+    assert is_full_prefill(engine, two, 3).reuse.exact == 1 + with_kv(two)
+    two.delete()
+    assert engine.stats().store.tiers[-1].entries == 0
 
 
-def test_an_appended_turn_equals_a_decoded_turn(tmp_path: Path) -> None:
-    with engine_at(tmp_path) as engine:
-        said, given = engine.session("said"), engine.session("given")
-        for turn in range(3):
-            answer = ask(engine, said, turn)
-            prefill = engine.append(given, question(turn), answer.token_ids)
-            assert given.token_ids == said.token_ids
-            close(prefill.logits, full_prefill([1, *given.token_ids])[0])
-        assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)  # every token has KV
+def test_an_appended_turn_equals_a_decoded_turn(engine: Engine) -> None:
+    said, given = engine.session("said"), engine.session("given")
+    for turn in range(3):
+        answer = ask(engine, said, turn)
+        prefill = engine.append(given, question(turn), answer.token_ids)
+        assert given.token_ids == said.token_ids
+        close(prefill.logits, full_prefill([1, *given.token_ids])[0])
+    assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)  # every token has KV
 
 
 def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> None:
@@ -151,19 +147,18 @@ def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> N
         assert reuse.exact == len(runs.before_documents) + question_tokens + len(first.token_ids) - 1
 
 
-def test_parts_say_the_kind_of_every_token_of_a_history(tmp_path: Path) -> None:
-    with engine_at(tmp_path) as engine:
-        session = engine.session("s")
-        chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
-        ask(engine, session, 0, chunks)
-        ask(engine, session, 1)
-        parts = [(part.kind.value, len(part), part.turn, part.source) for part in session.state.history.parts]
-        assert parts == [
-            ("chunk", len(A), 0, "a.md"),
-            ("chunk", len(B), 0, ""),
-            ("question", 5, 0, ""),
-            ("answer", 4, 0, ""),
-            ("question", 5, 1, ""),
-            ("answer", 4, 1, ""),
-        ]
-        assert sum(len(part) for part in session.state.history.parts) == len(session.token_ids)
+def test_parts_say_the_kind_of_every_token_of_a_history(engine: Engine) -> None:
+    session = engine.session("s")
+    chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
+    ask(engine, session, 0, chunks)
+    ask(engine, session, 1)
+    parts = [(part.kind.value, len(part), part.turn, part.source) for part in session.state.history.parts]
+    assert parts == [
+        ("chunk", len(A), 0, "a.md"),
+        ("chunk", len(B), 0, ""),
+        ("question", 5, 0, ""),
+        ("answer", 4, 0, ""),
+        ("question", 5, 1, ""),
+        ("answer", 4, 1, ""),
+    ]
+    assert sum(len(part) for part in session.state.history.parts) == len(session.token_ids)

@@ -1,6 +1,5 @@
 """Unsaved sessions: they are in one process alone, share the blocks of the session they continue, and leave none."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from tests.store.remote.servers import RedisServer
 from .helpers import ask, engine_at, files, is_full_prefill
 
 pytestmark = pytest.mark.enable_socket
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    with engine_at(tmp_path) as engine:
-        yield engine
 
 
 def test_an_unsaved_session_is_listed_nowhere_and_leaves_no_file(engine: Engine, tmp_path: Path) -> None:

@@ -4,33 +4,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ragkv import RagKVError, StoreConfig
+from ragkv import Engine, RagKVError, StoreConfig
 from tests import tiny_models
+from tests.scheduling.helpers import begin, together
 
 from .helpers import A, B, C, Q, engine_of, stored
 
 CHUNKS = [A, B, C]
 ORDERS = [[A, B, C], [C, B, A], [B, A], [A, A], [C], [], [B, C, B], [A, C]]
 QUESTIONS = [tiny_models.tokens(3, seed) for seed in range(30, 38)]
-
-
-def together(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Run the calls at the same time, each on its own thread."""
-    start = threading.Barrier(len(calls))
-
-    def run(call: Callable[[], Any]) -> Any:
-        start.wait(20)
-        return call()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls, timeout=60))
 
 
 @pytest.mark.parametrize("memory_bytes", [10**6, 0], ids=["memory", "disk"])
@@ -47,34 +35,30 @@ def test_eight_threads_get_their_solo_results(tmp_path: Path, memory_bytes: int)
             torch.testing.assert_close(shared, own, rtol=0.0, atol=1e-5 * float(own.abs().max()))
 
 
-def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers() -> None:
-    with engine_of() as engine:
-        alone = engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4).token_ids
-        calls: list[Callable[[], Any]] = [lambda: engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4)] * 5
-        results = together([*calls, lambda: engine.warm(CHUNKS), lambda: engine.delete([A, B])])
-        assert all(answer.token_ids == alone for answer in results[:5])
+def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers(engine: Engine) -> None:
+    alone = engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4).token_ids
+    calls: list[Callable[[], Any]] = [lambda: engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4)] * 5
+    results = together([*calls, lambda: engine.warm(CHUNKS), lambda: engine.delete([A, B])])
+    assert all(answer.token_ids == alone for answer in results[:5])
 
 
-def test_streams_of_one_thread_may_be_interleaved() -> None:
-    with engine_of() as engine:
-        engine.warm(CHUNKS)
-        how: dict[str, Any] = dict(max_new_tokens=5, min_new_tokens=5, ratio=0.3)
-        alone = [engine.answer(Q, order, **how).token_ids for order in ORDERS[:2]]
-        streams = [engine.stream(Q, order, **how) for order in ORDERS[:2]]
-        *_, last = zip(*streams, strict=True)
-        assert [answer.token_ids for answer in last] == alone
+def test_streams_of_one_thread_may_be_interleaved(engine: Engine) -> None:
+    engine.warm(CHUNKS)
+    how: dict[str, Any] = dict(max_new_tokens=5, min_new_tokens=5, ratio=0.3)
+    alone = [engine.answer(Q, order, **how).token_ids for order in ORDERS[:2]]
+    streams = [engine.stream(Q, order, **how) for order in ORDERS[:2]]
+    *_, last = zip(*streams, strict=True)
+    assert [answer.token_ids for answer in last] == alone
 
 
-class TestAnAbandonedStream:
-    def test_flush_and_close_do_not_wait_for_an_abandoned_stream(self) -> None:
-        engine = engine_of()
-        events = engine.stream(Q, [A], max_new_tokens=20, min_new_tokens=20)
-        next(events)
-        done = threading.Thread(target=lambda: (engine.flush(), engine.close()))
-        done.start()
-        done.join(60)
-        assert not done.is_alive()
-        assert len(list(events)) == 20  # the stream itself goes on: what it needs is its own
+def test_flush_and_close_do_not_wait_for_an_abandoned_stream() -> None:
+    engine = engine_of()
+    events = engine.stream(Q, [A], max_new_tokens=20, min_new_tokens=20)
+    next(events)
+    done = begin(lambda: (engine.flush(), engine.close()))
+    done.join(60)
+    assert not done.is_alive()
+    assert len(list(events)) == 20  # the stream itself goes on: what it needs is its own
 
 
 class TestClosing:
@@ -99,30 +83,21 @@ class TestClosing:
         engine.warm(CHUNKS)
         wanted = engine.prefill(Q, CHUNKS).logits
 
-        def ask() -> int:
-            for _ in range(200):
-                try:
+        def ask() -> None:
+            with pytest.raises(RagKVError, match="closed"):
+                while True:
                     assert torch.equal(engine.prefill(Q, CHUNKS).logits, wanted)
-                except RagKVError as error:
-                    assert "closed" in str(error)
-                    return 1
-            return 0
 
-        def close() -> int:
-            engine.close()
-            return 0
-
-        together([ask, ask, ask, close])
+        together([ask, ask, ask, engine.close])
 
 
-def test_requests_go_before_background_encoding() -> None:
-    with engine_of() as engine:
-        with engine.scheduler.request():
-            engine.prefill(Q, [A])
-            engine.prefill(Q, [B])
-            assert stored(engine, A) is None
-        engine.flush()
-        assert stored(engine, A) is not None
+def test_requests_go_before_background_encoding(engine: Engine) -> None:
+    with engine.scheduler.request():
+        engine.prefill(Q, [A])
+        engine.prefill(Q, [B])
+        assert stored(engine, A) is None
+    engine.flush()
+    assert stored(engine, A) is not None
 
 
 def test_a_process_that_does_not_close_its_engine_ends_cleanly() -> None:

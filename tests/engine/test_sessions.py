@@ -5,7 +5,7 @@ import pytest
 from ragkv import Engine, PromptConfig
 from tests.prompt.test_layout import CHATML, HEADERS
 
-from .helpers import A, B, Q, engine_of, text_engine
+from .helpers import A, B, Q, text_engine
 
 
 def text_ids(engine: Engine, text: str) -> list[int]:
@@ -13,16 +13,15 @@ def text_ids(engine: Engine, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("ratio", "recomputed"), [(0.0, 0), (0.4, 7), (1.0, 16)])
-def test_history_is_exact_and_chunks_behind_it_are_fused(ratio: float, recomputed: int) -> None:
-    with engine_of() as engine:
-        engine.warm([A, B])
-        session = engine.session("s")
-        engine.answer(Q, [A], session, max_new_tokens=3, min_new_tokens=3)
-        history = len(session.token_ids)
-        reuse = engine.prefill([9, 8], [A, B], session, ratio=ratio, selector="first-k").reuse
-        last = 1  # the answer's last token: nothing followed it, so it has no KV yet
-        assert (reuse.exact, reuse.computed, reuse.recomputed) == (history, last + 2, recomputed)
-        assert reuse.fused == len(A) + len(B) - recomputed
+def test_history_is_exact_and_chunks_behind_it_are_fused(engine: Engine, ratio: float, recomputed: int) -> None:
+    engine.warm([A, B])
+    session = engine.session("s")
+    engine.answer(Q, [A], session, max_new_tokens=3, min_new_tokens=3)
+    history = len(session.token_ids)
+    reuse = engine.prefill([9, 8], [A, B], session, ratio=ratio, selector="first-k").reuse
+    last = 1  # the answer's last token: nothing followed it, so it has no KV yet
+    assert (reuse.exact, reuse.computed, reuse.recomputed) == (history, last + 2, recomputed)
+    assert reuse.fused == len(A) + len(B) - recomputed
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADERS], ids=["chatml", "headers"])

@@ -91,14 +91,13 @@ def test_a_character_cut_by_the_limit_is_marked_once(engine: Engine, monkeypatch
     assert answer.text == "a\ufffd"
 
 
-class TestChoice:
-    def test_decoding_is_greedy_even_if_the_models_generation_config_samples(self) -> None:
-        model = tiny_models.model("llama")
-        model.generation_config.update(do_sample=True, temperature=5.0, repetition_penalty=3.0)
-        with Engine(model) as engine:
-            answers = {engine.answer(Q, [A], ratio=1.0, max_new_tokens=6).token_ids for _ in range(3)}
-        with engine_of() as plain:
-            assert answers == {plain.answer(Q, [A], ratio=1.0, max_new_tokens=6).token_ids}
+def test_decoding_is_greedy_even_if_the_models_generation_config_samples() -> None:
+    model = tiny_models.model("llama")
+    model.generation_config.update(do_sample=True, temperature=5.0, repetition_penalty=3.0)
+    with Engine(model) as engine:
+        answers = {engine.answer(Q, [A], ratio=1.0, max_new_tokens=6).token_ids for _ in range(3)}
+    with engine_of() as plain:
+        assert answers == {plain.answer(Q, [A], ratio=1.0, max_new_tokens=6).token_ids}
 
 
 def test_an_answer_without_a_tokenizer_has_ids_and_no_text() -> None:

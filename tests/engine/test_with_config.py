@@ -1,15 +1,16 @@
 """Several engines on one loaded model: same answers as alone; they share the model and nothing else."""
 
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-from ragkv import Engine, EngineConfig, RagKVError, StoreConfig, TokenEvent
+from ragkv import Engine, EngineConfig, RagKVError, StoreConfig
+from ragkv.scheduling import decode_batch
 from ragkv.types import Answer
 from tests import tiny_models
+from tests.scheduling.helpers import together
 
 CHUNKS = [(5, 6, 7, 8, 9, 10), (11, 12, 13, 14, 15), (16, 17, 18, 19)]
 QUESTION = (20, 21, 22)
@@ -82,32 +83,9 @@ def test_a_closed_engine_refuses_with_config(first: Engine) -> None:
 
 
 def test_rows_of_two_engines_decode_in_one_step(first: Engine, second: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ragkv.scheduling.decode_batch
-
-    sizes: list[int] = []
-    step = ragkv.scheduling.decode_batch.decode_rows
-
-    def counting(adapter: object, rows: list[object]) -> torch.Tensor:
-        sizes.append(len(rows))
-        return step(adapter, rows)  # type: ignore[arg-type]
-
-    alone = [engine.answer(QUESTION, max_new_tokens=40, min_new_tokens=40).token_ids for engine in (first, second)]
-    monkeypatch.setattr(ragkv.scheduling.decode_batch, "decode_rows", counting)
-    ready, found = threading.Barrier(2), {}
-
-    def ask(number: int, engine: Engine) -> None:
-        ids = []
-        for event in engine.stream(QUESTION, max_new_tokens=40, min_new_tokens=40):
-            if isinstance(event, TokenEvent):
-                if not ids:
-                    ready.wait(30)
-                ids.append(event.token_id)
-        found[number] = tuple(ids)
-
-    threads = [threading.Thread(target=ask, args=one) for one in enumerate((first, second))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [found[0], found[1]] == alone
+    asks = [partial(engine.answer, QUESTION, max_new_tokens=40, min_new_tokens=40) for engine in (first, second)]
+    alone, sizes, step = [ask().token_ids for ask in asks], list[int](), decode_batch.decode_rows
+    monkeypatch.setattr(decode_batch, "PATIENCE", 1000.0)
+    monkeypatch.setattr(decode_batch, "decode_rows", lambda model, rows: sizes.append(len(rows)) or step(model, rows))
+    assert [answer.token_ids for answer in together(asks)] == alone
     assert max(sizes) == 2

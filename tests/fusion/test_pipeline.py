@@ -10,6 +10,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import LayerReader, Readers
 from ragkv.store import LRU, Lease, MemoryTier, TierKind
+from tests.scheduling.helpers import begin
 from tests.store.entries import as_stored, make_entry, with_codec
 
 CPU = torch.device("cpu")
@@ -84,8 +85,7 @@ def test_closing_a_reader_waits_for_running_reads(readers: Readers) -> None:
 
     reader = LayerReader([HeldLease()], LAYERS, 2, readers, CPU)
     assert started.wait(30)
-    leaving = threading.Thread(target=reader.close)
-    leaving.start()
+    leaving = begin(reader.close)
     leaving.join(0.2)
     waits = leaving.is_alive()
     held.set()

@@ -1,7 +1,6 @@
 """The contract of every registered selector: its own rule, its budget, and the same choice twice."""
 
 import pytest
-import torch
 
 from ragkv import Engine
 from ragkv.errors import ConfigError
@@ -48,29 +47,6 @@ class TestThroughTheEngine:
         for selected in prefill.selected_by_layer:
             assert selected.tolist() == sorted(set(selected.tolist()))
             assert all(helpers.FIRST <= position < helpers.FIRST + helpers.N for position in selected.tolist())
-
-    @pytest.mark.parametrize("name", NAMES)
-    def test_the_same_question_selects_the_same_tokens_twice(self, engine: Engine, name: str) -> None:
-        first, second = (engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.3, selector=name) for _ in range(2))
-        assert torch.equal(first.logits, second.logits)
-        for one, other in zip(first.selected_by_layer, second.selected_by_layer, strict=True):
-            assert torch.equal(one, other)
-
-    def test_no_selector_changes_a_stored_byte(self, engine: Engine) -> None:
-        before = self._bytes(engine)
-        for name in SELECTORS:
-            engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.4, selector=name)
-        assert self._bytes(engine) == before
-
-    @staticmethod
-    def _bytes(engine: Engine) -> list[bytes]:
-        found = []
-        for chunk in helpers.CHUNKS:
-            with engine.store.lease(engine.entries.encoder.identity, tuple(chunk)) as lease:
-                found += [lease.read_layer(layer).numpy().tobytes() for layer in range(4)]
-            scores = engine.store.scores(engine.entries.encoder.scores_identity, tuple(chunk))
-            found.append(scores.numpy().tobytes())
-        return found
 
 
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:

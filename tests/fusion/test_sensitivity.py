@@ -55,6 +55,16 @@ def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
     return scores
 
 
+def scores_beside(chunk: tuple[int, ...], *neighbourhoods: list[tuple[int, ...]]) -> torch.Tensor:
+    """The scores of the tokens of a chunk, (T,), where these neighbourhoods are known."""
+    with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
+        entry = engine.entries.encoder.chunks([chunk])[0]
+        scorer = Scorer(engine.model.adapter, (1,), 2)
+        for chunks in neighbourhoods:
+            scorer.register(chunks)
+        return scorer.scores([chunk], [entry.kv])[0][:, 0]
+
+
 class TestScorer:
     @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "gemma2", "phi3"])
     def test_scores_of_any_family_are_finite_and_positive(self, family: str) -> None:
@@ -67,23 +77,14 @@ class TestScorer:
 
     @pytest.mark.usefixtures("every_token_behind_every_text")
     def test_scores_equal_the_naive_reference(self) -> None:
-        with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.entries.encoder.chunks([CHUNK])[0]
-            scorer = Scorer(engine.model.adapter, (1,), 2)
-            scorer.register(OTHERS)
-            got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
+        got = scores_beside(CHUNK, OTHERS)
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
     @pytest.mark.usefixtures("every_token_behind_every_text")
     def test_one_of_the_texts_is_the_chunks_neighbourhood_which_is_computed_if_it_is_not_there(self) -> None:
         neighbourhood = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
-        with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.entries.encoder.chunks([CHUNK])[0]
-            scorer = Scorer(engine.model.adapter, (1,), 2)
-            scorer.register(OTHERS[:8])
-            scorer.register(neighbourhood)
-            got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
+        got = scores_beside(CHUNK, OTHERS[:8], neighbourhood)
         neighbours = (OTHERS[9] + OTHERS[10])[-COMPUTED_TOKENS:]
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
         assert got.tolist() == pytest.approx(naive((1,), [neighbours, kept]), rel=2e-3)
@@ -106,13 +107,7 @@ class TestScorer:
 
     def test_a_chunk_is_never_scored_behind_itself(self) -> None:
         chunk = OTHERS[0]
-        with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine.entries.encoder.chunks([chunk])[0]
-            with_itself, without = Scorer(engine.model.adapter, (1,), 2), Scorer(engine.model.adapter, (1,), 2)
-            with_itself.register(OTHERS)
-            with_itself.register([chunk])
-            without.register(OTHERS[4:])
-            assert torch.equal(*(scorer.scores([chunk], [entry.kv])[0] for scorer in (with_itself, without)))
+        assert torch.equal(scores_beside(chunk, OTHERS, [chunk]), scores_beside(chunk, OTHERS[4:]))
 
     def test_a_single_chunk_is_scored_behind_its_own_shuffled_tokens(self) -> None:
         with Engine(tiny_models.model("llama"), config=scoring()) as engine:
@@ -209,9 +204,7 @@ class TestAskingSelector:
             asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2)
             known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
         length, rows = len(asking.token_ids), min(most, len(helpers.QUESTION))
-        places = range(
-            length - len(helpers.QUESTION), length - len(helpers.QUESTION) + rows
-        )  # the question's first ones
+        places = range(length - len(helpers.QUESTION), length)[:rows]  # the question's first ones
         assert watched == [[*places], [places[-1]]]  # layers 2 and 3 of 4; the last one computes one row
         assert torch.equal(asking.logits, known.logits)
         assert (asking.reuse.compute - known.reuse.compute) * 4 * length == pytest.approx(4 * rows)

@@ -1,7 +1,6 @@
 """Linear layers in int8: rows are independent, the exactness rules hold against the int8 model, entries are apart."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from ragkv.model.cpu import int8
 from ragkv.model.cpu.int8 import Int8Linear, round_weights
 from ragkv.model.fingerprint import remember_rounded_digest, rounded_digest, weights_digest
 from tests import tiny_models
+from tests.faults import raising
 from tests.model.test_kinds import CHUNKS, COARSE, QUESTION, off
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qlinear_prepack"), reason="torch has no oneDNN")
@@ -135,10 +135,7 @@ def test_a_model_without_plain_linear_layers_is_refused() -> None:
 
 
 def test_without_kernels_the_setting_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> Any:
-        raise RuntimeError("no kernel")
-
-    monkeypatch.setattr(int8, "_product_of_many", missing)
+    monkeypatch.setattr(int8, "_product_of_many", raising(RuntimeError("no kernel")))
     int8.activation_steps.cache_clear()
     with pytest.raises(ConfigError, match=r"needs torch's oneDNN kernels .* no kernel\. Set weights = plain"):
         round_weights(tiny_models.model("llama"))

@@ -41,17 +41,16 @@ def test_the_folders_tokenizer_is_loaded_too(folder: Path) -> None:
     assert tokenizer.decode(tokenizer("aé", add_special_tokens=False)["input_ids"]) == "aé"
 
 
-@pytest.mark.parametrize("name", ["no-such-model", "./no/such/folder", "/no/such/folder", "~/no/such/folder"])
-def test_a_missing_folder_is_named(name: str) -> None:
-    assert "No model folder at" in refused(name)
-
-
-def test_an_unavailable_hub_id_is_named() -> None:
-    assert "no-such/model" in refused("no-such/model")
-
-
-def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    assert "no config.json" in refused(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((name, "No model folder at") for name in ("no-such-model", "./no/such/folder", "/no/such", "~/no/such")),
+        ("no-such/model", "no-such/model"),  # as on the hub
+        (Path(__file__).parent, "no config.json"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named(name: str | Path, said: str) -> None:
+    assert said in refused(name)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "no-such-type"}', "\x00\x01"])
@@ -60,12 +59,15 @@ def test_an_empty_config_is_refused(folder: Path, text: str) -> None:
     assert str(folder) in refused(folder)
 
 
-def test_damaged_weights_are_refused(folder: Path) -> None:
+def test_damaged_weights_are_refused_in_a_sentence(folder: Path) -> None:
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
-    for damaged in (b"", b"not a tensor " * 99, whole[: len(whole) // 2]):
-        weights.write_bytes(damaged)
-        assert str(folder) in refused(folder)
+    for size in (0, 4, 1000, len(whole) // 2):
+        weights.write_bytes(whole[:size])
+        said = refused(folder)
+        assert str(folder) in said and "Is it complete?" in said
+    weights.write_bytes(b"not a tensor " * 99)
+    assert str(folder) in refused(folder)
     weights.unlink()
     assert "model.safetensors" in refused(folder)
 
@@ -77,13 +79,6 @@ def test_a_pointer_in_place_of_a_file_is_named(folder: Path, name: str) -> None:
         pytest.importorskip("gguf")
         folder = folder / name
     assert f"{name} is a Git LFS pointer" in refused(folder)
-
-
-@pytest.mark.parametrize("size", [0, 4, 1000])
-def test_a_file_that_is_cut_is_refused_in_a_sentence(folder: Path, size: int) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:size])
-    assert "Is it complete?" in refused(folder)
 
 
 def test_incomplete_weights_are_refused_and_not_initialized_at_random(folder: Path) -> None:
@@ -112,21 +107,12 @@ def test_the_message_distinguishes_a_damaged_tokenizer_from_a_damaged_model(fold
     assert "tokenizer of the model" in refused(folder)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float", "no-such-dtype", ""])
-def test_an_unknown_dtype_is_refused(folder: Path, dtype: str) -> None:
-    if dtype == "float":
-        assert load(folder, "cpu", dtype)[0].dtype is torch.float32  # torch's own name for it
-    else:
+def test_an_unknown_dtype_and_a_device_that_is_not_there_are_refused(folder: Path) -> None:
+    for dtype in ("int8", "no-such-dtype", ""):
         assert "'bfloat16'" in refused(folder, ConfigError, dtype=dtype)
-
-
-def test_an_unknown_device_is_refused(folder: Path) -> None:
-    assert "'no-such-device'" in refused(folder, ConfigError, device="no-such-device")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_missing_device_is_refused(folder: Path) -> None:
-    assert "'cuda'" in refused(folder, ConfigError, device="cuda")
+    assert load(folder, "cpu", "float")[0].dtype is torch.float32  # torch's own name for it
+    for device in ("no-such-device", *(() if torch.cuda.is_available() else ("cuda",))):
+        assert f"'{device}'" in refused(folder, ConfigError, device=device)
 
 
 @pytest.mark.gpu

@@ -23,6 +23,7 @@ from ragkv.model.cpu.packing import (
 )
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
+from tests.faults import raising
 
 CPU = torch.device("cpu")
 TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))
@@ -160,9 +161,7 @@ def _measured_again() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_measured_again")
 def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
-        raise AttributeError("no such operator")
-
+    missing = raising(AttributeError("no such operator"))
     monkeypatch.setattr(PackedLinear, "__init__", missing)
     monkeypatch.setattr(packing.Float16Copy, "product", missing)
     for dtype in (torch.bfloat16, torch.float32):

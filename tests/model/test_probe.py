@@ -55,20 +55,15 @@ def test_an_architecture_that_cannot_be_fused_is_refused_with_the_reason(name: s
     assert name in str(caught.value)
 
 
-def test_an_object_that_is_no_model_is_refused() -> None:
-    for thing in (nn.Linear(2, 2), None):
-        with pytest.raises(UnsupportedModelError):
+def test_what_is_no_language_model_is_refused() -> None:
+    for thing, error, said in (
+        (nn.Linear(2, 2), UnsupportedModelError, "No adapter"),
+        (None, UnsupportedModelError, "No adapter"),
+        ("path/to/model", InputError, r"Engine\.from_pretrained\('path/to/model'\)"),  # the call that takes a name
+        (tiny_models.model("llama").model, UnsupportedModelError, "causal LM"),  # it has no head
+    ):
+        with pytest.raises(error, match=said):
             Engine(thing)
-
-
-def test_the_name_of_a_model_is_refused_with_the_call_that_takes_one() -> None:
-    with pytest.raises(InputError, match=r"Engine\.from_pretrained\('path/to/model'\)"):
-        Engine("path/to/model")
-
-
-def test_a_model_without_a_language_model_head_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="causal LM"):
-        Engine(tiny_models.model("llama").model)
 
 
 class ScaledEmbeddings(transformers.LlamaForCausalLM):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragkv import PromptConfig, Text
+from ragkv import Engine, PromptConfig, Text
 from ragkv.errors import InputError
 from ragkv.types import Excerpt
 from tests.engine.helpers import A, B, Q, close, counts, engine_of, full_prefill, stored, text_engine
@@ -10,13 +10,12 @@ from tests.engine.helpers import A, B, Q, close, counts, engine_of, full_prefill
 HEAD, SEPARATOR = Text((1, 40, 41), opening=True), Text((50, 51))
 
 
-def test_text_among_chunks_stays_in_its_place_and_is_computed() -> None:
-    with engine_of() as engine:
-        engine.warm([A, B])
-        prefill = engine.prefill(Q, [A, SEPARATOR, B], ratio=0.0)
-        assert prefill.token_ids.tolist() == [1, *A, *SEPARATOR.token_ids, *B, *Q]
-        assert counts(prefill.reuse) == (1 + len(A), len(B), 0, len(SEPARATOR) + len(Q))
-        assert prefill.reuse.missed_chunks == 0
+def test_text_among_chunks_stays_in_its_place_and_is_computed(engine: Engine) -> None:
+    engine.warm([A, B])
+    prefill = engine.prefill(Q, [A, SEPARATOR, B], ratio=0.0)
+    assert prefill.token_ids.tolist() == [1, *A, *SEPARATOR.token_ids, *B, *Q]
+    assert counts(prefill.reuse) == (1 + len(A), len(B), 0, len(SEPARATOR) + len(Q))
+    assert prefill.reuse.missed_chunks == 0
 
 
 def test_the_separator_is_the_settings_unless_the_request_gives_another() -> None:
@@ -53,53 +52,48 @@ def test_a_setting_gives_another_separator_and_ids_need_none() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_prompt_may_open_with_its_own_text(ratio: float) -> None:
+def test_a_prompt_may_open_with_its_own_text(engine: Engine, ratio: float) -> None:
     """The entries were encoded behind another opening, so none of them is exact here."""
-    with engine_of() as engine:
-        engine.warm([A, B])
-        prefill = engine.prefill(Q, [HEAD, A, B], ratio=ratio, selector="first-k")
-        assert prefill.token_ids.tolist() == [*HEAD.token_ids, *A, *B, *Q]
-        exact, fused, recomputed, computed = counts(prefill.reuse)
-        assert (exact, fused + recomputed, computed) == (0, len(A) + len(B), len(HEAD) + len(Q))
-        if ratio == 1.0:
-            close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])
+    engine.warm([A, B])
+    prefill = engine.prefill(Q, [HEAD, A, B], ratio=ratio, selector="first-k")
+    assert prefill.token_ids.tolist() == [*HEAD.token_ids, *A, *B, *Q]
+    exact, fused, recomputed, computed = counts(prefill.reuse)
+    assert (exact, fused + recomputed, computed) == (0, len(A) + len(B), len(HEAD) + len(Q))
+    if ratio == 1.0:
+        close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])
 
 
-def test_an_opening_equal_to_the_prefix_is_reused() -> None:
-    with engine_of() as engine:
-        engine.warm([A])
-        assert engine.prefill(Q, [Text((1,), opening=True), A]).reuse == engine.prefill(Q, [A]).reuse
+def test_an_opening_equal_to_the_prefix_is_reused(engine: Engine) -> None:
+    engine.warm([A])
+    assert engine.prefill(Q, [Text((1,), opening=True), A]).reuse == engine.prefill(Q, [A]).reuse
 
 
-def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_the_prefix() -> None:
-    with engine_of() as engine:
-        engine.warm([A, B])
-        first, second = Excerpt(tuple(A[:-1]), whole=tuple(A)), Excerpt(tuple(B[1:]), whole=tuple(B), offset=1)
-        alone = engine.prefill(Q, [first])
-        assert counts(alone.reuse) == (1 + len(first), 0, 0, len(Q))
-        close(alone.logits, full_prefill(alone.token_ids.tolist())[0])
-        both = engine.prefill(Q, [first, SEPARATOR, second], ratio=0.0)
-        assert both.token_ids.tolist() == [1, *A[:-1], *SEPARATOR.token_ids, *B[1:], *Q]
-        assert counts(both.reuse) == (1 + len(first), len(second), 0, len(SEPARATOR) + len(Q))
-        whole = engine.prefill(Q, [first, SEPARATOR, second], ratio=1.0)
-        close(whole.logits, full_prefill(whole.token_ids.tolist())[0])
-        engine.flush()
-        assert stored(engine, first.token_ids) is None and stored(engine, second.token_ids) is None
+def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_the_prefix(engine: Engine) -> None:
+    engine.warm([A, B])
+    first, second = Excerpt(tuple(A[:-1]), whole=tuple(A)), Excerpt(tuple(B[1:]), whole=tuple(B), offset=1)
+    alone = engine.prefill(Q, [first])
+    assert counts(alone.reuse) == (1 + len(first), 0, 0, len(Q))
+    close(alone.logits, full_prefill(alone.token_ids.tolist())[0])
+    both = engine.prefill(Q, [first, SEPARATOR, second], ratio=0.0)
+    assert both.token_ids.tolist() == [1, *A[:-1], *SEPARATOR.token_ids, *B[1:], *Q]
+    assert counts(both.reuse) == (1 + len(first), len(second), 0, len(SEPARATOR) + len(Q))
+    whole = engine.prefill(Q, [first, SEPARATOR, second], ratio=1.0)
+    close(whole.logits, full_prefill(whole.token_ids.tolist())[0])
+    engine.flush()
+    assert stored(engine, first.token_ids) is None and stored(engine, second.token_ids) is None
 
 
-def test_text_is_never_stored() -> None:
-    with engine_of() as engine:
-        engine.prefill(Q, [HEAD, A, SEPARATOR, B])
-        engine.flush()
-        assert stored(engine, SEPARATOR.token_ids) is None
-        assert stored(engine, HEAD.token_ids) is None
-        assert stored(engine, A) is not None
+def test_text_is_never_stored(engine: Engine) -> None:
+    engine.prefill(Q, [HEAD, A, SEPARATOR, B])
+    engine.flush()
+    assert stored(engine, SEPARATOR.token_ids) is None
+    assert stored(engine, HEAD.token_ids) is None
+    assert stored(engine, A) is not None
 
 
-def test_a_session_reuses_its_history_behind_the_same_opening() -> None:
-    with engine_of() as engine:
-        session = engine.session("s")
-        first = engine.answer(Q, [HEAD, A], session, max_new_tokens=2, min_new_tokens=2)
-        second = engine.prefill([9], [HEAD, B], session, ratio=1.0)
-        assert second.token_ids.tolist() == [*HEAD.token_ids, *A, *Q, *first.token_ids, *B, 9]
-        close(second.logits, full_prefill(second.token_ids.tolist())[0])
+def test_a_session_reuses_its_history_behind_the_same_opening(engine: Engine) -> None:
+    session = engine.session("s")
+    first = engine.answer(Q, [HEAD, A], session, max_new_tokens=2, min_new_tokens=2)
+    second = engine.prefill([9], [HEAD, B], session, ratio=1.0)
+    assert second.token_ids.tolist() == [*HEAD.token_ids, *A, *Q, *first.token_ids, *B, 9]
+    close(second.logits, full_prefill(second.token_ids.tolist())[0])

@@ -55,34 +55,33 @@ def test_each_prompt_gets_what_it_gets_alone(family: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["cancelled", "damaged", "all fail"])
-def test_what_befalls_one_prompt_touches_no_other(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine_of() as engine:
-        asks, alone = asks_of(engine)
-        adapter, cancel, key = engine.model.adapter, threading.Event(), engine.entries.encoder.identity.key(tuple(A))
-        asks[0] = partial(asks[0], cancel=cancel)
-        load, call_layer = Fusing.load, adapter.call_layer
+def test_what_befalls_one_prompt_touches_no_other(engine: Engine, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, alone = asks_of(engine)
+    adapter, cancel, key = engine.model.adapter, threading.Event(), engine.entries.encoder.identity.key(tuple(A))
+    asks[0] = partial(asks[0], cancel=cancel)
+    load, call_layer = Fusing.load, adapter.call_layer
 
-        def fail_one(one: Fusing, layer: int) -> None:
-            if one.asking is not None and layer == 1 and not failed and what != "all fail":
-                failed.append(one)
-                if what == "damaged":
-                    raise EntryDamagedError(key, "on purpose")
-                cancel.set()
-            load(one, layer)
+    def fail_one(one: Fusing, layer: int) -> None:
+        if one.asking is not None and layer == 1 and not failed and what != "all fail":
+            failed.append(one)
+            if what == "damaged":
+                raise EntryDamagedError(key, "on purpose")
+            cancel.set()
+        load(one, layer)
 
-        def fail_all(layer: int, hidden: Any, rows: Any, step: Any) -> Any:
-            if what == "all fail" and layer == 1 and len(step._parts) > 1:
-                raise RuntimeError("on purpose")
-            return call_layer(layer, hidden, rows, step)
+    def fail_all(layer: int, hidden: Any, rows: Any, step: Any) -> Any:
+        if what == "all fail" and layer == 1 and len(step._parts) > 1:
+            raise RuntimeError("on purpose")
+        return call_layer(layer, hidden, rows, step)
 
-        failed: list[Fusing] = []
-        monkeypatch.setattr(Fusing, "load", fail_one)
-        monkeypatch.setattr(adapter, "call_layer", fail_all)
-        first, *others = together(engine, asks)
-        is_cancelled = isinstance(first, CancelledError)
-        assert is_cancelled == (what == "cancelled") and (is_cancelled or first.reuse.missed_chunks == len(failed))
-        for wanted, got in zip(alone[1:], others, strict=True):
-            same(got, wanted)
+    failed: list[Fusing] = []
+    monkeypatch.setattr(Fusing, "load", fail_one)
+    monkeypatch.setattr(adapter, "call_layer", fail_all)
+    first, *others = together(engine, asks)
+    is_cancelled = isinstance(first, CancelledError)
+    assert is_cancelled == (what == "cancelled") and (is_cancelled or first.reuse.missed_chunks == len(failed))
+    for wanted, got in zip(alone[1:], others, strict=True):
+        same(got, wanted)
 
 
 def test_turns_of_several_conversations_stay_exact() -> None:

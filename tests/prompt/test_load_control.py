@@ -103,14 +103,17 @@ def test_only_chunks_in_the_slow_tier_are_computed(tmp_path: Path) -> None:
         assert "2 of 4 chunks" in reuse.decision[0]
 
 
-def test_r_star_is_used_without_a_profile_and_the_report_says_so(tmp_path: Path) -> None:
-    for directory in (tmp_path, None):
+def test_r_star_is_used_without_a_readable_profile_and_the_report_says_so(tmp_path: Path) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "profile.json").write_text("{")
+    whys = {tmp_path: "ragkv profile", None: "no store directory", tmp_path / "damaged": "cannot be read"}
+    for directory, why in whys.items():
         with engine(directory, memory=True) as made:
             made.warm(CHUNKS)
             reuse = made.prefill(QUESTION, CHUNKS).reuse
         assert (reuse.ratio, reuse.notes) == (0.15, ())
-        (why,) = reuse.decision
-        assert "ratio 15%" in why and ("ragkv profile" in why or "no store directory" in why)
+        (said,) = reuse.decision
+        assert "ratio 15%" in said and why in said
 
 
 def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs(tmp_path: Path) -> None:
@@ -125,13 +128,6 @@ def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
     assert "cpu is 'Abacus'" in reuse.decision[0] and "threads is 77" in reuse.decision[0]
-
-
-def test_a_damaged_profile_never_fails_a_request(tmp_path: Path) -> None:
-    (tmp_path / "profile.json").write_text("{")
-    with engine(tmp_path) as made:
-        made.warm(CHUNKS)
-        assert "cannot be read" in made.prefill(QUESTION, CHUNKS).reuse.decision[0]
 
 
 def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> None:

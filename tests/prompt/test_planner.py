@@ -100,14 +100,6 @@ class TestShapes:
             close(engine.prefill(Q, chunks, ratio=0.0).logits, concatenated(chunks, Q, family))
             close(engine.prefill(Q, chunks, ratio=1.0).logits, full_prefill(ids(chunks), family)[0])
 
-    def test_a_request_does_not_change_the_result_of_the_next(self) -> None:
-        with engine_of() as engine:
-            engine.warm([A, B, C])
-            first = engine.prefill(Q, [A, B, C], ratio=0.3).logits
-            engine.prefill(Q, [C, B, A], ratio=0.3)
-            engine.prefill(Q, [B], ratio=1.0)
-            assert torch.equal(engine.prefill(Q, [A, B, C], ratio=0.3).logits, first)
-
     @pytest.mark.parametrize("chunks", [[], [A], [A, B]], ids=["no chunk", "one", "two"])
     def test_only_the_last_token_is_computed_without_a_question(self, chunks: list[list[int]]) -> None:
         with engine_of() as engine:

@@ -41,29 +41,35 @@ def test_a_cache_has_all_s_positions_in_every_layer() -> None:
         assert prefill.cache.get_seq_length() == len(prefill.token_ids)
 
 
-def test_every_read_of_the_cache_makes_a_new_one() -> None:
-    with engine_of() as engine:
-        prefill = engine.prefill(Q, CHUNKS)
-        first = prefill.cache
-        kept = [layer.keys.clone() for layer in first.layers]
-        for layer in first.layers:
-            layer.keys.zero_()
-            layer.values.zero_()
-        assert all(torch.equal(layer.keys, k_rot) for layer, k_rot in zip(prefill.cache.layers, kept, strict=True))
+def test_every_read_of_the_cache_makes_a_new_one(engine: Engine) -> None:
+    prefill = engine.prefill(Q, CHUNKS)
+    first = prefill.cache
+    kept = [layer.keys.clone() for layer in first.layers]
+    for layer in first.layers:
+        layer.keys.zero_()
+        layer.values.zero_()
+    assert all(torch.equal(layer.keys, k_rot) for layer, k_rot in zip(prefill.cache.layers, kept, strict=True))
 
 
 @pytest.mark.parametrize("selector", sorted(SELECTORS))
-def test_no_request_changes_a_stored_byte(selector: str) -> None:
+def test_no_request_changes_a_stored_byte_or_a_later_ones_tokens(selector: str) -> None:
+    def held() -> list[torch.Tensor]:
+        encoder = engine.entries.encoder
+        scores = [engine.store.scores(encoder.scores_identity, tuple(chunk)) for chunk in CHUNKS if encoder.scorer]
+        return [stored(engine, chunk) for chunk in CHUNKS] + [one.clone() for one in scores if one is not None]
+
     with engine_of(fusion=FusionConfig(selector=selector)) as engine:
         engine.warm(CHUNKS)
-        before = [stored(engine, chunk) for chunk in CHUNKS]
+        before = held()
         first = engine.prefill(Q, [B, A, C, A], ratio=0.5, selector=selector)
         for layer in first.cache.layers:
             layer.keys.add_(1.0)
         engine.answer(Q, [C, A, B], ratio=0.5, selector=selector, max_new_tokens=3)
         again = engine.prefill(Q, [B, A, C, A], ratio=0.5, selector=selector)
         assert torch.equal(first.logits, again.logits)
-        assert all(torch.equal(stored(engine, chunk), kv) for chunk, kv in zip(CHUNKS, before, strict=True))
+        assert all(map(torch.equal, first.selected_by_layer, again.selected_by_layer))
+        assert len(before) == 3 * (1 + SELECTORS[selector].needs_scores)
+        assert all(torch.equal(*pair) for pair in zip(held(), before, strict=True))
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "gemma3_text", "qwen3_moe"])
@@ -95,12 +101,11 @@ def test_the_users_model_is_not_changed(family: str) -> None:
     assert all(not parameter.grad_fn for parameter in model.parameters())
 
 
-def test_no_result_carries_a_gradient() -> None:
-    with engine_of() as engine:
-        prefill = engine.prefill(Q, CHUNKS)
-        assert not prefill.logits.requires_grad
-        assert not any(layer.keys.requires_grad for layer in prefill.cache.layers)
-        assert prefill.logits.dtype is torch.float32
+def test_no_result_carries_a_gradient(engine: Engine) -> None:
+    prefill = engine.prefill(Q, CHUNKS)
+    assert not prefill.logits.requires_grad
+    assert not any(layer.keys.requires_grad for layer in prefill.cache.layers)
+    assert prefill.logits.dtype is torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -7,7 +7,6 @@ import pytest
 
 from ragkv import Engine, FusionConfig, StoreConfig
 from ragkv.fusion import SELECTORS, AskingSelector
-from ragkv.prompt import Prefill
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, TOKEN_BYTES, A, B, C, Q, counts, engine_of
 
@@ -66,21 +65,13 @@ def test_token_counts_of_random_layouts_equal_a_naive_recount(engine: Engine) ->
         assert prefill.reuse.bytes_by_tier == ({"memory": read * TOKEN_BYTES} if read else {})
 
 
-class TestSelection:
-    CHUNKS = [WARM[0], POOL[1], WARM[1], WARM[2], WARM[1]]
-    N = len(WARM[1]) + len(WARM[2]) + len(WARM[1])  # all that is stored but the first chunk, which is exact
-
-    def prefill(self, engine: Engine, selector: str, ratio: float) -> Prefill:
-        return engine.prefill(Q, self.CHUNKS, selector=selector, ratio=ratio)
-
-    @pytest.mark.parametrize(
-        "selector", [name for name, kind in SELECTORS.items() if not issubclass(kind, AskingSelector)]
-    )
-    def test_compute_is_the_share_of_a_full_prefills_row_layers(self, engine: Engine, selector: str) -> None:
-        prefill = self.prefill(engine, selector, 0.3)
-        rows = sum(prefill.reuse.computed + selected.numel() for selected in prefill.selected_by_layer)
-        assert prefill.reuse.compute == pytest.approx(rows / (4 * prefill.reuse.tokens))
-        assert engine.prefill(Q, self.CHUNKS, reuse="none").reuse.compute == 1.0
+@pytest.mark.parametrize("selector", [name for name, kind in SELECTORS.items() if not issubclass(kind, AskingSelector)])
+def test_compute_is_the_share_of_a_full_prefills_row_layers(engine: Engine, selector: str) -> None:
+    chunks = [WARM[0], POOL[1], WARM[1], WARM[2], WARM[1]]
+    prefill = engine.prefill(Q, chunks, selector=selector, ratio=0.3)
+    rows = sum(prefill.reuse.computed + selected.numel() for selected in prefill.selected_by_layer)
+    assert prefill.reuse.compute == pytest.approx(rows / (4 * prefill.reuse.tokens))
+    assert engine.prefill(Q, chunks, reuse="none").reuse.compute == 1.0
 
 
 def test_bytes_read_are_counted_for_each_tier(tmp_path: object) -> None:

@@ -8,14 +8,10 @@ import pytest
 
 from ragkv import Answer, Engine, PromptSpan, Reuse, StoreConfig, Text
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
-from tests.toy_tokenizers import byte_tokenizer
+from tests.toy_tokenizers import CHATML, byte_tokenizer
 
 CHUNKS = [A, B, C]
 FAMILIES = ["llama", "mistral", "gemma3_text", "gpt_neox", "phi3", "cohere2", "qwen3"]
-CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 def sums(spans: Sequence[PromptSpan]) -> dict[str, int]:
@@ -46,23 +42,21 @@ def test_spans_cover_the_prompt_and_sum_to_its_reuse(family: str, reuse: str) ->
 
 
 @pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "attention", "first-k", "random", "none", "all"])
-def test_recomputed_tokens_are_those_selected_in_the_last_layer(selector: str) -> None:
-    with engine_of() as engine:
-        engine.warm(CHUNKS)
-        prefill = engine.prefill(Q, CHUNKS, ratio=0.4, selector=selector)
+def test_recomputed_tokens_are_those_selected_in_the_last_layer(engine: Engine, selector: str) -> None:
+    engine.warm(CHUNKS)
+    prefill = engine.prefill(Q, CHUNKS, ratio=0.4, selector=selector)
+    check(prefill.spans, prefill.reuse)
+    named = [span.start + at for span in prefill.spans for at in span.recomputed_at]
+    assert named == prefill.selected.tolist()
+
+
+def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed(engine: Engine) -> None:
+    engine.warm(CHUNKS)
+    for chunks in (CHUNKS, [A]):
+        prefill = engine.prefill((), chunks, ratio=0.5)
         check(prefill.spans, prefill.reuse)
-        named = [span.start + at for span in prefill.spans for at in span.recomputed_at]
-        assert named == prefill.selected.tolist()
-
-
-def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed() -> None:
-    with engine_of() as engine:
-        engine.warm(CHUNKS)
-        for chunks in (CHUNKS, [A]):
-            prefill = engine.prefill((), chunks, ratio=0.5)
-            check(prefill.spans, prefill.reuse)
-            last = prefill.spans[-1]
-            assert (last.kind, last.state, last.tokens) == ("chunk", "computed", 1)
+        last = prefill.spans[-1]
+        assert (last.kind, last.state, last.tokens) == ("chunk", "computed", 1)
 
 
 def test_the_template_behind_the_question_and_text_among_chunks_are_of_kind_template() -> None:

@@ -83,13 +83,12 @@ class TestTrainingPass:
         assert float(given.grad[place]) == pytest.approx(slope, rel=0.05, abs=1e-4)
 
 
-class TestShares:
-    def test_shares_keep_the_budget_and_follow_the_scores(self) -> None:
-        torch.manual_seed(0)
-        scores = torch.linspace(-6, 6, 200)
-        drawn = torch.stack([shares(scores, 20.0) for _ in range(200)])
-        assert (drawn.sum(1) - 20).abs().max() < 0.2
-        assert drawn[:, -20:].mean() > 0.6 and drawn[:, :100].mean() < 0.01
+def test_shares_keep_the_budget_and_follow_the_scores() -> None:
+    torch.manual_seed(0)
+    scores = torch.linspace(-6, 6, 200)
+    drawn = torch.stack([shares(scores, 20.0) for _ in range(200)])
+    assert (drawn.sum(1) - 20).abs().max() < 0.2
+    assert drawn[:, -20:].mean() > 0.6 and drawn[:, :100].mean() < 0.01
 
 
 class TestTraining:

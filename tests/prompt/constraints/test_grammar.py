@@ -2,7 +2,6 @@
 
 import json
 import sys
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from ragkv.model.loading import READER
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
-from tests.scheduling.helpers import until
+from tests.scheduling.helpers import begin, until
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
 
 
@@ -48,8 +47,7 @@ def test_after_a_slow_mask_the_next_one_waits_for_its_turn() -> None:
         constraint.prepare()
         assert constraint._packed == b"mask", "nothing was slow yet"
         constraint._packed, constraint._took_s = None, 2 * module.SLOW_S
-        thread = threading.Thread(target=constraint.prepare)
-        thread.start()
+        thread = begin(constraint.prepare)
         until(lambda: turns.waiting == 1)
         assert constraint._packed is None
     thread.join(20)
