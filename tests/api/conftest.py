@@ -12,15 +12,10 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api import ServeConfig
 from tests import tiny_models
-from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
+from tests.toy_tokenizers import CHATML, VOCABULARY, byte_tokenizer
 
 from .helpers import BARE, app_on, client_of
 from .small_app import small_client
-
-CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,6 +22,7 @@ from ragkv.integrations.vllm.layout import Wish, layout
 from ragkv.integrations.vllm.scheduler import PromptScheduler
 from ragkv.integrations.vllm.settings import ConnectorSettings
 from ragkv.types import TokenEvent
+from tests.integrations.vllm.models import vllm_request
 
 
 class FakeVllm:
@@ -78,19 +78,8 @@ class FakeVllm:
         return self._prompts
 
     def _asked(self, body: dict[str, Any]) -> Any:
-        """The request as vLLM's scheduler has it."""
-        return SimpleNamespace(
-            request_id=str(next(self._numbers)),
-            prompt_token_ids=body["prompt"],
-            lora_request=None,
-            mm_features=[],
-            pooling_params=None,
-            skip_reading_prefix_cache=False,
-            kv_transfer_params=body.get("kv_transfer_params"),
-            cache_salt=body.get("cache_salt"),
-            block_hashes=[],
-            update_block_hashes=lambda: None,
-        )
+        more = {name: body.get(name) for name in ("kv_transfer_params", "cache_salt")}
+        return vllm_request(str(next(self._numbers)), body["prompt"], **more)
 
     def _report(self, body: dict[str, Any]) -> dict[str, Any]:
         """The unstreamed response of one token."""

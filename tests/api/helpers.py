@@ -2,8 +2,6 @@
 
 import functools
 import json
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,10 @@ from fastapi.testclient import TestClient
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.api import ServeConfig, create_app
 from ragkv.api.service import Service
+from ragkv.retrieval import Embedder
 from tests.retrieval.fakes import HashEmbedder
+from tests.scheduling.helpers import begin
+from tests.scheduling.helpers import until as wait_until
 
 WORLD = Path(__file__).parents[1] / "world"  # the invented world that the bundled reader reads
 BARE = EngineConfig(store=StoreConfig(memory_bytes=0))  # config of the engine that only holds the model
@@ -35,9 +36,9 @@ def corpus() -> list[tuple[str, tuple[str, bytes]]]:
     return [("files", (path.name, path.read_bytes())) for path in sorted((WORLD / "corpus").glob("*.md"))]
 
 
-def app_on(loaded: Engine, home: Path, **config: Any) -> FastAPI:
+def app_on(loaded: Engine, home: Path, embedder: Embedder | None = HashEmbedder(), **config: Any) -> FastAPI:  # noqa: B008
     """An app on a loaded model."""
-    return create_app(ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=HashEmbedder())
+    return create_app(ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=embedder)
 
 
 def service_of(app: FastAPI) -> Service:
@@ -77,8 +78,7 @@ def events(text: str) -> list[tuple[str, Any]]:
 def on_port(app: FastAPI) -> Iterator[str]:
     """Serve the app on a port of 127.0.0.1; yields its URL."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
-    thread = threading.Thread(target=server.run)
-    thread.start()
+    thread = begin(server.run)
     try:
         wait_until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
@@ -99,14 +99,6 @@ def client_at(url: str, key: str = "none", **more: Any) -> Any:
 
 def plain(url: str, **more: Any) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False, timeout=60, **more)
-
-
-def wait_until(true: Any, timeout_s: float = 120.0) -> None:
-    """Return once `true()` is true."""
-    ends = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < ends, "the condition did not become true in time"
-        time.sleep(0.005)
 
 
 def entries(client: TestClient) -> int:

@@ -202,18 +202,12 @@ def test_with_a_session_the_server_stores_the_conversation(talk: TestClient) -> 
     assert got["ragkv"]["session_id"] == "s"
     assert sum(span["tokens"] for span in got["ragkv"]["prompt"] if span["kind"] == "history") > 80
     ignored = [{"role": "user", "content": "never looked at"}, {"role": "assistant", "content": "nor this"}]
-    alike = [
-        chat(talk, [*more, {"role": "user", "content": "And why?"}], session_id=f"f{n}")
-        for n, more in forks(talk, ignored)
-    ]
+    alike = []
+    for name, more in (("f", []), ("g", ignored)):
+        assert talk.post("/v1/sessions/s/fork", json={"to": name}).status_code == 201
+        alike.append(chat(talk, [*more, {"role": "user", "content": "And why?"}], session_id=name))
     assert alike[0]["ragkv"]["reuse"]["tokens"] == alike[1]["ragkv"]["reuse"]["tokens"]
     assert said(alike[0]) == said(alike[1])
-
-
-def forks(client: TestClient, ignored: list[Any]) -> list[tuple[int, list[Any]]]:
-    for number in (0, 1):
-        assert client.post("/v1/sessions/s/fork", json={"to": f"f{number}"}).status_code == 201
-    return [(0, []), (1, ignored)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api import ServeConfig, create_app
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
 from ragkv.errors import DeadlineError
@@ -18,7 +17,7 @@ from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, no_check
 from tests.retrieval.fakes import HashEmbedder
 
-from .helpers import BARE, FACTS, app_on, client_of, engine_of, entries, filled, service_of, wait_until
+from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of, wait_until
 
 PATHS = "/v1/collections/facts/documents"
 
@@ -208,8 +207,8 @@ def store(client: TestClient, count: int) -> Any:
 def test_documents_whose_embedding_is_cut_are_not_stored_and_their_vectors_are_kept(
     reader: Engine, tmp_path: Path
 ) -> None:
-    config, embedder = ServeConfig(home=str(tmp_path), limits=LimitsConfig(documents=100)), Late()
-    with client_of(create_app(config, engine=reader.with_config(BARE), embedder=embedder)) as client:
+    embedder = Late()
+    with client_of(app_on(reader, tmp_path, embedder, limits=LimitsConfig(documents=100))) as client:
         assert store(client, 100).json()["error"]["code"] == "deadline_exceeded"
         assert client.get("/v1/collections/facts").json()["documents"] == 0
         embedder.late = False

@@ -21,6 +21,7 @@ from ragkv.errors import CancelledError
 from ragkv.retrieval import Document, ParseLimits, Splitter
 from ragkv.runtime import Check, no_check
 from ragkv.runtime.outside_text import TokenCounter
+from tests.faults import raising
 from tests.retrieval import sample_files
 
 from .attacks import uploads
@@ -117,9 +118,7 @@ async def test_a_process_that_is_killed_fails_its_upload_alone(parser: DocumentP
 
 
 def test_a_system_that_starts_no_process_gives_503(parser: DocumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise BlockingIOError("Resource temporarily unavailable")
-
+    refused = raising(BlockingIOError("Resource temporarily unavailable"))
     with monkeypatch.context() as full:
         full.setattr("multiprocessing.forkserver.connect_to_new_process", refused)
         with pytest.raises(ApiError, match="Send them again later") as raised:

@@ -4,16 +4,18 @@ import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api import answers
 from ragkv.conversations import storage
 from ragkv.runtime import replace_file
+from tests.faults import os_error, raising
+from tests.scheduling.helpers import begin
 
-from .helpers import app_on, client_of, events, filled, on_port, plain
+from .helpers import app_on, events, filled, on_port, plain
 
 pytestmark = pytest.mark.enable_socket
 QUESTION = {"question": "Who built the harbour of Oro?", "collection": "facts", "session_id": "s"}
@@ -56,12 +58,10 @@ def test_an_answer_ends_when_its_turn_is_on_disk_and_delays_no_other_request(
                     seen.append(line)
             on_disk.append(disk.free.is_set())
 
-        thread = threading.Thread(target=ask)
-        thread.start()
+        thread = begin(ask)
         assert disk.asked.wait(30)  # the turn is complete
         assert other.post("/v1/ask", json={**QUESTION, "session_id": None}).status_code == 200
-        again = threading.Thread(target=other.post, args=["/v1/ask"], kwargs={"json": QUESTION})
-        again.start()  # the conversation's next turn
+        again = begin(lambda: other.post("/v1/ask", json=QUESTION))  # the conversation's next turn
         assert ("event: token" in seen) == stream and "event: answer" not in seen and not on_disk
         disk.free.set()
         thread.join()
@@ -71,41 +71,35 @@ def test_an_answer_ends_when_its_turn_is_on_disk_and_delays_no_other_request(
 
 
 def test_an_answer_waits_for_a_slow_disk_no_longer_than_the_limit_and_says_so(
-    reader: Engine, tmp_path: Path, disk: HeldDisk, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, disk: HeldDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "SAVE_S", 0.2)
-    with client_of(app_on(reader, tmp_path)) as client:
-        filled(client)
-        disk.free.clear()
-        notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
-        assert any("was not written to disk within 0.2 s" in note for note in notes)
-        disk.free.set()
-        notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
-        assert not any("written" in note for note in notes)
+    filled(client)
+    disk.free.clear()
+    notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
+    assert any("was not written to disk within 0.2 s" in note for note in notes)
+    disk.free.set()
+    notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
+    assert not any("written" in note for note in notes)
 
 
 @pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions"])
 def test_an_answer_whose_turn_could_not_be_written_says_so(
-    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with client_of(app_on(reader, tmp_path)) as client:
-        filled(client)
-        monkeypatch.setattr(storage, "replace_file", full)
-        message = {"role": "user", "content": QUESTION["question"]}
-        chat = {"model": "reader", "messages": [message], "session_id": "s", "stream": True}
-        response = client.post(path, json=QUESTION if path == "/v1/ask" else chat)
-        report = response.json() if path == "/v1/ask" else events(response.text)[-2][1]["ragkv"]
-        assert any("No space left" in note for note in report["reuse"]["notes"])
+    filled(client)
+    monkeypatch.setattr(storage, "replace_file", raising(os_error(errno.ENOSPC)))
+    message = {"role": "user", "content": QUESTION["question"]}
+    chat = {"model": "reader", "messages": [message], "session_id": "s", "stream": True}
+    response = client.post(path, json=QUESTION if path == "/v1/ask" else chat)
+    report = response.json() if path == "/v1/ask" else events(response.text)[-2][1]["ragkv"]
+    assert any("No space left" in note for note in report["reuse"]["notes"])
 
 
-def test_a_copied_conversation_is_on_disk_when_the_response_comes(reader: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(reader, tmp_path)) as client:
-        filled(client)
-        client.post("/v1/ask", json=QUESTION)
-        (folder,) = tmp_path.rglob("sessions")
-        before = list(folder.iterdir())
-        assert client.post("/v1/sessions/s/fork", json={"to": "copy"}).status_code == 201
-        assert len(list(folder.iterdir())) == len(before) + 1
+def test_a_copied_conversation_is_on_disk_when_the_response_comes(client: TestClient, tmp_path: Path) -> None:
+    filled(client)
+    client.post("/v1/ask", json=QUESTION)
+    (folder,) = tmp_path.rglob("sessions")
+    before = list(folder.iterdir())
+    assert client.post("/v1/sessions/s/fork", json={"to": "copy"}).status_code == 201
+    assert len(list(folder.iterdir())) == len(before) + 1

@@ -8,11 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api import ServeConfig, create_app
 from ragkv.api.settings import LimitsConfig
 from tests.retrieval.fakes import HashEmbedder
 
-from .helpers import BARE, app_on, client_of
+from .helpers import app_on, client_of
 
 TEXTS = ["The harbour of Oro.", "The mill of Oro, which is old."]
 
@@ -37,10 +36,7 @@ def test_embeddings_are_the_embedders_vectors(client: TestClient) -> None:
 
 
 def test_a_text_longer_than_the_window_gets_one_unit_vector(reader: Engine, tmp_path: Path) -> None:
-    embedder = HashEmbedder(window_words=3)
-    with client_of(
-        create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE), embedder=embedder)
-    ) as client:
+    with client_of(app_on(reader, tmp_path, HashEmbedder(window_words=3))) as client:
         (vector,) = vectors(embed(client, "one two three four five six seven"))
     assert np.linalg.norm(vector) == pytest.approx(1.0)
 
@@ -70,7 +66,7 @@ def test_a_wrong_embeddings_request_is_refused(
 
 
 def test_without_an_embedder_the_error_says_what_to_install(reader: Engine, tmp_path: Path) -> None:
-    with client_of(create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE))) as client:
+    with client_of(app_on(reader, tmp_path, embedder=None)) as client:
         response = client.post("/v1/embeddings", json={"model": "hash", "input": "a"})
         assert response.status_code == 404 and "pip install" in response.json()["error"]["message"]
         assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["reader"]

@@ -1,15 +1,15 @@
 """Errors have one shape and the right status; the message of an unexpected error is not shown."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv import Engine, errors
+from ragkv import errors
 from ragkv.api.errors import as_api_error
+from tests.faults import raising
 
-from .helpers import app_on, client_of, engine_of, filled
+from .helpers import engine_of, filled
 
 TREE = [
     (errors.PromptTooLongError("x"), 400, "invalid_request_error", "context_length_exceeded"),
@@ -66,20 +66,12 @@ def test_the_openapi_document_is_made_once(client: Any, monkeypatch: pytest.Monk
     assert [client.get("/openapi.json").json() for _ in range(2)] == [{}, {}] and made == [1]
 
 
-def test_an_unexpected_error_becomes_a_bare_500(
-    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = app_on(reader, tmp_path)
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("the secret")
-
-    with client_of(app) as client:
-        filled(client)
-        monkeypatch.setattr(engine_of(app), "stream", broken)
-        whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
-        assert whole.status_code == 500 and "secret" not in whole.text
-        told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})
-        assert told.status_code == 200 and "event: error" in told.text and "secret" not in told.text
-        body = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "stream": True}
-        assert client.post("/v1/chat/completions", json=body).status_code == 500  # before the first token
+def test_an_unexpected_error_becomes_a_bare_500(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(client)
+    monkeypatch.setattr(engine_of(client.app), "stream", raising(RuntimeError("the secret")))
+    whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
+    assert whole.status_code == 500 and "secret" not in whole.text
+    told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})
+    assert told.status_code == 200 and "event: error" in told.text and "secret" not in told.text
+    body = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    assert client.post("/v1/chat/completions", json=body).status_code == 500  # before the first token

@@ -47,6 +47,11 @@ def _counts(reuse: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _entries(client: TestClient, headers: dict[str, str]) -> list[int]:
+    """The entries in each tier of the caller's store."""
+    return [tier["entries"] for tier in client.get("/v1/stats", headers=headers).json()["tiers"]]
+
+
 def _flush(client: TestClient) -> None:
     """Wait until the entries of missed chunks are stored."""
     for tenant in _opened(client).values():
@@ -128,7 +133,7 @@ def test_stats_count_only_the_callers_store(two_keys: TwoKeys) -> None:
     ask(client, QUESTION, b)
     assert client.get("/v1/stats", headers=a).json() == before
     assert sum(tier["entries"] for tier in before["tiers"]) == 0
-    assert sum(tier["entries"] for tier in client.get("/v1/stats", headers=b).json()["tiers"]) >= 10
+    assert sum(_entries(client, b)) >= 10
 
 
 def test_ingestion_by_one_tenant_evicts_nothing_of_another(tmp_path: Path) -> None:
@@ -136,9 +141,9 @@ def test_ingestion_by_one_tenant_evicts_nothing_of_another(tmp_path: Path) -> No
     b = key(tmp_path, "b")
     with whole(tmp_path) as client:
         ingest(client, documents(3), b)
-        held = [tier["entries"] for tier in client.get("/v1/stats", headers=b).json()["tiers"]]
+        held = _entries(client, b)
         ingest(client, documents(), a)
-        assert [tier["entries"] for tier in client.get("/v1/stats", headers=b).json()["tiers"]] == held
+        assert _entries(client, b) == held
         for tier in client.get("/v1/stats", headers=a).json()["tiers"]:
             assert tier["used_bytes"] <= tier["capacity_bytes"] <= 2 * MIB
         assert ask(client, QUESTION, a).status_code == 200
@@ -169,13 +174,8 @@ def test_quotas_for_documents_and_sessions_hold(tmp_path: Path) -> None:
 
 
 def _files_with(home: Path, *words: str) -> list[str]:
-    return [
-        f"{path.relative_to(home)}: {word}"
-        for path in sorted(home.rglob("*"))
-        if path.is_file()
-        for word in words
-        if word.encode() in path.read_bytes()
-    ]
+    held = {path: path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file()}
+    return [f"{path.relative_to(home)}: {word}" for path in held for word in words if word.encode() in held[path]]
 
 
 def test_a_deleted_document_leaves_no_text_and_no_entry(tmp_path: Path) -> None:
@@ -184,11 +184,10 @@ def test_a_deleted_document_leaves_no_text_and_no_entry(tmp_path: Path) -> None:
         ingest(client, [{"id": "d", "text": SECRET}, {"id": "e", "text": "Kiralus signs letters as Gorax."}], a)
         found = ask(client, "What is the password of the vault?", a).json()
         assert any("heliotrope" in source["text"] for source in found["sources"])
-        entries = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}
+        before = _entries(client, a)[-1]  # on disk
         assert client.delete("/v1/collections/c/documents/d", headers=a).status_code == 200
         _flush(client)
-        after = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}
-        assert after["disk"] == entries["disk"] - 1
+        assert _entries(client, a)[-1] == before - 1
         assert client.get("/v1/collections/c/documents/d", headers=a).status_code == 404
         gone = ask(client, "What is the password of the vault?", a).json()
         assert not any("heliotrope" in source["text"] for source in gone["sources"])
@@ -197,8 +196,7 @@ def test_a_deleted_document_leaves_no_text_and_no_entry(tmp_path: Path) -> None:
         assert client.delete("/v1/collections/whole", headers=a).status_code == 200
         _flush(client)
         assert _files_with(tmp_path, "heliotrope", "Zanzibar") == []
-        disk = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}["disk"]
-        assert disk == after["disk"]
+        assert _entries(client, a)[-1] == before - 1
 
 
 def test_a_deleted_conversation_leaves_no_history_and_no_kv(tmp_path: Path) -> None:
@@ -206,11 +204,11 @@ def test_a_deleted_conversation_leaves_no_history_and_no_kv(tmp_path: Path) -> N
     with whole(tmp_path) as client:
         _chat(client, a, SECRET, session_id="s")
         _flush(client)
-        before = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}["disk"]
+        before = _entries(client, a)[-1]
         assert client.delete("/v1/sessions/s", headers=a).status_code == 200
         _flush(client)
         assert client.get("/v1/sessions/s", headers=a).status_code == 404
-        assert {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}["disk"] < before
+        assert _entries(client, a)[-1] < before
         again = _chat(client, a, SECRET, session_id="s")
         assert not [span for span in again["ragkv"]["prompt"] if span["kind"] == "history"]
     with whole(tmp_path) as client:

@@ -17,6 +17,7 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
 from ragkv import Engine
+from tests.integrations.langchain.helpers import joined
 from tests.integrations.langchain.unaided import ENDING, UnaidedChatTests, needs_skill
 
 from .helpers import app_on, on_port
@@ -65,14 +66,7 @@ class TestChat(UnaidedChatTests):
         documents = [{"text": "The harbour of Oro was built by Lena Moss, who came from far away."}]
         llm = ChatOpenAI(**self.chat_model_params, extra_body={"documents": documents, "session_id": "s"})
         llm.invoke("Who built it?")
-        if not stream:
-            return llm.invoke("And when?")
-        chunks = list(llm.stream("And when?"))
-        whole = chunks[0]
-        for chunk in chunks[1:]:
-            whole = whole + chunk
-        assert isinstance(whole, AIMessage)
-        return whole
+        return joined(llm.stream("And when?")) if stream else llm.invoke("And when?")
 
     @needs_skill("test_structured_output_pydantic_2_v1")
     def test_structured_output_pydantic_2_v1(self, model: BaseChatModel) -> None:

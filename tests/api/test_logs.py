@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +19,14 @@ from ragkv.api.settings import LogConfig
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What is logged, as JSON or in the format that a test names."""
     root = logging.getLogger()
     names = ("", "ragkv", "uvicorn", "uvicorn.error", "uvicorn.access")
     before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names}
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    configure_logging(LogConfig(format="json"))
+    configure_logging(LogConfig(format=getattr(request, "param", "json")))
     yield stream
     for name, (handlers, level) in before.items():
         known = root if not name else logging.getLogger(name)
@@ -76,3 +78,13 @@ def test_probes_write_no_access_line(small: TestClient, written: io.StringIO) ->
     for path in ("/livez", "/readyz", "/metrics"):
         assert small.get(path).status_code == 200
     assert _lines(written) == []
+
+
+@pytest.mark.parametrize("written", ["json", "console"], indirect=True)
+def test_no_client_writes_lines_or_escape_codes_into_the_log(written: io.StringIO) -> None:
+    text = "a\nINFO forged\r\x1b[2Jb\x9b31m\u2028c\u202ed"
+    logger().info("request", name=text, names=[text])
+    logging.getLogger("ragkv.other").warning("it says %s", text)
+    assert len(written.getvalue().splitlines()) == 2, written.getvalue()
+    assert not re.search("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u202e]", written.getvalue())
+    assert "\x1b[2J" not in written.getvalue()

@@ -2,12 +2,13 @@
 
 import contextlib
 import signal
-import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.scheduling.helpers import begin
 
 from .serving import small
 
@@ -50,8 +51,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> N
             with contextlib.suppress(httpx.HTTPError):
                 it.post("/v1/hangs", json={})
 
-        hanging = threading.Thread(target=hang)
-        hanging.start()
+        hanging = begin(hang)
         time.sleep(0.5)
         began = time.monotonic()
         server.signal(signal.SIGTERM)

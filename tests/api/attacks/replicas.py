@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, SessionConfig
+from ragkv.runtime import Closing
 from tests.api.helpers import app_on, on_port, plain
 from tests.store.remote.faulty_proxy import Proxy
 from tests.store.remote.servers import LOOPBACK, RedisServer
@@ -24,7 +25,7 @@ SHUTTING_DOWN = "shutting_down"
 QUESTION = "Who built the harbour of Oro?"
 
 
-class AwayRedis:
+class AwayRedis(Closing):
     """A Redis server behind a proxy that can cut it off."""
 
     def __init__(self, *options: str) -> None:
@@ -56,7 +57,7 @@ class AwayRedis:
 
     def close(self) -> None:
         self.proxy.close()
-        self.server.remove()
+        self.server.close()
 
 
 def replica(model: Engine, home: Path, name: str, url: str, **settings: Any) -> FastAPI:

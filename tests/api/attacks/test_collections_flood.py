@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.retrieval import Document
 from tests.api.helpers import FACTS, app_on, client_of, filled, service_of
+from tests.scheduling.helpers import begin, until
 
 from .helpers import at_once
 
@@ -113,37 +113,33 @@ def test_collections_deleted_filled_and_searched_at_once_end_whole(reader: Engin
         assert client.get("/v1/stats").json()["tiers"][-1]["entries"] == 2  # of `stays` alone
 
 
-def test_a_deletion_hides_the_collection_and_waits_for_requests_that_use_it(reader: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(reader, tmp_path)) as client:
-        filled(client)
-        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
-            with tenant.collections.lease("facts") as collection:
-                deletion = threading.Thread(target=tenant.collections.delete, args=["facts"])
-                deletion.start()
-                while client.get("/v1/collections/facts").status_code != 404:
-                    time.sleep(0.01)
-                assert search(client, "facts").status_code == client.delete("/v1/collections/facts").status_code == 404
-                assert client.get("/v1/collections").json()["data"] == []
-                assert client.post("/v1/collections", json={"name": "facts"}).status_code == 409
-                tenant.collections.ingest(collection, Parsed([Document("late", "The new harbour.")]))
-                assert deletion.is_alive() and len(collection.retrieve("harbour", 1)) == 1
-            deletion.join(30)
-            assert not deletion.is_alive()
-        filled(client, "facts", ["The mill is new."])
-        assert [hit["text"] for hit in search(client, "facts").json()["hits"]] == ["The mill is new."]
-
-
-def test_documents_for_a_collection_that_another_process_deletes_get_404(reader: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(reader, tmp_path)) as client:
-        filled(client)
-        with (
-            service_of(client.app).tenants.lease(ANONYMOUS) as tenant,  # type: ignore[arg-type]
-            pytest.raises(ApiError, match="There is no collection 'facts'"),
-            tenant.collections.lease("facts") as collection,
-        ):
-            delete_and_create_in_another_process(tmp_path)
+def test_a_deletion_hides_the_collection_and_waits_for_requests_that_use_it(client: TestClient) -> None:
+    filled(client)
+    with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
+        with tenant.collections.lease("facts") as collection:
+            deletion = begin(tenant.collections.delete, "facts")
+            until(lambda: client.get("/v1/collections/facts").status_code == 404)
+            assert search(client, "facts").status_code == client.delete("/v1/collections/facts").status_code == 404
+            assert client.get("/v1/collections").json()["data"] == []
+            assert client.post("/v1/collections", json={"name": "facts"}).status_code == 409
             tenant.collections.ingest(collection, Parsed([Document("late", "The new harbour.")]))
-        assert client.get("/v1/collections/facts").json()["documents"] == 0
+            assert deletion.is_alive() and len(collection.retrieve("harbour", 1)) == 1
+        deletion.join(30)
+        assert not deletion.is_alive()
+    filled(client, "facts", ["The mill is new."])
+    assert [hit["text"] for hit in search(client, "facts").json()["hits"]] == ["The mill is new."]
+
+
+def test_documents_for_a_collection_that_another_process_deletes_get_404(client: TestClient, tmp_path: Path) -> None:
+    filled(client)
+    with (
+        service_of(client.app).tenants.lease(ANONYMOUS) as tenant,  # type: ignore[arg-type]
+        pytest.raises(ApiError, match="There is no collection 'facts'"),
+        tenant.collections.lease("facts") as collection,
+    ):
+        delete_and_create_in_another_process(tmp_path)
+        tenant.collections.ingest(collection, Parsed([Document("late", "The new harbour.")]))
+    assert client.get("/v1/collections/facts").json()["documents"] == 0
 
 
 def deleted_files(folder: Path) -> list[str]:
@@ -164,11 +160,10 @@ def delete_and_create_in_another_process(home: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(home)], check=True)
 
 
-def test_a_collection_that_another_process_replaced_is_opened_again(reader: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(reader, tmp_path)) as client:
-        filled(client)
-        assert search(client, "facts").json()["hits"]
-        delete_and_create_in_another_process(tmp_path)
-        assert search(client, "facts").json()["hits"] == []
-        assert deleted_files(tmp_path) == []
-        assert len(pool_of(client).opened()) == 1
+def test_a_collection_that_another_process_replaced_is_opened_again(client: TestClient, tmp_path: Path) -> None:
+    filled(client)
+    assert search(client, "facts").json()["hits"]
+    delete_and_create_in_another_process(tmp_path)
+    assert search(client, "facts").json()["hits"] == []
+    assert deleted_files(tmp_path) == []
+    assert len(pool_of(client).opened()) == 1

@@ -8,12 +8,14 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ragkv import Engine
 from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
 from ragkv.errors import RemoteError
@@ -69,6 +71,15 @@ class Vandal:
 @pytest.fixture
 def vandal(config: RedisConfig) -> Vandal:
     return Vandal(config)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine with a conversation `s` of one turn, which looks for deletions all the time."""
+    monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.02)
+    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
+        ask(engine, engine.session("s"), 0)
+        yield engine
 
 
 def header_of(value: bytes) -> dict[str, Any]:
@@ -216,13 +227,11 @@ def test_an_answer_without_end_is_cut_off() -> None:
 # Conversations
 
 
-def test_a_manifest_under_another_name_is_not_read(tmp_path: Path, config: RedisConfig, vandal: Vandal) -> None:
-    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
-        ask(engine, engine.session("mine"), 0)
-        ask(engine, engine.session("other"), 1)
-        vandal.plant("mine", vandal.manifest("other"))
-        assert engine.session("mine").turns == 0
-        assert any("another session" in note for note in ask(engine, engine.session("mine"), 2).reuse.notes)
+def test_a_manifest_under_another_name_is_not_read(engine: Engine, vandal: Vandal) -> None:
+    ask(engine, engine.session("other"), 1)
+    vandal.plant("s", vandal.manifest("other"))
+    assert engine.session("s").turns == 0
+    assert any("another session" in note for note in ask(engine, engine.session("s"), 2).reuse.notes)
 
 
 def test_a_manifest_of_another_tenant_is_not_read(tmp_path: Path, config: RedisConfig, vandal: Vandal) -> None:
@@ -238,19 +247,17 @@ def test_a_manifest_of_another_tenant_is_not_read(tmp_path: Path, config: RedisC
 
 
 def test_a_replayed_older_state_is_named_in_the_report(
-    tmp_path: Path, config: RedisConfig, vandal: Vandal, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, vandal: Vandal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It verifies, and it may be a restored backup: it is used, and the report says that it is older."""
     monkeypatch.setattr("ragkv.conversations.conversations.CLOCK_SKEW_S", 0.0)
-    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
-        ask(engine, engine.session("s"), 0)
-        old = vandal.manifest("s")
-        time.sleep(0.01)
-        ask(engine, engine.session("s"), 1)
-        assert ask(engine, engine.session("s"), 2).reuse.notes == ()
-        vandal.plant("s", old)
-        assert any("older than it was" in note for note in ask(engine, engine.session("s"), 3).reuse.notes)
-        assert engine.session("s").turns == 2
+    old = vandal.manifest("s")
+    time.sleep(0.01)
+    ask(engine, engine.session("s"), 1)
+    assert ask(engine, engine.session("s"), 2).reuse.notes == ()
+    vandal.plant("s", old)
+    assert any("older than it was" in note for note in ask(engine, engine.session("s"), 3).reuse.notes)
+    assert engine.session("s").turns == 2
 
 
 def test_a_huge_manifest_is_not_fetched(
@@ -282,37 +289,30 @@ FORGED: list[Any] = [
 
 @pytest.mark.parametrize("config", ["without a secret"], indirect=True)
 @pytest.mark.parametrize("forged", FORGED, ids=lambda value: str(value)[:40])
-def test_a_forged_manifest_fails_no_request(tmp_path: Path, config: RedisConfig, vandal: Vandal, forged: Any) -> None:
+def test_a_forged_manifest_fails_no_request(engine: Engine, vandal: Vandal, forged: Any) -> None:
     """Without a secret anyone who can write to the server can make one with the right checksum."""
-    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
-        ask(engine, engine.session("s"), 0)
-        data = forged
-        if isinstance(forged, dict):
-            header, summary, body = vandal.manifest("s").decode().splitlines()
-            rest = f"{summary}\n{json.dumps({**json.loads(body), **forged})}\n".encode()
-            checked = {**json.loads(header), "checksum": manifest._checksum(rest)}
-            data = f"{json.dumps(checked)}\n".encode() + rest
-        vandal.plant("s", data)
-        assert ask(engine, engine.session("s"), 1).token_ids
-        is_full_prefill(engine, engine.session("s"), 2, ratio=1.0)
+    data = forged
+    if isinstance(forged, dict):
+        header, summary, body = vandal.manifest("s").decode().splitlines()
+        rest = f"{summary}\n{json.dumps({**json.loads(body), **forged})}\n".encode()
+        checked = {**json.loads(header), "checksum": manifest._checksum(rest)}
+        data = f"{json.dumps(checked)}\n".encode() + rest
+    vandal.plant("s", data)
+    assert ask(engine, engine.session("s"), 1).token_ids
+    is_full_prefill(engine, engine.session("s"), 2, ratio=1.0)
 
 
 @pytest.mark.parametrize(
     "row", [b"", b"[" * 100_000, b'{"session_id": 5}', b'{"session_id": "\\ud800", "turns": "x"}', b"\xff"]
 )
-def test_lists_and_deletions_survive_forged_rows(
-    tmp_path: Path, config: RedisConfig, vandal: Vandal, row: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.02)
-    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
-        ask(engine, engine.session("s"), 0)
-        summaries = vandal.name("sessions:*:summaries")
-        vandal.client.hset(summaries, mapping={row: row})
-        vandal.client.xadd(summaries.replace("summaries", "deletions"), {"keys": row, "by": "attacker"})
-        time.sleep(0.1)
-        assert [info.session_id for info in engine.conversations.list()] == ["s"]
-        assert "s" in engine.conversations.ids() and "s" in engine.conversations.uses()
-        is_full_prefill(engine, engine.session("s"), 1, ratio=1.0)
+def test_lists_and_deletions_survive_forged_rows(engine: Engine, vandal: Vandal, row: bytes) -> None:
+    summaries = vandal.name("sessions:*:summaries")
+    vandal.client.hset(summaries, mapping={row: row})
+    vandal.client.xadd(summaries.replace("summaries", "deletions"), {"keys": row, "by": "attacker"})
+    time.sleep(0.1)
+    assert [info.session_id for info in engine.conversations.list()] == ["s"]
+    assert "s" in engine.conversations.ids() and "s" in engine.conversations.uses()
+    is_full_prefill(engine, engine.session("s"), 1, ratio=1.0)
 
 
 # Tenants

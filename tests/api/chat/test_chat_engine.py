@@ -9,11 +9,8 @@ from ragkv import Engine
 from ragkv.api.chat import ChatDocument, ChatEngine, ChatInput, ChatPrompt, PlainMessage, insert_documents
 from ragkv.types import Answer
 from tests.engine.helpers import text_engine
+from tests.toy_tokenizers import CHATML
 
-CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 TURNS = (PlainMessage("user", "What stands in the text?"),)
 ONE, TWO = ChatDocument("First text.", {}), ChatDocument("Second text.", {})
 

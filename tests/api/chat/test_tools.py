@@ -17,8 +17,7 @@ from ragkv.api.chat import (
 )
 from ragkv.errors import SchemaError
 from tests.engine.helpers import text_engine
-
-from .test_chat_engine import CHATML
+from tests.toy_tokenizers import CHATML
 
 HERMES = (
     "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"

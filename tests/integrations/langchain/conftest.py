@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragkv.integrations.langchain import close_engines
+from ragkv.integrations.langchain import ChatRagKV, close_engines
 
-from .helpers import tiny_folder
+from .helpers import chat, tiny_folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +18,8 @@ def _engines() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def llm(tiny: str) -> ChatRagKV:
+    return chat(tiny)

@@ -1,6 +1,8 @@
 """Chat models on the bundled reader or on tiny random weights, documents, and readers of an answer's report."""
 
 import functools
+import operator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +10,15 @@ import pytest
 import torch
 import transformers
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 
 from ragkv import EngineConfig
 from ragkv.integrations.langchain import ChatRagKV
 from ragkv.model.loading import READER
 from tests import tiny_models
-from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
+from tests.toy_tokenizers import CHATML, VOCABULARY, byte_tokenizer
 
 CORPUS = Path(__file__).parents[2] / "world" / "corpus"
-CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
 A, B, C = (
     Document(page_content=text, metadata={"source": name}, id=name)
     for name, text in (
@@ -38,11 +35,8 @@ needs_reader = pytest.mark.skipif(not (READER / "config.json").is_file(), reason
 @functools.cache
 def documents() -> list[Document]:
     """The example corpus, one document for each file."""
-    return [Document(page_content=p.read_text("utf-8").strip(), metadata={"source": p.name}) for p in _files()]
-
-
-def _files() -> list[Path]:
-    return sorted(CORPUS.glob("*.md"))
+    files = sorted(CORPUS.glob("*.md"))
+    return [Document(page_content=p.read_text("utf-8").strip(), metadata={"source": p.name}) for p in files]
 
 
 def tiny_folder(folder: Path, chat_template: str | None = CHATML, seed: int = 7) -> str:
@@ -57,6 +51,11 @@ def tiny_folder(folder: Path, chat_template: str | None = CHATML, seed: int = 7)
 def chat(model: str, **fields: Any) -> ChatRagKV:
     """A chat model whose configuration does not depend on the environment."""
     return ChatRagKV(model=model, **{"config": EngineConfig(), "max_tokens": 8, "min_new_tokens": 2, **fields})
+
+
+def joined(chunks: Iterable[AIMessageChunk]) -> AIMessageChunk:
+    """The message that the chunks of a stream make."""
+    return functools.reduce(operator.add, chunks)
 
 
 def kv(message: BaseMessage) -> dict[str, Any]:

@@ -10,22 +10,19 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tracers.base import BaseTracer
+from transformers import AutoModelForCausalLM
 
 from ragkv import Engine, RagKVError
 from ragkv.errors import DeadlineError, InputError
 from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 from ragkv.retrieval.rag import Rag
 from tests.prompt.test_layout import NO_SYSTEM, SILENT_ABOUT_SYSTEM
-from tests.toy_tokenizers import byte_tokenizer
+from tests.toy_tokenizers import CHATML, byte_tokenizer
 
-from .helpers import CHATML, A, chat, kv
+from .helpers import A, chat, kv
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def llm(tiny: str) -> ChatRagKV:
-    return chat(tiny)
+model_of = AutoModelForCausalLM.from_pretrained
 
 
 class TestSettings:
@@ -107,20 +104,14 @@ class TestEngines:
             assert answer.response_metadata["model_name"] == tiny
 
     def test_an_engine_without_a_tokenizer_is_refused(self, tiny: str) -> None:
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(tiny)
-        with Engine(model) as engine, pytest.raises(InputError, match="tokenizer"):
+        with Engine(model_of(tiny)) as engine, pytest.raises(InputError, match="tokenizer"):
             ChatRagKV(engine=engine).invoke("Who?")
 
     @pytest.mark.parametrize("template", [None, NO_SYSTEM, SILENT_ABOUT_SYSTEM])
     def test_a_model_without_a_system_role_or_without_a_template_gets_all_messages(
         self, tiny: str, template: str | None
     ) -> None:
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(tiny)
-        with Engine(model, byte_tokenizer(template)) as engine:
+        with Engine(model_of(tiny), byte_tokenizer(template)) as engine:
             llm = ChatRagKV(engine=engine, max_tokens=4, min_new_tokens=2)
             llm.ingest([A])
             answer = llm.invoke([SystemMessage("Be brief."), HumanMessage(f"{A.page_content} Who?")])
@@ -131,11 +122,8 @@ class TestEngines:
             )
 
     def test_messages_that_the_template_refuses_raise_an_input_error(self, tiny: str) -> None:
-        from transformers import AutoModelForCausalLM
-
         strict = CHATML + "{% if messages[-1].role == 'assistant' and messages|length > 1 %}{{ 1 / 0 }}{% endif %}"
-        model = AutoModelForCausalLM.from_pretrained(tiny)
-        with Engine(model, byte_tokenizer(CHATML)) as engine:
+        with Engine(model_of(tiny), byte_tokenizer(CHATML)) as engine:
             llm = ChatRagKV(engine=engine, max_tokens=2)
             engine.tokenizer.chat_template = strict  # the engine has already read the one without the refusal
             with pytest.raises(InputError, match="refuses"):

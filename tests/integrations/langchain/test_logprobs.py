@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage
 from ragkv.errors import InputError
 from ragkv.integrations.langchain import ChatRagKV
 
-from .helpers import chat
+from .helpers import chat, joined
 
 
 @pytest.fixture
@@ -34,11 +34,7 @@ def test_each_token_of_an_answer_has_its_log_probability(llm: ChatRagKV) -> None
 
 
 def test_a_stream_gives_the_same_log_probabilities(llm: ChatRagKV) -> None:
-    chunks = list(llm.stream("Who?"))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole = whole + chunk
-    assert content(whole) == content(llm.invoke("Who?"))
+    assert content(joined(llm.stream("Who?"))) == content(llm.invoke("Who?"))
 
 
 def test_top_logprobs_need_logprobs(tiny: str) -> None:

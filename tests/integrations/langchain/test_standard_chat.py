@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from ragkv import EngineConfig
 from ragkv.integrations.langchain import ChatRagKV
 
-from .helpers import A, B, C
+from .helpers import A, B, C, joined
 from .unaided import ENDING, UnaidedChatTests
 
 pytest.importorskip("llguidance")
@@ -66,10 +66,4 @@ class TestIntegration(_Common, UnaidedChatTests):
 
 
 def _say(llm: ChatRagKV, text: str, stream: bool, **how: Any) -> AIMessage:
-    if not stream:
-        return llm.invoke(text, **how)
-    said: AIMessageChunk | None = None
-    for chunk in llm.stream(text, **how):
-        said = chunk if said is None else said + chunk  # type: ignore[assignment]
-    assert said is not None
-    return said
+    return joined(llm.stream(text, **how)) if stream else llm.invoke(text, **how)

@@ -3,13 +3,13 @@
 from typing import Any, Literal
 
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
 from ragkv.errors import InputError
 from ragkv.integrations.langchain import ChatRagKV
 
-from .helpers import chat
+from .helpers import chat, joined
 
 pytest.importorskip("llguidance")
 
@@ -47,10 +47,8 @@ def test_a_named_tool_is_called_once(llm: ChatRagKV, choice: Any) -> None:
 
 def test_a_stream_holds_the_calls_of_the_whole_answer(llm: ChatRagKV) -> None:
     bound = llm.bind_tools([search], tool_choice="any", parallel_tool_calls=False)
-    whole: AIMessageChunk | None = None
-    for chunk in bound.stream("Who built the mill?"):
-        whole = chunk if whole is None else whole + chunk  # type: ignore[operator, assignment]
-    assert whole is not None and whole.content == ""
+    whole = joined(bound.stream("Who built the mill?"))  # type: ignore[arg-type]
+    assert whole.content == ""
     (call,), (other,) = whole.tool_calls, bound.invoke("Who built the mill?").tool_calls
     assert call["name"] == other["name"] and call["args"] == other["args"]
 

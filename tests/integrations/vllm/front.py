@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import httpx
 
 from ragkv.api.vllm_backend.salts import SECRET_VARIABLE
 from ragkv.model.loading import folder_of
+from tests.store.remote.servers import free_port
 
 from .scenarios import printed
 from .serving import ROOT
@@ -41,7 +41,7 @@ def asked(folder: Path) -> Any:
         wanted = {ratio: [_ask(own, question, ratio) for question in questions] for ratio in (0.0, 0.15)}
         full = [_ask(own, question, reuse="none") for question in questions]
         turns = [_ask(own, question, 0.15, session_id="s") for question in questions]
-    url = f"http://127.0.0.1:{_free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     with _ragkv(folder / "front", "--engine", "vllm", "--vllm-url", url) as front:
         found["ready without vLLM"] = front.get("/readyz").status_code
         _fill(front)
@@ -76,7 +76,7 @@ def asked(folder: Path) -> Any:
 @contextmanager
 def _ragkv(home: Path, *options: str) -> Iterator[httpx.Client]:
     """A client of a `ragkv serve` in a process of its own."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--model", "smollm2", "--dtype", "float32"]
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300.0, trust_env=False)
     with client, _process([*command, "--port", str(port), *options], home.with_suffix(".log")) as process:
@@ -178,12 +178,6 @@ def _killed(client: httpx.Client, server: "subprocess.Popen[bytes]", text: str) 
                 if '"content":' in line and '"content": ""' not in line and server.poll() is None:
                     _kill(server)
     return last
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Tiny random models and SmolLM2, which both vLLM and ragkv load, and prompts for them."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,6 +62,23 @@ def save(family: str, folder: Path) -> None:
     )
     torch.manual_seed(0)
     getattr(transformers, f"{kind}ForCausalLM")(config).eval().save_pretrained(folder)
+
+
+def vllm_request(name: str, ids: Sequence[int], **changes: Any) -> Any:
+    """A request as vLLM's scheduler has it."""
+    fields = dict(
+        request_id=name,
+        prompt_token_ids=list(ids),
+        lora_request=None,
+        mm_features=[],
+        pooling_params=None,
+        skip_reading_prefix_cache=False,
+        kv_transfer_params=None,
+        cache_salt=None,
+        block_hashes=[],
+        update_block_hashes=lambda: None,
+    )
+    return SimpleNamespace(**{**fields, **changes})
 
 
 def tokens(count: int, seed: int, family: str = "") -> tuple[int, ...]:

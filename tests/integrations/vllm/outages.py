@@ -23,9 +23,8 @@ AGAIN_S = 120.0  # a generous limit for what comes back after an outage
 
 def redis(folder: Path) -> Any:
     """One ingest fills Redis; a vLLM with a home of its own reads it; then Redis stalls, comes back and is killed."""
-    setup, server = Setup(folder, "llama"), RedisServer()
-    prompts = [_prompt(seed) for seed in range(4)]
-    try:
+    setup, prompts = Setup(folder, "llama"), [_prompt(seed) for seed in range(4)]
+    with RedisServer() as server:
         wanted = [_wanted(setup, prompt) for prompt in prompts]
         store = StoreConfig(directory=str(folder / "ingest" / "kv"), redis=RedisConfig(url=server.url))
         with Engine.from_pretrained(setup.model, replace(setup.config, store=store)) as engine:
@@ -61,8 +60,6 @@ def redis(folder: Path) -> Any:
         found["right without Redis"] = _right(outputs, wanted)
         found["full without Redis"] = sum(report(one)["promised_tokens"] == 0 for one in outputs)
         return found
-    finally:
-        server.remove()
 
 
 def stalled(folder: Path) -> Any:

@@ -1,5 +1,6 @@
 """Promises to vLLM: only what is fused is promised, and whatever goes wrong is left to vLLM."""
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,9 @@ from ragkv.integrations.vllm.scheduler import PromptScheduler
 from ragkv.integrations.vllm.settings import ConnectorSettings
 from ragkv.store import Store
 from tests import tiny_models
+from tests.scheduling.helpers import until
+
+from .models import vllm_request
 
 PREFIX = (1,)
 A, B, C = (tiny_models.tokens(count, seed) for count, seed in ((20, 1), (17, 2), (15, 3)))
@@ -23,20 +27,7 @@ CHUNKS = (A, B)
 
 
 def request(name: str, *ids: int, params: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A request as vLLM's scheduler has it."""
-    fields = dict(
-        request_id=name,
-        prompt_token_ids=list(ids),
-        lora_request=None,
-        mm_features=[],
-        pooling_params=None,
-        skip_reading_prefix_cache=False,
-        kv_transfer_params=None if params is None else {"ragkv": params},
-        cache_salt=None,
-        block_hashes=[],
-        update_block_hashes=lambda: None,
-    )
-    return SimpleNamespace(**{**fields, **changes})
+    return vllm_request(name, ids, kv_transfer_params=None if params is None else {"ragkv": params}, **changes)
 
 
 def prompt(request_id: str = "r", texts: tuple[tuple[int, ...], ...] = CHUNKS, **params: Any) -> Any:
@@ -59,6 +50,20 @@ def prompts(engine: Engine) -> Iterator[PromptScheduler]:
     made.close()
 
 
+def promise(prompts: PromptScheduler, asked: Any, *block_ids: int) -> int:
+    """What is promised in the end, and allocated by vLLM."""
+    promised = settled(prompts, asked)
+    prompts.allocated(asked, list(block_ids or (1,)), promised)
+    return promised
+
+
+def ended(prompts: PromptScheduler, asked: Any) -> dict[str, Any]:
+    """The report of a request that ends."""
+    report = prompts.finished(asked)
+    assert report is not None
+    return dict(report["ragkv"])
+
+
 def settled(prompts: PromptScheduler, request: Any) -> int:
     """What is promised in the end, as vLLM asks step after step."""
     ends = time.monotonic() + 20.0
@@ -71,9 +76,8 @@ def settled(prompts: PromptScheduler, request: Any) -> int:
 def test_a_prompt_is_promised_once_it_is_fused_and_then_written(prompts: PromptScheduler, engine: Engine) -> None:
     asked = prompt()
     assert prompts.promised(asked, 0) is None
-    promised = settled(prompts, asked)
+    promised = promise(prompts, asked, 3, 5)
     assert promised == len(PREFIX) + len(A) + len(B)
-    prompts.allocated(asked, [3, 5], promised)
     (load,) = prompts.take_loads(idle=False)
     assert (load.start, load.stop, load.block_ids) == (0, promised, (3, 5))
     own = engine.prefill(QUESTION, CHUNKS).fused.kv
@@ -85,11 +89,8 @@ def test_a_prompt_is_promised_once_it_is_fused_and_then_written(prompts: PromptS
 
 def test_the_report_counts_what_was_reused_and_recomputed(prompts: PromptScheduler) -> None:
     asked = prompt(ratio=0.5)
-    promised = settled(prompts, asked)
-    prompts.allocated(asked, [1], promised)
-    report = prompts.finished(asked)
-    assert report is not None
-    found = report["ragkv"]["reuse"]
+    promise(prompts, asked)
+    found = ended(prompts, asked)["reuse"]
     assert found["exact"] == len(PREFIX) + len(A)
     assert found["fused"] + found["recomputed"] == len(B)
     assert found["recomputed"] == 9  # half of the 17 tokens of B, rounded up
@@ -98,8 +99,7 @@ def test_the_report_counts_what_was_reused_and_recomputed(prompts: PromptSchedul
 def test_a_preempted_request_is_fused_again(prompts: PromptScheduler) -> None:
     asked = prompt()
     for _ in range(2):
-        promised = settled(prompts, asked)
-        prompts.allocated(asked, [1], promised)
+        promise(prompts, asked)
         assert len(prompts.take_loads(idle=False)) == 1
     assert prompts.finished(asked) is not None
 
@@ -126,23 +126,17 @@ def test_parameters_that_are_not_understood_are_reported_and_never_fail(prompts:
     for wrong in ({"reuse": "maybe"}, {"chunks": [[5, 3]]}):
         asked = prompt(**wrong)
         assert prompts.promised(asked, 0) == 0
-        report = prompts.finished(asked)
-        assert report is not None and "kv_transfer_params.ragkv" in report["ragkv"]["notes"][0]
+        assert "kv_transfer_params.ragkv" in ended(prompts, asked)["notes"][0]
     for wrong in ({"ratio": 7.0}, {"selector": "best"}):
         asked = prompt(**wrong)
         assert settled(prompts, asked) == 0
-        report = prompts.finished(asked)
-        assert report is not None and next(iter(wrong)) in report["ragkv"]["notes"][0]
+        assert next(iter(wrong)) in ended(prompts, asked)["notes"][0]
 
 
 def test_a_chunk_whose_edges_merged_with_the_text_around_it_is_reused_without_them(prompts: PromptScheduler) -> None:
     asked = prompt("merged", ((*A[:-1], 9), (9, *B[1:])))
-    promised = settled(prompts, asked)
-    assert promised == len(PREFIX) + len(A) + len(B)
-    prompts.allocated(asked, [1, 2], promised)
-    report = prompts.finished(asked)
-    assert report is not None
-    found = report["ragkv"]["reuse"]
+    assert promise(prompts, asked, 1, 2) == len(PREFIX) + len(A) + len(B)
+    found = ended(prompts, asked)["reuse"]
     assert found["missed_chunks"] == 0
     assert found["exact"] == len(PREFIX) + len(A) - 1, "a token's KV depends on no later token"
     assert found["fused"] + found["recomputed"] == len(B) - 1
@@ -159,21 +153,16 @@ def test_a_request_that_is_not_as_expected_never_raises(prompts: PromptScheduler
 def test_missing_chunks_are_encoded_and_found_in_later_prompts(prompts: PromptScheduler, engine: Engine) -> None:
     named = prompt(texts=(C,), chunks=[[1, 1 + len(C)]])
     assert settled(prompts, named) == 0  # nothing of it is stored
-    report = prompts.finished(named)
-    assert report is not None and "only 0 of 16 tokens" in report["ragkv"]["notes"][0]
+    assert "only 0 of 16 tokens" in ended(prompts, named)["notes"][0]
     engine.flush()
-    ends = time.monotonic() + 20.0
-    while prompts.known_chunks < 3:
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    until(lambda: prompts.known_chunks >= 3)
     assert settled(prompts, prompt("later", (C,))) == 16
 
 
 def test_only_so_many_prompts_are_fused_ahead(prompts: PromptScheduler) -> None:
     asked = [prompt(str(number)) for number in range(3)]
     assert [settled(prompts, one) > 0 for one in asked[:2]] == [True, True]
-    assert prompts.promised(asked[2], 0) is None
-    assert prompts.promised(asked[2], 0) is None
+    assert prompts.promised(asked[2], 0) is prompts.promised(asked[2], 0) is None
     prompts.finished(asked[0])  # aborted: its place is free
     assert settled(prompts, asked[2]) > 0
 
@@ -189,12 +178,10 @@ def test_an_aborted_request_leaves_nothing_behind(prompts: PromptScheduler) -> N
 def test_a_store_that_stalls_delays_a_prompt_only_for_the_timeout(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released = False
+    released = threading.Event()
 
     def stall(*_: object) -> None:
-        ends = time.monotonic() + 20.0
-        while not released and time.monotonic() < ends:
-            time.sleep(0.01)
+        released.wait(20.0)
 
     prompts = PromptScheduler(engine, ConnectorSettings(timeout_s=0.3, prompts=2))
     try:
@@ -203,11 +190,8 @@ def test_a_store_that_stalls_delays_a_prompt_only_for_the_timeout(
             began = time.monotonic()
             assert [settled(prompts, prompt(str(number))) for number in range(4)] == [0] * 4
             assert time.monotonic() - began < 5.0
-            released = True
-        ends = time.monotonic() + 20.0
-        while not settled(prompts, prompt(f"at {time.monotonic()}")):  # soon prompts are fused again
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+            released.set()
+        until(lambda: settled(prompts, prompt(f"at {time.monotonic()}")))  # soon prompts are fused again
     finally:
         prompts.close()
 
@@ -216,14 +200,11 @@ def asked_for(prompts: PromptScheduler, name: str) -> dict[str, Any]:
     """The connector's answer to a request that asks for a report."""
     asking = request(f"asks-{name}-{time.monotonic()}", 0, params={"report_of": name})
     assert prompts.promised(asking, 0) == 0
-    answer = prompts.finished(asking)
-    assert answer is not None
-    return dict(answer["ragkv"])
+    return ended(prompts, asking)
 
 
 def test_a_named_report_is_given_once_with_the_spans_and_the_identity(prompts: PromptScheduler, engine: Engine) -> None:
-    asked = prompt("r", name="mine")
-    prompts.allocated(asked, [1], settled(prompts, asked))
+    promise(prompts, prompt("r", name="mine"))
     answer = asked_for(prompts, "mine")  # while the request still runs
     report = answer["report"]
     assert report["promised_tokens"] == len(PREFIX) + len(A) + len(B)
@@ -248,7 +229,7 @@ def test_a_named_report_says_why_vllm_computed_the_prompt(prompts: PromptSchedul
 
 def test_a_second_answer_to_a_prompt_does_not_undo_the_report_of_the_first(prompts: PromptScheduler) -> None:
     first, second = prompt("0_r", name="mine"), prompt("1_r", name="mine")
-    prompts.allocated(first, [1], settled(prompts, first))
+    promise(prompts, first)
     prompts.promised(second, 0)  # vLLM looks at it while the first decodes
     assert asked_for(prompts, "mine")["report"]["promised_tokens"] > 0
 
@@ -338,7 +319,7 @@ def test_a_tenant_is_served_from_its_own_entries_alone(
         promised, notes = reused(tenant, proof_of)
         assert promised == 0 and said in notes[0]
     odd = salted_request(prompts, "odd", "s", tenant="one", proof="\u00e9", chunks=named)
-    assert prompts.promised(odd, 0) == 0 and "not proved" in prompts.finished(odd)["ragkv"]["notes"][0]
+    assert prompts.promised(odd, 0) == 0 and "not proved" in ended(prompts, odd)["notes"][0]
     prompts.close()
 
 
@@ -354,14 +335,11 @@ def test_the_next_turn_of_a_conversation_finds_its_history(engine: Engine, tmp_p
             prompts = PromptScheduler(own, settings, prefix_caching=True)
             asked = request("r", *ids, params={"keep": True}, cache_salt="s")
             prompts.arrived(asked)
-            promised = settled(prompts, asked)
+            promised = promise(prompts, asked, 1, 2)
             assert promised == len(ids) - 1
-            prompts.allocated(asked, [1, 2], promised)
             (load,) = prompts.take_loads(idle=False)
             assert load.kv.view(0, promised)[0].shape[2] == promised
-            report = prompts.finished(asked)
-            assert report is not None
-            reports.append(report["ragkv"]["reuse"])
+            reports.append(ended(prompts, asked)["reuse"])
             prompts.close()
     assert reports[1]["exact"] + reports[1]["fused"] + reports[1]["recomputed"] >= len(first) + len(C)
     assert reports[1]["computed"] == 9 + len(QUESTION)
