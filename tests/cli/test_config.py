@@ -9,6 +9,7 @@ import pytest
 
 from ragkv.api.settings import ServeConfig
 from ragkv.config import EngineConfig
+from tests.faults import raising
 
 from .conftest import Run
 
@@ -85,10 +86,7 @@ def test_commands_use_the_home_of_the_settings_file(
 
 
 def test_an_interrupted_command_says_so_and_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **_named: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ragkv.api.ServeConfig.gather", interrupt)
+    monkeypatch.setattr("ragkv.api.ServeConfig.gather", raising(KeyboardInterrupt()))
     ran = run("serve")
     assert (ran.code, ran.err) == (130, "interrupted\n")
 

@@ -76,19 +76,9 @@ def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> 
     chunks = [path.read_text("utf-8").strip() for path in sorted((WORLD / "corpus").glob("*.md"))]
     asked = {"question": "What does Verlab sell?", "contexts": chunks, "answers": ["pens"]}
     (tmp_path / "q.jsonl").write_text(json.dumps(asked) + "\n", "utf-8")
-    methods = ("full prefill", "fused", "MapRerank")
-    output = run(
-        "evaluate",
-        tmp_path / "q.jsonl",
-        "--model",
-        "reader",
-        "-k",
-        "3",
-        "--methods",
-        *methods,
-        "--plot",
-        tmp_path / "plot.png",
-    )
+    methods, plot = ("full prefill", "fused", "MapRerank"), tmp_path / "plot.png"
+    how = ("--model", "reader", "-k", "3", "--methods", *methods, "--plot", plot)
+    output = run("evaluate", tmp_path / "q.jsonl", *how)
     for method in methods:
         assert re.search(rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", output, re.MULTILINE), output
-    assert (tmp_path / "plot.png").stat().st_size > 5_000
+    assert plot.stat().st_size > 5_000

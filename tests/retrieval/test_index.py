@@ -20,6 +20,7 @@ from ragkv.errors import (
 )
 from ragkv.retrieval import Document, Index
 from tests.retrieval.fakes import HashEmbedder, word_splitter
+from tests.scheduling.helpers import together
 
 A = Document("a", "red fish\n\nblue fish", metadata={"n": 1})
 B = Document("b", "old bread\n\nnew bread")
@@ -283,30 +284,25 @@ def test_a_full_disk_is_an_error_that_leaves_the_index_unchanged(tmp_path: Path)
 
 
 def test_searches_and_ingestions_in_many_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
-    errors: list[BaseException] = []
     with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
         index.ingest([A])
         done = threading.Event()
 
         def search() -> None:
-            try:
-                while not done.is_set():
-                    hits = index.search("fish", k=3)
-                    assert len(hits) >= 2
-                    assert all("fish" in hit.passage.text for hit in hits[:2])
-            except BaseException as error:
-                errors.append(error)
+            while not done.is_set():
+                hits = index.search("fish", k=3)
+                assert len(hits) >= 2
+                assert all("fish" in hit.passage.text for hit in hits[:2])
 
-        threads = [threading.Thread(target=search) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for round_ in range(8):
-            index.ingest([Document("b", f"bread {round_}")])
-        index.delete("b")
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert errors == []
+        def write() -> None:
+            try:
+                for round_ in range(8):
+                    index.ingest([Document("b", f"bread {round_}")])
+                index.delete("b")
+            finally:
+                done.set()
+
+        together([search, search, search, write])
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX permissions")

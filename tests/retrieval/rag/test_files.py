@@ -14,6 +14,7 @@ from ragkv.errors import DocumentError
 from ragkv.retrieval import Document, ParseLimits
 from ragkv.retrieval.rag import FileOptions, FileProgress, Rag, RagIngestReport
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
+from tests.faults import raising
 
 from . import forty_files
 
@@ -121,27 +122,19 @@ def test_a_file_is_parsed_again_if_its_documents_were_deleted_or_it_is_split_oth
     assert parsed == ["a.txt", "b.txt", "a.txt", "a.txt", "b.txt"]
 
 
-def test_documents_that_a_file_no_longer_holds_are_deleted(rag: Rag, tmp_path: Path) -> None:
-    file = tmp_path / "lines.jsonl"
-    for name in ("one", "two"):
-        forty_files.append_line(file, id=name, text=f"The {name}.")
-    ingest(rag, file)
-    file.write_text('{"id": "two", "text": "The two."}\n')
-    report = ingest(rag, file)
-    assert (report.index.deleted, statuses(report)) == (("one",), {"lines.jsonl": "changed"})
-    assert rag.index.document_ids() == ["two"]
-
-
-def test_a_file_with_a_bad_line_keeps_the_documents_it_had(rag: Rag, tmp_path: Path) -> None:
+def test_documents_that_a_file_no_longer_holds_are_deleted_unless_it_has_a_bad_line(rag: Rag, tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     for name in ("one", "two"):
         forty_files.append_line(file, id=name, text=f"The {name}.")
     ingest(rag, file)
     file.write_text('{"id": "two", "text": "The new two."}\n{\n')
     outcome = ingest(rag, file).files[0]
-    assert outcome.status == "failed"
-    assert "line 2" in outcome.reason
+    assert outcome.status == "failed" and "line 2" in outcome.reason
     assert sorted(rag.index.document_ids()) == ["one", "two"]
+    file.write_text('{"id": "two", "text": "The two."}\n')
+    report = ingest(rag, file)
+    assert (report.index.deleted, statuses(report)) == (("one",), {"lines.jsonl": "changed"})
+    assert rag.index.document_ids() == ["two"]
 
 
 def test_an_id_in_two_files_fails_in_the_second_whichever_file_changed(rag: Rag, tmp_path: Path) -> None:
@@ -172,17 +165,14 @@ def test_a_file_that_becomes_empty_or_unreadable_keeps_its_text_and_this_is_told
     ingest(rag, folder)
     if data is None:
         monkeypatch.setattr(os, "access", lambda *_: False)  # as it is to others than root
-        monkeypatch.setattr(ragkv.retrieval.rag.files, "read_bytes", _refuse)
+        refused = DocumentError(f"Cannot read {folder / 'a.txt'}: Permission denied.")
+        monkeypatch.setattr(ragkv.retrieval.rag.files, "read_bytes", raising(refused))
     else:
         (folder / "a.txt").write_bytes(data)
     report = ingest(rag, folder)
     assert statuses(report)["a.txt"] == "failed"
     assert "a.txt" in report.files[0].reason and "What it held before stays in the index" in report.files[0].reason
     assert str(folder / "a.txt") in rag.index.document_ids()
-
-
-def _refuse(file: Path) -> bytes:
-    raise DocumentError(f"Cannot read {file}: Permission denied.")
 
 
 def test_what_is_lost_of_a_file_is_in_its_outcome(rag: Rag, folder: Path) -> None:
