@@ -30,6 +30,7 @@ from .service import Service
 from .settings import ServeConfig
 
 CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end before its socket is closed.
+KEEP_ALIVE_S = 60  # `KEEP_ALIVE_S` is twice the time of nginx, which so never sends on a connection that ends here.
 HEAD_BYTES = 32 * 1024  # A request's line and headers may be so long: more than nginx passes on.
 SWITCH_S = 0.0002  # A thread that wants Python's lock gets it after so long: the event loop waits behind many answers.
 WITHOUT_NGINX = (
@@ -119,6 +120,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
         server_header=False,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips=list(config.proxies),
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(config.graceful_s + CUT_SHARE * config.close_s)),
         lifespan="on",
     )

@@ -45,9 +45,8 @@ class Tenant(Closing):
         self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
-        self._follower = DeletionFollower(
-            collections.journal, engine, Path(kv_directory), collections.texts, self.chat.forget_requests
-        )
+        calls = collections.texts, self.chat.forget_requests, collections.close_deleted
+        self._follower = DeletionFollower(collections.journal, engine, Path(kv_directory), *calls)
         self._follower.start()
 
     def engine_session_id(self, session_id: str) -> str:
@@ -139,9 +138,7 @@ class Tenants(Closing):
 
     def stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
-        return [
-            TenantStats(name, tenant.engine.stats(), _session_count(tenant)) for name, tenant in self.opened().items()
-        ]
+        return [TenantStats(name, one.engine.stats(), _session_count(one)) for name, one in self.opened().items()]
 
     def close(self) -> None:
         """Write everything and close all tenants, then the model. Soon: waiting missed chunks are not encoded."""

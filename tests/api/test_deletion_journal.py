@@ -52,7 +52,7 @@ class Replica:
         self.journal, self.engine, self.forgot = DeletionJournal(home), Engine(is_new), 0
         folder = home / name
         folder.mkdir(exist_ok=True)
-        self.follower = DeletionFollower(self.journal, self.engine, folder, lambda: ["a text"], self._forget)  # type: ignore[arg-type]
+        self.follower = DeletionFollower(self.journal, self.engine, folder, lambda: ["a text"], self._forget, list)  # type: ignore[arg-type]
 
     def _forget(self) -> None:
         self.forgot += 1

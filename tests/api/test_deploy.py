@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 
 from docs.reference.tables import DOCS, TABLES, table_of
+from ragkv.api import server
 from ragkv.api.settings import ServeConfig
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,17 @@ def test_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
         for source in words.split()[:-1]:
             assert (ROOT / source).exists()
             assert f"!{source}" in IGNORED
+
+
+@pytest.mark.enable_socket
+def test_nginx_ends_an_idle_connection_long_before_the_server() -> None:
+    """Else it sends requests on connections that are being closed: it answers 503 and repeats nothing."""
+    fakes = dict.fromkeys(("configure_logging", "sys", "_announce", "GracefulServer"), mock.DEFAULT)
+    with mock.patch.multiple(server, **fakes) as of:
+        server.serve(mock.MagicMock(), ServeConfig(port=0))
+    of["GracefulServer"].return_value.run.call_args.kwargs["sockets"][0].close()
+    ends_s = int(NGINX.partition("upstream ragkv")[2].partition("keepalive_timeout ")[2].partition("s;")[0])
+    assert 2 * ends_s <= of["GracefulServer"].call_args.args[0].timeout_keep_alive
 
 
 def test_compose_publishes_on_loopback_and_lets_answers_finish(compose: Any) -> None:

@@ -42,7 +42,7 @@ class CollectionFolders:
         self._home, self._folder = home, home / "collections"
         self.lock = threading.RLock()  # held while a folder is created or renamed
         self._hidden: set[str] = set()  # names of collections whose deletion has begun
-        self._sizes: dict[CollectionKey, tuple[object, tuple[int, int]]] = {}  # state of the index, its counts
+        self._sizes: dict[Path, tuple[object, tuple[int, int]]] = {}  # state of the index, its counts
 
     def names(self) -> list[str]:
         """The names of all collections, sorted."""
@@ -50,6 +50,9 @@ class CollectionFolders:
         found = {name for name in found if (self._folder / name / FACTS).is_file()}
         if self._command_line_index() is not None:
             found.add(DEFAULT_COLLECTION)
+        for path in self._sizes.copy():
+            if path.parent == self._folder and path.name not in found:  # another process deleted it
+                self._sizes.pop(path, None)
         return sorted(found - self._hidden)
 
     def key(self, name: str) -> CollectionKey | None:
@@ -68,8 +71,7 @@ class CollectionFolders:
 
     def info(self, name: str) -> schemas.CollectionBody | None:
         """The collection as it is listed, `None` if there is none."""
-        key = self.key(name)
-        if key is None:
+        if (key := self.key(name)) is None:
             return None
         try:
             documents, chunks = self._size(key)
@@ -81,10 +83,6 @@ class CollectionFolders:
     def infos(self) -> list[schemas.CollectionBody]:
         """All collections, by name."""
         return [info for info in map(self.info, self.names()) if info is not None]
-
-    def documents(self) -> int:
-        """The number of documents in all collections."""
-        return sum(info.documents for info in self.infos())
 
     def size_bytes(self) -> int:
         """What all collections take on disk: documents, passages, terms and vectors."""
@@ -111,8 +109,7 @@ class CollectionFolders:
     def hide(self, name: str) -> CollectionKey | None:
         """Find a collection for the last time, because it is deleted; `None` if there is none. `rename` must follow."""
         with self.lock:
-            key = self.key(name)
-            if key is not None:
+            if (key := self.key(name)) is not None:
                 self._hidden.add(name)
             return key
 
@@ -124,7 +121,7 @@ class CollectionFolders:
         renamed = self._folder / f"{_DELETED}{secrets.token_hex(8)}"
         with self.lock:
             self._hidden.discard(name)
-            self._sizes.pop(key, None)
+            self._sizes.pop(key.path, None)
             make_private_folder(self._folder)
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 key.path.rename(renamed)
@@ -152,12 +149,12 @@ class CollectionFolders:
     def _size(self, key: CollectionKey) -> tuple[int, int]:
         """Documents and passages, read again if the index has changed since."""
         state = state_of(key.path)  # before the counts: if they are newer, they are read once more than necessary
-        known, size = self._sizes.get(key, (None, (0, 0)))
+        known, size = self._sizes.get(key.path, (None, (0, 0)))
         if state != known:
             with look_into(key.path) as database:
                 held = None if database is None else database.stats()
             size = (0, 0) if held is None else (held.documents, held.passages)
-            self._sizes[key] = state, size
+            self._sizes[key.path] = state, size
         return size
 
     def _folder_names(self) -> list[str]:

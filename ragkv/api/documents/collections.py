@@ -36,10 +36,7 @@ CollectionPool = LeasePool[CollectionKey, Rag]
 
 
 def collection_pool(limit: int) -> CollectionPool:
-    """The open collections of all tenants, `limit` of them and those in use. A tenant that opens many closes its own.
-
-    Each has at most five files open: its database, a journal while it is written, mapped arrays of a snapshot.
-    """
+    """The open collections of all tenants: `limit`, and those in use. A tenant that opens many closes its own."""
     return LeasePool(limit, Rag.close, group=lambda key: key.path.parent)
 
 
@@ -72,11 +69,7 @@ class Collections(Closing):
 
         Raises `ApiError` 404 if there is none; `param` is the request field that names it.
         """
-        key = self.folders.key(name)
-        for old in self._opened():
-            if old != key and old.created is not None and old.path.name == name:  # another process deleted it
-                self._pool.discard(old, wait=False)
-        if key is None:
+        if (key := self.folders.key(name)) is None:
             raise not_found("collection", name, param)
         try:
             with self._pool.lease(key, lambda: self._open(name, key, param)) as collection:
@@ -93,6 +86,12 @@ class Collections(Closing):
         self._pool.discard(key)  # waits for requests that use it
         self._erase(self.folders.rename(name, key))
         return True
+
+    def close_deleted(self) -> None:
+        """Close what other processes deleted: while a collection is open, its text stays on disk."""
+        for key in self._opened():
+            if key.created is not None and self.folders.key(key.path.name) != key:
+                self._pool.discard(key, wait=False)
 
     def ingest(self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check) -> IngestReport:
         """Store documents in a leased collection, without the KV. What `check` raises leaves the index as it was.
@@ -145,8 +144,7 @@ class Collections(Closing):
 
     def drop_if_deleted(self, name: str, texts: Iterable[str]) -> None:
         """Drop the KV of those `texts` that were deleted from the collection `name` while their KV was computed."""
-        deleted = self.folders.unheld(texts, [name])
-        if deleted:
+        if deleted := self.folders.unheld(texts, [name]):
             with self._dropping:
                 self._drop(deleted)
 

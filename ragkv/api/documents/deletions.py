@@ -160,13 +160,14 @@ class DeletionFollower(Closing):
         directory: Path,
         texts: Callable[[], Iterable[str]],
         forget_requests: Callable[[], None],
+        close_deleted: Callable[[], None],
     ) -> None:
         """`directory` is this replica's KV directory. `texts` are the passages of all collections.
 
-        `forget_requests` deletes what requests left behind that may hold deleted texts.
+        `forget_requests` deletes what requests left of deleted texts, `close_deleted` closes deleted collections.
         """
         self._journal, self._engine, self._path = journal, engine, directory / FOLLOWED
-        self._texts, self._forget_requests = texts, forget_requests
+        self._texts, self._forget_requests, self._close_deleted = texts, forget_requests, close_deleted
         self._settled: Position | None = None  # everything up to here was applied twice; None: not read yet
         self._seen = Position()  # everything up to here was applied once
         self._forgot = Position()  # of the last deletion for which requests were forgotten
@@ -180,14 +181,14 @@ class DeletionFollower(Closing):
 
     def follow(self) -> None:
         """Apply what is new, and once more what was new the last time."""
+        self._close_deleted()  # without texts nothing is noted
         state = self._journal.state()
         if self._settled is not None and state == self._state:
             return
         if self._settled is None:
             self._settled = self._seen = self._read()
         found = self._journal.after(self._settled)
-        is_done = self._apply(found) and not self._engine.away()
-        if not is_done:
+        if not self._apply(found) or self._engine.away():
             return
         if self._seen == found.end:  # applied for the second time
             self._state = state

@@ -194,7 +194,7 @@ def _ingest(tenant: Tenant, principal: Principal, name: str, parsed: Parsed, che
         def allow() -> None:
             ids, folders = {document.id for document in parsed.documents}, tenant.collections.folders
             new = len(ids - index.document_hashes(ids).keys())
-            tenant.check_quota(principal, "documents", folders.documents(), new)
+            tenant.check_quota(principal, "documents", sum(one.documents for one in folders.infos()), new)
             check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
 
         report = tenant.collections.ingest(collection, parsed, check, allow)

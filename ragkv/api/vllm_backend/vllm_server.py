@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # A request that waits looks this often at its deadline and its cancellation.
 CONNECT_S = 5.0  # A connection to the server may take so long.
+REUSED_S = 2.0  # A connection idle for longer is not used again: vLLM closes it after 5 s, and nothing is sent twice.
 PROBE_S = 2.0  # The result of a health probe is used for so long.
 PROBE_WAIT_S = 3.0  # A server that needs longer for its health is away.
 NO_REPORT = ""  # This names no report: asking for it shows the connector alone.
@@ -50,7 +52,9 @@ class VllmServer(Closing):
             raise MissingExtraError("openai", "openai", "serving in front of vLLM") from error
         self.url = url.rstrip("/").removesuffix("/v1")
         self._openai, timeout = openai, openai.Timeout(timeout_s, connect=CONNECT_S)
-        self._http = openai.DefaultAsyncHttpxClient(timeout=timeout, trust_env=False)
+        limits = copy(openai.DEFAULT_CONNECTION_LIMITS)
+        limits.keepalive_expiry = REUSED_S
+        self._http = openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits, trust_env=False)
         self._client = openai.AsyncOpenAI(
             base_url=f"{self.url}/v1", api_key=api_key or "none", http_client=self._http, max_retries=0, timeout=timeout
         )

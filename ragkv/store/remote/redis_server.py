@@ -130,6 +130,7 @@ class RedisServer:
         except redis.OutOfMemoryError as error:
             raise FullError(f"redis is full: {error}") from error
         except Exception as error:  # a damaged answer can make the protocol parser raise anything
+            self.reset()  # idle connections may be broken too: each would hold a descriptor until it is used
             raise RemoteError(f"redis: {type(error).__name__}: {error}") from error
         finally:
             _LIMIT.at, _LIMIT.bytes = float("inf"), ANSWER_BYTES

@@ -1,7 +1,7 @@
 """Floods of collections and sessions: few are open, quotas hold, listings stay cheap, races end well."""
 
-import subprocess
-import sys
+import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api.documents.collection_folders import CollectionFolders
 from ragkv.api.documents.collections import CollectionPool
 from ragkv.api.documents.upload_parsing import Parsed
 from ragkv.api.errors import ApiError
@@ -137,33 +138,33 @@ def test_documents_for_a_collection_that_another_process_deletes_get_404(client:
         pytest.raises(ApiError, match="There is no collection 'facts'"),
         tenant.collections.lease("facts") as collection,
     ):
-        delete_and_create_in_another_process(tmp_path)
+        delete_in_another_process(tmp_path, "facts").create("facts", print)
         tenant.collections.ingest(collection, Parsed([Document("late", "The new harbour.")]))
     assert client.get("/v1/collections/facts").json()["documents"] == 0
 
 
-def deleted_files(folder: Path) -> list[str]:
-    """The files of a folder that this process has open although they are deleted."""
-    names = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
-    return [name for name in names if str(folder) in name and "(deleted)" in name]
+def delete_in_another_process(home: Path, *names: str) -> CollectionFolders:
+    """Delete collections as another process does it; returns its folders."""
+    folders = CollectionFolders(home)
+    for name in names:
+        key = folders.hide(name)
+        assert key is not None
+        shutil.rmtree(folders.rename(name, key))
+    return folders
 
 
-def delete_and_create_in_another_process(home: Path) -> None:
-    """Delete the collection `facts` and create it again."""
-    code = (
-        "import shutil, sys; from pathlib import Path\n"
-        "from ragkv.api.documents.collection_folders import CollectionFolders\n"
-        "folders = CollectionFolders(Path(sys.argv[1]))\n"
-        "shutil.rmtree(folders.rename('facts', folders.hide('facts')))\n"
-        "assert folders.create('facts', lambda held: None)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(home)], check=True)
-
-
-def test_a_collection_that_another_process_replaced_is_opened_again(client: TestClient, tmp_path: Path) -> None:
-    filled(client)
-    assert search(client, "facts").json()["hits"]
-    delete_and_create_in_another_process(tmp_path)
-    assert search(client, "facts").json()["hits"] == []
-    assert deleted_files(tmp_path) == []
-    assert len(pool_of(client).opened()) == 1
+def test_what_another_process_deletes_is_closed_without_a_request(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.api.documents.deletions.POLL_S", 0.05)
+    names = [filled(client, f"c{number}", FACTS[:1]) for number in range(20)]
+    assert len(client.get("/v1/collections").json()["data"]) == len(pool_of(client).opened()) == len(names)
+    others = delete_in_another_process(tmp_path, *names[1:])
+    until(lambda: [key.path.name for key in pool_of(client).opened()] == names[:1])
+    descriptors = Path("/proc/self/fd")
+    until(lambda: not any("sqlite (deleted)" in os.path.realpath(one) for one in descriptors.iterdir()))
+    assert len(client.get("/v1/collections").json()["data"]) == 1
+    folders = service_of(client.app).tenants.opened()[""].collections.folders  # type: ignore[arg-type]
+    assert [path.name for path in folders._sizes] == names[:1]
+    others.create(names[1], print)
+    assert search(client, names[1]).json()["hits"] == []

@@ -14,7 +14,7 @@ from tests.api.serving import small
 from tests.api.whole import key
 
 from .attackers import ADDRESS
-from .front import BEHIND, needs_nginx, nginx
+from .front import BEHIND, free_port, needs_nginx, nginx
 
 pytestmark = [needs_nginx, pytest.mark.enable_socket]
 HEAD = b"POST /v1/echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -109,3 +109,9 @@ def test_without_keys_a_request_through_a_proxy_is_refused_whatever_the_settings
     with small(tmp_path) as server, nginx(tmp_path, server.port) as port:
         for at, status in ((server.port, 200), (port, 401)):
             assert httpx.post(f"http://127.0.0.1:{at}/v1/echo", json={}, trust_env=False).status_code == status
+
+
+def test_while_the_server_is_away_nginx_answers_503_in_its_shape(tmp_path: Path) -> None:
+    with nginx(tmp_path, free_port()) as port:
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/echo", json={}, trust_env=False)
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["code"]) == (503, "2", "away")

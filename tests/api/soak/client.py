@@ -22,7 +22,6 @@ from .world import Replica, World
 
 TIMEOUT_S = 200.0  # longer than any deadline of an answer, so a server that hangs shows as a wrong status
 RETRY_S = 0.1  # between two attempts
-IDLE = httpx.Limits(keepalive_expiry=2.0)  # before uvicorn closes an idle connection, which takes 5 s
 COLLECTION = "c"  # every tenant's, with the example documents; it never changes
 MAX_TOKENS = 24
 SAMPLE = 3  # acknowledged things that are verified after each replacement
@@ -164,9 +163,7 @@ class Client(ABC):
         url = f"http://127.0.0.1:{replica.port}"
         if url not in self._connections:
             headers = self.world.headers[self.tenant]
-            self._connections[url] = httpx.Client(
-                base_url=url, headers=headers, limits=IDLE, timeout=TIMEOUT_S, trust_env=False
-            )
+            self._connections[url] = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
         return self._connections[url]
 
     def _run(self) -> None:

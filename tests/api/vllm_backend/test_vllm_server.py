@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
+import uvicorn
 
 from ragkv.api.vllm_backend import VllmServer
 from ragkv.errors import AnswerServerError
@@ -45,3 +46,8 @@ def test_what_comes_as_a_wait_ends_is_no_timeout(silent: str, monkeypatch: pytes
     monkeypatch.setattr(VllmServer, "submit", lambda *_: answer)
     with VllmServer(silent) as server:
         assert server.wait(None, answer.done) == 7  # type: ignore[arg-type]
+
+
+def test_an_idle_connection_is_given_up_long_before_vllm_closes_it() -> None:
+    with VllmServer("http://127.0.0.1:1") as server:  # vLLM has uvicorn's default
+        assert 2 * server._http._transport._pool._keepalive_expiry <= uvicorn.Config("app").timeout_keep_alive

@@ -93,6 +93,7 @@ def is_available(tier: RemoteTier) -> bool:
 
 def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedServer) -> None:
     tier = proxied.tier()
+    assert outcome(tier) is not None  # connections are there
     proxied.proxy.refusing = True
     proxied.proxy.close_connections()
     began = time.monotonic()
@@ -102,6 +103,9 @@ def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedSer
     assert not tier.contains(entry(1).info.key)
     stats = tier.stats().remote
     assert stats is not None and stats.skipped > 0 and not stats.answers
+    if isinstance(proxied.server, RedisServer):
+        held = tier._connector._client.connection_pool._available_connections  # type: ignore[attr-defined]
+        assert len(held) > 1 and not any(one.is_connected for one in held)
     proxied.proxy.refusing = False
     until(lambda: outcome(tier) is not None)  # it is called again
 
