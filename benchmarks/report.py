@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,12 +55,14 @@ def _cpuinfo() -> list[str]:
 def alternate(
     actions: Mapping[Any, Callable[[], Any]], runs: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[Any, float]:
-    """Median seconds of each action. Actions alternate, so noise hits all alike; the first round is not measured."""
+    """Median seconds of each action. They alternate in another order each round, so noise and what the one before left
+    hit all alike; the first round is not measured.
+    """
     times: dict[Any, list[float]] = {name: [] for name in actions}
     for round_ in range(runs + 1):
-        for name, action in actions.items():
+        for name in random.Random(round_).sample(list(actions), len(actions)):
             began = clock()
-            action()
+            actions[name]()
             if round_:
                 times[name].append(clock() - began)
     return {name: statistics.median(values) for name, values in times.items()}

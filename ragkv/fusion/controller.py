@@ -32,7 +32,7 @@ from .estimators import (
 from .profile import Profile
 
 RATIO_STEP = 0.05  # Above r* a ratio is a multiple of `RATIO_STEP`, so that small changes of times change no answer.
-STEP = 2**0.5  # A measured speed counts in steps of the factor `STEP`, and changes when it is a whole step off.
+STEP = 2**0.25  # A measured speed counts in steps of the factor `STEP`, and changes when it is a whole step off.
 PROMPT_TOKENS, QUESTION_TOKENS = 1024, 32  # A prompt of such a length is what an entry's tier is chosen for.
 SLACK = 1e-6  # Times may exceed a bound by the share `SLACK`: sums in another order are rounded otherwise.
 
@@ -129,10 +129,15 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
     even if that would save time: the time that loading leaves free is spent on a higher ratio, which improves quality.
     They are taken by their time per token, so the set is the best one but for the chunk at its end.
     """
-    slow = [i for i, load in enumerate(loads) if loads_slower(profile, shape, load)]
+    computing_s = [_computing_s(profile, shape, load) for load in loads]
+    slow = [i for i, load in enumerate(loads) if not load.fixed and load_s(profile, [load]) > computing_s[i]]
     slow.sort(key=lambda i: -load_s(profile, [loads[i]]) / loads[i].tokens)
-    counts = range(len(slow) + 1)
-    best_s, count = min((_ttft_without(profile, shape, loads, ratio, slow[:count]), count) for count in counts)
+
+    def without_s(count: int) -> float:
+        remaining, shape_without = _without(shape, loads, slow[:count])
+        return ttft_s(profile, shape_without, ratio, remaining)
+
+    best_s, count = min((without_s(count), count) for count in range(len(slow) + 1))
     chosen, why = tuple(sorted(slow[:count])), list[str]()
     if slow:
         load = loads[slow[0]]
@@ -140,7 +145,7 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
         why.append(
             f"{len(chosen)} of {len(loads)} chunks are computed instead of loaded: a layer of {load.tokens} tokens "
             f"takes {_ms(load_s(profile, [load]))} from {load.tier}, "
-            f"{_ms(_computing_s(profile, shape, load))} to compute "
+            f"{_ms(computing_s[slow[0]])} to compute "
             f"(first token {_ms(best_s)}, loading all {_ms(all_s)})"
         )
     return Decision(ratio, None, chosen, best_s, tuple(why))
@@ -169,11 +174,6 @@ def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float,
     return Decision(chosen.ratio, tier_name, computed.computed, chosen.ttft_s, reasons)
 
 
-def loads_slower(profile: Profile, shape: Shape, load: Load) -> bool:
-    """Whether `load` may be computed instead, and a layer of it takes longer to read than to compute."""
-    return not load.fixed and load_s(profile, [load]) > _computing_s(profile, shape, load)
-
-
 def _computing_s(profile: Profile, shape: Shape, load: Load) -> float:
     """Seconds that computing `load` adds to a layer."""
     return load.tokens * profile.recompute.row_s(shape.prompt_tokens)
@@ -185,13 +185,6 @@ def _without(shape: Shape, loads: Sequence[Load], computed: Sequence[int]) -> tu
     fused = max(0, shape.fused_tokens - sum(loads[i].tokens for i in computed if loads[i].fused))
     forced = shape.forced_rows + sum(loads[i].tokens for i in computed)
     return remaining, replace(shape, fused_tokens=fused, forced_rows=min(forced, shape.prompt_tokens - fused))
-
-
-def _ttft_without(
-    profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float, computed: Sequence[int]
-) -> float:
-    remaining, shape_without = _without(shape, loads, computed)
-    return ttft_s(profile, shape_without, ratio, remaining)
 
 
 def _why_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, ratio: float) -> str:

@@ -82,11 +82,14 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     """Time to first token of the pipeline, which reads layer l + 1 while it fuses layer l.
 
     It is the sum of the first layer's load, for each layer the maximum of its recompute and the next layer's load, and
-    the last row's logits. Entries that a static selector recomputes entirely are neither read nor placed.
+    the last row's logits. Entries that a static selector recomputes entirely are neither read nor placed. A prompt of
+    which nothing is loaded takes as long as its prefill, which was measured by itself.
     """
     if shape.selection is Selection.STATIC and ratio >= 1.0 and shape.fused_tokens:
         loads = [load for load in loads if not load.fused]
         shape = Shape(0, shape.forced_rows + shape.fused_tokens, shape.prompt_tokens)
+    if not loads and not shape.fused_tokens:
+        return profile.prefill.at(shape.prompt_tokens)
     layer_s = load_s(profile, loads)
     busy, afterwards = _passes(profile, ratio, shape)
     return profile.start_s + layer_s + sum(max(layer_s, work) for work in busy) + afterwards
@@ -96,8 +99,6 @@ def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> f
     """Time to first token if all fused chunks are computed; exact chunks and history are loaded as before."""
     kept = [load for load in loads if not is_fused_chunk(load)]
     rows = min(shape.prompt_tokens, shape.forced_rows + shape.fused_tokens)
-    if not kept:
-        return profile.prefill.at(shape.prompt_tokens)
     return ttft_s(profile, Shape(0, rows, shape.prompt_tokens), 0.0, kept)
 
 
@@ -111,19 +112,14 @@ def pays(fused_s: float, recompute_s: float) -> bool:
     return fused_s * MARGIN + UNPROFILED_S < recompute_s
 
 
-def stored_bytes(profile: Profile, tokens: int) -> float:
-    """Stored bytes of the KV of `tokens`."""
-    return tokens * profile.stored_bytes_per_token
-
-
 def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig) -> float:
     """C_store in USD: storing the KV of `tokens` in `tier` for a month."""
-    return stored_bytes(profile, tokens) / BYTES_PER_GB * prices.of(tier)
+    return tokens * profile.stored_bytes_per_token / BYTES_PER_GB * prices.of(tier)
 
 
 def _slice_s(profile: Profile, load: Load) -> float:
     """Seconds to read one layer of `load`; on a GPU its copy runs in parallel with the next slice's read."""
-    read_s = profile.tier(load.tier).slice_s(stored_bytes(profile, load.tokens) / profile.layers)
+    read_s = profile.tier(load.tier).slice_s(load.tokens * profile.stored_bytes_per_token / profile.layers)
     if profile.copy_bytes_per_s is None:
         return read_s
     return max(read_s, load.tokens * profile.kv_bytes_per_token / profile.layers / profile.copy_bytes_per_s)

@@ -11,7 +11,7 @@ import logging
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -148,6 +148,17 @@ class Profile:
                 raise ProfileError(f"{name} is {value}; it must be finite and not negative. Measure again.")
         if min(self.layers, self.kv_bytes_per_token) < 1 or 0 in (self.stored_bytes_per_token, self.copy_bytes_per_s):
             raise ProfileError("A profile needs at least one layer, one byte a token and a copy bandwidth above 0.")
+
+    def corrected(self, factor: float, tiers: Mapping[str, TierSpeed]) -> "Profile":
+        """Of a machine on which computing takes `factor` times as long, and reading is as fast as `tiers`."""
+        return replace(
+            self,
+            tiers=tiers,
+            prefill=LengthFit(*(factor * value for value in astuple(self.prefill))),
+            recompute=RecomputeFit(*(factor * value for value in astuple(self.recompute))),
+            place_token_layer_s=factor * self.place_token_layer_s,
+            start_s=factor * self.start_s,
+        )
 
     def tokens_within(self, ttft_s: float) -> int:
         """The most tokens of a prompt whose prefill takes `ttft_s` at most (xi of the T-LRU paper); 0 if none does."""

@@ -8,7 +8,9 @@ the speed of the store's latest reads counts, not the speed when the profile was
 """
 
 import os
+import platform
 import statistics
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +25,16 @@ from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import AskingSelector, CheckingSelector, Fused, Plan, Selector, Span, SpanKind, SpanState
 from ragkv.fusion.controller import Steady, belongs_in_memory, choose_computed, decide
 from ragkv.fusion.estimators import Load, Selection, Shape, load_s, ttft_s
+from ragkv.fusion.profile import FILE_NAME, Profile, Subject, TierSpeed, load
 from ragkv.model import Adapter
 from ragkv.runtime import cpu_model
 from ragkv.store import Identity
 
 if TYPE_CHECKING:
-    from ragkv.fusion.profile import Profile, Subject
-
     from .request import PrefillMethod
 
 OUTCOMES = 8  # The median of the latest `OUTCOMES` requests corrects a speed.
+FORGET_S = 600.0  # A speed not seen for `FORGET_S` is the profile's: what is not read would stay slow for ever.
 COMPUTE = "compute"  # `COMPUTE` names the outcome of computing, beside those of tiers.
 
 
@@ -56,7 +58,7 @@ class LoadControl:
         prices: PricesConfig,
         method: Callable[[], "PrefillMethod"],
         speeds: Callable[[], Mapping[str, float]] = dict,
-        on_profile: Callable[["Profile"], object] = lambda _: None,
+        on_profile: Callable[[Profile], object] = lambda _: None,
     ) -> None:
         """Use the profile of this model, and of entries of `identity`, that is saved in `directory`, if there is one.
 
@@ -71,14 +73,11 @@ class LoadControl:
         self._steady = Steady()
         # By tier or COMPUTE: what the latest requests took, over the profile's estimate.
         self._outcomes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=OUTCOMES))
+        self._seen_at: defaultdict[str, float] = defaultdict(time.monotonic)
 
     @cached_property
-    def subject(self) -> "Subject":
+    def subject(self) -> Subject:
         """The model and machine that a profile is saved for."""
-        import platform
-
-        from ragkv.fusion.profile import Subject
-
         adapter, identity, device = self._adapter, self.identity, self._adapter.device
         return Subject(
             weights=identity.weights,
@@ -96,37 +95,29 @@ class LoadControl:
         )
 
     @property
-    def profile(self) -> "Profile":
+    def profile(self) -> Profile:
         """The profile in use. Raises `ProfileError`, which says why there is none."""
+        if self._profile is None and self._refusal is None:
+            try:
+                if self.directory is None:
+                    raise ProfileError("The engine has no store directory, so no profile was saved for it.")
+                self.apply_profile(load(self.directory, self.subject))
+            except ProfileError as error:
+                self._refusal = str(error)  # read once: whoever else may measure this store is not running
         if self._profile is None:
-            from ragkv.fusion.profile import load
-
-            if self._refusal is None:
-                try:
-                    if self.directory is None:
-                        raise ProfileError("The engine has no store directory, so no profile was saved for it.")
-                    return self._use(load(self.directory, self.subject))
-                except ProfileError as error:
-                    self._refusal = str(error)  # read once: whoever else may measure this store is not running
             raise ProfileError(self._refusal)
         return self._profile
 
     @property
     def profile_file(self) -> Path | None:
         """Where the profile is saved; `None` without a store directory."""
-        from ragkv.fusion.profile import FILE_NAME
-
         return None if self.directory is None else Path(self.directory) / FILE_NAME
 
-    def apply_profile(self, profile: "Profile") -> None:
+    def apply_profile(self, profile: Profile) -> None:
         """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
-        self._use(profile)
-
-    def _use(self, profile: "Profile") -> "Profile":
         self._profile = profile
         self._on_profile(profile)
-        return profile
 
     def decide(self, plan: Plan, selector: Selector, ratio: float, *, controlled: bool) -> Controlled:
         """Choose the spans to compute instead of load and, if `controlled`, the ratio, which is at least `ratio`.
@@ -149,19 +140,29 @@ class LoadControl:
 
     def learn(self, plan: Plan, selector: Selector, ratio: float, fused: Fused) -> None:
         """Compare what a pass took, without steps of other requests, with the profile's estimate."""
-        if self._profile is None:
+        if (profile := self._profile) is None:
             return
-        _, loads = _loads(plan)
-        computing_s = ttft_s(self._profile, _shape(plan, selector), ratio, ())
+        spans, loads = _loads(plan)
+        at_once = replace(profile, tiers={load.tier: TierSpeed(0.0, 0.0) for load in loads}, copy_bytes_per_s=None)
         if fused.prompts == 1:  # else the time is that of all
+            computing_s = ttft_s(at_once, _shape(plan, selector), ratio, loads)
             self._compare(COMPUTE, fused.prefill_s - fused.load_s - fused.others_s, computing_s)
-        tiers = {load.tier for load in loads}
-        if len(tiers) == 1 and tiers <= self._profile.tiers.keys():
-            self._compare(tiers.pop(), fused.read_s, load_s(self._profile, loads) * self._profile.layers)
+        leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
+        tiers = {lease.kind.value for lease in leases}
+        if len(tiers) == 1 and (tier := tiers.pop()) in profile.tiers:
+            # An entry that is recomputed entirely was not read.
+            share = fused.bytes_by_tier.get(tier, 0) / sum(lease.stored_bytes for lease in leases)
+            loading_s = load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
+            self._compare(tier, fused.read_s, share * loading_s)
 
     def _compare(self, name: str, took_s: float, expected_s: float) -> None:
         if took_s > 0.0 and expected_s > 0.0:
-            self._outcomes[name].append(took_s / expected_s)
+            forgotten, self._seen_at[name] = self._forgotten(name), time.monotonic()
+            # The first that is seen again counts for all: it is the one that was tried.
+            self._outcomes[name].extend([took_s / expected_s] * (OUTCOMES if forgotten else 1))
+
+    def _forgotten(self, name: str) -> bool:
+        return time.monotonic() - self._seen_at[name] > FORGET_S
 
     def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
         """Whether an entry belongs in memory; without a profile every entry does."""
@@ -173,26 +174,20 @@ class LoadControl:
             return True
         return belongs_in_memory(local, tokens, _when(method.selector), method.ratio, self.prices, used, room)
 
-    def _corrected(self) -> tuple["Profile", tuple[str, ...]]:
+    def _corrected(self) -> tuple[Profile, tuple[str, ...]]:
         """The profile with the present speeds of tiers, and a sentence if they differ clearly from the profile's."""
-        from ragkv.fusion.profile import TierSpeed
-
         factors = {
             name: self._steady.of(name, statistics.median(seen))
             for name, seen in list(self._outcomes.items())
-            if len(seen) == OUTCOMES
+            if len(seen) == OUTCOMES and not self._forgotten(name)
         }
-        compute = factors.pop(COMPUTE, 1.0)  # slower computing hides more loading: all tiers count as so much faster
-        tiers = {kind: speed.times(factors.get(kind, 1.0) / compute) for kind, speed in self.profile.tiers.items()}
+        tiers = {kind: speed.times(factors.get(kind, 1.0)) for kind, speed in self.profile.tiers.items()}
         # The present speeds of remote tiers include round trips, so a slice adds no latency.
-        for kind, speed in self._remote_speeds().items():
-            tiers[kind] = TierSpeed(0.0, 1.0 / speed).times(1 / compute)
-        changed = [f"{name} {factor:.2g}" for name, factor in {COMPUTE: compute, **factors}.items() if factor != 1.0]
+        for kind, speed in self._speeds().items():
+            tiers[kind] = TierSpeed(0.0, 1.0 / self._steady.of(f"{kind} speed", speed))
+        changed = [f"{name} {factor:.2g}" for name, factor in factors.items() if factor != 1.0]
         why = (f"corrected: lately times were those of the profile by {', '.join(changed)}",) if changed else ()
-        return replace(self.profile, tiers=tiers), why
-
-    def _remote_speeds(self) -> dict[str, float]:
-        return {kind: self._steady.of(f"{kind} speed", speed) for kind, speed in self._speeds().items()}
+        return self.profile.corrected(factors.get(COMPUTE, 1.0), tiers), why
 
 
 def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:

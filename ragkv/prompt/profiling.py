@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 QUIET_S = 3.0  # An engine measures by itself after `QUIET_S` without a request.
 
 LENGTHS = (128, 384, 768, 1536)  # Prompts of so many tokens S are timed.
-QUICK_LENGTHS = (128, 384)
+QUICK_LENGTHS = (128, 384, 768)
+LONG_S = 1.0  # A quick profile times no prompt beyond one that took `LONG_S`, because requests wait for it.
 RATIOS = (0.0, 0.1, 0.3, 0.7)
 CHUNK_TOKENS = 128
 QUESTION_TOKENS = 32
@@ -117,6 +118,7 @@ class _Measuring:
     ) -> None:
         self._control, self._fusor, self._scheduler = control, fusor, scheduler
         self._adapter, self._on_progress = fusor.adapter, on_progress
+        self._longest_s = LONG_S if quick else BUDGET_S
         self._rounds, self._tier_rounds = (QUICK_ROUNDS, QUICK_TIER_ROUNDS) if quick else (ROUNDS, TIER_ROUNDS)
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
         self._identity = control.identity
@@ -176,6 +178,8 @@ class _Measuring:
         self._pass(self._fused_plan(entries, self._lengths[0])[0], 0.3)  # warm-up
         for _ in range(self._rounds):
             for length in self._lengths:
+                if len(full) > 1 and max(map(min, full.values())) > self._longest_s and length not in full:
+                    break
                 spans = [Span(SpanKind.QUESTION, 0, length, SpanState.COMPUTED)]
                 _, whole_s, _ = self._pass(Plan.of(self._ids(length).cpu(), spans), 0.0)
                 full[length].append(whole_s)

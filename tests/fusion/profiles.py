@@ -14,7 +14,7 @@ def profile(**changes: Any) -> Profile:
         layers=3,
         kv_bytes_per_token=3000,
         stored_bytes_per_token=3000.0,
-        prefill=LengthFit(1.0, 0.03, 0.0),
+        prefill=LengthFit(2.5, 0.02, 0.0),  # start and two layers
         recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0),
         place_token_layer_s=0.0,
         start_s=0.5,

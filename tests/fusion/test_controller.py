@@ -66,10 +66,6 @@ class TestRatio:
         assert choose_ratio(on_disk(1.6), checking, LOADS, 0.0).ratio == 0.0  # else all would pass layer 0
         assert choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.0).ratio == pytest.approx(0.5)
 
-    def test_the_decision_on_the_ratio_explains_itself_with_numbers(self) -> None:
-        (why,) = choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.15).why
-        assert "15%" in why and "50%" in why and "1.6e+03 ms" in why and "100 tokens from disk" in why
-
 
 prices = st.builds(PricesConfig, *(st.floats(0, 10, allow_subnormal=False),) * 3)
 tiers = st.dictionaries(
@@ -96,12 +92,6 @@ class TestTier:
         else:
             assert loading[best] == min(loading.values())
 
-    def test_the_decision_says_when_no_tiers_loading_is_hidden(self) -> None:
-        slow = profile(tiers={"disk": disk(1.0), "redis": disk(2.0)})
-        decision = choose_tier(slow, SHAPE, 0.15, PricesConfig(), LOADS)
-        assert decision.tier == "disk"
-        assert "no tier's loading is hidden" in decision.why[0]
-
     @pytest.mark.parametrize(
         ("layer_s", "used", "room", "expected"),
         [
@@ -124,8 +114,8 @@ class TestTier:
 
 def test_a_steady_number_ignores_small_changes_and_follows_large_ones_in_steps() -> None:
     steady = Steady()
-    assert [steady.of("disk", latest) for latest in (1.1, 0.9, 1.39, 1.45, 1.05, 0.9)] == [
-        pytest.approx(number) for number in (1.0, 1.0, 1.0, 2**0.5, 2**0.5, 1.0)
+    assert [steady.of("disk", latest) for latest in (1.05, 0.9, 1.18, 1.2, 1.05, 0.95)] == [
+        pytest.approx(number) for number in (1.0, 1.0, 1.0, 2**0.25, 2**0.25, 1.0)
     ]
     assert steady.of("redis", 4.1) == pytest.approx(4.0)  # names count apart
 

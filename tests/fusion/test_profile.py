@@ -48,11 +48,6 @@ def test_the_tokens_within_a_target_are_the_most_whose_prefill_takes_no_longer(
     assert profile(prefill=fit).tokens_within(target_s) == tokens
 
 
-@pytest.mark.parametrize("made", [MEASURED, profile()])
-def test_a_profile_survives_json(made: Profile) -> None:
-    assert Profile.from_dict(json.loads(json.dumps(dataclasses.asdict(made)))) == made
-
-
 def test_saved_profiles_of_two_subjects_are_both_found(tmp_path: Path) -> None:
     other = profile(subject=dataclasses.replace(SUBJECT, threads=8))
     save(MEASURED, tmp_path)
@@ -61,11 +56,6 @@ def test_saved_profiles_of_two_subjects_are_both_found(tmp_path: Path) -> None:
     assert load(tmp_path, other.subject) == other
     save(profile(), tmp_path)
     assert load(tmp_path, SUBJECT) == profile()
-
-
-def test_a_missing_profile_is_refused_with_the_command_to_measure_one(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="ragkv profile"):
-        load(tmp_path, SUBJECT)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +130,3 @@ def test_a_profile_with_a_missing_or_unknown_field_is_refused() -> None:
         Profile.from_dict({**values, "speed": 1})
     with pytest.raises(ProfileError):
         Profile.from_dict({**values, "layers": "three"})
-
-
-def test_an_unmeasured_tier_is_refused_with_the_measured_ones() -> None:
-    with pytest.raises(ProfileError, match=r"no tier 'remote'; it has disk, memory"):
-        profile().tier("remote")
