@@ -11,10 +11,11 @@ LEAST_SHARE = 0.01  # A bandwidth can be told from the latency if bytes take at 
 
 
 def fit_length(times: Mapping[int, Sequence[float]]) -> LengthFit:
-    """Seconds over a prompt's length; `times` are several measurements per length."""
+    """Seconds over a length, of several times each. Squares make up half the longest at most, as noise is in them."""
     medians = {length: statistics.median(several) for length, several in times.items()}
-    columns = [[1.0, float(length), float(length) ** 2] for length in medians]
-    return LengthFit(*_fit(columns, list(medians.values())))
+    columns = [[1.0, float(length), length + length**2 / max(medians)] for length in medians]
+    fixed_s, linear_s, both_s = _fit(columns, list(medians.values()))
+    return LengthFit(fixed_s, linear_s + both_s, both_s / max(medians))
 
 
 def fit_recompute(

@@ -150,8 +150,7 @@ class LoadControl:
         leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
         tiers = {lease.kind.value for lease in leases}
         if len(tiers) == 1 and (tier := tiers.pop()) in profile.tiers:
-            # An entry that is recomputed entirely was not read.
-            share = fused.bytes_by_tier.get(tier, 0) / sum(lease.stored_bytes for lease in leases)
+            share = fused.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)  # the rest is computed
             loading_s = load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
             self._compare(tier, fused.read_s, share * loading_s)
 

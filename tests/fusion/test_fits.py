@@ -1,18 +1,23 @@
-"""Fits of measured times: a tier's latency and bandwidth."""
+"""Fits of measured times: a tier's latency and bandwidth, and prefills."""
 
 import math
 
 import pytest
 
-from ragkv.fusion.fits import fit_tier
+from ragkv.fusion.fits import fit_length, fit_tier
 
 SIZES = (1e5, 2e5, 4e5, 8e5)
 
 
-def test_latency_and_bandwidth_are_found_in_exact_times() -> None:
-    found = fit_tier([(size, 1e-4 + size / 1e9) for size in SIZES])
-    assert found.latency_s == pytest.approx(1e-4)
-    assert found.bytes_per_s == pytest.approx(1e9)
+@pytest.mark.parametrize("latency_s", [1e-4, 1e-2])  # of 10.8 ms to a far server 0.8 are the bytes
+def test_latency_and_bandwidth_are_found_in_exact_times(latency_s: float) -> None:
+    found = fit_tier([(size, latency_s + size / 1e9) for size in SIZES])
+    assert (found.latency_s, found.bytes_per_s) == pytest.approx((latency_s, 1e9), rel=1e-3)
+
+
+def test_a_prefill_is_found_in_exact_times_and_noise_of_its_squares_does_not_explode_beyond_them() -> None:
+    assert fit_length({size: [1.0 + size + size**2 / 1e3] for size in (128, 384, 768)}).at(4e3) == pytest.approx(20001)
+    assert fit_length({128: [0.61], 384: [1.3], 768: [3.4]}).at(2048) < 1.7 * 3.4 * 2048 / 768  # 2.2 without the bound
 
 
 def test_slices_used_in_place_have_no_bandwidth_however_their_times_scatter() -> None:
@@ -26,8 +31,3 @@ def test_equal_times_of_all_sizes_give_no_bandwidth_out_of_a_rounding_error(took
     found = fit_tier([(size, took_s * (1 + number * 1e-15)) for number, size in enumerate(SIZES)])
     assert found.bytes_per_s == math.inf
     assert found.latency_s == pytest.approx(took_s)
-
-
-def test_a_bandwidth_that_is_a_small_share_of_the_time_is_still_found() -> None:
-    found = fit_tier([(size, 1e-2 + size / 1e9) for size in SIZES])  # a far server: 0.8 of 10.8 ms are the bytes
-    assert found.bytes_per_s == pytest.approx(1e9, rel=1e-3)
