@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from ragkv.config import PricesConfig
 from ragkv.errors import ConfigError
 from ragkv.fusion.estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
-from ragkv.fusion.profile import Profile, RecomputeFit, TierSpeed, TimedPoint
+from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
 
 from .profiles import disk, profile
 
-SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)
+SHAPE, FREE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110), LengthFit(0.0, 0.0, 0.0)
 
 times = st.floats(0, 10)
 profiles = st.builds(
@@ -120,7 +120,7 @@ def test_ttft_never_falls_with_the_ratio_or_a_slower_tier(
     made: Profile, shape: Shape, ratio: float, tokens: list[int], one: float, other: float
 ) -> None:
     loads = [Load("disk", count) for count in tokens]
-    fast, slow = (dataclasses.replace(made, tiers={"disk": disk(speed)}) for speed in sorted((one, other)))
+    fast, slow = (dataclasses.replace(made, tiers={"disk": disk(at)}, prefill=FREE) for at in sorted((one, other)))
     assert ttft_s(fast, shape, ratio, loads) <= ttft_s(slow, shape, ratio, loads) + 1e-9
     assert ttft_s(slow, shape, ratio / 2, loads) <= ttft_s(slow, shape, min(ratio, 0.99), loads) + 1e-9
     assert (
