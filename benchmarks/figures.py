@@ -9,12 +9,13 @@ Measured on a model over the articles of `examples/corpus`, or simulated from a 
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from benchmarks.kcache import random_kv
 from benchmarks.simulate import ReplaySetting, load_trace, simulate
 from benchmarks.simulate.command import profile_in
 from ragkv import Engine, EngineConfig
-from ragkv.config import KCacheConfig, StoreConfig
+from ragkv.config import ControllerConfig, KCacheConfig, StoreConfig
 from ragkv.model import full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import offload
 from ragkv.scheduling import joint_prefills
+from tests.store.fakes import ThrottledTier
 
 CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 Row = list[Any]
@@ -96,6 +98,27 @@ def attention(bench: Bench) -> Iterator[Row]:
     for layer in range(0, len(seen[0]), max(1, len(seen[0]) // 6)):
         full, reuse = seen[0][layer], seen[1][layer]
         yield [layer, float(full[:256].sum()), float(reuse[:256].sum()), float((full - reuse).norm() / full.norm())]
+
+
+def placement(bench: Bench) -> Iterator[Row]:
+    """A corpus three times as big as memory, Zipf's use: its share there, USD a month for 1,000 such, first tokens."""
+    rng, zipf, chunks = np.random.default_rng(0), 1 / np.arange(1, 25), bench.chunks(24)
+    asked = [rng.choice(24, 6, replace=False, p=zipf / zipf.sum()) for _ in range(12 if bench.quick else 30)]
+    size = sum(map(len, chunks)) * bench.engine.model.adapter.kv_bytes_per_token
+    for speed, name in product((1e12, 8e6), ("controller", "LRU", "memory", "disk")):
+        memory, ratio, times = {"memory": 2.0, "disk": 0.0}.get(name, 0.3), None if name == "controller" else 0.15, []
+        store = StoreConfig(tempfile.mkdtemp(), memory_bytes=int(memory * size), codec="raw", prefetch=False)
+        with bench.engine.with_config(EngineConfig(store, controller=ControllerConfig(False, ratio is None))) as engine:
+            engine.profiler.measure(quick=True)
+            *above, disk = engine.store._tiers
+            engine.store._tiers = engine.store._promoter._tiers = (*above, ThrottledTier(disk, speed))
+            engine.warm(chunks)
+            for numbers in asked:
+                times.append(engine.prefill(QUESTION, [chunks[n] for n in numbers], ratio=ratio).timing.first_token_s)
+                engine.flush()
+            held = {tier.kind.value: tier.used_bytes for tier in engine.stats().store.tiers}
+        usd = sum(engine.config.controller.prices.of(kind) * used / 1e6 for kind, used in held.items())
+        yield [f"{speed:.0e}", name, held.get("memory", 0) / size, usd, *np.percentile(times[9:], (50, 90))]
 
 
 def deviations(bench: Bench) -> Iterator[Row]:
@@ -237,13 +260,8 @@ def top_n(bench: Bench) -> Iterator[Row]:
     perplexity, same = (torch.stack(column).mean(0) for column in (losses, agreed))
     for at, setting in enumerate(settings):
         own = float((perplexity[at] - perplexity[0]).exp())
-        yield [
-            setting.top_n or "all",
-            setting.resident_layers if at else "-",
-            float(perplexity[at].exp()),
-            own,
-            float(same[at]),
-        ]
+        level = setting.resident_layers if at else "-"
+        yield [setting.top_n or "all", level, float(perplexity[at].exp()), own, float(same[at])]
 
 
 def prompts(bench: Bench) -> Iterator[Row]:
@@ -259,6 +277,7 @@ FIGURES: dict[str, Figure] = {
     "cacheblend 3": (answers, "method answer"),
     "cacheblend 4": (attention, "layer other_chunks_full other_chunks_reuse distance"),
     "cacheblend 7": (deviations, "layer P10 P50 P75 P90 P99"),
+    "cacheblend 10b": (placement, "disk_bytes/s placement in_memory USD P50_s P90_s"),
     "cacheblend 15c": (together, "prompts one_by_one_s together_s gain mean_one_by_one_s mean_together_s"),
     "cachedattention 1": (phases, "tokens prefill_s decode_step_s"),
     "cachedattention 2": (lengths, SPREAD),

@@ -55,9 +55,7 @@ def _cpuinfo() -> list[str]:
 def alternate(
     actions: Mapping[Any, Callable[[], Any]], runs: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[Any, float]:
-    """Median seconds of each action. They alternate in another order each round, so noise and what the one before left
-    hit all alike; the first round is not measured.
-    """
+    """Median seconds of each action. They alternate, in another order each round; the first round is not measured."""
     times: dict[Any, list[float]] = {name: [] for name in actions}
     for round_ in range(runs + 1):
         for name in random.Random(round_).sample(list(actions), len(actions)):
