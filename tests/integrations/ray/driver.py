@@ -26,7 +26,7 @@ def main() -> None:
             if patience == 1:
                 raise
     first = json.loads(sys.stdin.readline())["deploy"]
-    serve.start(http_options={"host": "127.0.0.1", "port": first["port"]})
+    serve.start(http_options={"host": "127.0.0.1", "port": first["serve"]["port"]})
     deploy(first, serve, ServeConfig, build, NAME)
     for line in sys.stdin:
         request = json.loads(line)
@@ -44,7 +44,7 @@ def main() -> None:
 
 def deploy(settings: dict[str, Any], serve: Any, config: Any, build: Any, name: str) -> None:
     began = time.monotonic()
-    serve.run(build(config.from_dict(settings)), name=name, route_prefix="/")
+    serve.run(build(config.gather(flags=settings)), name=name, route_prefix="/")
     say({"up": time.monotonic() - began})
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import pytest_socket
 
 from tests.store.remote.servers import RedisServer, free_port
 
@@ -39,14 +38,6 @@ def command() -> list[str]:
         re.MULTILINE,
     )
     return [sys.executable, "-m", "ragkv", *line.split()]
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    pytest_socket.enable_socket()
-    server = RedisServer()
-    yield server
-    server.remove()
 
 
 @contextmanager
@@ -115,10 +106,12 @@ def open_to_others(pids: dict[int, str]) -> Counter[str]:
     return found
 
 
-def test_the_readmes_line_for_replicas_works_as_written_on_a_redis_server(tmp_path: Path, redis: RedisServer) -> None:
+def test_the_readmes_line_for_replicas_works_as_written_on_a_redis_server(
+    tmp_path: Path, own_redis: RedisServer
+) -> None:
     port = free_port()
     body = {"collection": "docs", "k": 2, "max_tokens": 8, "session_id": "s"}
-    with serving(tmp_path, port, redis) as (client, popen, log):
+    with serving(tmp_path, port, own_redis) as (client, popen, log):
         assert client.post("/v1/collections", json={"name": "docs"}).status_code == 201
         assert client.post("/v1/collections/docs/documents", json={"documents": DOCUMENTS}).status_code == 201
         for question in QUESTIONS[:3]:
@@ -134,14 +127,14 @@ def test_the_readmes_line_for_replicas_works_as_written_on_a_redis_server(tmp_pa
         assert reachable.total() <= 5
         assert "this machine only" in log.read_text()
     assert not [pid for pid in own if Path(f"/proc/{pid}").exists()]
-    with serving(tmp_path, port, redis) as (client, _, _):  # the conversation and the documents are still there
+    with serving(tmp_path, port, own_redis) as (client, _, _):  # the conversation and the documents are still there
         assert client.get("/v1/sessions/s").json()["turns"] == 3
         asked = client.post("/v1/ask", json={**body, "question": QUESTIONS[3]})
         assert asked.status_code == 200, json.dumps(asked.json())
         assert client.get("/v1/sessions/s").json()["turns"] == 4
 
 
-def test_a_signal_during_the_start_closes_what_was_started(tmp_path: Path, redis: RedisServer) -> None:
-    with serving(tmp_path, free_port(), redis, until="Started Serve", status=143) as (_, popen, _):
+def test_a_signal_during_the_start_closes_what_was_started(tmp_path: Path, own_redis: RedisServer) -> None:
+    with serving(tmp_path, free_port(), own_redis, until="Started Serve", status=143) as (_, popen, _):
         own = processes(tmp_path, popen.pid)
     assert own and not [pid for pid in own if Path(f"/proc/{pid}").exists()]

@@ -19,6 +19,7 @@ import pytest
 import pytest_socket
 
 from ragkv.model.loading import READER
+from ragkv.runtime import Closing
 from tests.store.remote.servers import RedisServer, free_port
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ragkv[ray]'")
@@ -51,7 +52,7 @@ def endless_reader(folder: Path) -> Path:
     return folder
 
 
-class Cluster:
+class Cluster(Closing):
     """A driver process and the service that it deploys."""
 
     def __init__(self, home: Path, model: Path, redis: RedisServer) -> None:
@@ -70,8 +71,8 @@ class Cluster:
         cluster = {"replicas": replicas, "router": router, "threads": 1, "cpus": 0.5}
         store = {"memory_bytes": 200_000_000, "disk_bytes": 500_000_000, "redis": {"url": self._redis.url}}
         settings = {
-            "home": str(self._home), "model": str(self._model), "port": self.port, "cluster": cluster,
-            "kv_home": str(self._home / "kv"), "engine": {"store": store, "session": {"shared": True}},
+            "home": str(self._home), "model": str(self._model), "store": store, "session": {"shared": True},
+            "serve": {"port": self.port, "cluster": cluster, "kv_home": str(self._home / "kv")},
         }  # fmt: skip
         return float(self._ask({"deploy": settings})["up"])
 
@@ -109,14 +110,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Cluster]:
     pytest_socket.enable_socket()
-    redis = RedisServer()
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), model, redis)
-    try:
+    with RedisServer() as redis, Cluster(tmp_path_factory.mktemp("cluster"), model, redis) as cluster:
         cluster.deploy(2, "round-robin")
         yield cluster
-    finally:
-        cluster.close()
-        redis.remove()
 
 
 @pytest.fixture(scope="module")

@@ -89,8 +89,6 @@ class RedisServer(Server):
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    remove = close
-
 
 class S3Server(Server):
     """moto's server with one bucket; after a restart the bucket is empty."""
