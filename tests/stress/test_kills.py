@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.store import Store
+from tests.scheduling.helpers import until
 from tests.store.entries import digest, make_entry, read_all
 
 from .writing import DISK_BYTES, LARGEST_BYTES, PER_ROUND, config_of, entry_of, number_of, write_for_ever
@@ -34,9 +35,7 @@ def kill_while_writing(directory: Path, journal: Path, round_number: int, choose
     child = FORKSERVER.Process(target=write_for_ever, args=(directory, journal, round_number), daemon=True)
     child.start()
     wait_for, delay_s = ("", 0.03) if choose.random() < 0.1 else ("open", 0.3)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (journal.exists() and journal.read_text().startswith(wait_for)):
-        time.sleep(0.0005)
+    until(lambda: journal.exists() and journal.read_text().startswith(wait_for))
     time.sleep(delay_s * choose.random())
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)

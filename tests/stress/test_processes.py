@@ -9,6 +9,7 @@ import pytest
 
 from ragkv.errors import StoreLockedError
 from ragkv.store import Store
+from tests.scheduling.helpers import until
 from tests.store.entries import digest, read_all
 
 from .test_kills import FORKSERVER, expected
@@ -19,16 +20,14 @@ def test_a_second_process_is_refused_as_writer_and_can_read_next_to_it(tmp_path:
     directory, journal = tmp_path / "store", tmp_path / "journal"
     child = FORKSERVER.Process(target=write_for_ever, args=(directory, journal, 1), daemon=True)
     child.start()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (journal.exists() and "stored" in journal.read_text()):
-        time.sleep(0.01)
+    until(lambda: journal.exists() and "stored" in journal.read_text())
     try:
         with pytest.raises(StoreLockedError, match=rf"another process \(pid {child.pid} on "):
             Store.open(config_of(directory))
         served = 0
         with Store.open(config_of(directory, read_only=True)) as reader:
-            until = time.monotonic() + 2  # the writer puts, deletes and evicts meanwhile
-            while time.monotonic() < until:
+            ends = time.monotonic() + 2  # the writer puts, deletes and evicts meanwhile
+            while time.monotonic() < ends:
                 for info in reader.infos():
                     lease = reader.lease(info.identity, info.token_ids)
                     if lease is not None:  # else it was deleted or evicted since

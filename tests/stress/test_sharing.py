@@ -8,6 +8,7 @@ import pytest
 
 from ragkv.store import Store
 from ragkv.store.remote import RemoteTier
+from tests.scheduling.helpers import until
 from tests.store.entries import served
 from tests.store.remote.helpers import counted, unique_prefix
 from tests.store.remote.servers import RedisServer
@@ -30,9 +31,7 @@ def test_three_processes_killed_at_random_leave_right_entries(redis_server: Redi
 
     children = [start(seed) for seed in range(3)]
     with Store.open(config_of(url, prefix)) as store:
-        until = time.monotonic() + 60
-        while counted(store._tiers[0]).used_bytes < 10**6 and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: counted(store._tiers[0]).used_bytes >= 10**6, every_s=0.05)
     for kill in range(kills):
         time.sleep(0.5 * choose.random())
         victim = choose.randrange(3)

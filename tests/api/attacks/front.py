@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import wait_until
+from tests.scheduling.helpers import until
+from tests.store.remote.servers import free_port
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -34,16 +35,11 @@ def nginx(folder: Path, server_port: int, **changes: str) -> Iterator[int]:
     file.write_text(text.replace("/tmp/", f"{folder}/"), "utf-8")
     process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(file)], stderr=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: _is_open(port)), "nginx does not listen"
+        until(lambda: _is_open(port), 30.0, 0.05)  # nginx listens
         yield port
     finally:
         process.terminate()
         process.wait(30)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 def _is_open(port: int) -> bool:

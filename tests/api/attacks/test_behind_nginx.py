@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from tests.api.whole import ask, needs_reader
+from tests.scheduling.helpers import until
 
 from .attackers import ATTACKS, LEAVING
 from .front import BEHIND, needs_nginx, nginx
-from .helpers import QUESTION, Target, Watch, runs, target, wait_until
+from .helpers import QUESTION, Target, Watch, runs, target
 
 pytestmark = [needs_nginx, needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 SETTINGS = {  # stored KV is not what a test of memory looks for
@@ -112,4 +113,5 @@ def test_sigterm_ends_an_attacked_server_in_time(tmp_path: Path, name: str) -> N
         up.process.signal(signal.SIGTERM)
         status = up.process.ended(60)
         print(f"\n{name:24}ended {time.monotonic() - began:.1f} s after SIGTERM")
-        assert status == 0 and wait_until(lambda: not any(map(runs, children)))
+        assert status == 0
+        until(lambda: not any(map(runs, children)), 30.0, 0.05)

@@ -15,6 +15,7 @@ from ragkv.api.documents.collections import Collections
 from ragkv.errors import StoreError
 from ragkv.store import EntryKey
 from tests.api.helpers import FACTS, client_of, engine_of, filled, service_of, wait_until
+from tests.faults import raising
 
 from .replicas import QUESTION, AwayRedis, replica
 
@@ -26,9 +27,8 @@ DOCUMENT = "/v1/collections/facts/documents/0"
 
 @pytest.fixture
 def redis() -> Iterator[AwayRedis]:
-    redis = AwayRedis()
-    yield redis
-    redis.close()
+    with AwayRedis() as redis:
+        yield redis
 
 
 @pytest.fixture(autouse=True)
@@ -129,12 +129,8 @@ def test_a_replica_that_was_down_drops_what_was_deleted_meanwhile(world: World) 
 
 def test_a_deletion_that_cannot_be_noted_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _, keys = world.stored_by_both()
-
-    def full(*_: Any) -> None:
-        raise StoreError("The disk is full.")
-
     with monkeypatch.context() as patch:
-        patch.setattr(deletions.DeletionJournal, "add", full)
+        patch.setattr(deletions.DeletionJournal, "add", raising(StoreError("The disk is full.")))
         assert one.delete(DOCUMENT).status_code >= 500
     assert one.get(DOCUMENT).status_code == 200
     assert all(world.has(name, key) for name in ("one", "other") for key in keys)

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.model.loading import READER_NOTE
 from tests.api.helpers import FACTS, app_on, client_of, filled, metrics, on_port, plain, wait_until
+from tests.scheduling.helpers import begin
 
 from .replicas import QUESTION, AwayRedis, Replicas, Talk, chat, replica, running
 
@@ -24,9 +25,8 @@ UNNAMED = {"question": QUESTION, "collection": "facts"}
 
 @pytest.fixture
 def redis() -> Iterator[AwayRedis]:
-    redis = AwayRedis()
-    yield redis
-    redis.close()
+    with AwayRedis() as redis:
+        yield redis
 
 
 @pytest.fixture
@@ -163,9 +163,7 @@ def test_no_turn_is_lost_while_replicas_are_started_and_replaced(
     with running(Replicas(talker, tmp_path, redis.url), 2) as replicas:
         done = threading.Event()
         talks = [Talk("Say", 4), Talk("Tell", 4), Talk("Name", 4, named=True)]
-        threads = [threading.Thread(target=talk.run, args=(replicas.urls, done)) for talk in talks]
-        for thread in threads:
-            thread.start()
+        threads = [begin(talk.run, replicas.urls, done) for talk in talks]
         for _ in range(replacements):
             replicas.replace_oldest()
         done.set()

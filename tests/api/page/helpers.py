@@ -3,14 +3,20 @@
 import json
 from typing import Any
 
+from tests.api.helpers import events
 from tests.api.page.conftest import QUESTION
+
+
+def put(page: Any, question: str = QUESTION) -> None:
+    """Send a question on the page."""
+    page.fill("#question", question)
+    page.press("#question", "Enter")
 
 
 def ask(page: Any, question: str = QUESTION) -> dict[str, Any]:
     """Ask on the page and wait for the end; returns the `answer` event of the stream that the page read."""
     turns, streams = page.locator(".turn").count(), page.evaluate("streams.length")
-    page.fill("#question", question)
-    page.press("#question", "Enter")
+    put(page, question)
     page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns + 1)
     page.wait_for_selector(".turn:last-child.whole:not(.working)")
     # Wait for the stream of this question, not of an earlier one.
@@ -18,16 +24,6 @@ def ask(page: Any, question: str = QUESTION) -> dict[str, Any]:
     name, said = events(page.evaluate("streams.at(-1)"))[-1]
     assert name == "answer"
     return said
-
-
-def events(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Parse server-sent events into names and data."""
-    found = []
-    for block in text.strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
-        if "data" in fields:
-            found.append((fields.get("event", "message"), json.loads(fields["data"])))
-    return found
 
 
 def stream(*said: tuple[str, dict[str, Any]]) -> str:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from .helpers import REUSE, TIMING, answer, ask, events, source, stream, streaming
+from tests.api.helpers import events
+
+from .helpers import REUSE, TIMING, answer, ask, put, source, stream, streaming
 
 LONGER = "What is the code name of Kiralus?"  # its answer has several tokens
 STATES = ("exact", "fused", "recomputed", "computed")
@@ -140,8 +142,7 @@ def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any
     citation = {"number": 1, "document_id": "d1", "start": start, "end": start + 21, "answer_start": 0, "answer_end": 7}
     final = answer("🧁 ovens, says [2] and [9].", [source(1, text), source(2)], [citation])
     streaming(asked, stream(("answer", final)))
-    asked.fill("#question", "What?")
-    asked.press("#question", "Enter")
+    put(asked)
     asked.wait_for_selector(".turn.whole")
     assert asked.locator(".answer").evaluate("node => node.textContent") == "🧁 ovens[1], says [2] and [9]."
     assert asked.locator(".answer .cite").all_inner_texts() == ["[1]", "[2]"]  # source 9 does not exist
@@ -174,8 +175,7 @@ def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
 def test_an_answer_in_markdown_is_shown_as_such_and_never_as_markup(asked: Any) -> None:
     text = "## Ovens\n**Ostmax** sells [1]:\n1. `ovens`\n2. <b>no</b> [a](javascript:alert(1))\n\n```\n*raw*\n```"
     streaming(asked, stream(("answer", answer(text, [source()], []))), times=1)
-    asked.fill("#question", "What?")
-    asked.press("#question", "Enter")
+    put(asked)
     asked.wait_for_selector(".turn.whole")
     shown = asked.locator(".answer")
     for tag, words in (("p.head", "Ovens"), ("strong", "Ostmax"), ("ol code", "ovens"), ("pre", "*raw*")):

@@ -5,14 +5,9 @@ from typing import Any
 import pytest
 
 from .conftest import QUESTION
-from .helpers import ask, refusal, source, stream, streaming
+from .helpers import ask, put, refusal, source, stream, streaming
 
 PARTLY = stream(("sources", {"sources": [source()]}), ("token", {"text": "Ovens and "}), ("token", {"text": "sto"}))
-
-
-def put(page: Any, question: str = QUESTION) -> None:
-    page.fill("#question", question)
-    page.press("#question", "Enter")
 
 
 @pytest.fixture
