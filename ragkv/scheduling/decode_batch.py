@@ -20,7 +20,7 @@ from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.cpu.packing import FEW_ROWS
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.rows import pausing
-from ragkv.runtime import Closing, FairLock, Wait, openmp
+from ragkv.runtime import Closing, FairLock, Wait, current_owner, openmp
 
 # `PATIENCE` is the share of the last step's time for which the leader of a step waits for the requests that were served
 # in it and will ask again. Without it the first request steps alone and the others together: half the batch on average.
@@ -28,7 +28,8 @@ PATIENCE = 0.125
 # `ROWS` is the most rows of a step with drafts. None but the first sees a multiple of `ROWS` keys: attention adds whole
 # vectors of the processor, then the rest. In 16 bits on a CPU a step has `FEW_ROWS`: more read other copies of weights.
 ROWS = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
-# `SHARED_ROWS` is the most rows of one owner in a step while another owner computes or waits: it must not pay for many.
+# `SHARED_ROWS` is the most rows of a step while several owners compute or wait, but each of them has one: none must pay
+# for many of another one. On a CPU it is `FEW_ROWS`: SmolLM2's step of 9 rows takes 2.5 times as long as of one.
 SHARED_ROWS = 8
 
 
@@ -37,7 +38,7 @@ class DecodeSlot(Closing):
 
     def __init__(self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None) -> None:
         self._batch, self._kv, self._record = batch, kv, record
-        self.taken = True
+        self.taken, self.owner = True, current_owner()
 
     def verify(
         self, token: int, drafts: Sequence[int] = (), meanwhile: Sequence[Callable[[], None]] = ()
@@ -47,11 +48,8 @@ class DecodeSlot(Closing):
         Their KV is appended (and recorded); with drafts, `keep` must follow. `meanwhile` are called once other requests
         may run the step; they raise nothing.
         """
-        return self._batch.logits_after(self.request(token, drafts), meanwhile)
-
-    def request(self, token: int, drafts: Sequence[int] = ()) -> "_TokenRequest":
-        """The request for the logits after `token` and its `drafts`."""
-        return _TokenRequest(self, DecodeRow(self._kv, token, self._record, tuple(drafts)))
+        row = DecodeRow(self._kv, token, self._record, tuple(drafts))
+        return self._batch.logits_after(_TokenRequest(self, row), meanwhile)
 
     def keep(self, drafted: int, accepted: int) -> None:
         """Of the last step's drafts, which were `drafted`, only the first `accepted` are part of the answer."""
@@ -92,6 +90,7 @@ class DecodeBatch:
     def __init__(self, adapter: Adapter, lock: FairLock) -> None:
         self._adapter, self.lock = adapter, lock
         rows = FEW_ROWS if adapter.dtype.itemsize < 4 and adapter.device.type == "cpu" else ROWS
+        self._shared_rows = FEW_ROWS if adapter.device.type == "cpu" else SHARED_ROWS
         self.most_rows = 1 if adapter.rope.depends_on_length else rows  # of all slots, with drafts
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
@@ -191,8 +190,10 @@ class DecodeBatch:
         for request in self._waiting:
             ranked.append((seen[request.wait.owner], request))
             seen[request.wait.owner] += 1
-        if len(self.lock.owners.union(seen)) > 1:  # an owner may also wait to prefill, or prefill between two steps
-            ranked = sorted((one for one in ranked if one[0] < SHARED_ROWS), key=lambda one: one[0])
+        # An owner may also wait to prefill, prefill between two steps, or be about to ask for its next token.
+        if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
+            ranked.sort(key=lambda one: one[0])
+            ranked = [one for place, one in enumerate(ranked) if place < self._shared_rows or one[0] == 0]
         return [request for _, request in ranked]
 
     def _serve(self, requests: list[_TokenRequest]) -> None:

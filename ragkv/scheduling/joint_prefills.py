@@ -1,12 +1,11 @@
 """Prefills that wait for the model are computed in one pass (CacheBlend figure 15c), by the thread of one of them.
 
-The first to get the compute lock takes along those that wait, oldest first, of any engine on the model. What it does
-not take it does not delay by more than one such pass. It knows no plans: how jobs are computed is up to its caller.
+The first to get the compute lock takes along its owner's others that wait, oldest first, of any engine on the model. No
+owner waits for rows of another one in its own pass. It knows no plans: how jobs are computed is up to its caller.
 """
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ragkv.runtime import Check, FairLock, Wait
@@ -42,9 +41,12 @@ class JointPrefills:
             self._waiting.append(place)
         try:
             if self._lock.acquire(place.wait, check):
+                places = self._joining(place)
                 try:
-                    self._compute(self._joining(place), compute)
+                    compute([one.job for one in places])
                 finally:
+                    for one in places:
+                        one.done.set()
                     self._lock.release()
         finally:
             with self._guard:
@@ -53,11 +55,12 @@ class JointPrefills:
                 place.done.wait()
 
     def _joining(self, first: _WaitingJob) -> list[_WaitingJob]:
-        """`first`, and those that wait and fit into its pass; they do not wait for the lock any more."""
+        """`first`, and its owner's others that fit into its pass; they do not wait for the lock any more."""
         with self._guard:
             places, rows = [first], first.rows
             for place in self._waiting:
-                if place is not first and rows + place.rows <= JOINT_ROWS:
+                is_own = place is not first and place.wait.owner == first.wait.owner
+                if is_own and rows + place.rows <= JOINT_ROWS:
                     places.append(place)
                     rows += place.rows
             self._waiting = [place for place in self._waiting if place not in places]
@@ -65,13 +68,3 @@ class JointPrefills:
                 place.taken = True
         self._lock.dismiss(place.wait for place in places[1:])
         return places
-
-    def _compute(self, places: Sequence[_WaitingJob], compute: Callable[[list[Any]], None]) -> None:
-        began = time.perf_counter()
-        try:
-            compute([place.job for place in places])
-        finally:
-            for place in places:
-                place.done.set()
-            if len(places) > 1:
-                self._lock.share([place.wait.owner for place in places], time.perf_counter() - began)

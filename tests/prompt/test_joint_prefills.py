@@ -14,6 +14,7 @@ from ragkv import Engine
 from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError, EntryDamagedError
 from ragkv.fusion import Fusing
+from ragkv.runtime import working_for
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill
 from tests.scheduling.helpers import until
@@ -21,11 +22,16 @@ from tests.scheduling.helpers import until
 PROMPTS = {"attention": [B, A], "hkvd-gradual": [C, B, A], "first-k": [A, C, B, A]}
 
 
-def together(engine: Engine, asks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What `asks` return or raise, all of which wait for the model at the same time."""
+def together(engine: Engine, asks: Sequence[Callable[[], Any]], owners: str = "aaa") -> list[Any]:
+    """What `asks` of `owners` return or raise, all of which wait for the model at the same time."""
+
+    def ask_for(owner: str, ask: Callable[[], Any]) -> Any:
+        with working_for(owner):
+            return ask()
+
     with ThreadPoolExecutor(len(asks)) as pool:
         with engine.scheduler.turn():
-            futures = [pool.submit(ask) for ask in asks]
+            futures = [pool.submit(ask_for, owner, ask) for owner, ask in zip(owners, asks, strict=True)]
             until(lambda: len(engine.scheduler.prefills._waiting) == len(asks))
         return [future.exception() or future.result() for future in futures]
 
@@ -100,3 +106,10 @@ def test_prompts_with_many_rows_are_computed_alone(monkeypatch: pytest.MonkeyPat
     with engine_of() as engine:
         asks, _ = asks_of(engine)
         assert {got.reuse.notes for got in together(engine, asks)} == {()}
+
+
+def test_a_pass_has_prompts_of_one_owner() -> None:
+    with engine_of() as engine:
+        asks, _ = asks_of(engine)
+        several = ("computed in one pass with 1 other prompts",)
+        assert [got.reuse.notes for got in together(engine, asks, owners="aba")] == [several, (), several]

@@ -134,22 +134,30 @@ class TestManyThreads:
         assert sum(sizes) / len(sizes) > 8
 
 
-@pytest.mark.parametrize(("owner", "rows"), [("many", 12), ("other", decode_batch.SHARED_ROWS)])
-def test_a_step_in_the_middle_of_another_owners_prefill_has_few_rows(
-    adapter: Adapter, sizes: list[int], owner: str, rows: int
+@pytest.mark.parametrize(
+    ("other", "rows"),
+    [("nothing", 12), ("prefills", decode_batch.FEW_ROWS), ("decodes", decode_batch.FEW_ROWS)],
+)
+def test_a_step_has_few_rows_while_another_owner_computes_or_will_ask_again(
+    adapter: Adapter, sizes: list[int], other: str, rows: int
 ) -> None:
     batch = DecodeBatch(adapter, FairLock())
+    kv, logits = prompt(adapter, 11)
 
     def ask() -> list[int]:
         with working_for("many"):
             return through(batch, adapter, 11)
 
-    with ThreadPoolExecutor(12) as pool:
-        with working_for(owner), batch.lock.hold():
+    with ThreadPoolExecutor(12) as pool, working_for("other"), batch.slot(kv) as slot:
+        if other == "decodes":
+            slot.verify(int(logits.argmax()))
+        with working_for("other" if other == "prefills" else "many"), batch.lock.hold():
             answers = [pool.submit(ask) for _ in range(12)]
             until(lambda: batch.waiting == 12)
+            sizes.clear()
             batch.step_waiting()
-        assert sizes[0] == rows and [one.result() for one in answers] == [solo(adapter, 11)] * 12
+            assert sizes == [rows]
+        assert [one.result() for one in answers] == [solo(adapter, 11)] * 12
 
 
 def test_a_slow_consumer_delays_only_itself(adapter: Adapter) -> None:
