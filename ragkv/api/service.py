@@ -113,6 +113,7 @@ class Service(Closing):
                 store=StoreConfig(memory_bytes=config.store.memory_bytes),  # the tenants' stores take it, not this one
             )
             model = Engine.from_pretrained(self.config.model, settings)
+            model.model.grammars.load()
             embedder = embedder or resolve_embedder(kept_at(self.config.home).get("embedder"), device=settings.device)
         if embedder is not None:
             embedder.load()  # or the first question would wait for it, on a server that said it was ready

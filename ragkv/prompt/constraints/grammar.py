@@ -1,14 +1,16 @@
 """Compiled forms, and the constraint of one answer.
 
 A grammar is compiled by llguidance, whose own limits bound its memory and the work of a token's mask. Compiling runs
-on a thread of its own: the caller waits for it for a limited time. The interpreter's lock is free meanwhile.
+on a thread of its own: the caller waits for it for a limited time. The interpreter's lock is free meanwhile. Compiling
+and slow masks take turns, which are fair to owners: one processor is enough for forms that strangers send.
 """
 
 import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from concurrent.futures import Future, wait
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -17,12 +19,13 @@ import torch
 
 from ragkv.errors import InputError, MissingExtraError, SchemaError
 from ragkv.runtime import FairLock
+from ragkv.runtime.batches import check_stopped
 
 from .response_format import CallFormat, ResponseFormat
 
 CACHED = 64  # An engine keeps `CACHED` compiled grammars.
 COMPILE_S = 5.0  # A caller waits at most `COMPILE_S` for a grammar.
-SLOW_S = 0.01  # After a mask that took longer, an answer's next one waits for its turn: one processor is enough.
+SLOW_S = 0.01  # After a mask that took longer than `SLOW_S`, an answer's next one waits for its turn.
 _LEXER_STATES = 50_000  # A grammar has at most `_LEXER_STATES`, of 1 to 2 KB each.
 _SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'
 # On one line, with at most one space after a separator: a model can fill any number of tokens with white space.
@@ -44,7 +47,7 @@ class ConstraintTokenizer:
     def __init__(self, tokenizer: Any | None, vocabulary: int, end_tokens: Sequence[int]) -> None:
         """`vocabulary` is V, the width of the logits. Nothing is built yet."""
         self._tokenizer, self.vocabulary = tokenizer, vocabulary
-        self._lock, self.slow_masks = threading.Lock(), FairLock()
+        self._lock, self.turns = threading.Lock(), FairLock()
         self._built: Any = None
         own_end = getattr(tokenizer, "eos_token_id", None)
         self.end_tokens = tuple(end_tokens) or (() if own_end is None else (int(own_end),))
@@ -88,7 +91,7 @@ class TokenConstraint:
 
     def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer) -> None:
         self._matcher, self._vocabulary = matcher, tokenizer.vocabulary
-        self.end_tokens, self._turns = tokenizer.end_tokens, tokenizer.slow_masks
+        self.end_tokens, self._turns = tokenizer.end_tokens, tokenizer.turns
         self._took_s = 0.0  # of the last mask
         self._packed: bytes | None = None  # the next mask: a bit for each token
 
@@ -151,33 +154,36 @@ class Grammars:
 
     def __init__(self, tokenizer: ConstraintTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._compiling = threading.Lock()
         self.compile = lru_cache(CACHED)(self._compile)
 
+    def load(self) -> None:
+        """Build what the first form needs, if it can be built: that holds the interpreter's lock for half a second."""
+        with suppress(MissingExtraError, InputError):  # the first constrained answer says so
+            self._tokenizer.get()
+
     def _compile(self, form: ResponseFormat) -> Grammar:
-        """The grammar of `form`, compiled on a thread of its own, one at a time; waits for it for `COMPILE_S`.
+        """The grammar of `form`, compiled on a thread of its own; waits for its turn, and then for `COMPILE_S`.
 
         Raises `SchemaError` for a schema that allows nothing, is not supported or takes too long; `InputError` for a
         tokenizer that cannot be used; `MissingExtraError`.
         """
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
-        outcome: list[Grammar | Exception] = []
+        compiled, turns = Future[Any](), self._tokenizer.turns
 
         def run() -> None:
             try:
-                with self._compiling:
-                    outcome.append(Grammar(_compiled(tokenizer, form), self._tokenizer))
-            except Exception as error:  # raised in the caller's thread
-                outcome.append(error)
+                compiled.set_result(_compiled(tokenizer, form))
+            except Exception as error:
+                compiled.set_exception(error)
+            finally:
+                turns.release()
 
         thread = threading.Thread(target=run, name="ragkv-grammar", daemon=True)
+        turns.acquire(check=check_stopped)  # so of those that nobody waits for any more there is one at most
         thread.start()
-        thread.join(COMPILE_S)
-        if not outcome:
+        if not wait([compiled], COMPILE_S).done:
             raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
+        return Grammar(compiled.result(), self._tokenizer)
 
 
 def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:

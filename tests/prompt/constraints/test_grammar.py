@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("llguidance")
 
-from ragkv.errors import InputError, MissingExtraError, SchemaError
+from ragkv.errors import DeadlineError, InputError, MissingExtraError, SchemaError
 from ragkv.model.loading import READER
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
+from ragkv.runtime import stopped_by
+from ragkv.scheduling import Ticket
 from tests.scheduling.helpers import begin, until
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
 
@@ -42,7 +44,7 @@ def written(constraint: TokenConstraint, tokenizer: Any, vocabulary: int, seed: 
 def test_after_a_slow_mask_the_next_one_waits_for_its_turn() -> None:
     tokenizer = ConstraintTokenizer(byte_tokenizer(), VOCABULARY, ())
     matcher = SimpleNamespace(is_stopped=lambda: False, compute_bitmask=lambda: b"mask")
-    constraint, turns = TokenConstraint(matcher, tokenizer), tokenizer.slow_masks
+    constraint, turns = TokenConstraint(matcher, tokenizer), tokenizer.turns
     with turns.hold():
         constraint.prepare()
         assert constraint._packed == b"mask", "nothing was slow yet"
@@ -142,8 +144,11 @@ def test_a_hostile_schema_is_compiled_or_refused_soon_and_no_token_takes_long(na
 def test_a_grammar_that_takes_too_long_is_refused_and_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPILE_S", 0.05)
     monkeypatch.setattr(module, "_compiled", lambda *_: time.sleep(0.5))
+    made, client = grammars(), Ticket(0.0, None, lambda _: None)
     with pytest.raises(SchemaError, match=r"more than 0\.05 s"):
-        grammars().compile(ResponseFormat.json_object())
+        made.compile(ResponseFormat.json_object())
+    with stopped_by(client.check), pytest.raises(DeadlineError):  # the next one waits until it has ended
+        made.compile(ResponseFormat.json_schema(True))
 
 
 def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
