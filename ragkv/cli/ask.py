@@ -12,7 +12,6 @@ from ragkv.runtime import seconds_of
 from ragkv.types import Answer, PromptSpan
 
 from . import output
-from .giving_way import going_first
 from .options import (
     ANSWER,
     AsJson,
@@ -87,7 +86,7 @@ def ask(
         if (answered := ask_server(options.home, options.model, "/v1/ask", body, served_answer)) is not None:
             show(answered)
             return
-    with going_first(options.home), options.rag(reads=True) as rag:
+    with options.rag(reads=True) as rag:
         hits = rag.retrieve(question, k, retriever=retriever, where=filters, order=order)
         *_, answer = rag.stream(question, hits, **answering)
         assert isinstance(answer, Answer)

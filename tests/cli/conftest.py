@@ -67,6 +67,7 @@ def run(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RAGKV_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RAGKV_MODEL", str(model_folder))
     monkeypatch.setattr("ragkv.retrieval.embedders.minilm_path", lambda: None)
+    monkeypatch.setattr("os.nice", lambda _: None)
 
     def call(*arguments: str | Path) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["ragkv", *map(str, arguments)])

@@ -6,14 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from ragkv.cli import giving_way
+from ragkv.cli.ingest import NICENESS
 from ragkv.errors import StoreLockedError
-from ragkv.retrieval.rag import Rag
 from ragkv.store.directory import check_unlocked
 
 from .conftest import Run
@@ -70,22 +68,7 @@ def test_a_second_writer_is_refused_before_a_model_is_loaded(
         assert time.monotonic() - began < 30  # nothing waits for the writer
 
 
-@pytest.mark.timeout(600)
-def test_an_ingest_gives_way_to_a_question(
-    run: Run, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waits while a question is asked, which goes first from loading on, but not for ever."""
-    assert run("ingest", documents, "--index-only").code == 0
-    said, seen, question = list[str](), list[bool](), ExitStack()
-    question.enter_context(giving_way.going_first(tmp_path / "home"))
-    with monkeypatch.context() as patched:
-        patched.setattr(giving_way, "print_note", lambda text: (said.append(text), question.close()))
-        assert run("ingest", documents).code == 0
-    assert said == ["a question is asked: this goes on after its answer."]
-    other = giving_way.GivingWay(tmp_path / "home", lambda: seen.append(other._is_held()))
-    monkeypatch.setattr(Rag, "retrieve", lambda *_, **__: other() or ())
-    monkeypatch.setattr(giving_way, "WAIT_S", 0.0)
-    assert run("ask", "who founded Marl?").code == 0
-    assert seen == [True, True]  # looked at again before the wait ended
-    other()
-    assert seen[2:] == [False]
+def test_an_ingest_runs_behind_questions(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by: list[int] = []
+    monkeypatch.setattr("os.nice", by.append)
+    assert run("ingest", documents, "--index-only").code == 0 and by == [NICENESS]
