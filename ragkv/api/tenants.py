@@ -6,6 +6,7 @@ alone: no tenant can find, count or evict another tenant's entries.
 """
 
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from ragkv.home import KnownHome
 from ragkv.retrieval import Embedder, Splitter
 from ragkv.retrieval.rag import Rag, splitter_of
 from ragkv.runtime import Closing, LeasePool, make_private_folder
+from ragkv.runtime.processor import cores
 from ragkv.scheduling import Scheduler
 
 from .documents.collections import Collections, collection_pool
@@ -42,6 +44,7 @@ class Tenant(Closing):
         self.engine, self.collections = engine, collections
         self.chat = ChatEngine(engine)
         self.known_passages = KnownPassages(collections.folders, self.chat.catalogue.passages, limits.known_chars)
+        self.preparing = threading.Semaphore(max(1, cores() // 2))  # held while a prompt is found, rendered, tokenized
         self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one

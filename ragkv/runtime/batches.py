@@ -14,9 +14,9 @@ def no_check() -> None:
 
 
 @contextmanager
-def acquired(lock: "threading.Lock | threading.RLock", check: Check) -> Iterator[None]:
+def acquired(lock: "threading.Lock | threading.RLock | threading.Semaphore", check: Check) -> Iterator[None]:
     """Hold `lock`; what `check` raises ends the wait for it."""
-    while not lock.acquire(timeout=-1 if check is no_check else POLL_S):
+    while not lock.acquire(timeout=POLL_S):
         check()
     try:
         yield

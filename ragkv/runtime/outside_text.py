@@ -35,9 +35,10 @@ def pieces_of(tokenizer: Any, text: str) -> list[str]:
     control = _control_tokens(tokenizer, str(getattr(tokenizer, "chat_template", "")))
     if control is None:
         return [text]
+    normal = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    if normal != text and len(control.findall(text)) < len(control.findall(normal)):
+        text = normal  # a tokenizer that normalizes would make control tokens of another writing
     cuts = [match.start() + 1 for match in control.finditer(text)]
-    if not text.isascii() and len(cuts) < len(control.findall(unicodedata.normalize("NFKC", text))):
-        return list(text)  # a tokenizer that normalizes would join another writing to a control token
     return [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
 
 

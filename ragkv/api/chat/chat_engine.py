@@ -8,11 +8,13 @@ that the template writes, except for how words at the seams between pieces are s
 import functools
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.engine import Engine
+from ragkv.errors import PromptTooLongError
 from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChatDocument, ChunkCatalogue
@@ -23,6 +25,7 @@ from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
+CHARS_A_TOKEN = 16  # A prompt of more characters for each token of the context is not searched or tokenized.
 LONG_PROMPT = 2_000  # A prompt of fewer characters may hold no documents.
 NOTHING_KNOWN = (
     "A prompt of %d characters has none of the known texts, so none is reused; this is said once. Give the model the "
@@ -91,7 +94,11 @@ class ChatEngine:
             _with_one_user_message(request.messages) if session_id and request.tools else request.messages
         )
         rendered = template.render(messages)
-        text = rendered.text
+        text, limit = rendered.text, CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)
+        if len(text) > limit:
+            raise PromptTooLongError(
+                f"The prompt has {len(text)} characters; with this model at most {limit} are read."
+            )
         metadata = {key_of(document.text): document.metadata for document in request.documents}
         matches = self.catalogue.find(text, [document.text for document in request.documents])
         stop = len(text) - len(template.tail)

@@ -4,8 +4,6 @@ Passages and prompt are compared by their words (`runtime/words.py`), so indenta
 and everything around a passage do not matter. JSON and HTML escapes are read as what they stand for. What is found is a
 *range of the prompt*: the prompt's own text, as it stands there, becomes the chunk. So a wrong match could only cut the
 prompt at another place, and no text of a passage ever replaces text of a prompt.
-
-Passages are known by their first characters. Where a word of the prompt begins so, they are compared themselves.
 """
 
 import bisect
@@ -22,7 +20,6 @@ from typing import NamedTuple
 from ragkv.runtime.words import Word, words
 
 WINDOW = 16  # Passages with a shorter key are not found, because reusing a few tokens gains nothing.
-MAX_CHARS = 2_000_000  # So much of a prompt is searched.
 MAX_FOUND = 256  # At most so many passages are found in one prompt.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|"  # a pair of surrogates is one character
@@ -90,13 +87,12 @@ class PassageMatcher:
                         del self._alike[key[:WINDOW]]
 
     def find(self, prompt: str) -> list[TextMatch]:
-        """The known passages in `prompt`, in order and without overlaps. Text beyond `MAX_CHARS` is not searched.
+        """The known passages in `prompt`, in order and without overlaps.
 
         The leftmost ones, and of several at one place the longest; never a part of a word.
         """
         if not self._known:
             return []
-        prompt = prompt[:MAX_CHARS]
         found = self._find(prompt, list(words(prompt)))
         if _ESCAPE.search(prompt):
             found = joined(found, self._find(prompt, _unescaped_words(prompt)))

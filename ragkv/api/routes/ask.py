@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ragkv.prompt import ServedPrompt
+from ragkv.runtime import acquired
 from ragkv.types import TokenEvent
 
 from ..answers import check_text, max_tokens_of, retrieve, session_of, stream_answer
@@ -47,13 +48,15 @@ async def ask(
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
         with service.tenants.lease(principal) as tenant:
             session = session_of(tenant, principal, body.session_id, body.question)
-            hits, chunks = retrieve(tenant, body.question, body, context.check)
+            with acquired(tenant.preparing, context.check):
+                hits, chunks = retrieve(tenant, body.question, body, context.check)
+                question = tenant.engine.intake.encode(body.question)
             sources = sources_of(hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in stream_answer(context, tenant.engine, body.question, chunks, session, **options):
+            for event in stream_answer(context, tenant.engine, question, chunks, session, **options):
                 if isinstance(event, ServedPrompt):
                     yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()
                 elif isinstance(event, TokenEvent):

@@ -25,7 +25,8 @@ ADDRESS = "127.0.0.2"  # Linux has all of 127.0.0.0/8
 WORDS = "harbour mill orchard lantern glacier copper sparrow thunder velvet compass "
 FORM, JSON = {"content-type": uploads.FORM_TYPE}, {"content-type": "application/json"}
 MODEL = os.environ.get("ATTACKED_MODEL", "reader")
-DOCUMENTS, SEARCH, CHAT = "/v1/collections/c/documents", "/v1/collections/c/search", "/v1/chat/completions"
+DOCUMENTS, SEARCH = "/v1/collections/c/documents", "/v1/collections/c/search"
+CHAT, ASK = "/v1/chat/completions", "/v1/ask"
 HEAD = b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 TWO_LENGTHS = HEAD + b"content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -133,6 +134,8 @@ def many_values(by: Attacker) -> None:
 PIECES = (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 43_000)
 BLANKS, HEADING = (b"# a", b" ", 2_000_000, b"b"), (b"# ", b"x", 300_000, b"\n\n" + WORDS.encode() * 20_000)
 SOURCE, HEADINGS = (b'{"id": "a", "text": "y", "source": "', b"x", 2_000_000, b'"}'), (b"", b"# a\n\nb\n\n", 90_000)
+LONG_MESSAGE = {"role": "user", "content": WORDS * 1200}
+CONDITIONS = {f"k{n}": {"gte": n} for n in range(250)}
 LEAVES_S = 1.0
 ATTACKS: dict[str, Attack] = {
     # no key
@@ -149,9 +152,7 @@ ATTACKS: dict[str, Attack] = {
     "one text, many times": Attack(4, one_text_many_times),
     "source of 2 MB": Attack(4, lambda by: by.upload("a.jsonl", long(*SOURCE))),
     "90,000 headings": Attack(6, lambda by: by.upload("headings.md", long(*HEADINGS)), LEAVES_S),
-    "250 conditions": Attack(
-        16, lambda by: by.post(SEARCH, query="mill", filter={f"k{n}": {"gte": n} for n in range(250)}), LEAVES_S
-    ),
+    "250 conditions": Attack(16, lambda by: by.post(SEARCH, query="mill", filter=CONDITIONS), LEAVES_S),
     "pages share a stream": Attack(4, lambda by: by.upload("a.pdf", uploads.shared_stream_pdf(400, 8_000))),
     "angle brackets": Attack(4, lambda by: by.upload("a.html", uploads.angle_brackets(8_000_000))),
     "5,000,000 values": Attack(4, many_values),
@@ -164,6 +165,9 @@ ATTACKS: dict[str, Attack] = {
         16, lambda by: by.post("/api/generate", model=MODEL, prompt=fresh(400), options={"num_predict": 256})
     ),
     "grammars": Attack(8, hostile_grammar),
+    "long messages": Attack(8, lambda by: by.post(CHAT, model=MODEL, messages=[LONG_MESSAGE] * 40)),
+    "question of 90,000": Attack(32, lambda by: by.post(ASK, question=fresh(11_000), collection="c")),
+    "250 conditions, asked": Attack(32, lambda by: by.post(ASK, question="x", collection="c", filter=CONDITIONS), 1.0),
     "collections": Attack(6, many_collections),
 }
 # After a client of these has left, what is still computed for it is counted.

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,6 @@ from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.retrieval import Document
 from tests.api.helpers import FACTS, app_on, client_of, filled, service_of
 from tests.scheduling.helpers import begin, until
-
-from .helpers import at_once
 
 
 def pool_of(client: TestClient) -> CollectionPool:
@@ -76,42 +71,6 @@ def test_creating_showing_and_listing_opens_no_collection(reader: Engine, tmp_pa
 
 
 # Races
-
-
-def test_collections_deleted_filled_and_searched_at_once_end_whole(reader: Engine, tmp_path: Path) -> None:
-    with client_of(app_on(reader, tmp_path, open_collections=2)) as client:
-        filled(client, "stays")
-        ends = time.monotonic() + 4.0
-        statuses: Counter[tuple[str, int]] = Counter()
-
-        def work(kind: str, act: Callable[[str], int], seed: int) -> Callable[[], None]:
-            def run() -> None:
-                step = seed
-                while time.monotonic() < ends:
-                    statuses[kind, act(f"c{step % 3}")] += 1
-                    step += 1
-
-            return run
-
-        def store(name: str) -> int:
-            body = {"documents": [{"id": "0", "text": FACTS[0]}]}
-            client.post("/v1/collections", json={"name": name})
-            return client.post(f"/v1/collections/{name}/documents", json=body).status_code
-
-        works = [work("search", lambda name: search(client, name).status_code, 0)]
-        works += [work("stays", lambda _: search(client, "stays").status_code, 0)]
-        works += [
-            work("delete", lambda name: client.delete(f"/v1/collections/{name}").status_code, seed) for seed in (1, 2)
-        ]
-        works += [work("store", store, seed) for seed in (0, 2)]
-        results = at_once(works)
-        assert results == [None] * len(works)
-        assert {status for kind, status in statuses if kind == "stays"} == {200}
-        assert {status for _, status in statuses} <= {200, 201, 404, 409}, statuses
-        for number in range(3):
-            client.delete(f"/v1/collections/c{number}")
-        assert [path.name for path in (tmp_path / "collections").iterdir()] == ["stays"]
-        assert client.get("/v1/stats").json()["tiers"][-1]["entries"] == 2  # of `stays` alone
 
 
 def test_a_deletion_hides_the_collection_and_waits_for_requests_that_use_it(client: TestClient) -> None:

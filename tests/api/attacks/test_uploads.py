@@ -54,6 +54,7 @@ ATTACKS: dict[str, tuple[Callable[[TestClient], httpx.Response], str]] = {
     "many-parts": (lambda up: send(up, uploads.many_parts(100_000), FORM), "limits.documents"),
     "deeper-json": (lambda up: send(up, uploads.deep_json(500_000), JSON), ""),
     "no-boundary": (lambda up: send(up, b"--x--", {"content-type": "multipart/form-data"}), ""),
+    "a-field": (lambda up: send(up, uploads.form([("a.txt", b"x")]).replace(b"filename", b"other"), FORM), ""),
     "half-a-form": (lambda up: send(up, uploads.form([("a.txt", b"x")])[:-8], FORM), ""),
 }
 

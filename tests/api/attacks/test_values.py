@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.keys import KeyFile
+from ragkv.api.chat.catalogue import ChunkCatalogue
+from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.middleware.body import count_values
-from ragkv.api.settings import LimitsConfig
-from tests.api.helpers import app_on, client_of, filled
+from ragkv.api.settings import LimitsConfig, QueueConfig
+from tests.api.helpers import app_on, client_of, filled, service_of
 
 JSON = {"content-type": "application/json"}
 ASK = {"question": "x", "collection": "facts", "max_tokens": 1}
@@ -90,6 +92,23 @@ def test_a_filter_that_is_too_large_gets_400_that_names_the_limit(
     assert response.status_code == 400, response.text
     message = response.json()["error"]["message"]
     assert names in message and len(message) < 1000
+
+
+def test_a_prompt_far_above_the_context_is_refused_before_it_is_searched(
+    up: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChunkCatalogue, "find", None)
+    long = up.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": "x " * 45_000}] * 3})
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path, queue=QueueConfig(deadline_s=0.2))) as client:
+        filled(client)
+        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
+            tenant.preparing = threading.Semaphore(0)
+            asked = client.post("/v1/ask", json=ASK), client.post("/v1/chat/completions", json=CHAT)
+    assert [one.status_code for one in asked] == [504, 504]
 
 
 @pytest.mark.parametrize(("path", "body"), ODD_BODIES, ids=range(len(ODD_BODIES)))
