@@ -1,9 +1,7 @@
 """API keys: the file that stores them as digests, and the keys of a running server.
 
 A key is `rk-ID-SECRET`. The id is public: it appears in logs and lists, and names the key to revoke. The secret is 256
-random bits, and the file holds only the SHA-256 digest of the whole key. The digest needs no slow hash: that protects
-passwords that people choose, which an attacker can search, but 2**256 secrets are too many to search. A slow hash on
-every request would only help an attacker to keep the server busy.
+random bits, and the file holds only the SHA-256 digest of the whole key: a slow hash protects what can be guessed.
 
 The file is replaced as a whole, under a lock, with mode 0600. A running server checks the file's time stamp on every
 request, so new and revoked keys need no restart. Once there is a key file, a key is required, even if the file is

@@ -48,7 +48,6 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         seconds = partial(Histogram, registry=registry, buckets=SECONDS)
         count, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        info = partial(Info, registry=registry)
         self._ttft = seconds("gen_ai_server_time_to_first_token_seconds", "Time from the request to its first token")
         parts = "Parts of the time to the first token; prefill includes load and fuse"
         self._parts = seconds("ragkv_time_to_first_token_part_seconds", parts, ["part"])
@@ -68,8 +67,8 @@ class Metrics:
         self.embedding_tokens = count("ragkv_embedding_tokens", "Embedded tokens")
         self._missed = count("ragkv_missed_chunks", "Prompt chunks without a usable entry")
         self.ready = gauge("ragkv_ready", "1 while requests are accepted")
-        info("ragkv_build", "Version of ragkv").info({"version": __version__})
-        info("ragkv_replica", "This process, as in the header x-replica").info({"replica": replica})
+        Info("ragkv_build", "Version of ragkv", registry=registry).info({"version": __version__})
+        Info("ragkv_replica", "This process, as in the header x-replica", registry=registry).info({"replica": replica})
         for part in PARTS:
             self._parts.labels(part)
         for state in STATES:

@@ -10,7 +10,6 @@ from starlette.types import Send
 from .errors import ApiError, as_api_error
 
 T = TypeVar("T")
-
 DONE = "data: [DONE]\n\n"  # OpenAI's streams end with it.
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ragkv import Engine
 from ragkv.api.documents.parser import DocumentParser
-from ragkv.api.documents.upload_parsing import Parsed, Upload, UploadError
+from ragkv.api.documents.upload_parsing import Parsed, Upload
 from ragkv.api.errors import ApiError
 from ragkv.api.settings import LimitsConfig, ParsingConfig
 from ragkv.config import MIB
@@ -72,20 +72,6 @@ def test_documents_are_split_in_the_process_as_they_would_be_here(parser: Docume
     [document] = parsed.documents
     assert parsed.split_by == splitter.fingerprint and len(parsed.passages["a.md"]) > 20
     assert parsed.passages == {"a.md": splitter.split(document)}
-
-
-def test_splitting_that_takes_too_long_ends_like_parsing(reader: Engine) -> None:
-    splitter = Splitter(reader.model.count_tokens, 16)
-    words = " ".join(f"w{n:x}" for n in range(400_000)).encode()
-    parser = DocumentParser(replace(CONFIG, cpu_s=1))
-    with pytest.raises(ApiError, match=r"parsing\.cpu_s"):
-        parser.parse(replace(UPLOAD, splitter=splitter), uploads.form([("a.txt", words)]))
-
-
-def test_a_form_with_a_field_is_refused(parser: DocumentParser) -> None:
-    body = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\nno file\r\n--x--\r\n'
-    with pytest.raises(UploadError, match="nothing else"):
-        parser.parse(UPLOAD, body)
 
 
 @pytest.mark.parametrize(

@@ -82,18 +82,6 @@ def test_the_metrics_token_is_not_shown() -> None:
     assert "hush" not in repr(config) + str(config)
 
 
-@pytest.mark.parametrize(
-    ("host", "mine"),
-    [
-        ("127.0.0.1", True),
-        ("[::1]", True),
-        ("LOCALHOST.", True),
-        ("app.localhost", True),
-        ("0.0.0.0", False),
-        ("192.168.0.1", False),
-        ("localhost.evil.example", False),
-        ("", False),
-    ],
-)
-def test_loopback_is_recognised_by_name_and_by_address(host: str, mine: bool) -> None:
-    assert is_loopback(host) is mine
+def test_loopback_is_recognised_by_name_and_by_address() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "[::1]", "LOCALHOST.", "app.localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "192.168.0.1", "localhost.evil.example", "")))

@@ -32,24 +32,19 @@ Biases = Annotated[
     dict[TokenId, Bias], Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False})
 ]
 
-# Fields of other servers and clients that cannot change an answer here, and why.
-IGNORED: Mapping[str, str] = {
-    "user": "the key says who asks",
-    "safety_identifier": "the key says who asks",
-    "metadata": "requests are not stored",
-    "store": "requests are not stored",
-    "service_tier": "all requests are served alike",
-    "prompt_cache_key": "KV is found by content",
-    "prompt_cache_retention": "KV is found by content",
-    "cache_control": "KV is found by content",
-    "cache_prompt": "KV is found by content",
-    "num_ctx": "the context is the model's",
-    "keep_alive": "the model stays loaded",
-    "chat_template_kwargs": "the chat template is rendered without arguments",
-    "modalities": "answers are text",
-    "reasoning_effort": "the model has no such levels",
-    "verbosity": "the model has no such levels",
+# Fields of other servers and clients that cannot change an answer here, by the reason why.
+_REASONS = {
+    "the key says who asks": ("user", "safety_identifier"),
+    "requests are not stored": ("metadata", "store"),
+    "all requests are served alike": ("service_tier",),
+    "KV is found by content": ("prompt_cache_key", "prompt_cache_retention", "cache_control", "cache_prompt"),
+    "the context is the model's": ("num_ctx",),
+    "the model stays loaded": ("keep_alive",),
+    "the chat template is rendered without arguments": ("chat_template_kwargs",),
+    "answers are text": ("modalities",),
+    "the model has no such levels": ("reasoning_effort", "verbosity"),
 }
+IGNORED: Mapping[str, str] = {name: why for why, names in _REASONS.items() for name in names}
 
 
 class ClientPart(RequestPart):

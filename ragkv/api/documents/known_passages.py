@@ -1,9 +1,8 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
 When a collection has changed, its new passages are read. Only the words of passages are held, up to about a
-limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so. To look at all
-collections takes .1 ms for each, so requests spend at most a tenth of the time on it: with 2,000 collections, a passage
-that has just been stored is found in messages about two seconds later.
+limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so. Requests spend at
+most a tenth of the time on looking for changes.
 """
 
 import logging

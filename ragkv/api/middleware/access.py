@@ -1,6 +1,7 @@
 """Who sends the request, to which host and from which web page, and whether it is accepted now."""
 
 import ipaddress
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -101,15 +102,12 @@ class Access:
 
 def _host_name(host: str) -> str:
     """The name in a Host header, without its port."""
-    try:
+    with suppress(ValueError):
         return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    return ""
 
 
 def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False

@@ -51,8 +51,8 @@ def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
 
 
 def _too_large(problem: str) -> ApiError:
-    closing = {"connection": "close"}  # the rest of it is not read
-    return ApiError(413, f"The body {problem}. Send less at a time.", "body_too_large", headers=closing)
+    message = f"The body {problem}. Send less at a time."
+    return ApiError(413, message, "body_too_large", headers={"connection": "close"})  # the rest of it is not read
 
 
 def _check_type(content_type: str, takes_forms: bool) -> None:
