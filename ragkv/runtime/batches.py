@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
 
-POLL_S = 0.02  # `POLL_S` is how often `check` is called while a thread waits: it cannot wait for two events.
+# `POLL_S` is how often `check` is called while a thread waits, which cannot wait for two events. Many threads may wait.
+POLL_S = 0.1
 
 
 def no_check() -> None:

@@ -25,7 +25,7 @@ from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
-CHARS_A_TOKEN = 16  # A prompt of more characters for each token of the context is not searched or tokenized.
+CHARS_A_TOKEN = 16  # Messages of more characters for each token of the context are not rendered, searched or tokenized.
 LONG_PROMPT = 2_000  # A prompt of fewer characters may hold no documents.
 NOTHING_KNOWN = (
     "A prompt of %d characters has none of the known texts, so none is reused; this is said once. Give the model the "
@@ -89,16 +89,15 @@ class ChatEngine:
         With a `session_id`, the session's messages replace everything before the last turn. A prompt with chunks in its
         opening has no conversation: the next turn would open differently.
         """
+        limit = CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)
+        if (chars := sum(len(message.text) for message in request.messages)) > limit:
+            raise PromptTooLongError(f"The messages have {chars} characters; with this model at most {limit} are read.")
         template = self.template_for(request.tools)
         messages = template.messages(
             _with_one_user_message(request.messages) if session_id and request.tools else request.messages
         )
         rendered = template.render(messages)
-        text, limit = rendered.text, CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)
-        if len(text) > limit:
-            raise PromptTooLongError(
-                f"The prompt has {len(text)} characters; with this model at most {limit} are read."
-            )
+        text = rendered.text
         metadata = {key_of(document.text): document.metadata for document in request.documents}
         matches = self.catalogue.find(text, [document.text for document in request.documents])
         stop = len(text) - len(template.tail)

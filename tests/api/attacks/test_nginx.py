@@ -100,9 +100,13 @@ def test_more_requests_at_once_than_an_address_may_have_get_429(up: Up) -> None:
     assert len(refused) >= 20 and all(b'"too_many_requests"' in one for one in refused)
 
 
-def test_the_metrics_are_not_there_for_others(up: Up) -> None:
+def test_large_bodies_that_are_no_documents_come_slowly(up: Up) -> None:
+    large = {"content": b'"%s"' % (b"x" * 400_000), "headers": {"content-type": "application/json"}}
     with up.client() as client:
         assert client.get("/metrics").status_code == 404
+        for path, refused in (("/v1/collections/c/documents", False), ("/v1/echo", True)):
+            assert (429 in {client.post(path, **large).status_code for _ in range(40)}) == refused
+            assert client.post("/v1/echo", json={}).status_code == 200
 
 
 def test_without_keys_a_request_through_a_proxy_is_refused_whatever_the_settings_say(tmp_path: Path) -> None:

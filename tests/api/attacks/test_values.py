@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.chat.catalogue import ChunkCatalogue
+from ragkv.api.chat.template import Template
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.middleware.body import count_values
 from ragkv.api.settings import LimitsConfig, QueueConfig
@@ -94,10 +94,8 @@ def test_a_filter_that_is_too_large_gets_400_that_names_the_limit(
     assert names in message and len(message) < 1000
 
 
-def test_a_prompt_far_above_the_context_is_refused_before_it_is_searched(
-    up: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ChunkCatalogue, "find", None)
+def test_messages_far_above_the_context_are_not_rendered(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Template, "render", None)
     long = up.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": "x " * 45_000}] * 3})
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
