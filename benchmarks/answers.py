@@ -38,9 +38,10 @@ WAYS = {"full": {"reuse": "none"}, "fused": {"selector": "attention", "ratio": 0
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
+    part, parts = options.part
     asked = [
         one.__class__(one.key, _passages(one, options.passages), one.question, one.golds)
-        for one in questions("xquad", options.data, options.half, options.questions)
+        for one in questions("xquad", options.data, options.half, options.questions)[part - 1 :: parts]
     ]
     config = EngineConfig(
         dtype=options.dtype, weights=options.weights, drafts=0, controller=ControllerConfig(measure=False)
@@ -149,6 +150,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--weights", default="plain", choices=["plain", "int8"])
     parser.add_argument("--half", choices=["dev", "test"], default="dev")
     parser.add_argument("--questions", type=int, default=4)
+    parser.add_argument("--part", type=_part, default=(1, 1), help="2/14: the second of 14 shares of the questions")
     parser.add_argument("--passages", type=int, default=8, help="of a prompt, at most")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS])
@@ -160,6 +162,13 @@ def _options() -> argparse.Namespace:
     if options.quick:
         options.questions = 2
     return options
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError
+    return part, parts
 
 
 if __name__ == "__main__":
