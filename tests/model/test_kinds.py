@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
@@ -226,6 +234,16 @@ def test_a_gguf_file_is_unpacked_once_and_gives_the_logits_of_the_model_it_was_m
     (tmp_path / "other.gguf").write_bytes(cut)
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json and 2 GGUF files: give one of them"):
         loading.locate(tmp_path)
+
+
+def test_a_tokenizer_that_splits_its_own_words_is_refused() -> None:
+    vocabulary = {each: number for number, each in enumerate([*"aehnorstuw\u0120", "\u0120house", "\u0120stone"])}
+    whole, split = Tokenizer(models.WordLevel(vocabulary)), Tokenizer(models.BPE(vocabulary, []))  # without merges
+    for each in (whole, split):
+        each.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    gguf_files._check_words(PreTrainedTokenizerFast(tokenizer_object=whole))
+    with pytest.raises(ValueError, match=r"splits 2 of 2 words that are tokens, such as '(house|stone)'"):
+        gguf_files._check_words(PreTrainedTokenizerFast(tokenizer_object=split))
 
 
 def _write_gguf(gguf: Any, path: Path, model: Any) -> None:
