@@ -59,6 +59,7 @@ def main() -> None:
         print(NO_SETS)
         return
     torch.set_num_threads(options.threads)
+    logging.getLogger("ragkv").setLevel(logging.ERROR)  # hides the notice that retrieval uses BM25 alone
     try:
         run(options)
     except (RagKVError, KeyboardInterrupt) as error:
@@ -195,5 +196,4 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    logging.getLogger("ragkv").setLevel(logging.ERROR)  # hides the notice that retrieval uses BM25 alone
     main()

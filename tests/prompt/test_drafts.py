@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from ragkv import Answer, Engine, ResponseFormat, SessionConfig, TokenEvent
+from ragkv.model.decode.batching import DecodeRow
 from ragkv.model.rows import pausing
 from ragkv.prompt.drafts import FIRST_DRAFTS, FIRST_PAUSE, LEAST_TRIALS, Drafts
+from ragkv.scheduling.decode_batch import _TokenRequest
 from tests import tiny_models
 from tests.engine.helpers import engine_of, text_engine
 
@@ -99,7 +101,7 @@ def test_a_step_with_drafts_is_never_paused_in_a_pass_that_may_be() -> None:
         kv.reserve(kv.length + 5)
         batch, paused = engine.scheduler.batch, []
         with batch.slot(kv) as slot, engine.scheduler.turn(), pausing(lambda: paused.append(1)):
-            request = slot.request(10, (11, 12, 13))
+            request = _TokenRequest(slot, DecodeRow(kv, 10, drafts=(11, 12, 13)))
             batch._waiting.append(request)  # as another thread's, which waits for the lock
             batch.step_waiting()
             assert request.logits is not None and request.logits.shape[0] == 4 and paused == []
