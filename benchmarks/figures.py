@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -107,8 +108,11 @@ def placement(bench: Bench) -> Iterator[Row]:
     size = sum(map(len, chunks)) * bench.engine.model.adapter.kv_bytes_per_token
     for speed, name in product((1e12, 8e6), ("controller", "LRU", "memory", "disk")):
         memory, ratio, times = {"memory": 2.0, "disk": 0.0}.get(name, 0.3), None if name == "controller" else 0.15, []
-        store = StoreConfig(tempfile.mkdtemp(), memory_bytes=int(memory * size), codec="raw", prefetch=False)
-        with bench.engine.with_config(EngineConfig(store, controller=ControllerConfig(False, ratio is None))) as engine:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            store = StoreConfig(folder, memory_bytes=int(memory * size), codec="raw", prefetch=False)
+            config = EngineConfig(store, controller=ControllerConfig(False, ratio is None))
+            engine = stack.enter_context(bench.engine.with_config(config))
             engine.profiler.measure(quick=True)
             *above, disk = engine.store._tiers
             engine.store._tiers = engine.store._promoter._tiers = (*above, ThrottledTier(disk, speed))

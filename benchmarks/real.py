@@ -36,7 +36,7 @@ from benchmarks.rows import Row, Rows, draws, interval, markdown
 from examples.metrics import token_f1
 from ragkv import Engine
 from ragkv.config import SELECTOR_NAMES
-from ragkv.errors import PromptTooLongError, RagKVError
+from ragkv.errors import InputError, PromptTooLongError, RagKVError
 from ragkv.fusion.plan import MOST_ASKING_ROWS
 from ragkv.runtime.rates import Rate
 
@@ -82,6 +82,9 @@ def run(options: argparse.Namespace) -> str:
     compared = methods(options.selectors, options.ratios, forms, options.asking_rows)
     if options.leave_out:
         compared = [one for one in compared if one.name in BASELINES or not options.leave_out.search(one.name)]
+    names = [method.name for method in compared]
+    if options.against and options.against not in names:
+        raise InputError(f"{options.against!r} is not among the methods: {', '.join(names)}.")
     asked = {name: questions(name, options.data, options.half, options.questions) for name in options.sets}
     settings = {**SETTINGS, **settings_of(options.settings)}
     if scored := [name for name in options.selectors if name.startswith("sensitivity")]:
@@ -92,10 +95,11 @@ def run(options: argparse.Namespace) -> str:
         for name in options.sets:
             with Judge(base, settings, compared, options.asked, options.f1_tokens) as judge:
                 found = _asked(judge, name, asked[name], compared, rows, options)
-            tables += [[name, *line] for line in summarized(found, [method.name for method in compared])]
+            tables += [[name, *line] for line in summarized(found, names, options.against)]
     headings = ("set", "method", "KL", "gap closed", "agreement", "likelihood retained", "F1, to full's", "compute")
+    ahead = ("closes more", "retains more") if options.against else ()
     about = f"{options.model}, {options.half} questions, {report.machine()['cpu']}, {options.threads} threads"
-    table = f"{about}\n\n{markdown((*headings, 'first token, ms', 'ingest, s'), tables)}\n"
+    table = f"{about}\n\n{markdown((*headings, 'first token, ms', 'ingest, s', *ahead), tables)}\n"
     options.out.with_suffix(".md").write_text(table, encoding="utf-8")
     return table
 
@@ -130,6 +134,8 @@ def _asked(
         fitting.append(one)
         rate.update(number, len(asked))
         _tell(f"{name} {number}/{len(asked)}{rate.left}", options.out.with_suffix(".log"))
+    if not fitting:
+        raise InputError(f"No prompt of the set {name} fits the model's context.")
     return [known[one.key, method.name] for one in fitting for method in compared]
 
 
@@ -139,20 +145,23 @@ def _tell(line: str, log: Path) -> None:
         file.write(line + "\n")
 
 
-def summarized(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
-    """A line for each method, in order: means over the questions, each of which has a row of every method."""
+def summarized(rows: Sequence[Row], names: Sequence[str], against: str = "") -> list[list[str]]:
+    """A line for each method, in order: means over the questions, each of which has a row of every method.
+
+    With `against`, the name of a method, also how much more of the gap each closes, and of the likelihood retains.
+    """
     by = {name: [row for row in rows if row["method"] == name] for name in names}
     drawn = draws(len(by["full"]))
 
     def values(name: str, field: str) -> np.ndarray:
         return np.array([row[field] for row in by[name]])
 
-    def closed(name: str) -> str:
-        return _share(drawn, values("reuse", "kl") - values(name, "kl"), values("reuse", "kl"))
+    def closed(name: str, base: str) -> str:
+        return _share(drawn, values(base, "kl") - values(name, "kl"), values("reuse", "kl"))
 
-    def retained(name: str) -> str:
-        none = values("none", "gold")
-        return _share(drawn, values(name, "gold") - none, values("full", "gold") - none)
+    def retained(name: str, base: str) -> str:
+        whole = values("full", "gold") - values("none", "gold")
+        return _share(drawn, values(name, "gold") - values(base, "gold"), whole)
 
     def f1(name: str) -> str:
         same = [token_f1(one["answer"], full["answer"]) for one, full in zip(by[name], by["full"], strict=True)]
@@ -162,13 +171,14 @@ def summarized(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
         [
             name,
             f"{values(name, 'kl').mean():.4f}",
-            closed(name),
+            closed(name, "reuse"),
             f"{values(name, 'agreement').mean():.3f}",
-            retained(name),
+            retained(name, "none"),
             f1(name) if all("f1" in row for row in by[name]) else "",
             f"{values(name, 'compute').mean():.3f}",
             f"{1e3 * statistics.median(values(name, 'first_token_s')):.0f}",
             f"{values(name, 'ingest_s').mean():.2f}",
+            *([closed(name, against), retained(name, against)] if against else []),
         ]
         for name in names
     ]
@@ -196,6 +206,7 @@ def _options(arguments: Sequence[str] | None = None) -> Any:
     parser.add_argument("--asking-rows", nargs="+", type=int, default=[MOST_ASKING_ROWS], help="of a question, at most")
     parser.add_argument("--export", type=Path, help="only write the sets there, as documents and a file of questions")
     parser.add_argument("--leave-out", type=re.compile, help="a pattern: methods with such names are not measured")
+    parser.add_argument("--against", default="", help="also how far each is ahead of this method: 'first-k 0.15'")
     parser.add_argument("--settings", nargs="*", default=[], help="of the engine, for all: SETTING=VALUE ...")
     parser.add_argument("--asked", default="", help="the question's form, with {question} in it")
     parser.add_argument("--answer-tokens", dest="f1_tokens", type=int, default=0, help="decode answers for their F1")
