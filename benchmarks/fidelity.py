@@ -2,9 +2,8 @@
 
 Text is sampled from the model itself (`stories260K` next to this repository, or any given folder) and cut into chunks.
 The predictions for the following tokens are compared with those of a full prefill (CacheBlend figures 6 and 8 by other
-means). Three claims: KL falls with the ratio and is 0 at 1, and HKVD finds better tokens than chance; deviations of
-neighbouring layers rank tokens alike (insight 2); the exact mask is better than the bottom-right triangle of public
-code.
+means). Two claims: KL falls with the ratio and is 0 at 1, and HKVD finds better tokens than chance; deviations of
+neighbouring layers rank tokens alike (insight 2).
 """
 
 import argparse
@@ -24,7 +23,6 @@ from ragkv.model import full_pass
 
 SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "attention", "first-k", "random", "oracle")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
-MASK_RATIOS = (0.05, 0.15, 0.3)
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ def sampled(model: torch.nn.Module, count: int, chunks: int, tokens: int, after:
 def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[str, object]:
     kl: dict[tuple[str, float], list[float]] = defaultdict(list)
     compute: dict[tuple[str, float], list[float]] = defaultdict(list)
-    triangle: dict[tuple[str, float], list[float]] = defaultdict(list)
     recall: dict[str, list[float]] = defaultdict(list)
     ranks: list[list[float]] = []
     for text in texts:
@@ -87,14 +84,10 @@ def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[st
                 got, share = next_tokens(engine, text, selector, ratio)
                 kl[name, ratio].append(divergence(wanted, got))
                 compute[name, ratio].append(share)
-                if name in ("hkvd", "sensitivity") and ratio in MASK_RATIOS:
-                    with lens.bottom_right_triangle():
-                        triangle[name, ratio].append(divergence(wanted, next_tokens(engine, text, selector, ratio)[0]))
             recall[name].append(_recall(engine, text, selector, truth))
     return {
         "kl": _means(kl),
         "compute": _means(compute),
-        "kl_bottom_right_triangle": _means(triangle),
         "recall_of_true_top_15_percent": {name: sum(values) / len(values) for name, values in recall.items()},
         "spearman_of_neighbouring_layers": torch.tensor(ranks).mean(0).tolist(),
     }
@@ -146,12 +139,6 @@ def _print(results: dict) -> None:
         cells = [f"{kl:.4f} ({results['compute'][name][ratio]:.2f})" for ratio, kl in by_ratio.items()]
         rows.append([name, *cells, results["recall_of_true_top_15_percent"][name]])
     report.table(("selector", *RATIOS, "recall"), rows)
-    print("\nthe exact mask against the bottom-right triangle, KL")
-    rows = []
-    for name, by_ratio in results["kl_bottom_right_triangle"].items():
-        for ratio, kl in by_ratio.items():
-            rows.append((name, ratio, f"{results['kl'][name][ratio]:.4f}", f"{kl:.4f}"))
-    report.table(("selector", "ratio", "exact mask", "triangle"), rows)
     print("\nSpearman's correlation of true deviations, layers l and l + 1 from l = 1:")
     print("  " + "  ".join(f"{value:.3f}" for value in results["spearman_of_neighbouring_layers"]))
 

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks import report
 from benchmarks.ttft_world import auto_dtype, model_of
@@ -26,7 +25,6 @@ from ragkv.fusion import Scorer
 from ragkv.fusion.learned import TEXTS, ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
 from ragkv.model.cpu.product_speed import multiplies_bfloat16
-from ragkv.model.loading import READER
 
 SELECTORS = {"without scores": "first-k", "with scores": "sensitivity", "with learned scores": "sensitivity"}
 # LIMITS are the most that an ingest may take, over the time of transformers.
@@ -37,13 +35,14 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     lengths = [int(length) for length in options.tokens.split(",")]
-    model = _model(options, longest=1024 + max(lengths))
+    model = model_of(options.shape, "cpu", 1024 + max(lengths), torch.bfloat16, options.layers)
     model.config.bos_token_id = 1  # the prefix
     dtype = auto_dtype(model.config).name if options.dtype == "auto" else options.dtype
     model = model.to(getattr(torch, dtype))
     base = model if multiplies_bfloat16() else copy.deepcopy(model).float()
-    weights = "its own weights" if options.shape == "reader" else "random weights"
-    print(f"{options.shape}, {model.config.num_hidden_layers} layers, {weights}, {dtype}, {options.threads} threads")
+    print(
+        f"{options.shape}, {model.config.num_hidden_layers} layers, random weights, {dtype}, {options.threads} threads"
+    )
     print(f"transformers computes in {str(base.dtype).removeprefix('torch.')}")
     rows = []
     with ExitStack() as stack:
@@ -65,13 +64,6 @@ def main() -> None:
     report.table(("chunks", "what", "ms", "tokens/s", "over transformers", "at most"), rows)
     name = f"ingest-{options.shape}-{dtype}-{options.threads}"
     print("written:", report.save(name, [list(row) for row in rows]))
-
-
-def _model(options: argparse.Namespace, longest: int) -> Any:
-    if options.shape == "reader":
-        reader: Any = AutoModelForCausalLM.from_pretrained(READER, dtype=torch.bfloat16)
-        return reader.eval()
-    return model_of(options.shape, "cpu", longest, torch.bfloat16, options.layers)
 
 
 def _engine(model: Any, selector: str) -> Engine:
@@ -108,7 +100,7 @@ def _by_transformers(model: Any, chunks: Sequence[Sequence[int]]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="four layers, one length, three runs", threads=2, runs=5)
-    parser.add_argument("--shape", default="qwen2.5-0.5b", help='or "reader", the bundled model')
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or what this processor computes faster")
     parser.add_argument("--tokens", default="50,150,512", help="lengths of chunks")

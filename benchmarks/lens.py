@@ -1,10 +1,9 @@
-"""Tools of the quality benchmarks: true KV against stored KV, a selector that knows the true KV, and the wrong mask.
+"""Tools of the quality benchmarks: true KV against stored KV, and a selector that knows the true KV.
 
 None of this is available when a question is answered.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from ragkv import Engine
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.selectors import budget, top
-from ragkv.model import Rows, attention
+from ragkv.model import Rows
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,3 @@ def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
     moved = (true - stored).square().sum(dim=(2, 4))
     norm = true.square().sum(dim=(2, 4)).mean(dim=-1).clamp_min(1e-12)
     return Truth(len(prefix), moved, norm)
-
-
-@contextmanager
-def bottom_right_triangle() -> Iterator[None]:
-    """The mask of public CacheBlend code: row i of R sees the first S - R + i + 1 keys, at any position."""
-
-    def wrong(positions: torch.Tensor, low: int, high: int, _window: int | None) -> torch.Tensor:
-        count = positions.numel()
-        return torch.ones(count, high - low, dtype=torch.bool).tril(diagonal=high - low - count)
-
-    right = attention.allowed_keys
-    attention.allowed_keys = wrong
-    try:
-        yield
-    finally:
-        attention.allowed_keys = right

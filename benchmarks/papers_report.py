@@ -100,17 +100,9 @@ def rendered(summary: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, str
             low, high = row["score_95"]
             less, more = row["minus_full_95"]
             compute = "" if row["compute"] is None else f"{row['compute']:.3f}"
-            cells.append(
-                (
-                    method,
-                    f"{row['score']:.3f}",
-                    f"{low:.3f} to {high:.3f}",
-                    "" if method == BASE else f"{row['minus_full']:+.3f} ({less:+.3f} to {more:+.3f})",
-                    f"{row['first_token_ms']:.0f}",
-                    f"{row['speedup']:.2f}x",
-                    compute,
-                )
-            )
+            score, times = f"{row['score']:.3f}", (f"{row['first_token_ms']:.0f}", f"{row['speedup']:.2f}x")
+            minus = "" if method == BASE else f"{row['minus_full']:+.3f} ({less:+.3f} to {more:+.3f})"
+            cells.append((method, score, f"{low:.3f} to {high:.3f}", minus, *times, compute))
         lines += [_about(found), "", markdown(("method", metrics[name], *HEADINGS), cells), ""]
     return "\n".join(lines)
 

@@ -1,24 +1,26 @@
 """Eviction policies on generated loads and given traces: where policies for the tail gain, and where they lose.
 
-    python -m benchmarks.policies [--quick] [--traces FILE.csv ...] [--part tail|queue ...]
+    python -m benchmarks.policies [--quick] [--traces FILE.csv ...] [--part tail|queue|live ...]
 
 Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
 first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
 conversations that will return.
 
 Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not; guarded
-T-LRU is never worse. (2) Look-ahead needs a queue.
+T-LRU is never worse. (2) Look-ahead needs a queue. (3) A live memory tier, which learns Q^, does what is simulated.
 """
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.queueing import QueueServer, serve
 from benchmarks.report import parser, save, table
 from benchmarks.simulate import ReplaySetting, Report, ShareGPTLike, Trace, load_trace, simulate, xi_blocks
+from benchmarks.simulate.live import simulate_live
 
 BLOCK = 16
 SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
@@ -33,6 +35,7 @@ PAPER = {
     "P95": "up to -23.9 % / -7 %",
     "over SLO": "-8.8 to -40.7 % / -2 to -8 %",
 }
+LIVE_BLOCK, LIVE_TARGET_MS = 256, 1000.0  # These are the tokens of a live store's block, and its target.
 GIB_TOKENS = 1024 / 0.78  # tokens of LLaMA-13B in a GiB (CachedAttention section 4.2)
 
 
@@ -160,7 +163,24 @@ def queue(_files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-PARTS: dict[str, Callable[[Sequence[Path], bool], list[dict[str, Any]]]] = {"tail": tail, "queue": queue}
+def live(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
+    """T-LRU at a target of a second: a live memory tier, which learns Q^, beside the simulator, which knows it."""
+    rows: list[dict[str, Any]] = []
+    for trace in traces(files, quick):
+        trace = trace.in_blocks_of(LIVE_BLOCK)
+        for share, name in product((0.3,) if quick else (0.3, 0.6), ("lru", "t-lru", "t-lru-guarded")):
+            xi = xi_blocks(LIVE_TARGET_MS, LIVE_BLOCK)
+            setting = ReplaySetting(int(share * trace.peak_live), xi, LIVE_TARGET_MS)
+            (simulated,), served = simulate(trace, [name], setting), simulate_live(trace, name, setting)
+            row: dict[str, Any] = {"trace": trace.name, "capacity": share, "policy": name}
+            for key in ("tel_blocks", "uncached_blocks", "p99_ms"):
+                row |= {f"{key} simulated": getattr(simulated, key), f"{key} live": getattr(served, key)}
+            rows.append(row)
+    table(list(rows[0]), [list(row.values()) for row in rows])
+    return rows
+
+
+PARTS: dict[str, Callable[[Sequence[Path], bool], list[dict[str, Any]]]] = {"tail": tail, "queue": queue, "live": live}
 
 
 def main() -> None:

@@ -29,6 +29,8 @@ SHAPES: dict[
     "llama-3.2-1b": ("Llama", (2048, 8192, 16, 32, 8, 128256, 131072), {"head_dim": 64, "tie_word_embeddings": True}),
     "llama-2-7b": ("Llama", (4096, 11008, 32, 32, 32, 32000, 32768), {}),  # 4096 positions in the real model
     "llama-3-8b": ("Llama", (4096, 14336, 32, 32, 8, 128256, 8192), {}),
+    # Small layers with as many bytes of KV a token as Llama-3-8B: 131,072.
+    "llama-3-8b-kv": ("Llama", (128, 128, 32, 8, 8, 151936, 8192), {"head_dim": 128}),
     "tiny": ("Llama", (128, 256, 4, 4, 2, 512, 32768), {}),
 }
 TEMPLATE = (

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
+from benchmarks.kcache import random_kv
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import EngineConfig
 from ragkv.model import Adapter, PromptKV, adapt
@@ -35,7 +36,9 @@ def main() -> None:
 def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
     found: list[dict[str, Any]] = []
     for count in options.rows:
-        prompts = [_prompt(adapter, options.prompt_tokens + 37 * at, options.steps) for at in range(count)]
+        prompts = [random_kv(adapter, options.prompt_tokens + 37 * at, None) for at in range(count)]
+        for kv in prompts:
+            kv.reserve(kv.length + options.steps)
 
         def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
             for kv in prompts:
@@ -67,16 +70,7 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
             for r in found
         ],
     )
-    print("written:", report.save(f"throughput-decode-{options.shape}{options.tag}", found))
-
-
-def _prompt(adapter: Adapter, length: int, max_new_tokens: int) -> PromptKV:
-    """KV of random values, which change no time."""
-    kv = adapter.new_kv(length + max_new_tokens)
-    for tensor in (*kv.keys, *kv.values):
-        tensor.normal_()
-    kv.length = length
-    return kv
+    print("written:", report.save(f"throughput-decode-{options.shape}", found))
 
 
 def _rewind(prompts: Sequence[PromptKV], steps: int) -> None:
@@ -130,10 +124,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16], help="prompts that decode")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of the shortest prompt; each next has 37 more")
     parser.add_argument("--steps", type=int, default=8)
-    parser.set_defaults(tag="")
     options = parser.parse_args()
     if options.quick:
-        options.shape, options.tag = "tiny", "-quick"
+        options.shape = "tiny"
     return options
 
 

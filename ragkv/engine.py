@@ -309,8 +309,8 @@ class Engine(Closing):
         """
         request = self.intake.prefill_request(question, chunks, options, answer)
         with self._prefilled(request, session) as (active, turn, _):
-            turn.end()
-            return _own_prefill(active)
+            prefill, notes = _own_prefill(active), turn.end()
+            return replace(prefill, reuse=replace(prefill.reuse, notes=(*prefill.reuse.notes, *notes)))
 
     @contextmanager
     def _prefilled(

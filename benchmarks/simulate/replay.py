@@ -115,12 +115,13 @@ def simulate(trace: Trace, names: Sequence[str], setting: ReplaySetting) -> list
     """Every policy over the trace, one report each; raises `ConfigError` for an unknown policy."""
     policies = [policy_for(name, trace, setting) for name in names]  # before anything runs
     return [
-        _report(trace, replay(trace, policy, setting.capacity_blocks, forced=setting.forced), setting)
+        report_of(trace, replay(trace, policy, setting.capacity_blocks, forced=setting.forced), setting)
         for policy in policies
     ]
 
 
-def _report(trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
+def report_of(trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
+    """What came of a replay."""
     uncached = np.array(done.uncached)
     xi_ms = setting.ttft_ms(setting.xi_blocks * trace.block_tokens) if setting.xi_ms is None else setting.xi_ms
     ttft, prompts = setting.ttft_ms(uncached * trace.block_tokens), max(1, sum(turn.prompt for turn in trace.turns))

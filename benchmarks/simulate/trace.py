@@ -90,6 +90,12 @@ class Trace:
         rate, share = len(gaps) / total, len(gaps) / len(self.turns)
         return rate * share, rate * (1 - share)
 
+    def in_blocks_of(self, tokens: int) -> "Trace":
+        """The trace in larger blocks, of a multiple of its blocks' tokens."""
+        by, turns = tokens // self.block_tokens, self.turns
+        rows = (TraceRow(t.at, t.request, t.group, -(-t.prompt // by), t.shared // by, t.length // by) for t in turns)
+        return Trace.of(rows, tokens, self.name, self.notes)
+
     def first(self, requests: int) -> "Trace":
         """The first `requests` requests as a trace; no turn's `next` refers to a later request."""
         rows = (TraceRow(t.at, t.request, t.group, t.prompt, t.shared, t.length) for t in self.turns[:requests])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .request import PrefillMethod
 
 OUTCOMES = 8  # The median of the latest `OUTCOMES` requests corrects a speed.
-FORGET_S = 600.0  # A speed not seen for `FORGET_S` is the profile's: what is not read would stay slow for ever.
+FORGET_S = 600.0  # A tier not read for `FORGET_S` has the profile's speed: else it would stay slow for ever.
 COMPUTE = "compute"  # `COMPUTE` names the outcome of computing, beside those of tiers.
 
 
@@ -161,7 +161,7 @@ class LoadControl:
             self._outcomes[name].extend([took_s / expected_s] * (OUTCOMES if forgotten else 1))
 
     def _forgotten(self, name: str) -> bool:
-        return time.monotonic() - self._seen_at[name] > FORGET_S
+        return name != COMPUTE and time.monotonic() - self._seen_at[name] > FORGET_S
 
     def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
         """Whether an entry belongs in memory; without a profile every entry does."""

@@ -106,6 +106,8 @@ class TestLostBlock:
             assert "the turn's end waited" in note and "compute" not in note
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert (reuse.exact, reuse.notes) == (1 + with_kv(session), ())
+            (note,) = engine.append(session, tiny_models.tokens(60, 1), (5, 6)).reuse.notes
+            assert "the turn's end waited" in note
 
     def test_blocks_that_could_not_be_saved_in_time_are_reported_and_computed_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -168,16 +168,22 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         def took(plan: Plan, selector: Any, ratio: float, fused: Fused) -> None:
             rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
             tokens = fused.bytes_by_tier.get("disk", 0) // token_bytes
-            times = dict(prefill_s=compute_s(rows, tokens), load_s=0.0, others_s=0.0, read_s=4 * tokens * token_s)
+            times = dict(prefill_s=7 + compute_s(rows, tokens), load_s=3.0, others_s=4.0, read_s=4 * tokens * token_s)
             learn(plan, selector, ratio, dataclasses.replace(fused, **times))
+            learn(plan, selector, ratio, dataclasses.replace(fused, **{**times, "prompts": 2, "prefill_s": 99.0}))
 
         monkeypatch.setattr(control, "learn", took)
         for _ in range(2 * OUTCOMES):
             made.prefill(QUESTION, CHUNKS)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
+        for _ in range(OUTCOMES):  # these read the first chunk alone
+            made.prefill(QUESTION, CHUNKS, ratio=1.0)
+        assert made.prefill(QUESTION, CHUNKS).reuse.decision[-1] == reuse.decision[-1]
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + FORGET_S)
         monkeypatch.setattr("ragkv.prompt.load_control.time", later)
-        assert "corrected" not in made.prefill(QUESTION, CHUNKS).reuse.decision[-1]
+        forgotten = made.prefill(QUESTION, CHUNKS).reuse.decision[-1]
+    assert ("corrected" in forgotten) == (computing != 1.0), "computing is seen in each pass, so it is not forgotten"
+    assert not ("corrected" in forgotten and "disk" in forgotten)
     assert ("by compute" in reuse.decision[-1]) == (computing != 1.0)
     assert first_token_s(reuse.computed - 8, reuse.ratio) <= 1.1 * min(first_token_s(40 * n, 0.15) for n in range(5))
 

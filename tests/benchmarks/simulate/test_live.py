@@ -3,32 +3,10 @@
 import pytest
 
 from benchmarks.simulate import ALL_POLICIES, Trace, make_any_policy, replay
-from ragkv.store import Entry, MemoryTier, TurnSize
+from benchmarks.simulate.live import LiveTier
 from ragkv.store.policies import PolicySettings
-from tests.store.entries import IDENTITY, make_entry
 
 from .reference import random_rows
-
-
-class Clock:
-    """The time of the request being served."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def run_session(tier: MemoryTier, turn: TurnSize, blocks: dict[tuple[str, int], Entry]) -> None:
-    """Do what a session does: read its history, report the turn to the policy, put the new blocks in order."""
-    for index in range(turn.length):
-        lease = tier.lease(IDENTITY, blocks[turn.group, index].info.token_ids)
-        if lease is not None:
-            lease.close()
-    tier.served(turn)
-    for index in range(turn.length):
-        tier.put(blocks[turn.group, index])
-
 
 # The others decide on whole sessions, or once a turn, whereas a live store overflows at every block.
 BY_BLOCK = sorted(set(ALL_POLICIES) - {"lookahead"})
@@ -46,20 +24,12 @@ def test_a_live_tier_trims_histories_to_the_prefixes_of_the_simulator(name: str)
             end_rate_per_s=0.05,
             threshold_tokens=64,
         )
-        numbers = {group: 1000 * place for place, group in enumerate(sorted({turn.group for turn in trace.turns}))}
-        blocks = {
-            (group, index): make_entry(number + index, layers=1, scored=False, group=group, index=index)
-            for group, number in numbers.items()
-            for index in range(300)
-        }
-        size = next(iter(blocks.values())).size_bytes
-        clock = Clock()
-        tier = MemoryTier(12 * size, make_any_policy(name, settings), clock=clock)
+        live_tier = LiveTier(make_any_policy(name, settings), 12)
+        simulated = replay(trace, make_any_policy(name, settings), 12).uncached
         for number, turn in enumerate(trace.turns):
-            clock.now = turn.at
-            run_session(tier, turn, blocks)
+            assert (seed, number, live_tier.serve(turn)) == (seed, number, simulated[number])
             live: dict[str, int] = {}
-            for info in tier.infos():
+            for info in live_tier.tier.infos():
                 live[info.group] = max(live.get(info.group, 0), info.index + 1)
             assert (seed, number, live) == (seed, number, held_after(trace, number + 1, name, settings))
 

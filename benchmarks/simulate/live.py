@@ -1,0 +1,40 @@
+"""A trace through a live memory tier: tiny entries, looked up and put block by block as a conversation does."""
+
+from ragkv.store import MemoryTier, TurnSize
+from ragkv.store.policies import Policy, PolicySettings, make_policy
+from tests.store.entries import IDENTITY, ids_of, make_entry
+
+from .replay import Replay, ReplaySetting, Report, report_of
+from .trace import Trace
+
+
+class LiveTier:
+    """A memory tier that is served turns at their own times."""
+
+    def __init__(self, policy: Policy, capacity_blocks: int) -> None:
+        self._now, self._numbers = 0.0, dict[tuple[str, int], int]()  # of blocks, by conversation and place
+        size = make_entry(layers=1, scored=False).size_bytes
+        self.tier = MemoryTier(capacity_blocks * size, policy, clock=lambda: self._now)
+
+    def serve(self, turn: TurnSize) -> int:
+        """Read the history, report the turn to the policy, put the missing blocks in order; the uncached blocks."""
+        self._now, found = turn.at, list[bool]()
+        numbers = [self._numbers.setdefault((turn.group, at), len(self._numbers)) for at in range(turn.length)]
+        for number in numbers:
+            lease = self.tier.lease(IDENTITY, ids_of(number))
+            found.append(lease is not None)
+            if lease is not None:
+                lease.close()
+        self.tier.served(turn)
+        for index, number in enumerate(numbers):
+            if not found[index]:
+                self.tier.put(make_entry(number, layers=1, scored=False, group=turn.group, index=index))
+        held = found.index(False) if False in found else len(found)
+        return turn.prompt - min(held, turn.shared)
+
+
+def simulate_live(trace: Trace, name: str, setting: ReplaySetting) -> Report:
+    """The trace through a live tier under a policy that knows what a live store tells it: xi, and the turns so far."""
+    policy = make_policy(name, PolicySettings(setting.xi_blocks, trace.block_tokens))
+    tier = LiveTier(policy, setting.capacity_blocks)
+    return report_of(trace, Replay(name, setting.capacity_blocks, list(map(tier.serve, trace.turns))), setting)
