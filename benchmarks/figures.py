@@ -103,7 +103,7 @@ def attention(bench: Bench) -> Iterator[Row]:
 
 def placement(bench: Bench) -> Iterator[Row]:
     """A corpus three times as big as memory, Zipf's use: its share there, USD a month for 1,000 such, first tokens."""
-    rng, zipf, chunks = np.random.default_rng(0), 1 / np.arange(1, 25), bench.chunks(24, 64 if bench.quick else 128)
+    rng, zipf, chunks = np.random.default_rng(0), 1 / np.arange(1, 25), bench.chunks(24, 32 if bench.quick else 128)
     asked = [rng.choice(24, 6, replace=False, p=zipf / zipf.sum()) for _ in range(12 if bench.quick else 30)]
     encoded, store, profile = [], bench.engine.store, None  # entries and profile are made once
     for info in [one for one in store.infos() if list(one.token_ids) in chunks]:

@@ -111,7 +111,7 @@ class World:
 
         if self.tier == "redis":
             redis = RedisServer()
-            self._open.callback(redis.remove)
+            self._open.callback(redis.close)
             return StoreConfig(memory_bytes=0, redis=RedisConfig(redis.url, timeout_s=TIMEOUT_S), codec=codec)
         with_credentials()
         s3 = S3Server()
