@@ -84,11 +84,10 @@ def test_compose_publishes_on_loopback_and_lets_answers_finish(compose: Any) -> 
     assert service["ports"] == ["127.0.0.1:8000:8080"] and "listen 8080;" in NGINX
     front = compose["services"]["nginx"]
     assert front["network_mode"] == "service:ragkv" and "ports" not in front
-    assert front["read_only"] is True and front["cap_drop"] == ["ALL"]
     assert service["volumes"] == ["data:/data"] and "data" in compose["volumes"]
-    assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
     for one in (service, front, *vllm["services"].values()):
         assert one["user"].split(":")[0] not in ("", "0") and one["mem_limit"] and one["pids_limit"]
+        assert one["read_only"] is True and one["cap_drop"] == ["ALL"] and "ipc" not in one
     config = ServeConfig()
     assert f"client_max_body_size {config.limits.body_bytes >> 20}m;" in NGINX
     assert f"127.0.0.1:{config.port} " in NGINX
