@@ -164,7 +164,7 @@ class Bench:
     def kept(self) -> list[list[Any]]:
         """Two long turns right after each other and a short one: what each found of its history, and its end's wait."""
         rows, model, turn = list[list[Any]](), random_model("llama-3-8b-kv"), 300 if self.options.quick else 3000
-        for what, bandwidth in (("disk", None), ("disk of 10 MB/s", 10e6)):
+        for what, bandwidth in (("llama-3-8b-kv, disk", None), ("llama-3-8b-kv, disk of 10 MB/s", 10e6)):
             with (
                 tempfile.TemporaryDirectory(dir=self.options.directory) as directory,
                 Engine(model, config=EngineConfig(StoreConfig(directory))) as engine,
