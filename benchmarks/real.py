@@ -4,7 +4,7 @@
     python -m benchmarks.real --data FOLDER --model gemma3 --sets xquad long --half test --questions 200
     python -m benchmarks.real --data FOLDER --selectors hkvd sensitivity --ratios .05 .15 \\
         --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected # the same with KV stored in two ways
-    python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents, and questions.jsonl
+    python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents, questions, prompts
     python -m benchmarks.real --model reader --sets worlds --asked "{question}" # the bundled reader: needs no data
 
 MODEL is a folder, a GGUF file, a hub id, or `smollm2`, `gemma3` or `qwen2.5-coder` (1.5B), whose packages are found if
@@ -61,7 +61,9 @@ def main() -> None:
 
 
 def exported(options: argparse.Namespace) -> str:
-    """Write each set as documents and questions, for `ragkv ingest` and `ragkv gate`; returns how many."""
+    """Write each set as documents and questions, for `ragkv ingest` and `ragkv gate`, and as prompts with answers, for
+    `training.scores`; returns how many.
+    """
     written = []
     for name in options.sets:
         asked = questions(name, options.data, options.half, options.questions)
@@ -72,6 +74,9 @@ def exported(options: argparse.Namespace) -> str:
             (documents / f"{number}.txt").write_text(text, encoding="utf-8")
         lines = [json.dumps({"question": one.question}) + "\n" for one in asked]
         (documents.parent / "questions.jsonl").write_text("".join(lines), encoding="utf-8")
+        prompts = [{"passages": one.passages, "question": one.question, "answer": one.golds[0]} for one in asked]
+        text = "".join(json.dumps(one) + "\n" for one in prompts)
+        (documents.parent / "prompts.jsonl").write_text(text, encoding="utf-8")
         written.append(f"{documents.parent}: {len(passages)} documents, {len(asked)} questions")
     return "\n".join(written)
 

@@ -226,7 +226,7 @@ class ScoreTrainer:
                 kv = entry_kv.to(adapter.device)
                 features.append(token_features(kv, behind_texts))
                 stored.append(kv)
-            ids += chunk.token_ids
+            ids += chunk.token_ids + self._engine.intake.separator
         branch, positions, end = [0] * len(ids), list(range(len(ids))), len(ids)
         predicting, asking = list[int](), list[int]()
         questions = []

@@ -1,9 +1,13 @@
-"""Trains the reader's learned scores on training worlds: chunks of one prompt, followed by questions and answers.
+"""Trains learned scores: the reader's on training worlds, those of another model on prompts of real text.
 
     python -m training.scores --seed 6 --out runs/scores
+    python -m training.scores --reader MODEL --prompts FILE ... --steps 60 --out runs/scores
 
-The question types of a world are drawn evenly. The target is the reader's own output under a full prefill. This takes
-an hour of one core.
+The question types of a world are drawn evenly. The target is the model's own output under a full prefill. This takes
+an hour of one core. Chunks are stored as they are by default: the reader's alone, another model's as expected KV.
+
+A line of FILE is `{"passages": [...], "question": "...", "answer": "..."}`, as `python -m benchmarks.real --export`
+writes its sets. A step of SmolLM2-135M with four passages takes one busy core about ten seconds.
 
 The shipped file was made in several steps by earlier versions of this command; this one trains a file of its own.
 """
@@ -11,7 +15,9 @@ The shipped file was made in several steps by earlier versions of this command; 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,6 +25,7 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv.errors import InputError
 from training.batches import Encoder
 from training.questions import Question
 from training.score_training import Continuation, TrainingExample, train
@@ -28,6 +35,8 @@ from training.worlds import level, world
 FIRST_WORLD = 50_000_000_000  # FIRST_WORLD is far from the seeds of training and of evaluation.
 LEVELS = (2, 3, 3, 3, 4)
 QUESTIONS = 12
+PASSAGES, CHARACTERS = 4, 600  # Of a prompt of real text so many passages are kept, and so much of each: time is short.
+QUESTION_CHARACTERS, ANSWER_TOKENS = 800, 16  # of its question the end, of its answer the beginning
 
 
 def tail(question: Question, encoder: Encoder) -> Continuation:
@@ -53,11 +62,37 @@ def training_examples(engine: Engine, count: int, seed: int) -> list[TrainingExa
     return made
 
 
+def prompt_examples(engine: Engine, files: Iterable[Path], count: int, seed: int) -> list[TrainingExample]:
+    """At most `count` lines of the files, drawn at random, as training examples. Raises `InputError`."""
+    lines, made, random = [line for file in files for line in file.read_text("utf-8").splitlines()], [], Random(seed)
+    for line in random.sample(lines, min(count, len(lines))):
+        try:
+            asked = json.loads(line)
+            passages, question, answer = list(asked["passages"]), str(asked["question"]), str(asked["answer"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"Not a line with passages, question and answer: {line:.80}") from error
+        told = [text for text in passages if answer in text][:PASSAGES]
+        others = [text for text in passages if text not in told]
+        kept = told + random.sample(others, min(len(others), PASSAGES - len(told)))
+        random.shuffle(kept)
+        known = engine.intake.encode(question[-QUESTION_CHARACTERS:]) + engine.intake.runs.after_question
+        tail = Continuation(known + engine.intake.encode(answer)[:ANSWER_TOKENS], len(known))
+        made.append(TrainingExample(tuple(engine.chunk(around(text, answer)) for text in kept), (tail,)))
+    return made
+
+
+def around(text: str, answer: str) -> str:
+    """`CHARACTERS` of a text, with the answer in them if the text has it."""
+    start = max(0, text.find(answer) - CHARACTERS // 2)
+    return text[start : start + CHARACTERS].strip()
+
+
 def main() -> None:
     """Train the scores, and write the file."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--reader", default="reader")
-    parser.add_argument("--worlds", type=int, default=1500)
+    parser.add_argument("--prompts", nargs="+", type=Path, help="files of prompts, in place of worlds")
+    parser.add_argument("--worlds", type=int, default=1500, help="at most so many worlds, or prompts")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
@@ -68,13 +103,17 @@ def main() -> None:
 
     def show(done: int, steps: int, loss: float) -> None:
         losses.append(loss)
-        if done % 50 == 0 or done == steps:
-            mean = sum(losses[-50:]) / len(losses[-50:])
+        shown = max(1, steps // 100)
+        if done % shown == 0 or done == steps:
+            mean = sum(losses[-shown:]) / len(losses[-shown:])
             print(f"step {done} of {steps}  {mean:.3f} nats  {time.monotonic() - began:.0f} s", flush=True)
 
     config = EngineConfig(dtype="float32", fusion=FusionConfig(learned_scores=False))
     with Engine.from_pretrained(options.reader, config) as engine:
-        made = training_examples(engine, options.worlds, options.seed)
+        if options.prompts:
+            made = prompt_examples(engine, options.prompts, options.worlds, options.seed)
+        else:
+            made = training_examples(engine, options.worlds, options.seed)
         network = train(engine, made, options.steps, options.seed, show)
     options.out.write_bytes(network.to_bytes())
     print(f"{options.out}: {options.out.stat().st_size} bytes, digest {network.digest}")

@@ -9,8 +9,10 @@ import pytest
 real = pytest.importorskip("benchmarks.real")
 from benchmarks.real_judge import Form, located  # noqa: E402
 from benchmarks.real_sets import SETS, questions  # noqa: E402
+from ragkv import Engine  # noqa: E402
 from ragkv.errors import InputError  # noqa: E402
 from ragkv.lab.gate_prompts import read_questions  # noqa: E402
+from training.scores import prompt_examples  # noqa: E402
 
 
 @pytest.fixture
@@ -66,6 +68,13 @@ def test_a_set_is_written_as_documents_and_questions(data: Path, tmp_path: Path)
     texts = {path.read_text() for path in (tmp_path / "chat" / "documents").iterdir()}
     assert texts == {text for one in asked for text in one.passages}
     assert read_questions(tmp_path / "chat" / "questions.jsonl") == [one.question for one in asked]
+    with Engine.from_pretrained("reader") as engine:
+        made = prompt_examples(engine, [tmp_path / "chat" / "prompts.jsonl"], 3, seed=1)
+        assert [len(example.chunks) for example in made] == [4, 4, 4], "of eight passages"
+        answers = {engine.intake.encode(one.golds[0]) for one in asked}
+        for example in made:
+            ((ids, known),) = ((tail.token_ids, tail.known) for tail in example.continuations)
+            assert ids[known:] in answers and known > 100
     assert all(one.question.count("Assistant: ") == 12 for one in asked), "each stands behind a conversation"
 
 

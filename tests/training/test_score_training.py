@@ -43,6 +43,7 @@ class TestTrainingPass:
     )
     def test_training_with_all_tokens_fresh_equals_a_full_prefill_and_with_none_full_reuse(self, family: str) -> None:
         with cold_engine(family) as engine:
+            engine.intake.separator = (7, 5)
             engine.warm(CHUNKS)
             trainer = ScoreTrainer(engine)
             at = trainer.prepare(example(engine))
