@@ -15,9 +15,7 @@ from .output import console, milliseconds, print_json
 @with_engine_options
 def profile(
     options: EngineOptions,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Short prompts, fewer rounds: takes seconds, less exact.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Takes seconds, less exact.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure prefill, recompute and loading here, more exactly than an engine does by itself."""

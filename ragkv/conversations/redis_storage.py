@@ -2,9 +2,8 @@
 
 A turn begins with the newest state. It saves its own state before its answer is reported complete, so the next request
 finds it on every replica. If two replicas answer turns of one conversation at once, both compute, and the second one to
-end gets `SessionConflictError`; on one replica turns wait for each other, so it pays to route a conversation to one
-replica. If the state cannot be read nothing is answered: an old state might be wrong. Blocks are in the store; a block
-in no tier of this replica and in no shared tier is computed again.
+end gets `SessionConflictError`; on one replica turns wait for each other. If the state cannot be read nothing is
+answered: an old state might be wrong. A block that is in no tier here and in no shared one is computed again.
 
 A manifest is the same three lines of JSON as in a file (`manifest.py`). Next to it is a *version*, a random word that
 changes with every write. A writer names the version it read: if another replica wrote meanwhile, nothing is written

@@ -7,10 +7,8 @@ There are three kinds, which differ in when they know their tokens:
 - A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation, which is
   `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV, K before RoPE, in float32 (CacheBlend section 4.3). It only
   decides how many tokens remain in each layer; the fusor keeps those with the highest deviation.
-- An `AskingSelector` gets the question's attention from a first pass of the computed rows over all reused KV. From then
-  on it works like a static one.
-
-Those by the question's attention and by scores are ours (docs/selection.md).
+- An `AskingSelector` (ours, docs/selection.md) gets the question's attention from a first pass of the computed rows
+  over all reused KV. From then on it works like a static one.
 """
 
 import math

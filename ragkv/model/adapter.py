@@ -241,10 +241,7 @@ class Adapter:
 
     @torch.no_grad()
     def _use_plain_layers(self) -> None:
-        """Leave out what changes nothing: the model's rotation by 0, and torch's calls between the parts of layers.
-
-        A trial with the first layer must give the same bits.
-        """
+        """Leave out what changes no bit of the first layer: a rotation by 0, and torch's calls between parts."""
         wanted, self._plain = self._first_layer(), plain_layers(self.layers, self.attention_name)
         if self._plain is not None and not _is_same(self._first_layer, wanted):
             self._plain = None

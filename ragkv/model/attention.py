@@ -2,9 +2,8 @@
 
 Row i at position p_i sees exactly the keys j with j <= p_i, and j > p_i - window on sliding layers. Public CacheBlend
 code masks scattered rows with a bottom-right triangle, which lets them see the future (CacheBlend section 4.2 leaves
-the mask open). The function is registered through transformers' attention interface. A layer receives a
-`LayerPass` in place of its cache and its mask, so a pass carries its own state and no global state changes: that of one
-prompt's rows (`promptkv.py`), of many prompts that decode together (`batching.py`), or of many runs (`token_runs.py`).
+the mask open). A layer receives a `LayerPass` in place of its cache and its mask, so a pass carries its own state: that
+of one prompt's rows (`promptkv.py`), of prompts that decode together (`batching.py`), or of runs (`token_runs.py`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,8 @@
 """The dtype that "auto" stands for: on a CPU, the one in which this processor computes the model fastest.
 
-Only dtypes that hold every weight of the checkpoint unchanged are candidates: the checkpoint's own, and float32. So a
-checkpoint in float32 stays in float32, because bfloat16 would round its weights. A processor that does not multiply
-bfloat16 may compute such a model as fast as in float32 if all its weights are copied or in int8: then it keeps its
-dtype. Else both are measured, and float32 is several times as fast there. Other devices keep the checkpoint's.
+Only dtypes that hold every weight of the checkpoint unchanged are candidates: the checkpoint's own, and float32. A
+processor that does not multiply bfloat16 may compute such a model as fast as in float32 if all its weights are copied
+or in int8: then it keeps its dtype. Else both are measured. Other devices keep the checkpoint's.
 """
 
 import os

@@ -109,7 +109,8 @@ def _check_words(tokenizer: Any) -> None:
 
     transformers 5.17 reads Gemma's vocabulary so, without a word of warning: a prompt gets four times as many tokens.
     """
-    tokens = [token for token in tokenizer.get_vocab() if WORD.fullmatch(token)][:WORDS]
+    ids = tokenizer.get_vocab()  # in another order on other processors
+    tokens = [token for token in sorted(ids, key=ids.__getitem__) if WORD.fullmatch(token)][:WORDS]
     split = [token for token in tokens if len(tokenizer(f"a {token[1:]}", add_special_tokens=False).input_ids) > 2]
     if len(split) > len(tokens) // 2:
         raise ValueError(

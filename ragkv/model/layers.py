@@ -3,11 +3,9 @@
 A view attends through `row_attention` and runs its MLP in tiles of rows, which needs less memory in long passes. The
 model itself is never changed.
 
-Most families' layers norm, attend and run an MLP, and do nothing else. Their own code rotates queries and keys by the
-position 0, which changes no bit, and passes every small step through torch's bookkeeping for modules. In a decoding
-step a call takes longer than its work. So `PlainLayer` calls the parts directly, and few rows have one product for
-queries, keys and values, and one for gate and up, if their copies can be joined. The adapter uses it only if a trial
-gives the same bits as the model's own layer.
+Most families' layers norm, attend and run an MLP, and do nothing else. In a decoding step a call takes longer than its
+work, so `PlainLayer` calls the parts directly, and few rows have one product for queries, keys and values, and one for
+gate and up, if their copies can be joined. The adapter uses it only if a trial gives the bits of the model's own layer.
 """
 
 import copy

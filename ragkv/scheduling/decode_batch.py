@@ -6,9 +6,10 @@ join and leave at any step, a slow consumer delays only itself, and a request th
 prefill runs steps for waiting requests between its layers and within long ones (`model/rows.py`): a long prompt
 delays them by a part of a layer, or by one step.
 
-The batch knows no samplers and no text: choosing a token is up to its consumer, and an error there fails only that one.
+Choosing a token is up to its consumer, and an error there fails only that one.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -18,19 +19,17 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.cpu.packing import FEW_ROWS
-from ragkv.model.decode.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows, multiplies_alike
 from ragkv.model.rows import pausing
 from ragkv.runtime import Closing, FairLock, Wait, current_owner, openmp
 
-# `PATIENCE` is the share of the last step's time for which the leader of a step waits for the requests that were served
-# in it and will ask again. Without it the first request steps alone and the others together: half the batch on average.
+log = logging.getLogger(__name__)
+
+# The leader of a step waits for so much of the last step's time for the requests that were served in it and will ask
+# again. Without it the first request steps alone and the others together: half the batch on average.
 PATIENCE = 0.125
-# `ROWS` is the most rows of a step with drafts. None but the first sees a multiple of `ROWS` keys: attention adds whole
-# vectors of the processor, then the rest. In 16 bits on a CPU a step has `FEW_ROWS`: more read other copies of weights.
-ROWS = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
-# `SHARED_ROWS` is the most rows of a step while several owners compute or wait, but each of them has one: none must pay
-# for many of another one. On a CPU it is `FEW_ROWS`: SmolLM2's step of 9 rows takes 2.5 times as long as of one.
-SHARED_ROWS = 8
+# The most rows of a step with drafts; in 16 bits on a CPU it is `FEW_ROWS`, because more read other copies of weights.
+DRAFT_ROWS = 16
 
 
 class DecodeSlot(Closing):
@@ -60,8 +59,7 @@ class DecodeSlot(Closing):
     @property
     def room(self) -> int:
         """How many drafts a step may have now: none for a KV that takes none, nor while many others decode."""
-        length, batch = self._kv.length, self._batch
-        rows = min(self._kv.capacity - length, batch.most_rows // batch.slots, ROWS - (length + 1) % ROWS)
+        rows = min(self._kv.capacity - self._kv.length, self._batch.most_rows // self._batch.slots)
         return max(0, rows - 1) if self._kv.takes_drafts else 0
 
     def close(self) -> None:
@@ -89,9 +87,11 @@ class DecodeBatch:
 
     def __init__(self, adapter: Adapter, lock: FairLock) -> None:
         self._adapter, self.lock = adapter, lock
-        rows = FEW_ROWS if adapter.dtype.itemsize < 4 and adapter.device.type == "cpu" else ROWS
-        self._shared_rows = FEW_ROWS if adapter.device.type == "cpu" else SHARED_ROWS
-        self.most_rows = 1 if adapter.rope.depends_on_length else rows  # of all slots, with drafts
+        on_cpu = adapter.device.type == "cpu"
+        self.most_rows = FEW_ROWS if adapter.dtype.itemsize < 4 and on_cpu else DRAFT_ROWS  # of all slots
+        if adapter.rope.depends_on_length or (on_cpu and not multiplies_alike(adapter, self.most_rows)):
+            log.info("No drafts: rows that are computed together would get other numbers than alone.")
+            self.most_rows = 1
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
         self._expected: set[DecodeSlot] = set()  # served by the last step, and not waiting again yet
@@ -190,10 +190,11 @@ class DecodeBatch:
         for request in self._waiting:
             ranked.append((seen[request.wait.owner], request))
             seen[request.wait.owner] += 1
-        # An owner may also wait to prefill, prefill between two steps, or be about to ask for its next token.
+        # Of several owners few rows, but one of each: none must pay for many of another one. An owner may also wait to
+        # prefill, prefill between two steps, or be about to ask for its next token.
         if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
             ranked.sort(key=lambda one: one[0])
-            ranked = [one for place, one in enumerate(ranked) if place < self._shared_rows or one[0] == 0]
+            ranked = [one for place, one in enumerate(ranked) if place < FEW_ROWS or one[0] == 0]
         return [request for _, request in ranked]
 
     def _serve(self, requests: list[_TokenRequest]) -> None:

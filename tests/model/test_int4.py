@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ragkv.model import Adapter
@@ -16,7 +17,8 @@ from ragkv.model.cpu.packing import Copies, joined
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.probe import adapt
 from ragkv.runtime import FairLock
-from ragkv.scheduling import DecodeBatch, decode_batch
+from ragkv.scheduling import DecodeBatch
+from tests import tiny_models
 
 
 def linear(weights: torch.Tensor, bias: bool = False) -> torch.nn.Linear:
@@ -85,15 +87,20 @@ def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(monkeypatch:
 
 def check_steps_from_every_length() -> None:
     """Steps with all the drafts that there is room for give the bits of single rows, wherever they begin."""
+    adapters = {family: adapt(tiny_models.model(family)) for family in tiny_models.FAMILIES}  # in float32
     packing.useful_copies = lambda _: Copies(int4_rows=packing.FEW_ROWS)
-    adapter = adapter_on_grids()
-    kv, single = adapter.new_kv(80), adapter.new_kv(80)
-    slot = DecodeBatch(adapter, FairLock()).slot(kv)
-    for kv.length in range(64):
-        single.length, drafts = kv.length, tuple(range(5, 5 + slot.room))
-        together = decode_rows(adapter, [DecodeRow(kv, 3, drafts=drafts)])
-        one_by_one = [decode_rows(adapter, [DecodeRow(single, token)]) for token in (3, *drafts)]
-        assert torch.equal(together, torch.cat(one_by_one)), (single.length, drafts)
+    adapters["int4"] = adapter_on_grids()
+    for name, adapter in adapters.items():
+        kv, single = adapter.new_kv(80), adapter.new_kv(80)
+        slot = DecodeBatch(adapter, FairLock()).slot(kv)
+        for kv.length in range(64 if name == "int4" else 40):
+            single.length, drafts = kv.length, tuple(range(5, 5 + slot.room))
+            together = decode_rows(adapter, [DecodeRow(kv, 3, drafts=drafts)])
+            one_by_one = [decode_rows(adapter, [DecodeRow(single, token)]) for token in (3, *drafts)]
+            assert torch.equal(together, torch.cat(one_by_one)), (name, single.length, drafts)
+            if not drafts:
+                break
+        print(f"{name}: {slot.room} drafts")
 
 
 @needs_int4
@@ -104,8 +111,27 @@ def test_a_step_with_drafts_gives_the_bits_of_steps_of_single_rows(capability: s
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=Path(__file__).parents[2], check=True)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_no_drafts_are_taken_where_rows_change_each_others_products(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, alike: bool
+) -> None:
+    monkeypatch.setattr(torch.nn.Linear, "forward", row_by_row)
+    adapter = adapt(tiny_models.model("llama"))
+    plain = adapter.logits
+    monkeypatch.setattr(adapter, "logits", lambda hidden: plain(hidden) + (0 if alike else hidden.shape[1]))
+    with caplog.at_level("INFO"):
+        assert DecodeBatch(adapter, FairLock()).slot(adapter.new_kv(40)).room == (15 if alike else 0)
+    assert ("No drafts" in caplog.text) is not alike
+
+
+def row_by_row(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    """What a linear layer gives on a processor whose products do not depend on the number of rows."""
+    rows = hidden.reshape(-1, hidden.shape[-1]).split(1)
+    return torch.cat([functional.linear(row, layer.weight, layer.bias) for row in rows]).view(*hidden.shape[:-1], -1)
+
+
 @needs_int4
-def test_drafts_have_room_as_far_as_their_bits_are_those_of_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_have_room_as_far_as_a_step_has_rows_and_the_kv_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.FEW_ROWS))
     adapter = adapter_on_grids()
     kv, batch = adapter.new_kv(40), DecodeBatch(adapter, FairLock())
@@ -113,7 +139,6 @@ def test_drafts_have_room_as_far_as_their_bits_are_those_of_single_rows(monkeypa
     first, second = batch.slot(kv), batch.slot(adapter.new_kv(40))
     assert first.room == 1  # two rows each
     second.close()
-    kv.length = decode_batch.ROWS
     assert first.room == packing.FEW_ROWS - 1
-    kv.length = decode_batch.ROWS - 2  # a second row would see a whole vector of keys
+    kv.length = kv.capacity - 1
     assert first.room == 0

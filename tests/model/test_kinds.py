@@ -241,7 +241,7 @@ def test_a_gguf_file_whose_tokenizer_splits_words_of_its_own_is_refused(
     tokens = [*"hous\u0120", "e", *(word[:end] for end in range(2, len(word) + 1))]
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, bos_token_id=40, eos_token_id=41, tie_word_embeddings=False))
     _write_gguf(gguf, tmp_path / "tiny.gguf", model, tokens, merges)
-    says = pytest.raises(ModelNotFoundError, match=r"splits 2 of 2 words that are tokens, such as 'house'")
+    says = pytest.raises(ModelNotFoundError, match=r"splits 2 of 2 words that are tokens, such as 'hous'")
     with nullcontext() if is_read else says:
         assert loading.load(tmp_path / "tiny.gguf", "cpu", "auto")[1].tokenize("a house") == ["a", word]
 

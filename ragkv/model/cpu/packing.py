@@ -1,14 +1,12 @@
 """Copies of weights that a CPU multiplies faster, for all linear layers of a model, without changing a weight.
 
-In bfloat16: oneDNN reorders plain weights in every call, which takes half of the time of one row, a third of the time
-of 32 rows and 7 % of 190 rows (896 x 4864). A packed copy is reordered once; its products are equal bit for bit.
+In bfloat16: oneDNN reorders plain weights in every call, a packed copy once; its products are equal bit for bit.
 
 In float16 for FBGEMM, which torch brings: it multiplies rows in float32 by weights in float16 and adds in float32.
 float16 holds the weights of a bfloat16 checkpoint, if all are multiplied by a power of two where some are tiny. So a
-model in bfloat16 is as fast as one in float32 on processors without products in bfloat16 (docs/models.md).
+model in bfloat16 is as fast as one in float32 on processors without products in bfloat16 (docs/speed.md).
 
-A copy needs as much memory as weights of two bytes each, so the caller sets a limit. Later changes of the weights have
-no effect on the copies; stored entries would not match them either (see `fingerprint.py`).
+A copy takes as much memory as weights of two bytes each, so the caller sets a limit. It does not see later changes.
 """
 
 import copy
@@ -20,6 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from ragkv.runtime import available_bytes, openmp
 
@@ -35,6 +34,8 @@ FLOAT32_ROWS = 48  # Models in float32 read float16 copies for up to so many row
 # Up to so many rows of models in bfloat16 read copies in float16, where oneDNN is slower for one row, or in four bits,
 # which are slower with eight. All of a decoding step with drafts do, so that they have the bits of single ones.
 FEW_ROWS = 4
+# FBGEMM's kernels for AVX2 add the products of one or two rows in another order, so three are multiplied there.
+LEAST_ROWS = 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 3
 INT4_BYTES = 0.625  # A copy in four bits takes so many bytes for each weight, with its steps.
 PASS_ROWS = 256  # The product of so many rows shows whether float16 copies pay for any number of rows in float32.
 PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
@@ -63,10 +64,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def call_packed(operator: Any, *arguments: Any) -> Any:
-    """What `operator` of packed weights returns, without two searches in its arguments, a twentieth of a decoding step.
-
-    torch looks for tracing objects, and for a method of the packed weights whose absence is an exception of C++.
-    """
+    """What `operator` of packed weights returns, without two searches that take a twentieth of a step."""
     with torch._C.DisableTorchFunctionSubclass():
         return getattr(operator, "_op", operator)(*arguments)
 
@@ -81,9 +79,11 @@ class Float16Copy(NamedTuple):
     def product(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out) in the same dtype, computed in float32, the bias added."""
         rows = hidden.float()
+        if (count := hidden[..., 0].numel()) < LEAST_ROWS:
+            rows = functional.pad(rows.reshape(count, -1), (0, 0, 0, LEAST_ROWS - count))
         scaled = rows if self.scale == 1 else rows * self.scale
         out: torch.Tensor = call_packed(torch.ops.quantized.linear_dynamic_fp16.default, scaled, self.packed)
-        return out.type_as(hidden)
+        return (out if count >= LEAST_ROWS else out[:count].view(*hidden.shape[:-1], -1)).type_as(hidden)
 
 
 class CopiedLinear(torch.nn.Module):

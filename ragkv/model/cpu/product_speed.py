@@ -1,9 +1,8 @@
 """How fast this processor multiplies matrices, measured once and kept in the user's cache folder.
 
-A processor without instructions for bfloat16 converts every number and takes seven times as long as with float32; which
-processors have them, and which libraries use them, is nowhere stated reliably. So a few products are timed. What was
-measured is kept, so that a choice that rests on it does not change while the machine is busy. A file that cannot be
-read or written is no error: then the products are timed again.
+A processor without instructions for bfloat16 takes seven times as long as with float32; which processors have them, and
+which libraries use them, is nowhere stated reliably. So a few products are timed. What was measured is kept, so that a
+choice does not change while the machine is busy.
 """
 
 import hashlib

@@ -1,15 +1,13 @@
 """Batched decoding: one step of several prompts, each with its own KV, length and positions.
 
 The tokens are B rows of one hidden (1, B, E), so projections, MLPs, experts and the head run once for all rows, in
-every family; only attention runs prompt by prompt. The prompts are independent: each step may have others, and a batch
-of one costs as much as a single prompt. A prompt may bring drafts, tokens that may follow its last one: then it has a
-row for each of them, and the caller keeps those that turn out to be right.
+every family; only attention runs prompt by prompt. Each step may have other prompts. A prompt may bring drafts, tokens
+that may follow its last one: then it has a row for each of them, and the caller keeps those that turn out to be right.
 
-A row is written and attended only through `put` and `attend` of its `PromptKV`. A KV that stores its values elsewhere
-overrides these two methods, and this file does not change.
+A row is written and attended only through `put` and `attend` of its `PromptKV`, which may store its values elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,10 +34,10 @@ class DecodeRow:
 
 
 @torch.inference_mode()  # a tenth faster than without gradients alone; what is returned may not be changed in place
-def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
+def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow], layers: Iterable[int] | None = None) -> torch.Tensor:
     """One step: logits (B, V) float32 behind each token and draft; each prompt's KV grows by as many positions.
 
-    If it raises, no KV has grown, so the step may be tried again with all or some of the prompts.
+    Only a trial names `layers`. If it raises, no KV has grown, so the step may be tried again with some of the prompts.
     """
     lengths, sizes = [row.kv.length for row in rows], [1 + len(row.drafts) for row in rows]
     ends = [length + size for length, size in zip(lengths, sizes, strict=True)]
@@ -49,7 +47,7 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     rotations = {kind: _rotation(adapter, kind, ends, positions) for kind in adapter.rope_kinds()}
     splits = zip(rows, torch.split(positions, sizes), strict=True)
     parts, step_rows = [_Part(adapter, row, Rows(own, row.kv.length)) for row, own in splits], Rows(positions, None)
-    for layer in range(adapter.layer_count):
+    for layer in range(adapter.layer_count) if layers is None else layers:
         step = adapter.joint_pass(layer, parts, *rotations[adapter.rope_kind(layer)])
         hidden = adapter.call_layer(layer, hidden, step_rows, step)
     logits = adapter.logits(hidden)
@@ -59,6 +57,19 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     for row, end in zip(rows, ends, strict=True):
         row.kv.length = end
     return logits
+
+
+def multiplies_alike(adapter: Adapter, rows: int) -> bool:
+    """Whether a step of `rows` rows gives each the bits that it has alone, tried with two layers and the head.
+
+    Some processors' libraries choose another order of sums where layers have no copies of weights, and in experts.
+    """
+
+    def step(*tokens: int) -> torch.Tensor:
+        prompts = [DecodeRow(adapter.new_kv(1), token % adapter.vocabulary) for token in tokens]
+        return decode_rows(adapter, prompts, (0, adapter.layer_count - 1))
+
+    return torch.equal(step(*range(rows))[[0, -1]], torch.cat((step(0), step(rows - 1))))
 
 
 def _rotation(
@@ -87,5 +98,10 @@ class _Part:
         return k_rot, v
 
     def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
-        """Queries (1, H, R, D) -> (1, H, R, D)."""
-        return self._kv.attend(layer, q_rot, self.rows, self._adapter.windows[layer], scaling, cap)
+        """Queries (1, H, R, D) -> (1, H, R, D); on a CPU row by row, because rows together may get other bits."""
+        window, rows = self._adapter.windows[layer], [self.rows]
+        if len(self.rows) > 1 and q_rot.device.type == "cpu":
+            rows = [Rows(one, self._kv.length + at) for at, one in enumerate(torch.split(self.rows.positions, 1))]
+        own = zip(rows, q_rot.split_with_sizes([len(one) for one in rows], 2), strict=True)
+        out = [self._kv.attend(layer, q, one, window, scaling, cap) for one, q in own]
+        return out[0] if len(out) == 1 else torch.cat(out, dim=2)

@@ -1,14 +1,11 @@
 """Encoding: computes chunks' KV once and makes position-free entries.
 
 A chunk has up to two entries. The *expected* one is fused: it is encoded behind the application's prefix and a neutral
-text, which is the same for all chunks, because in a prompt a chunk stands behind other text and not at the beginning.
-KV of a chunk encoded alone differs from that in two ways: the first tokens attend to each other far too much, and in
-layers with a sliding window they see the start of the prompt, which is out of the window at their true place. Behind a
-long text of any content most of this difference is gone, with nothing recomputed (ours; docs/selection.md). The text
-ships with the package, so no words of one document are carried into the KV of another; a change of it changes the
-identity of expected entries. The one *alone* is encoded behind nothing but the prefix. It is exact for a chunk that
-stands there, so it is made once a prompt begins with the chunk. The prefix gives a chunk the attention sinks of a
-prompt; neither the prefix's KV nor the text's is part of an entry.
+text, which is the same for all chunks, because in a prompt a chunk stands behind other text and not at the beginning
+(ours; docs/selection.md). The text ships with the package, so no words of one document are carried into the KV of
+another; a change of it changes the identity of expected entries. The one *alone* is encoded behind nothing but the
+prefix, which gives a chunk the attention sinks of a prompt. It is exact for a chunk that stands there, so it is made
+once a prompt begins with the chunk. Neither the prefix's KV nor the text's is part of an entry.
 
 A chunk that a request missed is encoded here later, in the background: KV that saw a particular context is never stored
 under the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache", stores what the request computed.) Several

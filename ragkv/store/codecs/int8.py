@@ -1,9 +1,8 @@
 """The `int8` codec: eight bits a number, with a scale for each key channel and each value token.
 
-It takes about half the bytes of bfloat16. Some key channels have values that are large, or far from zero, for all
-tokens; values have no such channels (KIVI, Liu et al. 2024, finds this for keys after RoPE; we store keys before RoPE,
-where the two parts of a rotation are still separate channels). So each key channel gets a scale and its lowest value
-over the slice's tokens, and each value token gets a scale. A stored layer has, in this order, all little-endian:
+Some key channels have values that are large, or far from zero, for all tokens; values have no such channels (KIVI, Liu
+et al. 2024, finds this for keys after RoPE; we store keys before it). So each key channel gets a scale and its lowest
+value over the slice's tokens, and each value token a scale. A stored layer has, in this order, all little-endian:
 
     key scale (G, D) float32 | key low (G, D) float32 | value scale (G, T) float32 | keys (G, T, D) uint8 | values int8
 
