@@ -1,6 +1,6 @@
 """Eviction policies on generated loads and given traces: where policies for the tail gain, and where they lose.
 
-    python -m benchmarks.policies [--quick] [--traces FILE.csv ...] [--part tail|queue|live ...]
+    python -m benchmarks.policies [--quick] [--traces FILE ...] [--part tail|queue|live ...]
 
 Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
 first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
@@ -176,6 +176,7 @@ def live(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
             for key in ("tel_blocks", "uncached_blocks", "p99_ms"):
                 row |= {f"{key} simulated": getattr(simulated, key), f"{key} live": getattr(served, key)}
             rows.append(row)
+            print(*row.values(), flush=True)
     table(list(rows[0]), [list(row.values()) for row in rows])
     return rows
 
@@ -187,7 +188,7 @@ def main() -> None:
     """Measure, print, and write the JSON."""
     options_parser = parser(__doc__, quick="2,000 requests a trace, few cells")
     options_parser.add_argument(
-        "--traces", type=Path, nargs="*", default=[], help="further traces, as CSV: docs/policies.md"
+        "--traces", type=Path, nargs="*", default=[], help="further traces, CSV or as published: docs/policies.md"
     )
     options_parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
     options = options_parser.parse_args()

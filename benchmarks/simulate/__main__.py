@@ -17,7 +17,7 @@ COMPARED = "lru,t-lru,t-lru-guarded,tail-belady"
 
 def simulate(
     trace: Annotated[
-        str, typer.Option(help="A CSV, ShareGPT's or WildChat's JSON, birth-death or sharegpt-like: docs/policies.md.")
+        str, typer.Option(help="A file: CSV, or as published; birth-death or sharegpt-like: docs/policies.md.")
     ],
     policy: Annotated[
         str,

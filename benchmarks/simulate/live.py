@@ -1,5 +1,7 @@
 """A trace through a live memory tier: tiny entries, looked up and put block by block as a conversation does."""
 
+from dataclasses import replace
+
 from ragkv.store import MemoryTier, TurnSize
 from ragkv.store.policies import Policy, PolicySettings, make_policy
 from tests.store.entries import IDENTITY, ids_of, make_entry
@@ -13,8 +15,8 @@ class LiveTier:
 
     def __init__(self, policy: Policy, capacity_blocks: int) -> None:
         self._now, self._numbers = 0.0, dict[tuple[str, int], int]()  # of blocks, by conversation and place
-        size = make_entry(layers=1, scored=False).size_bytes
-        self.tier = MemoryTier(capacity_blocks * size, policy, clock=lambda: self._now)
+        self._block = make_entry(layers=1, scored=False)
+        self.tier = MemoryTier(capacity_blocks * self._block.size_bytes, policy, clock=lambda: self._now)
 
     def serve(self, turn: TurnSize) -> int:
         """Read the history, report the turn to the policy, put the missing blocks in order; the uncached blocks."""
@@ -28,13 +30,16 @@ class LiveTier:
         self.tier.served(turn)
         for index, number in enumerate(numbers):
             if not found[index]:
-                self.tier.put(make_entry(number, layers=1, scored=False, group=turn.group, index=index))
+                ids = tuple(ids_of(number))
+                key, group = IDENTITY.key(ids), turn.group
+                info = replace(self._block.info, key=key, token_ids=ids, group=group, index=index)
+                self.tier.put(replace(self._block, info=info))
         held = found.index(False) if False in found else len(found)
         return turn.prompt - min(held, turn.shared)
 
 
 def simulate_live(trace: Trace, name: str, setting: ReplaySetting) -> Report:
     """The trace through a live tier under a policy that knows what a live store tells it: xi, and the turns so far."""
-    policy = make_policy(name, PolicySettings(setting.xi_blocks, trace.block_tokens))
-    tier = LiveTier(policy, setting.capacity_blocks)
+    tier = LiveTier(make_policy(name, PolicySettings(block_tokens=trace.block_tokens)), setting.capacity_blocks)
+    tier.tier.tell(lambda policy: policy.retarget(setting.xi_blocks))  # as a profile does for store.ttft_target_ms
     return report_of(trace, Replay(name, setting.capacity_blocks, list(map(tier.serve, trace.turns))), setting)

@@ -1,16 +1,19 @@
-"""Conversations as published: ShareGPT's (no times) and WildChat's (a time for each answer), as JSON or JSON lines.
+"""Traces as published: ShareGPT's, WildChat's, Mooncake's, kv-cache-tester's (agents), and RAGPulse's folder.
 
-Both hold text, so tokens are estimated from characters. A prompt is everything said before, and all of it that was
-stored is shared. ShareGPT has no times: conversations arrive as a Poisson process, and turns follow at a steady gap.
+The first two hold text, so tokens are estimated from characters. A prompt is everything said before, and all of it that
+was stored is shared. The others hold token counts, and ids of equal parts. What a trace leaves open is chosen here, and
+its notes say so.
 """
 
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ragkv.errors import InputError
 
@@ -18,6 +21,38 @@ from .trace import Trace, TraceBuilder
 
 TOKEN_CHARACTERS = 4  # A token of English text has about `TOKEN_CHARACTERS` characters.
 ARRIVALS_PER_S, TURN_GAP_S = 1.0, 60.0  # These are the times of conversations that have none.
+AGENT_GAP_S = 60.0  # Agents' times count from their conversation's start: conversations start so far apart.
+MOONCAKE_TOKENS = 512  # A hash of Mooncake's names so many tokens and all before them.
+MOST_SUCCESSORS = 64  # A block that more different blocks follow is a common preamble, and nobody's conversation.
+RAGPULSE = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")  # This is the order of a prompt.
+
+
+class Asked(NamedTuple):
+    """A conversation's request: its prompt as parts with ids, its tokens, and its answer's."""
+
+    ids: list[int]
+    prompt: int
+    answer: int
+
+    def shared_with(self, before: "Asked", tokens: int) -> int:
+        """Tokens of the prompt that `before` stored, prompt and answer, if an id names so many `tokens`.
+
+        A prompt that repeats every full part of the last one and is long enough is taken to hold its answer as well,
+        which no id can confirm.
+        """
+        same, stored = common_prefix(before.ids, self.ids), before.prompt + before.answer
+        whole = same >= before.prompt // tokens and self.prompt >= stored
+        return stored if whole else min(same * tokens, self.prompt)
+
+
+def read_published(path: Path, block_tokens: int) -> Trace:
+    """The trace at `path`; JSON lines are told apart by their first. Raises `InputError`, which says why it is none."""
+    try:
+        first = next(_rows(path), {}) if ".jsonl" in path.suffixes else {}
+        read = read_agents if "requests" in first else read_mooncake if "hash_ids" in first else read_chats
+        return (read_ragpulse if path.is_dir() else read)(path, block_tokens)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"The trace {path} has a request of another form ({error!r}).") from error
 
 
 def read_chats(path: Path, block_tokens: int) -> Trace:
@@ -53,6 +88,66 @@ def read_chats(path: Path, block_tokens: int) -> Trace:
             f"times added: {ARRIVALS_PER_S:g} conversations/s (Poisson, seed 0), a turn every {TURN_GAP_S:g} s"
         )
     return builder.trace(path.name, *notes)
+
+
+def read_mooncake(path: Path, block_tokens: int) -> Trace:
+    """A request continues the conversation that brought the blocks it repeats."""
+    requests, followed = list(_rows(path)), defaultdict[int, set[int]](set)
+    for request in requests:
+        for block, after in zip(request["hash_ids"], request["hash_ids"][1:], strict=False):
+            followed[block].add(after)
+    builder, owner, last = TraceBuilder(block_tokens), dict[int, str](), dict[str, Asked]()
+    for number, request in enumerate(requests):
+        now = Asked(request["hash_ids"], request["input_length"], request["output_length"])
+        group = next((owner[block] for block in now.ids if block in owner), f"m{number}")
+        shared = now.shared_with(last[group], MOONCAKE_TOKENS) if group in last else 0
+        builder.add(request["timestamp"] / 1000, group, now.prompt, shared, now.answer)
+        last[group] = now
+        for block in now.ids:
+            if len(followed[block]) <= MOST_SUCCESSORS:
+                owner.setdefault(block, group)
+    return builder.trace(path.name, "conversations recovered from hashes of prefixes")
+
+
+def read_agents(path: Path, block_tokens: int) -> Trace:
+    """A sub-agent is a conversation of its own."""
+    draw, start, requests = random.Random(0), 0.0, list[tuple[float, str, int, Asked]]()
+
+    def flatten(parent: dict[str, Any], start: float, group: str, tokens: int) -> None:
+        for number, request in enumerate(parent["requests"]):
+            at = start + float(request["t"])
+            if "requests" in request:
+                flatten(request, at, f"{group}/{number}", tokens)
+            else:
+                requests.append((at, group, tokens, Asked(request["hash_ids"], request["in"], request["out"])))
+
+    for conversation in _rows(path):
+        start += draw.expovariate(1 / AGENT_GAP_S)
+        flatten(conversation, start, str(conversation["id"]), conversation["block_size"])
+    builder, last = TraceBuilder(block_tokens), dict[str, Asked]()
+    for at, group, tokens, now in sorted(requests, key=lambda request: request[0]):
+        builder.add(at, group, now.prompt, now.shared_with(last[group], tokens) if group in last else 0, now.answer)
+        last[group] = now
+    return builder.trace(path.name, f"arrivals added: Poisson, a conversation each {AGENT_GAP_S:g} s, seed 0")
+
+
+def read_ragpulse(folder: Path, block_tokens: int) -> Trace:
+    """A session is a conversation; equal parts from a prompt's start are shared."""
+    parts = chain.from_iterable(_rows(path) for path in folder.glob("[1-5]_*.jsonl"))
+    size = {next(row[key] for key in row if key.endswith("_id")): row["token_length"] for row in parts}
+    builder, last = TraceBuilder(block_tokens), dict[str, list[int]]()
+    for row in sorted(_rows(folder / "0_trace.jsonl"), key=lambda row: float(row["timestamp"])):
+        ids = list(chain.from_iterable(row["hash_ids"].get(kind, ()) for kind in RAGPULSE))
+        group, sizes = row["session_id"], [size[part] for part in ids]
+        shared = sum(islice(sizes, common_prefix(last.get(group, ()), ids)))
+        builder.add(float(row["timestamp"]), group, sum(sizes), shared, row["output_length"])
+        last[group] = ids
+    return builder.trace(folder.name, "sessions as conversations; equal parts from the prompt's start are shared")
+
+
+def common_prefix(one: Iterable[int], other: Iterable[int]) -> int:
+    """How many ids two lists have in common from the start."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _turn(message: dict[str, Any]) -> tuple[bool, int, float | None]:

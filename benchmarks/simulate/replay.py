@@ -16,7 +16,7 @@ from ragkv.store.policies import Policy, PolicySettings
 
 from .policies import make_any_policy
 from .prefix_tier import OnEvict, PrefixTier
-from .readers import read_chats
+from .readers import read_published
 from .trace import Trace, read_rows
 from .workloads import BirthDeath, ShareGPTLike
 
@@ -76,10 +76,10 @@ class Report:
 
 
 def load_trace(where: str, block_tokens: int) -> Trace:
-    """A trace as CSV, conversations as published, or a generated load by its name. Raises `InputError`."""
+    """A trace as CSV or as published, or a generated load by its name. Raises `InputError`."""
     if where in GENERATED:
         return GENERATED[where]().trace(block_tokens)
-    return (read_rows if where.endswith(".csv") else read_chats)(Path(where), block_tokens)
+    return (read_rows if where.endswith(".csv") else read_published)(Path(where), block_tokens)
 
 
 def xi_blocks(xi_ms: float, block_tokens: int, profile: "Profile | None" = None) -> int:
