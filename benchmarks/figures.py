@@ -8,6 +8,7 @@ Measured on a model over the articles of `examples/corpus`, or simulated from a 
 """
 
 import argparse
+import shutil
 import statistics
 import tempfile
 import time
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -28,7 +30,7 @@ from benchmarks.kcache import random_kv
 from benchmarks.simulate import ReplaySetting, load_trace, simulate
 from benchmarks.simulate.command import profile_in
 from ragkv import Engine, EngineConfig
-from ragkv.config import ControllerConfig, KCacheConfig, StoreConfig
+from ragkv.config import ControllerConfig, KCacheConfig, RedisConfig, StoreConfig
 from ragkv.model import full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import offload
@@ -39,6 +41,7 @@ CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 Row = list[Any]
 TOP_N = (16, 32, 64, 128)
 QUESTION = "What do these passages say?"
+REDIS_USD = 8.0  # A GB of a managed Redis costs so much a month.
 
 
 class Bench:
@@ -102,7 +105,9 @@ def attention(bench: Bench) -> Iterator[Row]:
 
 
 def placement(bench: Bench) -> Iterator[Row]:
-    """A corpus three times as big as memory, Zipf's use: its share there, USD a month for 1,000 such, first tokens."""
+    """A corpus three times as big as memory, Zipf's use: its share there, USD a month for 1,000 such, first tokens.
+
+    The last two are a new replica with the controller, alone, and with a Redis that has every entry of another one."""
     rng, zipf, chunks = np.random.default_rng(0), 1 / np.arange(1, 25), bench.chunks(24, 32 if bench.quick else 128)
     asked = [rng.choice(24, 6, replace=False, p=zipf / zipf.sum()) for _ in range(12 if bench.quick else 30)]
     encoded, store, profile = [], bench.engine.store, None  # entries and profile are made once
@@ -110,26 +115,35 @@ def placement(bench: Bench) -> Iterator[Row]:
         with store.lease(info.identity, info.token_ids) as lease:
             encoded.append(lease.read_encoded())
     size = sum(entry.size_bytes for entry in encoded)
-    for speed, name in product((1e12, 8e6), ("controller", "LRU", "memory", "disk")):
-        memory, ratio, times = {"memory": 2.0, "disk": 0.0}.get(name, 0.3), None if name == "controller" else 0.15, []
+    cells = [*product((1e12, 8e6), ("controller", "LRU", "memory", "disk")), (1e12, "new"), (1e12, "new, Redis")]
+    for speed, name in cells if shutil.which("redis-server") else cells[:-1]:
+        memory, ratio, times = {"memory": 2.0, "disk": 0.0}.get(name, 0.3), None if name[0] in "cn" else 0.15, []
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             settings = StoreConfig(folder, memory_bytes=int(memory * size), codec="raw", prefetch=False)
+            if name == "new, Redis":
+                from tests.store.remote.servers import RedisServer
+
+                stack.callback((redis := RedisServer()).close)
+                settings = replace(settings, redis=RedisConfig(redis.url, timeout_s=30.0))
             config = EngineConfig(settings, controller=ControllerConfig(False, ratio is None))
             engine = stack.enter_context(bench.engine.with_config(config))
             profile = profile or engine.profiler.measure(quick=True)
             engine.load_control.apply_profile(profile)
-            *above, disk = engine.store._tiers
-            engine.store._tiers = engine.store._promoter._tiers = (*above, ThrottledTier(disk, speed))
-            for entry in encoded:
-                engine.store.put(entry)
+            slow = [ThrottledTier(one, speed) if one.kind.value == "disk" else one for one in engine.store._tiers]
+            engine.store._tiers = engine.store._promoter._tiers = tuple(slow)
+            for entry in encoded if name != "new" else ():
+                (slow[-1] if name[0] == "n" else engine.store).put(entry)
             engine.flush()
             for numbers in asked:
                 times.append(engine.prefill(QUESTION, [chunks[n] for n in numbers], ratio=ratio).timing.first_token_s)
                 engine.flush()
-            held = {tier.kind.value: tier.used_bytes for tier in engine.stats().store.tiers}
-        usd = sum(engine.config.controller.prices.of(kind) * used / 1e6 for kind, used in held.items())
-        yield [f"{speed:.0e}", name, held.get("memory", 0) / held["disk"], usd, *np.percentile(times[9:], (50, 90))]
+            tiers = engine.stats().store.tiers
+            held = {tier.kind.value: size if tier.used_bytes is None else tier.used_bytes for tier in tiers}
+        prices = asdict(engine.config.controller.prices) | {"redis_usd_per_gb_month": REDIS_USD}
+        usd = sum(prices[f"{kind}_usd_per_gb_month"] * used / 1e6 for kind, used in held.items())
+        counted = times[0 if name[0] == "n" else 9 :]
+        yield [f"{speed:.0e}", name, held.get("memory", 0) / held["disk"], usd, *np.percentile(counted, (50, 90))]
 
 
 def deviations(bench: Bench) -> Iterator[Row]:

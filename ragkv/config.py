@@ -158,8 +158,6 @@ class PricesConfig:
 
     memory_usd_per_gb_month: float = 2.5  # the additional price of a machine with more memory
     disk_usd_per_gb_month: float = 0.08  # a network SSD
-    redis_usd_per_gb_month: float = 8.0  # a managed server's memory
-    s3_usd_per_gb_month: float = 0.023  # an object store
 
     def __post_init__(self) -> None:
         for field_ in dataclasses.fields(self):

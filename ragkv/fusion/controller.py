@@ -4,7 +4,7 @@
    as long as loading: `r = clamp(max(r*, r : T_recompute(r) = T_load), r*, 1)`.
 2. An entry that loads slower than it is computed is computed.
 3. Where fusing is not faster than computing everything, everything is computed, which is exact (`estimators.pays`).
-4. Of the tiers whose loading is hidden by recompute, it names the cheapest, and entries are kept there.
+4. Of memory and disk it names the cheapest whose loading is hidden by recompute, and entries are kept there.
 
 Pure functions: from a profile and numbers to a decision with its reasons. Equal prompts get equal ratios: a ratio is a
 step, and what is measured again later counts in steps (`Steady`).
@@ -32,6 +32,7 @@ from .estimators import (
 from .profile import Profile
 
 RATIO_STEP = 0.05  # Above r* a ratio is a multiple of `RATIO_STEP`, so that small changes of times change no answer.
+DEVICES = ("memory", "disk")  # Shared storage is no device to choose: other replicas read what is there.
 STEP = 2**0.25  # A measured speed counts in steps of the factor `STEP`, and changes when it is a whole step off.
 PROMPT_TOKENS, QUESTION_TOKENS = 1024, 32  # A prompt of such a length is what an entry's tier is chosen for.
 SLACK = 1e-6  # Times may exceed a bound by the share `SLACK`: sums in another order are rounded otherwise.
@@ -74,12 +75,12 @@ def choose_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: 
 
 
 def choose_tier(profile: Profile, shape: Shape, ratio: float, prices: PricesConfig, loads: Sequence[Load]) -> Decision:
-    """The cheapest measured tier whose loading is hidden, T_recompute >= T_load; if there is none, the fastest.
+    """The cheapest of `DEVICES` whose loading is hidden, T_recompute >= T_load; if there is none, the fastest.
 
     `loads` are the entries, from any tier. Costs are per month.
     """
     tokens, busy_s = sum(load.tokens for load in loads), recompute_s(profile, ratio, shape)
-    there = {name: [replace(load, tier=name) for load in loads] for name in profile.tiers}
+    there = {name: [replace(load, tier=name) for load in loads] for name in DEVICES if name in profile.tiers}
     layer_s = {name: load_s(profile, loads) for name, loads in there.items()}
     usd = {name: storage_cost(profile, tokens, name, prices) for name in there}
     hidden = [name for name in there if layer_s[name] <= busy_s]

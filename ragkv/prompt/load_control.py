@@ -168,10 +168,9 @@ class LoadControl:
         method = self._method()
         try:
             profile, _ = self._corrected()
-            local = replace(profile, tiers={kind: profile.tier(kind) for kind in ("memory", "disk")})
         except RagKVError:
             return True
-        return belongs_in_memory(local, tokens, _when(method.selector), method.ratio, self.prices, used, room)
+        return belongs_in_memory(profile, tokens, _when(method.selector), method.ratio, self.prices, used, room)
 
     def _corrected(self) -> tuple[Profile, tuple[str, ...]]:
         """The profile with the present speeds of tiers, and a sentence if they differ clearly from the profile's."""

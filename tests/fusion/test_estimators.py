@@ -140,7 +140,7 @@ def test_a_month_of_storage_costs_gigabytes_times_price() -> None:
     million = 1_000_000  # tokens of 3 kB: 3 GB
     assert storage_cost(profile(), million, "memory", prices) == pytest.approx(9.0)
     assert storage_cost(profile(), million, "disk", prices) == pytest.approx(0.3)
-    assert storage_cost(profile(), 0, "redis", prices) == 0
+    assert storage_cost(profile(), 0, "disk", prices) == 0
 
 
 @pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])
