@@ -31,7 +31,7 @@ ENV PATH=/opt/ragkv/bin:$PATH \
     HF_HOME=/data/models \
     RAGKV_HOME=/data \
     RAGKV_SERVE__LOG__FORMAT=json
-USER ragkv
+USER 10001:10001
 VOLUME /data
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=5s --start-period=180s --retries=3 \

@@ -176,18 +176,18 @@ def _same_model(model: Engine) -> Callable[[Mapping[str, Any]], None]:
     return check
 
 
-def _service(request: HTTPConnection) -> Service:
+async def _service(request: HTTPConnection) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def _principal(request: Request) -> Principal:
+async def _principal(request: Request) -> Principal:
     principal = request.state.principal
     assert isinstance(principal, Principal), "the middleware sets the principal before any route runs"
     return principal
 
 
-ServiceDep = Annotated[Service, Depends(_service)]
+ServiceDep = Annotated[Service, Depends(_service)]  # FastAPI would call what is no coroutine on another thread
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 
 
@@ -196,7 +196,7 @@ def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_
     tokens = {"prompt_tokens": reuse.tokens, "reused_tokens": reuse.exact + reuse.fused, "answer_tokens": answer_tokens}
     request.state.stats.update(tokens)  # it counts
     request.state.stats.setdefault("ttft_s", round(timing.first_token_s, 4))
-    service = _service(request)
+    service: Service = request.app.state.service
     service.metrics.record_answer(timing, reuse, answer_tokens)
     service.limiter.charge_tokens(request.state.principal, reuse.tokens + answer_tokens)
 
@@ -204,7 +204,7 @@ def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_
 def record_embedding(request: HTTPConnection, tokens: int) -> None:
     """Add embedded texts to the access log, the metrics and the key's tokens per minute."""
     request.state.stats["prompt_tokens"] += tokens
-    service = _service(request)
+    service: Service = request.app.state.service
     service.metrics.embedding_tokens.inc(tokens)
     service.limiter.charge_tokens(request.state.principal, tokens)
 

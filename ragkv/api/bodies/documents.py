@@ -4,10 +4,10 @@ The processes that parse uploads import this file, so it loads nothing but pydan
 a string, no unknown field, no NaN.
 """
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import from_json, to_json
 
 FIELDS = 100  # No object here has as many fields.
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
@@ -45,12 +45,11 @@ class Strict(RequestPart):
     @classmethod
     def _is_json(cls, values: Any) -> Any:
         """Refuse what Python's JSON parser accepts although it is not JSON: NaN, and half of a surrogate pair."""
-        try:
-            json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("a text holds half a character (a lone surrogate)") from error
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError("it is not JSON: it holds NaN or Infinity, or is nested too deeply") from error
+        try:  # pydantic's writer and reader: the event loop waits, and Python's writer takes 40 ms for 3.6 MB, they 3
+            from_json(to_json(values, inf_nan_mode="constants"), allow_inf_nan=False)
+        except ValueError as error:
+            hint = "it holds NaN, Infinity or half a character (a lone surrogate), or is nested too deeply"
+            raise ValueError(f"it is not JSON: {hint}") from error
         return values
 
 

@@ -127,6 +127,12 @@ def long_chat(by: Attacker) -> None:
     by.post(CHAT, model=MODEL, messages=[{"role": "user", "content": fresh(400)}], max_tokens=256, stream=True)
 
 
+@cache
+def long_messages() -> bytes:
+    message = {"role": "user", "content": WORDS * 1200}
+    return json.dumps({"model": MODEL, "messages": [message] * 40}).encode()
+
+
 def many_values(by: Attacker) -> None:
     by.send("POST", DOCUMENTS, content=uploads.many_values(5_000_000), headers=JSON)
 
@@ -134,7 +140,6 @@ def many_values(by: Attacker) -> None:
 PIECES = (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 43_000)
 BLANKS, HEADING = (b"# a", b" ", 2_000_000, b"b"), (b"# ", b"x", 300_000, b"\n\n" + WORDS.encode() * 20_000)
 SOURCE, HEADINGS = (b'{"id": "a", "text": "y", "source": "', b"x", 2_000_000, b'"}'), (b"", b"# a\n\nb\n\n", 90_000)
-LONG_MESSAGE = {"role": "user", "content": WORDS * 1200}
 CONDITIONS = {f"k{n}": {"gte": n} for n in range(250)}
 LEAVES_S = 1.0
 ATTACKS: dict[str, Attack] = {
@@ -165,7 +170,7 @@ ATTACKS: dict[str, Attack] = {
         16, lambda by: by.post("/api/generate", model=MODEL, prompt=fresh(400), options={"num_predict": 256})
     ),
     "grammars": Attack(8, hostile_grammar),
-    "long messages": Attack(8, lambda by: by.post(CHAT, model=MODEL, messages=[LONG_MESSAGE] * 40)),
+    "long messages": Attack(8, lambda by: by.send("POST", CHAT, content=long_messages(), headers=JSON)),
     "question of 90,000": Attack(32, lambda by: by.post(ASK, question=fresh(11_000), collection="c")),
     "250 conditions, asked": Attack(32, lambda by: by.post(ASK, question="x", collection="c", filter=CONDITIONS), 1.0),
     "collections": Attack(6, many_collections),
