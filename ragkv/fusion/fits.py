@@ -31,6 +31,9 @@ def fit_recompute(
         for rows, keys, placed in medians
     ]
     fixed_s, second_s, per_row_s, per_row_key_s = _fit(columns, list(medians.values()))
+    if not per_row_s + per_row_key_s:  # noise hides what rows take: as if they took all, else computing would seem free
+        fixed_s, second_s = 0.0, 0.0
+        (per_row_s,) = _fit([[float(rows)] for rows, _, _ in medians], list(medians.values()))
     placed_s, per_key_s = (second_s, 0.0) if with_placing else (0.0, second_s)
     return RecomputeFit(fixed_s, per_key_s, per_row_s, per_row_key_s), placed_s if with_placing else None
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ragkv.fusion.fits import fit_length, fit_tier
+from ragkv.fusion.fits import fit_length, fit_recompute, fit_tier
 
 SIZES = (1e5, 2e5, 4e5, 8e5)
 
@@ -31,3 +31,9 @@ def test_equal_times_of_all_sizes_give_no_bandwidth_out_of_a_rounding_error(took
     found = fit_tier([(size, took_s * (1 + number * 1e-15)) for number, size in enumerate(SIZES)])
     assert found.bytes_per_s == math.inf
     assert found.latency_s == pytest.approx(took_s)
+
+
+def test_rows_are_never_free_however_a_busy_machine_scatters_their_times() -> None:
+    falling = {(rows, keys, keys - 32): [1e-3 * (20 - rows / 50)] for rows in (50, 200, 400) for keys in (512, 2048)}
+    found, _ = fit_recompute(falling, with_placing=False)
+    assert found.at(400, 2048) > 1.5 * found.at(200, 2048) > 1e-3
