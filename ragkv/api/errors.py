@@ -1,7 +1,6 @@
 """Every failure as the client sees it: OpenAI's JSON shape, the right status, and nothing private.
 
-The service raises `ApiError`. This module maps everything else to it: the errors of `ragkv.errors`, validation errors,
-and the framework's errors. Unexpected errors are logged and answered with a bare 500.
+The service raises `ApiError`. All else is mapped to it; unexpected errors are logged and answered with a bare 500.
 """
 
 import logging
@@ -147,9 +146,7 @@ def as_api_error(error: BaseException) -> ApiError:
         message, param = describe_errors(error.errors())
         return ApiError(400, message, param=param)
     if isinstance(error, HTTPException):
-        detail = str(error.detail)
-        message = detail if detail.endswith((".", "!", "?")) else f"{detail}."
-        return ApiError(error.status_code, message, headers=error.headers)
+        return ApiError(error.status_code, f"{str(error.detail).rstrip('.')}.", headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return ApiError(CLIENT_GONE, "The client closed the connection.")
     for kind, (status, code) in _MAPPED.items():
@@ -164,7 +161,11 @@ def install(app: FastAPI) -> None:
     """Make `app` answer every failure in this shape."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response(request.url.path)
+        response = as_api_error(error).response(request.url.path)
+        if response.status_code == 405:  # the framework names the methods of one of the path's routes alone
+            described = app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", None), ["get", "head"])
+            response.headers["Allow"] = ", ".join(sorted(map(str.upper, described)))
+        return response
 
     for kind in (ApiError, errors.RagKVError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)

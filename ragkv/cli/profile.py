@@ -29,8 +29,7 @@ def profile(
         return
     for tokens in (512, 2048):
         console.print(f"prefill of {counted(tokens, 'token')}: {milliseconds(measured.prefill.at(tokens))}")
-    layer_s = measured.recompute.at(205, 2048)
-    console.print(f"a layer that recomputes a tenth of the latter: {milliseconds(layer_s)}")
+    console.print(f"a layer that recomputes a tenth of the latter: {milliseconds(measured.recompute.at(205, 2048))}")
     for name, speed in measured.tiers.items():
         rate = f"{output.size(speed.bytes_per_s)}/s" if speed.per_byte_s else "no longer for more bytes"
         console.print(f"{name}: {rate}, {speed.latency_s * 1e6:.3g} us a slice")

@@ -8,8 +8,7 @@ answered: an old state might be wrong. A block that is in no tier here and in no
 A manifest is the same three lines of JSON as in a file (`manifest.py`). Next to it is a *version*, a random word that
 changes with every write. A writer names the version it read: if another replica wrote meanwhile, nothing is written
 and `SessionConflictError` is raised, so no turn ever overwrites another one. A log of keys tells all replicas which
-blocks and documents were deleted, so that no replica keeps what another one was asked to delete. No value has a time to
-live on the server, because `volatile-lru` might evict it: the next replica that looks deletes what was idle too long.
+blocks and documents were deleted. No value has a time to live, as `volatile-lru` might evict it: who looks deletes.
 """
 
 import hashlib

@@ -6,10 +6,9 @@
 
 A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader can open the file; the `pad.*`
 tensors exist only because that format allows no gaps between tensors. Shared storage holds the same head and layers
-(`remote/values.py`). This module knows the format only: no directory, no index, no policy. Every kind of damage raises
-`EntryDamagedError`; another format version raises `OtherVersionError`, which is not damage. The checksum (xxh3_128)
-detects damage, not forgery: the directory's owner, who alone can write to it, can compute checksums too. Identity and
-token ids prove that a record is the entry asked for.
+(`remote/values.py`). Every kind of damage raises `EntryDamagedError`; another format version raises
+`OtherVersionError`, which is not damage. The checksum (xxh3_128) detects damage, not forgery: the directory's owner can
+compute checksums too. Identity and token ids prove that a record is the entry asked for.
 """
 
 import json

@@ -58,6 +58,12 @@ def test_every_bad_request_gets_the_error_shape(
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert response.headers["x-request-id"]
     assert "Value error" not in response.text
+    assert status != 405 or response.headers["allow"] == "POST"
+
+
+def test_a_refused_method_is_told_all_that_its_path_has(client: TestClient) -> None:
+    assert client.options("/v1/sessions/s").headers["allow"] == "DELETE, GET"
+    assert client.post("/static/x").headers["allow"] == "GET, HEAD"  # of what is not described
 
 
 def test_the_openapi_document_is_made_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

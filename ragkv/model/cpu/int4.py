@@ -1,8 +1,7 @@
 """Copies of weights in four bits, for few rows: a decoding step is bound by the bytes of the weights that it reads.
 
 GGUF files in four bits (Q4_0, Q4_1, Q4_K) have 16 values, evenly spaced, for each block of 32 inputs. They are found
-again in the weights that were unpacked to bfloat16, so the copy changes a weight by no more than that rounding did, and
-weights that are on no such grid are not copied. The products are torch's own for CPUs, added in float32.
+again in the weights that were unpacked to bfloat16, so the copy changes a weight by no more than that rounding did.
 """
 
 from collections.abc import Sequence
