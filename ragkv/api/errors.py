@@ -163,7 +163,8 @@ def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         response = as_api_error(error).response(request.url.path)
         if response.status_code == 405:  # the framework names the methods of one of the path's routes alone
-            described = app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", None), ["get", "head"])
+            path = getattr(request.scope.get("route"), "path_format", None)
+            described = app.openapi()["paths"].get(path, ("get", "head"))
             response.headers["Allow"] = ", ".join(sorted(map(str.upper, described)))
         return response
 

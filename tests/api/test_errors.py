@@ -62,7 +62,8 @@ def test_every_bad_request_gets_the_error_shape(
 
 
 def test_a_refused_method_is_told_all_that_its_path_has(client: TestClient) -> None:
-    assert client.options("/v1/sessions/s").headers["allow"] == "DELETE, GET"
+    for path in ("/v1/sessions/s", "/v1/collections/facts/documents/x"):
+        assert client.options(path).headers["allow"] == "DELETE, GET"
     assert client.post("/static/x").headers["allow"] == "GET, HEAD"  # of what is not described
 
 
