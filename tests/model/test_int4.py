@@ -142,3 +142,11 @@ def test_drafts_have_room_as_far_as_a_step_has_rows_and_the_kv_positions(monkeyp
     assert first.room == packing.FEW_ROWS - 1
     kv.length = kv.capacity - 1
     assert first.room == 0
+
+
+@torch.no_grad()
+def test_a_float16_copy_gives_a_row_the_same_bits_whatever_the_others() -> None:
+    copy, rows = packing.float16_copy(torch.nn.Linear(96, 64, dtype=torch.bfloat16)), torch.randn(6, 96)
+    if copy is None:
+        pytest.skip("this torch multiplies by no float16 copies")
+    assert all(torch.equal(copy.product(rows[:count]), copy.product(rows)[:count]) for count in range(1, 6))

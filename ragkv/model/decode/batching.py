@@ -99,9 +99,9 @@ class _Part:
 
     def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
         """Queries (1, H, R, D) -> (1, H, R, D); on a CPU row by row, because rows together may get other bits."""
-        window, rows = self._adapter.windows[layer], [self.rows]
-        if len(self.rows) > 1 and q_rot.device.type == "cpu":
-            rows = [Rows(one, self._kv.length + at) for at, one in enumerate(torch.split(self.rows.positions, 1))]
-        own = zip(rows, q_rot.split_with_sizes([len(one) for one in rows], 2), strict=True)
-        out = [self._kv.attend(layer, q, one, window, scaling, cap) for one, q in own]
-        return out[0] if len(out) == 1 else torch.cat(out, dim=2)
+        window, start = self._adapter.windows[layer], self._kv.length
+        if len(self.rows) == 1 or q_rot.device.type != "cpu":
+            return self._kv.attend(layer, q_rot, self.rows, window, scaling, cap)
+        single = [Rows(one, start + at) for at, one in enumerate(torch.split(self.rows.positions, 1))]
+        own = zip(single, q_rot.split_with_sizes([1] * len(single), 2), strict=True)
+        return torch.cat([self._kv.attend(layer, q, one, window, scaling, cap) for one, q in own], dim=2)
