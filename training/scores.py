@@ -1,7 +1,9 @@
 """Trains learned scores: the reader's on training worlds, those of another model on prompts of real text.
 
     python -m training.scores --seed 6 --out runs/scores
-    python -m training.scores --reader MODEL --prompts FILE ... --steps 60 --out runs/scores
+    python -m training.scores --reader MODEL --prompts FILE ... --steps 60 --out FOLDER
+
+OUT is a file, or a folder that is there, such as the model's, in which the engine finds the scores.
 
 The question types of a world are drawn evenly. The target is the model's own output under a full prefill. This takes
 an hour of one core. Chunks are stored as they are by default: the reader's alone, another model's as expected KV.
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,7 +28,8 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.errors import InputError
+from ragkv.errors import InputError, RagKVError
+from ragkv.fusion.learned import FILE_NAME
 from training.batches import Encoder
 from training.questions import Question
 from training.score_training import Continuation, TrainingExample, train
@@ -87,7 +91,7 @@ def around(text: str, answer: str) -> str:
     return text[start : start + CHARACTERS].strip()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train the scores, and write the file."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--reader", default="reader")
@@ -97,8 +101,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
+    out = options.out / FILE_NAME if options.out.is_dir() else options.out
+    out.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the training
     began, losses = time.monotonic(), []
 
     def show(done: int, steps: int, loss: float) -> None:
@@ -115,9 +121,12 @@ def main() -> None:
         else:
             made = training_examples(engine, options.worlds, options.seed)
         network = train(engine, made, options.steps, options.seed, show)
-    options.out.write_bytes(network.to_bytes())
-    print(f"{options.out}: {options.out.stat().st_size} bytes, digest {network.digest}")
+    out.write_bytes(network.to_bytes())
+    print(f"{out}: {out.stat().st_size} bytes, digest {network.digest}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (RagKVError, OSError) as error:
+        sys.exit(str(error))

@@ -11,8 +11,9 @@ from benchmarks.real_judge import Form, located  # noqa: E402
 from benchmarks.real_sets import SETS, questions  # noqa: E402
 from ragkv import Engine  # noqa: E402
 from ragkv.errors import InputError  # noqa: E402
+from ragkv.fusion.learned import FILE_NAME, ScoreModel  # noqa: E402
 from ragkv.lab.gate_prompts import read_questions  # noqa: E402
-from training.scores import prompt_examples  # noqa: E402
+from training import scores  # noqa: E402
 
 
 @pytest.fixture
@@ -68,14 +69,18 @@ def test_a_set_is_written_as_documents_and_questions(data: Path, tmp_path: Path)
     texts = {path.read_text() for path in (tmp_path / "chat" / "documents").iterdir()}
     assert texts == {text for one in asked for text in one.passages}
     assert read_questions(tmp_path / "chat" / "questions.jsonl") == [one.question for one in asked]
+    prompts = tmp_path / "chat" / "prompts.jsonl"
     with Engine.from_pretrained("reader") as engine:
-        made = prompt_examples(engine, [tmp_path / "chat" / "prompts.jsonl"], 3, seed=1)
+        made = scores.prompt_examples(engine, [prompts], 3, seed=1)
         assert [len(example.chunks) for example in made] == [4, 4, 4], "of eight passages"
         answers = {engine.intake.encode(one.golds[0]) for one in asked}
         for example in made:
             ((ids, known),) = ((tail.token_ids, tail.known) for tail in example.continuations)
             assert ids[known:] in answers and known > 100
     assert all(one.question.count("Assistant: ") == 12 for one in asked), "each stands behind a conversation"
+    for out, file in ((tmp_path / "new" / "scores", "."), (tmp_path, FILE_NAME)):  # a new file, a folder that is there
+        scores.main(["--prompts", str(prompts), "--worlds", "1", "--steps", "1", "--out", str(out)])
+        assert ScoreModel.from_bytes((out / file).read_bytes()).digest
 
 
 def test_forms_are_settings_by_their_names_and_fewer_rows_ask_when_so_wanted(data: Path, tmp_path: Path) -> None:
