@@ -98,8 +98,7 @@ def next_tokens(
 ) -> tuple[torch.Tensor, float]:
     """Log-probabilities (A, V) behind each token of `text.after`, and the compute of the prefill."""
     prefill = engine.prefill(text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse)  # type: ignore[arg-type]
-    kv = prefill.fused.kv
-    kv.reserve(kv.length + len(text.after))
+    kv = prefill.fused.kv.grown(len(text.after))
     hidden = full_pass(engine.model.adapter, torch.tensor(text.after[1:]), kv, start=kv.length)
     with torch.no_grad():
         logits = torch.cat((prefill.logits.unsqueeze(0), engine.model.adapter.logits(hidden)))

@@ -31,9 +31,9 @@ from benchmarks.simulate import ReplaySetting, load_trace, simulate
 from benchmarks.simulate.command import profile_in
 from ragkv import Engine, EngineConfig
 from ragkv.config import ControllerConfig, KCacheConfig, RedisConfig, StoreConfig
-from ragkv.model import full_pass
+from ragkv.model import Adapter, PromptKV, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.kcache import offload
+from ragkv.model.kcache import OffloadedKV
 from ragkv.scheduling import joint_prefills
 from tests.store.fakes import ThrottledTier
 
@@ -277,7 +277,7 @@ def top_n(bench: Bench) -> Iterator[Row]:
         text, before = [*before, *ids], ids
         kv = adapter.new_kv(len(text))
         full_pass(adapter, torch.tensor(text[:-48]), kv)
-        kvs = [offload(kv, setting) for setting in settings]
+        kvs = [_offloaded(adapter, kv, setting) for setting in settings]
         for token, following in pairwise(text[-48:]):
             logits = decode_rows(adapter, [DecodeRow(own, token) for own in kvs])
             losses.append(-logits.double().log_softmax(-1)[:, following])
@@ -287,6 +287,16 @@ def top_n(bench: Bench) -> Iterator[Row]:
         own = float((perplexity[at] - perplexity[0]).exp())
         level = setting.resident_layers if at else "-"
         yield [setting.top_n or "all", level, float(perplexity[at].exp()), own, float(same[at])]
+
+
+def _offloaded(adapter: Adapter, kv: PromptKV, config: KCacheConfig) -> OffloadedKV:
+    """A copy of a prefilled `kv` with values in host memory as `config` says."""
+    made = OffloadedKV(adapter.kv_shape, kv.capacity, adapter.dtype, adapter.device, config)
+    for layer in range(adapter.layer_count):
+        made.put(layer, 0, *kv.view(layer, kv.length))
+        made.finish_prefill(layer, kv.length)
+    made.length = kv.length
+    return made
 
 
 def prompts(bench: Bench) -> Iterator[Row]:

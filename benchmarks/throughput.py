@@ -36,9 +36,8 @@ def main() -> None:
 def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
     found: list[dict[str, Any]] = []
     for count in options.rows:
-        prompts = [random_kv(adapter, options.prompt_tokens + 37 * at, None) for at in range(count)]
-        for kv in prompts:
-            kv.reserve(kv.length + options.steps)
+        lengths = [options.prompt_tokens + 37 * at for at in range(count)]
+        prompts = [random_kv(adapter, length, None).grown(options.steps) for length in lengths]
 
         def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
             for kv in prompts:

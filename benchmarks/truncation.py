@@ -67,8 +67,7 @@ def cut(engine: Engine, session: Any, name: str, room: int) -> None:
 def likelihood(engine: Engine, session: Any, question: Any, gold: Sequence[int], **options: Any) -> float:
     """Log likelihood of the tokens `gold` behind a question, a mean, with the session's history from the engine."""
     prefill = engine.prefill(question, session=session, **options)
-    kv, adapter = prefill.fused.kv, engine.model.adapter
-    kv.reserve(kv.length + len(gold))
+    kv, adapter = prefill.fused.kv.grown(len(gold)), engine.model.adapter
     logits = prefill.logits[None].float()
     if len(gold) > 1:
         rest = adapter.logits(full_pass(adapter, torch.tensor(gold[:-1]), kv, start=kv.length))

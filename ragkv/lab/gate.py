@@ -240,7 +240,7 @@ def _next_tokens(engine: Engine, probe: Probe, text: tuple[int, ...], setting: G
     else:
         logits = [prefill.logits[None]]
     if text:
-        kv.reserve(kv.length + len(text))
+        kv = kv.grown(len(text))
         hidden = full_pass(adapter, torch.tensor(text, device=adapter.device), kv, start=kv.length)
         logits.append(adapter.logits(hidden).cpu())
     log_probs = torch.cat(logits).log_softmax(-1)

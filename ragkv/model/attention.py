@@ -6,6 +6,7 @@ the mask open). A layer receives a `LayerPass` in place of its cache and its mas
 of one prompt's rows (`promptkv.py`), of prompts that decode together (`batching.py`), or of runs (`token_runs.py`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ FEWEST_ROWS = 28
 MOST_ROWS = 96
 # On a device a block has up to so many rows, because a kernel launch costs more there than reading masked keys.
 MOST_ROWS_ON_DEVICE = 512
+# Rows that decode attend over whole blocks of so many keys, and a KV head's queries are at least and at most so many:
+# then MKL, which multiplies in SDPA, adds in the same order whatever the other rows are. SDPA tiles 32 queries.
+KEY_BLOCK, LEAST_QUERIES, MOST_QUERIES = 16, 4, 32
 # Biases up to this size are kept from layer to layer of a pass; larger ones are made again in each layer.
 CACHED_BYTES = 64 << 20
 
@@ -162,6 +166,55 @@ def attend_one(
     return _attend_span(q_rot, k_rot, v, None, scaling, softcap)
 
 
+def whole_blocks(positions: int) -> int:
+    """The positions of the blocks of `KEY_BLOCK` that so many positions begin."""
+    return -(-positions // KEY_BLOCK) * KEY_BLOCK
+
+
+def attend_decoding(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    rows: Rows,
+    window: int | None,
+    scaling: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Exact attention of rows in a step, (1, H, R, D); on a CPU each has the bits that it has in a step of its own.
+
+    Keys and values (1, G, T, D) go on to the end of the last row's block; what follows its position is finite.
+    """
+    count, on_cpu = q_rot.shape[2], q_rot.device.type == "cpu"
+    together = on_cpu and softcap is None and (window is None or rows.stop <= window)
+    most = max(1, MOST_QUERIES * k_rot.shape[1] // q_rot.shape[1] if together else not on_cpu and count)
+    if count > most:
+        if (parts := rows.blocks.get(most)) is None:  # all layers need them
+            starts = zip(torch.split(rows.positions, most), range(rows.stop - count, rows.stop, most), strict=True)
+            parts = rows.blocks[most] = [Rows(*part) for part in starts]
+        split = zip(torch.split(q_rot, most, dim=2), parts, strict=True)
+        return torch.cat([attend_decoding(q, k_rot, v, part, window, scaling, softcap) for q, part in split], dim=2)
+    if together:
+        return _attend_blocks(q_rot, k_rot, v, rows, scaling)
+    return attend(q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], rows, window, scaling, softcap)
+
+
+def _attend_blocks(
+    q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, rows: Rows, scaling: float
+) -> torch.Tensor:
+    """Attention of few contiguous rows (1, H, R, D) over whole blocks of keys (1, G, T, D): (1, H, R, D)."""
+    (_, kv_heads, _, head_dim), stop = k_rot.shape, whole_blocks(rows.stop)
+    queries = q_rot.reshape(1, kv_heads, -1, head_dim)
+    if spare := max(0, LEAST_QUERIES - queries.shape[2]):
+        queries = functional.pad(queries, (0, 0, 0, spare))
+    if (bias := rows.blocks.get(q_rot.dtype)) is None:
+        last = functional.pad(rows.positions.repeat(q_rot.shape[1] // kv_heads), (0, spare))[:, None]
+        unseen = torch.arange(stop) > last
+        bias = rows.blocks[q_rot.dtype] = torch.zeros(unseen.shape, dtype=q_rot.dtype).masked_fill_(unseen, -math.inf)
+    k_rot, v = k_rot.narrow(2, 0, stop), v.narrow(2, 0, stop)
+    out = functional.scaled_dot_product_attention(queries, k_rot, v, attn_mask=bias, scale=scaling)
+    return (out.narrow(2, 0, out.shape[2] - spare) if spare else out).reshape(q_rot.shape)
+
+
 def is_whole_prompt(rows: Rows, window: int | None) -> bool:
     """Whether the rows are all positions from 0 on, without a window: then the plain causal kernel is exact."""
     return rows.start == 0 and len(rows) > 1 and (window is None or window >= len(rows))
@@ -250,28 +303,15 @@ def _attend_span(
     q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
     if softcap is None:
         out = functional.scaled_dot_product_attention(q_rot, k_rot, v, attn_mask=bias, scale=scaling)
-    else:
-        out = _softcapped(q_rot, k_rot, v, bias, scaling, softcap)
-    return out.reshape(1, heads, count, head_dim)
-
-
-def _softcapped(
-    q_rot: torch.Tensor,
-    k_rot: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None,
-    scaling: float,
-    softcap: float,
-) -> torch.Tensor:
+        return out.reshape(1, heads, count, head_dim)
     dtype = q_rot.dtype
     if dtype is torch.bfloat16 and q_rot.device.type == "cpu" and not multiplies_bfloat16():
-        # products in float32 are several times as fast
-        q_rot, k_rot, v = q_rot.float(), k_rot.float(), v.float()
+        q_rot, k_rot, v = q_rot.float(), k_rot.float(), v.float()  # products are several times as fast
     scores = torch.matmul(q_rot, k_rot.transpose(2, 3)).float() * scaling
     scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v).to(dtype)
+    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v).to(dtype).reshape(1, heads, count, head_dim)
 
 
 def register() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Cache, DynamicCache
 
-from .attention import LayerPass, Watch, attend
+from .attention import LayerPass, Watch, attend, attend_decoding, whole_blocks
 from .joint import Seen
 from .rows import Rows
 
@@ -25,7 +25,7 @@ class KVShape(NamedTuple):
 
 
 class PromptKV:
-    """Rotated keys and values of one prompt, per layer (1, G, capacity, D)."""
+    """Rotated keys and values of one prompt, per layer (1, G, capacity, D), where a last block of keys is whole."""
 
     takes_drafts = True  # whether a decoding step may have several rows
 
@@ -41,13 +41,14 @@ class PromptKV:
         layers, kv_heads, head_dim = shape
 
         def empty(positions: int) -> torch.Tensor:
-            return torch.empty((1, kv_heads, positions, head_dim), dtype=dtype, device=device)
+            return torch.empty((1, kv_heads, whole_blocks(positions), head_dim), dtype=dtype, device=device)
 
         resident = layers if resident_layers is None else resident_layers
         self.keys = [empty(capacity) for _ in range(layers)]
         self.values = [empty(capacity if layer < resident else 0) for layer in range(layers)]
         self.length = 0  # S: positions that are valid in every layer once the pass is over
         self.capacity = capacity
+        self._is_finite = False  # whether what is behind the valid positions is
 
     def write(self, layer: int, rows: Rows, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`."""
@@ -70,26 +71,27 @@ class PromptKV:
         self, layer: int, q_rot: torch.Tensor, rows: Rows, window: int | None, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """Attention of the rows being decoded, q_rot (1, H, R, D): they have just been `put` at `length` and behind."""
-        k_rot, v = self.view(layer, rows.stop)
-        return attend(q_rot, k_rot, v, rows, window, scaling, softcap)
+        return attend_decoding(q_rot, self.keys[layer], self.values[layer], rows, window, scaling, softcap)
+
+    def make_finite(self) -> None:
+        """Clear what is behind the valid positions: `attend` reads some of it, though it weighs nothing."""
+        if not self._is_finite:
+            for tensor in (*self.keys, *self.values):
+                tensor[:, :, self.length :].zero_()
+            self._is_finite = True
 
     def finish_prefill(self, layer: int, length: int) -> None:
         """Called when the prefill of `layer` is complete: `length` positions are valid, only decoding follows."""
 
-    def reserve(self, capacity: int) -> None:
-        """Grow to `capacity` positions."""
-        if capacity <= self.capacity:
-            return
-        for tensors in (self.keys, self.values):
-            for layer, old in enumerate(tensors):
-                tensors[layer] = self._grown(old, capacity)
-        self.capacity = capacity
-
-    def _grown(self, old: torch.Tensor, capacity: int) -> torch.Tensor:
-        """A copy of `old` (1, G, *, D) with space for `capacity` positions."""
-        new = old.new_empty((1, old.shape[1], capacity, old.shape[3]))
-        new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
-        return new
+    def grown(self, positions: int) -> "PromptKV":
+        """A copy, all of it on the device, with space for so many positions behind the valid ones."""
+        like = self.keys[0]
+        shape = KVShape(len(self.keys), like.shape[1], like.shape[3])
+        made = PromptKV(shape, self.length + positions, like.dtype, like.device)
+        for layer in range(shape.layers):
+            made.put(layer, 0, *self.view(layer, self.length))
+        made.length = self.length
+        return made
 
     def to_dynamic_cache(self) -> DynamicCache:
         """A `DynamicCache` with S rotated positions in every layer, which shares no memory with this KV."""

@@ -19,7 +19,7 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.cpu.packing import FEW_ROWS
-from ragkv.model.decode.batching import DecodeRow, decode_rows, multiplies_alike
+from ragkv.model.decode.batching import DecodeRow, decode_rows, rows_are_alike
 from ragkv.model.rows import pausing
 from ragkv.runtime import Closing, FairLock, Wait, current_owner, openmp
 
@@ -89,7 +89,7 @@ class DecodeBatch:
         self._adapter, self.lock = adapter, lock
         on_cpu = adapter.device.type == "cpu"
         self.most_rows = FEW_ROWS if adapter.dtype.itemsize < 4 and on_cpu else DRAFT_ROWS  # of all slots
-        if adapter.rope.depends_on_length or (on_cpu and not multiplies_alike(adapter, self.most_rows)):
+        if adapter.rope.depends_on_length or (on_cpu and not rows_are_alike(adapter, self.most_rows)):
             log.info("No drafts: rows that are computed together would get other numbers than alone.")
             self.most_rows = 1
         self._changed = threading.Condition()

@@ -64,12 +64,6 @@ class TestEveryFamily:
         for own in talks:
             same_kv(own.kv, own.alone)
 
-    def test_a_batch_of_one_equals_the_solo_pass_bit_for_bit(self, family: str) -> None:
-        adapter = adapt(tiny_models.model(family))
-        one = talk(adapter, 46, seed=1)
-        for token in tiny_models.tokens(4, seed=2):
-            assert torch.equal(decode_rows(adapter, [DecodeRow(one.kv, token)])[0], solo(adapter, one, token))
-
     def test_a_recording_holds_the_kv_before_rope(self, family: str) -> None:
         adapter = adapt(tiny_models.model(family))
         talks = [talk(adapter, length, seed) for seed, length in enumerate((20, 33))]

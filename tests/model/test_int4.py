@@ -60,10 +60,14 @@ def test_weights_of_more_bits_or_in_parts_of_blocks_are_not_copied() -> None:
 
 
 @torch.no_grad()
-def adapter_on_grids() -> Adapter:
+def adapter_on_grids(kv_heads: int = 1) -> Adapter:
     """Of a model in bfloat16 whose weights have four bits."""
-    shape = dict(hidden_size=256, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1, vocab_size=192)
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, initializer_range=0.1, **shape)).bfloat16().eval()
+    shape = dict(hidden_size=256, intermediate_size=128, num_attention_heads=4, vocab_size=192)
+    model = (
+        LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, num_key_value_heads=kv_heads, initializer_range=0.1, **shape))
+        .bfloat16()
+        .eval()
+    )
     for part in model.model.modules():
         if isinstance(part, torch.nn.Linear):
             part.weight.copy_(0.3 * grid(*part.weight.shape[:1], 15, 0, part.weight.shape[1]))
@@ -89,11 +93,11 @@ def check_steps_from_every_length() -> None:
     """Steps with all the drafts that there is room for give the bits of single rows, wherever they begin."""
     adapters = {family: adapt(tiny_models.model(family)) for family in tiny_models.FAMILIES}  # in float32
     packing.useful_copies = lambda _: Copies(int4_rows=packing.FEW_ROWS)
-    adapters["int4"] = adapter_on_grids()
+    adapters |= {f"int4 of {kv_heads}": adapter_on_grids(kv_heads) for kv_heads in (1, 2, 4)}
     for name, adapter in adapters.items():
         kv, single = adapter.new_kv(80), adapter.new_kv(80)
         slot = DecodeBatch(adapter, FairLock()).slot(kv)
-        for kv.length in range(64 if name == "int4" else 40):
+        for kv.length in range(64 if name.startswith("int4") else 40):
             single.length, drafts = kv.length, tuple(range(5, 5 + slot.room))
             together = decode_rows(adapter, [DecodeRow(kv, 3, drafts=drafts)])
             one_by_one = [decode_rows(adapter, [DecodeRow(single, token)]) for token in (3, *drafts)]

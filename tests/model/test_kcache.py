@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ragkv import KCacheConfig
 from ragkv.errors import ConfigError
 from ragkv.model import Adapter, PromptKV, Rows, adapt, full_pass
+from ragkv.model.attention import whole_blocks
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import HostValues, OffloadedKV, Offloading, attend_top, choose
 from tests import tiny_models
@@ -98,9 +99,8 @@ def test_chosen_rows_and_their_attention_equal_a_naive_reference_for_every_n(
 def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None:
     heads, loaded = 2, data.draw(st.integers(0, 9))
     chance = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    capacity = 12
     plain = torch.zeros(heads, 60, 3)
-    values = HostValues(heads, 3, capacity, torch.float32, CPU)
+    values = HostValues(heads, 3, 60, torch.float32, CPU)
     plain[:, :loaded] = torch.randn(heads, loaded, 3, generator=chance)
     values.load(plain[:, :loaded])
     end = loaded
@@ -108,9 +108,6 @@ def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None
         start = data.draw(st.integers(max(0, end - 4), end))  # a repeated step, a discarded tail
         count = data.draw(st.integers(1, 6))
         end = start + count
-        if end > capacity:
-            capacity = 2 * end
-            values.reserve(capacity)
         plain[:, start:end] = torch.randn(heads, count, 3, generator=chance)
         values.put(start, plain[:, start:end])
         low = data.draw(st.integers(0, end - 1))
@@ -124,9 +121,9 @@ def test_device_bytes_fall_to_the_resident_layers(resident: int) -> None:
     adapter, layers = adapt(tiny_models.model("llama")), 4
     kv = offloaded(adapter, PROMPT, KCacheConfig(4, resident))
     prefilled(adapter, kv)
-    layer_bytes = PROMPT * 2 * 16 * 4  # S G D float32
-    assert kv.device_bytes == (layers + resident) * layer_bytes  # K; V
-    assert kv.host_bytes == (layers - resident) * layer_bytes
+    token_bytes = 2 * 16 * 4  # G D float32
+    assert kv.device_bytes == (layers + resident) * whole_blocks(PROMPT) * token_bytes  # K; V
+    assert kv.host_bytes == (layers - resident) * PROMPT * token_bytes
     assert sum(v.shape[2] > 0 for v in kv.values) == resident  # their device memory is released
 
 
@@ -140,7 +137,7 @@ def test_during_prefill_at_most_one_more_layer_of_values_is_on_the_device() -> N
             hidden = adapter.run_layer(layer, hidden, rows, kv, adapter.rope.tables(PROMPT))
             held.append(kv.device_bytes)
             kv.finish_prefill(layer, PROMPT)
-    assert max(held) == (4 + 1 + 1) * PROMPT * 2 * 16 * 4  # K; V of the resident layer, of another one
+    assert max(held) == (4 + 1 + 1) * whole_blocks(PROMPT) * 2 * 16 * 4  # K; V of the resident layer, of another one
 
 
 # Decoding
@@ -188,15 +185,15 @@ def test_prompts_with_and_without_kcache_decode_in_one_batch() -> None:
 def test_reading_offloaded_kv_returns_all_values() -> None:
     adapter = adapt(tiny_models.model("llama"))
     ordinary = adapter.new_kv(PROMPT + 5)
-    kv = offloaded(adapter, PROMPT + 5, KCacheConfig(PROMPT + 99, 1))
-    for each in (ordinary, kv):
+    kv, longer = offloaded(adapter, PROMPT + 5, KCacheConfig(PROMPT + 99, 1)), list[PromptKV]()
+    for each in (kv, ordinary):
         prefilled(adapter, each)
         for token in tiny_models.tokens(5):
             step(adapter, each, token)
-        each.reserve(PROMPT + 50)
         with torch.no_grad():  # five more in one pass
-            full_pass(adapter, torch.tensor(tiny_models.tokens(5, 9)), each, start=each.length)
-    mine, its = kv.to_dynamic_cache(), ordinary.to_dynamic_cache()
+            full_pass(adapter, torch.tensor(tiny_models.tokens(5, 9)), grown := each.grown(5), start=each.length)
+        longer.append(grown)
+    mine, its = longer[0].to_dynamic_cache(), longer[1].to_dynamic_cache()
     for own, other in zip(mine.layers, its.layers, strict=True):
         torch.testing.assert_close(own.keys, other.keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(own.values, other.values, atol=1e-5, rtol=1e-5)

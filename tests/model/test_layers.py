@@ -123,6 +123,20 @@ class TestBlocks:
                 torch.testing.assert_close(out[:, :, row : row + 1], one)
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (12, None), (40, None), (None, 2.0)])
+@pytest.mark.parametrize("heads", [2, 6, 34])
+def test_rows_of_a_step_attend_to_nothing_behind_themselves(
+    window: int | None, softcap: float | None, heads: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q_rot = torch.randn((1, heads, 11, 16), generator=generator)
+    k_rot, v = (torch.randn((1, 2, 64, 16), generator=generator) for _ in range(2))
+    out = attention.attend_decoding(q_rot, k_rot, v, Rows.span(22, 33, q_rot.device), window, 0.25, softcap)
+    for row, stop in enumerate(range(23, 34)):
+        own = (q_rot[:, :, row : row + 1], k_rot[:, :, :stop], v[:, :, :stop])
+        torch.testing.assert_close(out[:, :, row : row + 1], attention.attend_one(*own, window, 0.25, softcap))
+
+
 @pytest.mark.parametrize("positions", [(5,), (1, 2, 5, 9)])
 def test_products_of_a_soft_cap_are_computed_in_float32(
     positions: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

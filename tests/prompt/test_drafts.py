@@ -40,7 +40,7 @@ def copying(engine: Engine) -> None:
 @pytest.fixture(autouse=True)
 def drafts_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers here are certain by far, so they bear the last bits in which some processors' products of rows differ."""
-    monkeypatch.setattr("ragkv.scheduling.decode_batch.multiplies_alike", lambda *_: True)
+    monkeypatch.setattr("ragkv.scheduling.decode_batch.rows_are_alike", lambda *_: True)
 
 
 def answers(family: str, **options: Any) -> list[tuple[Answer, Answer]]:
@@ -103,8 +103,7 @@ def test_a_conversation_goes_on_from_the_same_history_wherever_its_reader_leaves
 def test_a_step_with_drafts_is_never_paused_in_a_pass_that_may_be() -> None:
     """Else the pass hands on the lock within the step, and who gets it waits for a request that nobody serves."""
     with engine_of("llama") as engine:
-        kv = engine.prefill([7], [STORY]).fused.kv
-        kv.reserve(kv.length + 5)
+        kv = engine.prefill([7], [STORY]).fused.kv.grown(5)
         batch, paused = engine.scheduler.batch, []
         with batch.slot(kv) as slot, engine.scheduler.turn(), pausing(lambda: paused.append(1)):
             request = _TokenRequest(slot, DecodeRow(kv, 10, drafts=(11, 12, 13)))

@@ -198,7 +198,7 @@ class TestErrors:
 
         def full() -> int:
             kv, logits = prompt(adapter, 9)
-            kv.capacity = 9 + 5
+            kv.capacity = 16
             for tensors in (kv.keys, kv.values):
                 tensors[:] = [tensor[:, :, : kv.capacity] for tensor in tensors]
             done: list[int] = []
@@ -207,7 +207,7 @@ class TestErrors:
             return len(done)
 
         results = together([full, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS)])
-        assert results == [6, *(solo(adapter, length) for length in LENGTHS)]
+        assert results == [8, *(solo(adapter, length) for length in LENGTHS)]
 
     def test_an_error_of_the_model_fails_every_row(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
         batch = DecodeBatch(adapter, FairLock())

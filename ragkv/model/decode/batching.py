@@ -17,6 +17,8 @@ from ..joint import Seen
 from ..promptkv import PromptKV, Recording
 from ..rows import Rows
 
+TRIED_LENGTH = 1022  # A trial steps behind so many tokens, because SDPA cuts keys at 512 and 1,024.
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
@@ -44,6 +46,8 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow], layers: Iterable[in
     places = [at for length, end in zip(lengths, ends, strict=True) for at in range(length, end)]
     positions = torch.tensor(places, device=adapter.device)  # (B,)
     hidden = adapter.embed(torch.tensor([token for row in rows for token in row.tokens], device=adapter.device))
+    for row in rows:
+        row.kv.make_finite()
     rotations = {kind: _rotation(adapter, kind, ends, positions) for kind in adapter.rope_kinds()}
     splits = zip(rows, torch.split(positions, sizes), strict=True)
     parts, step_rows = [_Part(adapter, row, Rows(own, row.kv.length)) for row, own in splits], Rows(positions, None)
@@ -59,17 +63,20 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow], layers: Iterable[in
     return logits
 
 
-def multiplies_alike(adapter: Adapter, rows: int) -> bool:
+def rows_are_alike(adapter: Adapter, rows: int) -> bool:
     """Whether a step of `rows` rows gives each the bits that it has alone, tried with two layers and the head.
 
     Some processors' libraries choose another order of sums where layers have no copies of weights, and in experts.
     """
-
-    def step(*tokens: int) -> torch.Tensor:
-        prompts = [DecodeRow(adapter.new_kv(1), token % adapter.vocabulary) for token in tokens]
-        return decode_rows(adapter, prompts, (0, adapter.layer_count - 1))
-
-    return torch.equal(step(*range(rows))[[0, -1]], torch.cat((step(0), step(rows - 1))))
+    layers, tokens = (0, adapter.layer_count - 1), [token % adapter.vocabulary for token in range(rows)]
+    kv, chance = adapter.new_kv(TRIED_LENGTH + rows), torch.Generator(adapter.device).manual_seed(0)
+    for tensor in (tensors[layer] for tensors in (kv.keys, kv.values) for layer in layers):
+        tensor.normal_(generator=chance)
+    kv.length = TRIED_LENGTH
+    together = decode_rows(adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))], layers)
+    kv.length = TRIED_LENGTH
+    one_by_one = [decode_rows(adapter, [DecodeRow(kv, token)], layers) for token in tokens]
+    return torch.equal(together, torch.cat(one_by_one))
 
 
 def _rotation(
@@ -98,10 +105,5 @@ class _Part:
         return k_rot, v
 
     def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
-        """Queries (1, H, R, D) -> (1, H, R, D); on a CPU row by row, because rows together may get other bits."""
-        window, start = self._adapter.windows[layer], self._kv.length
-        if len(self.rows) == 1 or q_rot.device.type != "cpu":
-            return self._kv.attend(layer, q_rot, self.rows, window, scaling, cap)
-        single = [Rows(one, start + at) for at, one in enumerate(torch.split(self.rows.positions, 1))]
-        own = zip(single, q_rot.split_with_sizes([1] * len(single), 2), strict=True)
-        return torch.cat([self._kv.attend(layer, q, one, window, scaling, cap) for one, q in own], dim=2)
+        """Queries (1, H, R, D) -> (1, H, R, D)."""
+        return self._kv.attend(layer, q_rot, self.rows, self._adapter.windows[layer], scaling, cap)

@@ -80,18 +80,6 @@ class OffloadedKV(PromptKV):
         choice = choose(grouped, k_rot[0], self._config.top_n or stop, scaling, softcap, start)
         return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
 
-    def reserve(self, capacity: int) -> None:
-        """Grow to `capacity` positions."""
-        if capacity <= self.capacity:
-            return
-        for layer, on_host in enumerate(self._on_host):
-            self.keys[layer] = self._grown(self.keys[layer], capacity)
-            if on_host is not None:
-                on_host.reserve(capacity)
-            elif self.values[layer].shape[2]:
-                self.values[layer] = self._grown(self.values[layer], capacity)
-        self.capacity = capacity
-
     @property
     def host_bytes(self) -> int:
         """Bytes allocated in host memory."""
@@ -100,23 +88,11 @@ class OffloadedKV(PromptKV):
     def _allocate_values(self, layer: int) -> None:
         """Allocate the values of `layer` on the device for its prefill."""
         if self._on_host[layer] is None and not self.values[layer].shape[2]:
-            self.values[layer] = torch.empty_like(self.keys[layer])
+            self.values[layer] = torch.zeros_like(self.keys[layer])
 
     def _fetch(self, on_host: HostValues, rows: torch.Tensor) -> torch.Tensor:
         self.rows_fetched += len(rows)
         return on_host.fetch(rows)
-
-
-def offload(kv: PromptKV, config: KCacheConfig) -> OffloadedKV:
-    """A copy of a prefilled `kv` with values in host memory as `config` says; `kv` does not change."""
-    _, kv_heads, _, head_dim = kv.keys[0].shape
-    shape, dtype, device = KVShape(len(kv.keys), kv_heads, head_dim), kv.keys[0].dtype, kv.keys[0].device
-    made = OffloadedKV(shape, kv.capacity, dtype, device, config)
-    for layer in range(shape.layers):
-        made.put(layer, 0, *kv.view(layer, kv.length))
-        made.finish_prefill(layer, kv.length)
-    made.length = kv.length
-    return made
 
 
 class Offloading:

@@ -15,23 +15,11 @@ def copy_stream(device: torch.device) -> "torch.cuda.Stream | None":
 class HostValues:
     """V of one layer with `heads` KV heads (times the batch size, if any) of `head_dim`."""
 
-    def __init__(
-        self,
-        heads: int,
-        head_dim: int,
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self._heads, self._device = heads, device
         self._cuda = device.type == "cuda"
         self._host = torch.empty((capacity, heads, head_dim), dtype=dtype, pin_memory=self._cuda)
         self._arrival: torch.cuda.Event | None = None  # of a copy to the host that may be running
-
-    @property
-    def capacity(self) -> int:
-        """Positions on the host."""
-        return self._host.shape[0]
 
     @property
     def host_bytes(self) -> int:
@@ -77,14 +65,6 @@ class HostValues:
         """A copy of the values (G, high - low, D) of the positions `low ... high - 1` on the device."""
         self._await()
         return self._host[low:high].to(self._device).transpose(0, 1).contiguous()
-
-    def reserve(self, capacity: int) -> None:
-        """Grow to `capacity` positions."""
-        if capacity > self._host.shape[0]:
-            self._await()
-            grown = torch.empty((capacity, *self._host.shape[1:]), dtype=self._host.dtype, pin_memory=self._cuda)
-            grown[: self._host.shape[0]].copy_(self._host)
-            self._host = grown
 
     def _await(self) -> None:
         if self._arrival is not None:
