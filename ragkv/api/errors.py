@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from ragkv import errors
 
@@ -163,9 +164,9 @@ def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         response = as_api_error(error).response(request.url.path)
         if response.status_code == 405:  # the framework names the methods of one of the path's routes alone
-            path = getattr(request.scope.get("route"), "path_format", None)
-            described = app.openapi()["paths"].get(path, ("get", "head"))
-            response.headers["Allow"] = ", ".join(sorted(map(str.upper, described)))
+            scopes = ({**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT"))
+            full = [s["method"] for s in scopes if any(route.matches(s)[0] is Match.FULL for route in app.routes)]
+            response.headers["Allow"] = ", ".join(full) or "GET, HEAD"  # of a folder
         return response
 
     for kind in (ApiError, errors.RagKVError, RequestValidationError, HTTPException, Exception):
