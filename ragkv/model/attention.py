@@ -24,9 +24,9 @@ FEWEST_ROWS = 28
 MOST_ROWS = 96
 # On a device a block has up to so many rows, because a kernel launch costs more there than reading masked keys.
 MOST_ROWS_ON_DEVICE = 512
-# Rows that decode attend over whole blocks of so many keys, and a KV head's queries are at least and at most so many:
-# then MKL, which multiplies in SDPA, adds in the same order whatever the other rows are. SDPA tiles 32 queries.
-KEY_BLOCK, LEAST_QUERIES, MOST_QUERIES = 16, 4, 32
+# Rows that decode attend over whole blocks of so many keys, those of one block together, and a KV head's queries are at
+# least and at most so many: then MKL, which SDPA calls, adds in the same order for any rows. SDPA tiles 32 queries.
+KEY_BLOCK, LEAST_QUERIES, MOST_QUERIES = 64, 4, 32
 # Biases up to this size are kept from layer to layer of a pass; larger ones are made again in each layer.
 CACHED_BYTES = 64 << 20
 
@@ -186,12 +186,13 @@ def attend_decoding(
     """
     count, on_cpu = q_rot.shape[2], q_rot.device.type == "cpu"
     together = on_cpu and softcap is None and (window is None or rows.stop <= window)
-    most = max(1, MOST_QUERIES * k_rot.shape[1] // q_rot.shape[1] if together else not on_cpu and count)
+    start, most = rows.stop - count, 1 if on_cpu else count
+    if together:
+        most = min(max(1, MOST_QUERIES * k_rot.shape[1] // q_rot.shape[1]), KEY_BLOCK - start % KEY_BLOCK)
     if count > most:
         if (parts := rows.blocks.get(most)) is None:  # all layers need them
-            starts = zip(torch.split(rows.positions, most), range(rows.stop - count, rows.stop, most), strict=True)
-            parts = rows.blocks[most] = [Rows(*part) for part in starts]
-        split = zip(torch.split(q_rot, most, dim=2), parts, strict=True)
+            parts = rows.blocks[most] = [Rows(rows.positions[:most], start), Rows(rows.positions[most:], start + most)]
+        split = zip(torch.split(q_rot, [most, count - most], dim=2), parts, strict=True)
         return torch.cat([attend_decoding(q, k_rot, v, part, window, scaling, softcap) for q, part in split], dim=2)
     if together:
         return _attend_blocks(q_rot, k_rot, v, rows, scaling)

@@ -85,8 +85,7 @@ class PromptKV:
 
     def grown(self, positions: int) -> "PromptKV":
         """A copy, all of it on the device, with space for so many positions behind the valid ones."""
-        like = self.keys[0]
-        shape = KVShape(len(self.keys), like.shape[1], like.shape[3])
+        like, shape = self.keys[0], KVShape(len(self.keys), *self.keys[0].shape[1::2])
         made = PromptKV(shape, self.length + positions, like.dtype, like.device)
         for layer in range(shape.layers):
             made.put(layer, 0, *self.view(layer, self.length))

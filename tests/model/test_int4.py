@@ -95,9 +95,13 @@ def check_steps_from_every_length() -> None:
     packing.useful_copies = lambda _: Copies(int4_rows=packing.FEW_ROWS)
     adapters |= {f"int4 of {kv_heads}": adapter_on_grids(kv_heads) for kv_heads in (1, 2, 4)}
     for name, adapter in adapters.items():
-        kv, single = adapter.new_kv(80), adapter.new_kv(80)
+        kv, single = adapter.new_kv(400), adapter.new_kv(400)
+        for own, other in zip((*kv.keys, *kv.values), (*single.keys, *single.values), strict=True):
+            other.copy_(own.normal_())
         slot = DecodeBatch(adapter, FairLock()).slot(kv)
-        for kv.length in range(64 if name.startswith("int4") else 40):
+        for kv.length in (
+            (*range(70), *range(188, 194), *range(268, 274), *range(364, 370)) if name.startswith("int4") else range(40)
+        ):
             single.length, drafts = kv.length, tuple(range(5, 5 + slot.room))
             together = decode_rows(adapter, [DecodeRow(kv, 3, drafts=drafts)])
             one_by_one = [decode_rows(adapter, [DecodeRow(single, token)]) for token in (3, *drafts)]

@@ -137,6 +137,28 @@ def test_rows_of_a_step_attend_to_nothing_behind_themselves(
         torch.testing.assert_close(out[:, :, row : row + 1], attention.attend_one(*own, window, 0.25, softcap))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (14, 2)])
+def test_rows_of_a_step_have_the_bits_that_each_has_alone(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    """From 193 keys on MKL adds in another order for another number of keys."""
+    generator = torch.Generator().manual_seed(0)
+    k_rot, v = (torch.randn((1, kv_heads, 1088, 64), generator=generator).to(dtype) for _ in range(2))
+
+    def unequal(stop: int) -> bool:
+        q_rot = torch.randn((1, heads, 4, 64), generator=generator).to(dtype)
+        spans = [(stop - 4, stop), *((at, at + 1) for at in range(stop - 4, stop))]
+        queries = (q_rot, *torch.split(q_rot, 1, dim=2))
+        together, *alone = (
+            attention.attend_decoding(q, k_rot, v, Rows.span(*span, q.device), None, 0.125)
+            for q, span in zip(queries, spans, strict=True)
+        )
+        return not torch.equal(together, torch.cat(alone, dim=2))
+
+    if any(map(unequal, range(64, 1088, 64))):
+        pytest.skip("here rows change each other's sums, which the trial of a step finds")
+    assert [stop for stop in range(180, 400) if unequal(stop)] == []
+
+
 @pytest.mark.parametrize("positions", [(5,), (1, 2, 5, 9)])
 def test_products_of_a_soft_cap_are_computed_in_float32(
     positions: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

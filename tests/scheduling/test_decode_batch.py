@@ -197,8 +197,8 @@ class TestErrors:
         batch = DecodeBatch(adapter, FairLock())
 
         def full() -> int:
-            kv, logits = prompt(adapter, 9)
-            kv.capacity = 16
+            kv, logits = prompt(adapter, 57)
+            kv.capacity = 64
             for tensors in (kv.keys, kv.values):
                 tensors[:] = [tensor[:, :, : kv.capacity] for tensor in tensors]
             done: list[int] = []

@@ -17,7 +17,7 @@ from ..joint import Seen
 from ..promptkv import PromptKV, Recording
 from ..rows import Rows
 
-TRIED_LENGTH = 1022  # A trial steps behind so many tokens, because SDPA cuts keys at 512 and 1,024.
+TRIED_LENGTHS = (250, 1022)  # A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow], layers: Iterable[in
     places = [at for length, end in zip(lengths, ends, strict=True) for at in range(length, end)]
     positions = torch.tensor(places, device=adapter.device)  # (B,)
     hidden = adapter.embed(torch.tensor([token for row in rows for token in row.tokens], device=adapter.device))
-    for row in rows:
+    for row in rows if adapter.device.type == "cpu" else ():
         row.kv.make_finite()
     rotations = {kind: _rotation(adapter, kind, ends, positions) for kind in adapter.rope_kinds()}
     splits = zip(rows, torch.split(positions, sizes), strict=True)
@@ -69,14 +69,15 @@ def rows_are_alike(adapter: Adapter, rows: int) -> bool:
     Some processors' libraries choose another order of sums where layers have no copies of weights, and in experts.
     """
     layers, tokens = (0, adapter.layer_count - 1), [token % adapter.vocabulary for token in range(rows)]
-    kv, chance = adapter.new_kv(TRIED_LENGTH + rows), torch.Generator(adapter.device).manual_seed(0)
+    kv, chance = adapter.new_kv(TRIED_LENGTHS[-1] + rows), torch.Generator(adapter.device).manual_seed(0)
     for tensor in (tensors[layer] for tensors in (kv.keys, kv.values) for layer in layers):
         tensor.normal_(generator=chance)
-    kv.length = TRIED_LENGTH
-    together = decode_rows(adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))], layers)
-    kv.length = TRIED_LENGTH
-    one_by_one = [decode_rows(adapter, [DecodeRow(kv, token)], layers) for token in tokens]
-    return torch.equal(together, torch.cat(one_by_one))
+    for kv.length in TRIED_LENGTHS:
+        together = decode_rows(adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))], layers)
+        kv.length -= rows
+        if not torch.equal(together, torch.cat([decode_rows(adapter, [DecodeRow(kv, one)], layers) for one in tokens])):
+            return False
+    return True
 
 
 def _rotation(
