@@ -212,7 +212,7 @@ def _attend_blocks(
         unseen = torch.arange(stop) > last
         bias = rows.blocks[q_rot.dtype] = torch.zeros(unseen.shape, dtype=q_rot.dtype).masked_fill_(unseen, -math.inf)
     k_rot, v = k_rot.narrow(2, 0, stop), v.narrow(2, 0, stop)
-    out = functional.scaled_dot_product_attention(queries, k_rot, v, attn_mask=bias, scale=scaling)
+    out = _attend_span(queries, k_rot, v, bias, scaling, None)
     return (out.narrow(2, 0, out.shape[2] - spare) if spare else out).reshape(q_rot.shape)
 
 

@@ -17,7 +17,7 @@ from ..joint import Seen
 from ..promptkv import PromptKV, Recording
 from ..rows import Rows
 
-TRIED_LENGTHS = (250, 1022)  # A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
+TRIED_LENGTHS = (1022, 250)  # A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ def rows_are_alike(adapter: Adapter, rows: int) -> bool:
     Some processors' libraries choose another order of sums where layers have no copies of weights, and in experts.
     """
     layers, tokens = (0, adapter.layer_count - 1), [token % adapter.vocabulary for token in range(rows)]
-    kv, chance = adapter.new_kv(TRIED_LENGTHS[-1] + rows), torch.Generator(adapter.device).manual_seed(0)
+    kv, chance = adapter.new_kv(TRIED_LENGTHS[0] + rows), torch.Generator(adapter.device).manual_seed(0)
     for tensor in (tensors[layer] for tensors in (kv.keys, kv.values) for layer in layers):
         tensor.normal_(generator=chance)
-    for kv.length in TRIED_LENGTHS:
+    for kv.length in TRIED_LENGTHS:  # the longest first, because its step clears what is behind it
         together = decode_rows(adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))], layers)
         kv.length -= rows
         if not torch.equal(together, torch.cat([decode_rows(adapter, [DecodeRow(kv, one)], layers) for one in tokens])):
