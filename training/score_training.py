@@ -30,6 +30,7 @@ from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import QUESTION_TOKENS, TEXTS, ScoreModel, shape_of, token_features
 from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
 from ragkv.model import adapt
+from ragkv.model.fingerprint import rounded_digest
 from ragkv.types import Chunk
 from training.mixed_pass import PreparedExample, predict
 
@@ -87,9 +88,7 @@ def train(
     if adapter.rope.depends_on_length:
         raise UnsupportedModelError("Scores cannot be learned where RoPE's frequencies depend on the prompt's length.")
     torch.manual_seed(seed)
-    model = ScoreModel(*shape_of(adapter))
-    model.set_teacher(adapter.model)
-    model.to(adapter.device)
+    model = ScoreModel(*shape_of(adapter), teacher=rounded_digest(adapter.model)).to(adapter.device)
     total, done = (1 + QUESTION_STEPS + 1) * steps, 0
 
     def optimize(parameters: list[nn.Parameter], count: int, rate: float, loss_of: _Loss, keep_kv: bool) -> None:

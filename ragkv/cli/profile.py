@@ -22,8 +22,7 @@ def profile(
     with options.engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = engine.profiler.measure(quick=quick, on_progress=on_progress)
-        path = engine.load_control.profile_file
-        dtype_why = engine.stats().dtype_why
+        path, dtype_why = engine.load_control.profile_file, engine.stats().dtype_why
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})
         return

@@ -97,7 +97,7 @@ class ScoreModel(nn.Module):
     depth: torch.Tensor  # (1,) int32: L
     taught_by: torch.Tensor
 
-    def __init__(self, layers: int, values: int, width: int) -> None:
+    def __init__(self, layers: int, values: int, width: int, teacher: str = 16 * "00") -> None:
         super().__init__()
         self.shape = (layers, values, width)
         self.worth = TokenEncoder(layers, VALUE_PARTS * values)  # for scores
@@ -110,17 +110,13 @@ class ScoreModel(nn.Module):
         for weights in (*self.tell.parameters(), *self.name.parameters()):
             nn.init.zeros_(weights)  # untrained it returns the variance, whatever the question is
         self.digest = ""  # of the file it was read from
-        self.register_buffer("taught_by", torch.zeros(16, dtype=torch.uint8))  # `rounded_digest` of the model's weights
+        self.register_buffer("taught_by", torch.tensor(list(bytes.fromhex(teacher)), dtype=torch.uint8))
         self.register_buffer("depth", torch.tensor([layers], dtype=torch.int32))
 
     @property
     def teacher(self) -> str:
-        """`rounded_digest` of the weights it was trained with; zeros before training."""
+        """`rounded_digest` of the model whose prefills taught it; zeros before training."""
         return bytes(self.taught_by.tolist()).hex()
-
-    def set_teacher(self, model: torch.nn.Module) -> None:
-        """Record the model whose prefills are the training data."""
-        self.taught_by = torch.tensor(list(bytes.fromhex(rounded_digest(model))), dtype=torch.uint8)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """The `token_features` of a chunk, (T, 9 G D + 6 L' + 4), to the log of its scores and topics, (T, 1 + C)."""

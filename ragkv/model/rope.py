@@ -74,6 +74,7 @@ class Rope:
         """Digest of the frequencies of a prompt of `length` tokens."""
         return self.tables(length, start=max(0, length - 1)).frequencies
 
+    @torch.inference_mode(False)  # a step asks first, but training multiplies by its tables too
     def _make(self, length: int, start: int) -> RotaryTables:
         rotary = copy.deepcopy(self._pristine)
         like = torch.empty(0, dtype=torch.float32, device=self._device)

@@ -1,8 +1,10 @@
 """`ragkv serve --engine vllm`: everything works as with ragkv's own engine, and what does not is said."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import AsyncGeneratorType
 from typing import Any
 
 import pytest
@@ -232,6 +234,30 @@ def test_a_client_that_leaves_ends_the_request_at_vllm(front: Front) -> None:
     with front.client.stream("POST", "/v1/ask", json={**ASK, "max_tokens": 500, "stream": True}) as answer:
         next(line for line in answer.iter_lines() if "token" in line)
     wait_until(lambda: front.fake.aborted == 1 and front.fake.open == 0)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_request_that_is_broken_off_leaves_no_generator_to_garbage_collection(front: Front, leaves: bool) -> None:
+    """Collected in another thread, a generator may be closed there while the event loop closes it too."""
+
+    def suspended() -> list[str]:
+        found = [one for one in gc.get_objects() if type(one) is AsyncGeneratorType and one.ag_frame is not None]
+        return [one.__qualname__ for one in found if "Stream" in one.__qualname__ or "HTTP" in one.__qualname__]
+
+    gc.collect()
+    gc.disable()
+    try:
+        if leaves:
+            front.fake.pause_s = 0.05
+            with front.client.stream("POST", "/v1/ask", json={**ASK, "max_tokens": 500, "stream": True}) as answer:
+                next(line for line in answer.iter_lines() if "token" in line)
+                assert suspended()
+        else:
+            front.fake.has_connector = False
+            assert front.ask().status_code == 503
+        wait_until(lambda: not suspended())
+    finally:
+        gc.enable()
 
 
 def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ragkv.fusion import learned, sensitivity
 from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
+from ragkv.model.fingerprint import rounded_digest
 from tests import tiny_models
 from tests.engine.helpers import active_request
 from tests.fusion.helpers import SHORT_CHUNKS as CHUNKS
@@ -28,11 +29,9 @@ def engine() -> Iterator[Engine]:
 
 def network(layers: int = 4, seed: int = 0, teacher: torch.nn.Module | None = None) -> ScoreModel:
     torch.manual_seed(seed)
-    made = ScoreModel(layers, 32, 64)
+    made = ScoreModel(layers, 32, 64, *([] if teacher is None else [rounded_digest(teacher)]))
     torch.nn.init.normal_(made.tell.weight, std=0.1)
     torch.nn.init.normal_(made.name.weight, std=5.0)
-    if teacher is not None:
-        made.set_teacher(teacher)
     return ScoreModel.from_bytes(made.to_bytes())
 
 

@@ -1,5 +1,6 @@
 """Batched decoding: every row gets the same result as alone, with any other rows."""
 
+import gc
 import random
 from dataclasses import dataclass
 
@@ -79,6 +80,20 @@ class TestEveryFamily:
                     rotated = adapter.rotate(layer, own.record.kv[layer, 0, :, at : at + 1].unsqueeze(0), cos, sin)
                     torch.testing.assert_close(rotated, k_rot[:, :, at : at + 1], atol=1e-6, rtol=1e-6)
                 assert torch.equal(own.record.kv[layer, 1, :, :3], v[0])
+
+    def test_nothing_that_a_step_leaves_behind_is_unusable_in_training(self, family: str) -> None:
+        def inference_tensors() -> list[torch.Tensor]:
+            return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
+
+        gc.collect()
+        before, adapter = inference_tensors(), adapt(tiny_models.model(family))  # kept, so that no new one has its id
+        kv = adapter.new_kv(2000)  # longer than the rotary tables of loading
+        kv.length = 1996
+        logits = decode_rows(adapter, [DecodeRow(kv, 3)])
+        assert logits.is_inference()
+        del logits
+        gc.collect()
+        assert {id(one) for one in inference_tensors()} <= {id(one) for one in before}
 
 
 def test_a_failed_decoding_step_may_be_tried_again() -> None:

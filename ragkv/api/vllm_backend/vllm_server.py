@@ -113,16 +113,20 @@ class VllmServer(Closing):
 
     async def _stream(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> AsyncGenerator[Step, None]:
         """The tokens of the answer to a prompt. Raises what an OpenAI client raises."""
-        wanted = fields.get("logprobs")
         stream = await self._client.completions.create(
             model="", prompt=list(prompt), stream=True, extra_body=dict(fields)
         )
-        async with stream:
+        try:
             async for part in stream:
                 for choice in part.choices:
                     given: Any = choice
-                    logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs, wanted)
+                    logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs, fields.get("logprobs"))
                     yield Step(tuple(given.token_ids), logprobs, choice.finish_reason)
+        finally:
+            await stream.close()
+            with suppress(Exception):  # ends its generators here: garbage collection may do it in another thread
+                async for _ in stream:
+                    pass
 
     def as_error(self, error: BaseException, began: bool = False) -> Exception:
         """`error` of a request, in ragkv's terms; one that the server is to blame for is remembered.
