@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2  # So many of the last tokens must be found again; more are tried first.
 FIRST_DRAFTS = 3  # The first step has so many drafts. All accepted: twice as many next time; else as many as were.
-LEAST_TRIALS = 3  # After so many steps with drafts it is asked whether they pay.
-FIRST_PAUSE = 32  # If they do not, so many tokens are decoded without; twice as many the next time.
+MOST_LOST = 0.03  # Steps whose drafts were wrong may cost an answer at most this share of its time without drafts,
+GRANTED = 36  # where so many tokens count as decoded before, so that an answer begins with drafts.
 
 
 class Drafts:
@@ -18,13 +18,13 @@ class Drafts:
 
     def __init__(self, prompt_ids: Sequence[int], most: int) -> None:
         """A step has at most `most` drafts; 0 turns them off."""
-        self._ids = list(prompt_ids)
+        self._ids, self._known = list(prompt_ids), len(prompt_ids)
         self._ends: dict[tuple[int, ...], int] = {}  # the last place behind each run of tokens, but for the very end
         self._indexed = 0  # `_ends` has the runs before so many ids: none before the first token is out
         self._most, self._length = most, FIRST_DRAFTS
-        self._trials, self._gained, self._trial_s = 0, 0, 0.0  # since drafts were begun or taken up again
         self._plain_s: float | None = None  # of a step without drafts
-        self._pause, self._resumes_at = FIRST_PAUSE, 0
+        self._lost_s = 0.0  # by all steps with drafts
+        self._risk_s = 0.0  # what the next one loses if its drafts are wrong: the least that one took longer
         self.proposed = self.accepted = 0
 
     def add(self, token: int) -> None:
@@ -33,7 +33,9 @@ class Drafts:
 
     def propose(self, room: int) -> tuple[int, ...]:
         """Tokens that may follow, at most `room`; none if nothing like it stood before, or if drafts do not pay."""
-        if not self._most or self._plain_s is None or len(self._ids) < self._resumes_at:
+        if not self._most or self._plain_s is None:
+            return ()
+        if self._lost_s + self._risk_s > MOST_LOST * self._plain_s * (len(self._ids) - self._known + GRANTED):
             return ()
         for at in range(self._indexed, len(self._ids)):
             for length in range(SHORTEST_MATCH, min(LONGEST_MATCH, at) + 1):
@@ -50,11 +52,9 @@ class Drafts:
             if seconds:  # the first token comes without a step
                 self._plain_s = seconds if self._plain_s is None else 0.8 * self._plain_s + 0.2 * seconds
             return
-        self.proposed, self.accepted = self.proposed + drafted, self.accepted + accepted
         self._length = 2 * drafted if accepted == drafted else max(SHORTEST_MATCH, accepted)
-        self._trials, self._gained = self._trials + 1, self._gained + 1 + accepted
-        self._trial_s += seconds
         assert self._plain_s is not None
-        if self._trials >= LEAST_TRIALS and self._trial_s > self._gained * self._plain_s:
-            self._resumes_at, self._pause = len(self._ids) + self._pause, 2 * self._pause
-            self._trials, self._gained, self._trial_s = 0, 0, 0.0
+        longer_s = min(seconds - self._plain_s, drafted * self._plain_s)  # beyond that it was disturbed
+        self._risk_s = min(self._risk_s, longer_s) if self.proposed else longer_s
+        self._lost_s += longer_s - accepted * self._plain_s
+        self.proposed, self.accepted = self.proposed + drafted, self.accepted + accepted

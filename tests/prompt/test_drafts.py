@@ -10,7 +10,7 @@ import torch
 from ragkv import Answer, Engine, ResponseFormat, SessionConfig, TokenEvent
 from ragkv.model.decode.batching import DecodeRow
 from ragkv.model.rows import pausing
-from ragkv.prompt.drafts import FIRST_DRAFTS, FIRST_PAUSE, LEAST_TRIALS, Drafts
+from ragkv.prompt.drafts import FIRST_DRAFTS, GRANTED, MOST_LOST, Drafts
 from ragkv.scheduling.decode_batch import _TokenRequest
 from tests import tiny_models
 from tests.engine.helpers import engine_of, text_engine
@@ -139,12 +139,34 @@ def test_what_followed_in_the_prompt_is_proposed_and_more_of_it_once_it_was_righ
     assert (drafts.proposed, drafts.accepted) == (3, 3)
 
 
-def test_drafts_that_do_not_pay_pause_and_are_tried_again() -> None:
+@pytest.mark.parametrize("step_s", [1.1, 1.3, 2.0, 4.0])
+def test_drafts_that_are_always_wrong_cost_an_answer_little_and_are_tried_again(step_s: float) -> None:
     drafts = Drafts([1, 2, 1, 2], 16)
     drafts.verified(0, 0, 1.0)
-    for _ in range(LEAST_TRIALS):
+    tried, spent_s = 0, 0.0
+    for token in range(1, 401):
+        took_s = step_s if drafts.propose(99) else 1.0
+        drafts.verified(4 if took_s > 1 else 0, 0, took_s)
+        tried, spent_s = tried + (took_s > 1), spent_s + took_s
+        drafts.add(1 + (token - 1) % 2)
+        assert spent_s - token <= max(step_s - 1, MOST_LOST * (token + GRANTED))  # the first one is not known before
+    assert tried >= 2
+
+
+def test_a_step_that_was_disturbed_does_not_end_the_drafts_of_an_answer() -> None:
+    drafts = Drafts([1, 2, 1, 2], 16)
+    drafts.verified(0, 0, 1.0)
+    drafts.verified(3, 0, 1.3)
+    drafts.verified(2, 0, 50.0)  # the processor was away
+    for token in range(60):
+        drafts.add(1 + token % 2)
+    assert drafts.propose(99)
+
+
+def test_drafts_that_save_time_are_made_all_the_time() -> None:
+    drafts = Drafts([1, 2, 1, 2], 16)
+    drafts.verified(0, 0, 1.0)
+    for token in range(400):
         assert drafts.propose(99)
-        drafts.verified(4, 0, 2.0)
-    for count in range(3 * FIRST_PAUSE):
-        assert bool(drafts.propose(99)) == (count >= FIRST_PAUSE)
-        drafts.add(1 + count % 2)
+        drafts.verified(3, token % 2, 1.4)  # every other step saves .6, the others lose .4
+        drafts.add(1 + token % 2)
