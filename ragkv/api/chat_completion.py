@@ -118,6 +118,7 @@ class ChatCompletion:
     def _events(self, context: WorkContext, tenant: Tenant) -> Generator[Piece | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.
         with acquired(tenant.preparing, context.check):
+            tenant.engine.scheduler.wait_for_room(context.check)
             sources = self._sources(tenant, context.check)
             left_out = tenant.known_passages.refresh()
             prompt = self._prompt(tenant, sources)

@@ -214,30 +214,25 @@ class WorkerPool:
             channel.stop_reading()
 
     def _start(self, request: Request, work: Callable[[WorkContext], T]) -> "tuple[WorkContext, asyncio.Task[T]]":
-        """Accept `work`; raises `ApiError` if too much of the tenant's or of all tenants' work is accepted already."""
+        """Accept `work`; raises what `check_space` raises."""
         context = WorkContext(request, self._deadline_s)
-        self._check_space(context.tenant)
+        self.check_space(context.tenant)
         task = asyncio.get_running_loop().create_task(self._run(context, work))
         self.accepted[context] = task
         self._most = max(self._most, len(self.accepted))
         task.add_done_callback(lambda _: self._end(context, task))
         return context, task
 
-    def _check_space(self, tenant: str) -> None:
+    def check_space(self, tenant: str) -> None:
+        """Raise `ApiError` if too much of the tenant's or of all tenants' work is accepted already."""
         mine = sum(context.tenant == tenant for context in self.accepted)
         if self._closed:
             raise _shutting_down()
         if tenant and mine >= self._queue.tenant_limit:
-            message = (
-                f"{mine} requests of this key's tenant are running or waiting already, and the setting "
-                "queue.tenant_limit allows no more. Ask again when one of them has ended."
-            )
+            message = f"{mine} requests of this key's tenant run or wait: queue.tenant_limit allows no more. Ask again."
             raise ApiError(429, message, "tenant_queue_full", retry_after_s=1)
         if len(self.accepted) >= self._queue.limit:
-            message = (
-                f"{len(self.accepted)} requests are running or waiting already, and the setting queue.limit allows no "
-                "more. Ask again."
-            )
+            message = f"{len(self.accepted)} requests run or wait: the setting queue.limit allows no more. Ask again."
             raise ApiError(503, message, "queue_full", retry_after_s=1)
 
     async def _run(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:

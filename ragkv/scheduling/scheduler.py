@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
-from ragkv.runtime import Check, FairLock, no_check, openmp
+from ragkv.model.cpu.packing import FEW_ROWS
+from ragkv.runtime import Check, FairLock, current_owner, no_check, openmp
 from ragkv.runtime.batches import POLL_S
 from ragkv.store import PrefetchHint, Store
 
@@ -110,8 +111,6 @@ class Scheduler:
         self._served = self._refused = self._expired = self._cancelled = 0
         self._closed = False
 
-    # A request, from its call to its answer.
-
     def ticket(self, deadline_s: float | None = None, cancel: threading.Event | None = None) -> Ticket:
         """A ticket for a new request. Without a deadline of its own it has the config's."""
         return Ticket(self._config.deadline_s if deadline_s is None else deadline_s, cancel, self._count)
@@ -129,8 +128,7 @@ class Scheduler:
     def admitted(self, hint: PrefetchHint, ticket: Ticket, tokens: int = JOINT_TOKENS) -> Iterator[None]:
         """Wait to be admitted. The store knows `hint` from when the request queues until the block ends.
 
-        `tokens` is the length of its prompt.
-        Raises `QueueFullError` at once if too many requests wait, and what `ticket.check` raises.
+        Raises what `ticket.check` raises, and `QueueFullError` at once if too many wait. `tokens`: of the prompt.
         """
         ticket.check()
         place = self._join(hint, tokens)
@@ -143,6 +141,12 @@ class Scheduler:
                 self._served += 1
         finally:
             self._leave(place)
+
+    def wait_for_room(self, check: Check) -> None:
+        """Return when a prompt should be prepared: while others compute, few of an owner wait for the model."""
+        while len(self._running) + len(self._waiting) >= FEW_ROWS and self._turns.lock.owners - {current_owner(), ""}:
+            check()
+            time.sleep(POLL_S)
 
     @contextmanager
     def turn(self, check: Check = no_check) -> Iterator[None]:
@@ -159,8 +163,6 @@ class Scheduler:
         self._turns.batch.step_waiting()
         self._turns.lock.give_way()
         self._check_open()
-
-    # Background work.
 
     @property
     def busy(self) -> bool:
@@ -181,8 +183,6 @@ class Scheduler:
         """A turn to encode one batch of chunks. Raises what `turn` raises."""
         with self._turns.encoding.hold(), self.turn():
             yield
-
-    # The engine.
 
     def stats(self) -> QueueStats:
         """The queue now, and counts."""

@@ -13,6 +13,8 @@ from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.fusion import Fusing
 from ragkv.model import adapt
+from ragkv.model.cpu.packing import FEW_ROWS
+from ragkv.runtime import working_for
 from ragkv.scheduling import ModelTurns, Scheduler
 from ragkv.scheduling.scheduler import JOINT_TOKENS
 from ragkv.store import PrefetchHint
@@ -313,6 +315,17 @@ class TestCancellation:
         cancel.set()
         (answer,) = events
         assert len(answer.token_ids) == 2  # type: ignore[union-attr]
+
+
+def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_computes() -> None:
+    queue, checks = Queue(), list[None]()
+    with working_for("other"), queue.scheduler.turn(), working_for("flood"):
+        for number in range(FEW_ROWS + 1):
+            queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))  # one of them was computed
+            assert bool(checks) == (number == FEW_ROWS)
+            queue.ask(number, tokens=1)
+    queue.scheduler.wait_for_room(lambda: pytest.fail("nobody else computes"))
+    queue.end()
 
 
 def test_an_open_stream_blocks_no_other_request_even_on_its_own_thread() -> None:

@@ -17,6 +17,7 @@ from ..service import Service
 # These paths need no key and are served while the server is not ready.
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/metrics", "/openapi.json", "/favicon.ico")
 STATIC_PREFIX = "/static/"
+ANSWER_PATHS = ("/v1/ask", "/v1/chat/completions", "/api/chat", "/api/generate")
 # A request with one of these headers came through a proxy: its client may be on another machine.
 PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -57,6 +58,8 @@ class Access:
             if refused and any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes):
                 self._service.check_ready()
             self._service.limiter.take_request(principal)
+            if scope["path"] in ANSWER_PATHS:  # refused before the body is parsed
+                self._service.answer_pool.check_space(principal.tenant)
 
     def _check_host(self, host: str) -> None:
         """Raise `ApiError` 403 for a request that is addressed to an unknown host name."""

@@ -49,6 +49,7 @@ async def ask(
         with service.tenants.lease(principal) as tenant:
             session = session_of(tenant, principal, body.session_id, body.question)
             with acquired(tenant.preparing, context.check):
+                tenant.engine.scheduler.wait_for_room(context.check)
                 hits, chunks = retrieve(tenant, body.question, body, context.check)
                 question = tenant.engine.intake.encode(body.question)
             sources = sources_of(hits)

@@ -5,12 +5,11 @@ import http.client
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import httpx
 import numpy as np
@@ -179,23 +178,6 @@ class Watch:
 
     def _probe(self, _: httpx.Client) -> int:
         return livez_status(self._up.port)
-
-
-def at_once(work: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of calls that run at the same time, each in its thread; a raised exception is its result."""
-    with ThreadPoolExecutor(len(work)) as pool:
-        futures = [pool.submit(one) for one in work]
-    return [future.exception() or future.result() for future in futures]
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Whether `true()` became true in time."""
-    ends = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > ends:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def livez_status(port: int) -> int:

@@ -18,9 +18,11 @@ from ragkv import Engine
 from ragkv.api.bodies.documents import Strict
 from ragkv.api.chat.template import Template
 from ragkv.api.keys import ANONYMOUS, KeyFile
+from ragkv.api.middleware.access import ANSWER_PATHS
 from ragkv.api.middleware.body import count_values
 from ragkv.api.service import PrincipalDep, ServiceDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
+from ragkv.scheduling import Scheduler
 from tests.api.helpers import app_on, client_of, filled, service_of
 
 JSON = {"content-type": "application/json"}
@@ -116,6 +118,16 @@ def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(reader: Engi
             tenant.preparing = threading.Semaphore(0)
             asked = client.post("/v1/ask", json=ASK), client.post("/v1/chat/completions", json=CHAT)
     assert [one.status_code for one in asked] == [504, 504]
+
+
+def test_a_prompt_waits_for_room_at_the_model(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "wait_for_room", None)  # who does not ask for room gets an answer
+    assert {up.post("/v1/ask", json=ASK).status_code, up.post("/v1/chat/completions", json=CHAT).status_code} == {500}
+
+
+def test_a_full_queue_refuses_before_it_parses(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_of(up.app).answer_pool, "_closed", True)  # type: ignore[arg-type]
+    assert {up.post(path, content="{", headers=JSON).status_code for path in ANSWER_PATHS} == {503}
 
 
 @pytest.mark.parametrize(("path", "body"), ODD_BODIES, ids=range(len(ODD_BODIES)))
