@@ -197,13 +197,7 @@ def test_the_settings_know_every_registered_name(known: tuple[str, ...], registe
 
 
 @pytest.mark.parametrize(
-    ("group", "setting"),
-    [
-        ("store", "codec"),
-        ("store", "policy"),
-        ("fusion", "selector"),
-        ("session", "discard"),
-    ],
+    ("group", "setting"), [("store", "codec"), ("store", "policy"), ("fusion", "selector"), ("session", "discard")]
 )
 def test_a_name_that_is_not_registered_is_refused_and_the_known_ones_are_listed(group: str, setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"{group}\.{setting} is 'bogus'; it must be one of: \w+"):

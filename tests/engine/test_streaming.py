@@ -58,11 +58,7 @@ def test_the_events_joined_are_the_answer(engine: Engine, sampled: dict[str, Any
 
 @pytest.mark.parametrize(
     ("text", "stop", "left", "reason"),
-    [
-        ("one END two", "END", "one ", "stop"),
-        ("one EN", ["END"], "one EN", "stop"),
-        ("é€", ["€"], "é", "stop"),
-    ],
+    [("one END two", "END", "one ", "stop"), ("one EN", ["END"], "one EN", "stop"), ("é€", ["€"], "é", "stop")],
 )
 def test_no_part_of_a_stop_string_is_streamed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, text: str, stop: Any, left: str, reason: str

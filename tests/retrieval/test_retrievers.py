@@ -101,11 +101,7 @@ def test_a_query_may_hold_anything() -> None:
 def test_fusion_adds_the_reciprocals_of_60_plus_rank() -> None:
     first = [ScoredText(1, 9.0), ScoredText(2, 8.0)]
     second = [ScoredText(2, 0.5), ScoredText(3, 0.4)]
-    assert fuse([first, second]) == [
-        ScoredText(2, 1 / 62 + 1 / 61),
-        ScoredText(1, 1 / 61),
-        ScoredText(3, 1 / 62),
-    ]
+    assert fuse([first, second]) == [ScoredText(2, 1 / 62 + 1 / 61), ScoredText(1, 1 / 61), ScoredText(3, 1 / 62)]
     assert [s.number for s in fuse([[ScoredText(5, 1.0)], [ScoredText(4, 1.0)]])] == [4, 5]  # equal: by number
 
 

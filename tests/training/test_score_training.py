@@ -118,11 +118,8 @@ class TestTraining:
         for tail, attended in zip(CONTINUATIONS, at.attended, strict=True):
             ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]
             watch = Watch(1, len(ids), adapter.device)
-            kv, rows, tables = (
-                adapter.new_kv(len(ids)),
-                Rows.span(0, len(ids), adapter.device),
-                adapter.rope.tables(len(ids)),
-            )
+            kv, tables = adapter.new_kv(len(ids)), adapter.rope.tables(len(ids))
+            rows = Rows.span(0, len(ids), adapter.device)
             hidden = adapter.embed(torch.tensor(ids))
             for layer in range(adapter.layer_count):
                 seen = watch if layer >= adapter.layer_count // 2 else None

@@ -14,12 +14,7 @@ from ragkv.types import PromptSpan, Reuse, Timing
 
 A, HEADING, B = (1, 2, 3, 4), (9,), (5, 6, 7)
 PROMPT = Prompt(
-    prefix=(0,),
-    history=EMPTY,
-    chunks=(A, HEADING, B),
-    question=(8, 8, 8),
-    plain=frozenset({1}),
-    question_tokens=2,
+    prefix=(0,), history=EMPTY, chunks=(A, HEADING, B), question=(8, 8, 8), plain=frozenset({1}), question_tokens=2
 )  # 12 tokens; vLLM computes the last 3
 
 
