@@ -22,9 +22,10 @@ from tempfile import TemporaryDirectory
 from ragkv.config import MIB
 from tests.api import serving
 from tests.api.attacks.front import BEHIND, nginx
-from tests.api.attacks.helpers import Target, runs, wait_until
+from tests.api.attacks.helpers import Target, runs
 from tests.api.attacks.replicas import AwayRedis, process_settings
 from tests.api.whole import key, server
+from tests.scheduling.helpers import until
 
 TENANTS = ("bystander", "town", "city")  # the first one only asks
 LETTERS = "bcdfghjklmnpqrstvz"  # of the words that only one document holds
@@ -144,8 +145,10 @@ class World:
         status, expected = replica.process.ended(GRACEFUL_S + CLOSE_S + 5.0), 0 if by is signal.SIGTERM else -by
         if status != expected:
             self.findings.fail(f"{replica.name} ended with status {status} after {by.name}, not {expected}")
-        if not wait_until(lambda: not any(runs(child) for child in children), ORPHAN_S):
-            self.findings.fail(f"{replica.name} left processes behind: {[child for child in children if runs(child)]}")
+        with suppress(AssertionError):
+            until(lambda: not any(runs(child) for child in children), ORPHAN_S, 0.05)
+        if left := [child for child in children if runs(child)]:
+            self.findings.fail(f"{replica.name} left processes behind: {left}")
         with suppress(queue.Empty, AssertionError):  # the last lines of its log
             replica.process.wait_for(lambda line: line["event"] == "EOF", 5.0)
         self.check_log(replica)
