@@ -100,11 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    out = options.out / FILE_NAME if options.out.is_dir() else options.out
-    out.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the training
+    out = options.out / FILE_NAME
+    options.out.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the training
     began, losses = time.monotonic(), []
 
     def show(done: int, steps: int, loss: float) -> None:

@@ -28,7 +28,7 @@ from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
-from ragkv.runtime import Check, acquired
+from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .answers import check_text, max_tokens_of, retrieve, session_of, stream_answer
@@ -117,8 +117,7 @@ class ChatCompletion:
 
     def _events(self, context: WorkContext, tenant: Tenant) -> Generator[Piece | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.
-        with acquired(tenant.preparing, context.check):
-            tenant.engine.scheduler.wait_for_room(context.check)
+        with tenant.preparing(context.check):
             sources = self._sources(tenant, context.check)
             left_out = tenant.known_passages.refresh()
             prompt = self._prompt(tenant, sources)

@@ -22,7 +22,7 @@ from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Embedder, Splitter
 from ragkv.retrieval.rag import Rag, splitter_of
-from ragkv.runtime import Closing, LeasePool, make_private_folder
+from ragkv.runtime import Check, Closing, LeasePool, acquired, make_private_folder
 from ragkv.runtime.processor import cores
 from ragkv.scheduling import Scheduler
 
@@ -44,13 +44,20 @@ class Tenant(Closing):
         self.engine, self.collections = engine, collections
         self.chat = ChatEngine(engine)
         self.known_passages = KnownPassages(collections.folders, self.chat.catalogue.passages, limits.known_chars)
-        self.preparing = threading.Semaphore(max(1, cores() // 2))  # held while a prompt is found, rendered, tokenized
+        self._preparing = threading.Semaphore(max(1, cores() // 2))
         self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
         calls = collections.texts, self.chat.forget_requests, collections.close_deleted
         self._follower = DeletionFollower(collections.journal, engine, Path(kv_directory), *calls)
         self._follower.start()
+
+    @contextmanager
+    def preparing(self, check: Check) -> Iterator[None]:
+        """Find, render and tokenize a prompt inside the block: few of a tenant at once, and few ahead of the model."""
+        with acquired(self._preparing, check):
+            self.engine.scheduler.wait_for_room(check)
+            yield
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 LONGEST_MATCH, SHORTEST_MATCH = 3, 2  # So many of the last tokens must be found again; more are tried first.
 FIRST_DRAFTS = 3  # The first step has so many drafts. All accepted: twice as many next time; else as many as were.
-MOST_LOST = 0.03  # Steps whose drafts were wrong may cost an answer at most this share of its time without drafts,
-GRANTED = 36  # where so many tokens count as decoded before, so that an answer begins with drafts.
+MOST_LOST = 0.03  # Drafts that turn out wrong may cost an answer this share of its time without drafts.
+GRANTED = 36  # So many tokens count as decoded before an answer: else it could lose nothing at its beginning.
 
 
 class Drafts:
@@ -18,13 +18,13 @@ class Drafts:
 
     def __init__(self, prompt_ids: Sequence[int], most: int) -> None:
         """A step has at most `most` drafts; 0 turns them off."""
-        self._ids, self._known = list(prompt_ids), len(prompt_ids)
+        self._ids, self._begin = list(prompt_ids), len(prompt_ids) - GRANTED
         self._ends: dict[tuple[int, ...], int] = {}  # the last place behind each run of tokens, but for the very end
         self._indexed = 0  # `_ends` has the runs before so many ids: none before the first token is out
         self._most, self._length = most, FIRST_DRAFTS
-        self._plain_s: float | None = None  # of a step without drafts
+        self._plain_s = 0.0  # of a step without drafts; 0 before the first one
         self._lost_s = 0.0  # by all steps with drafts
-        self._risk_s = 0.0  # what the next one loses if its drafts are wrong: the least that one took longer
+        self._risk_s = 0.0  # by the next one if its drafts are wrong: the least that one took longer than `_plain_s`
         self.proposed = self.accepted = 0
 
     def add(self, token: int) -> None:
@@ -33,9 +33,7 @@ class Drafts:
 
     def propose(self, room: int) -> tuple[int, ...]:
         """Tokens that may follow, at most `room`; none if nothing like it stood before, or if drafts do not pay."""
-        if not self._most or self._plain_s is None:
-            return ()
-        if self._lost_s + self._risk_s > MOST_LOST * self._plain_s * (len(self._ids) - self._known + GRANTED):
+        if not self._most or self._lost_s + self._risk_s >= MOST_LOST * self._plain_s * (len(self._ids) - self._begin):
             return ()
         for at in range(self._indexed, len(self._ids)):
             for length in range(SHORTEST_MATCH, min(LONGEST_MATCH, at) + 1):
@@ -48,12 +46,10 @@ class Drafts:
 
     def verified(self, drafted: int, accepted: int, seconds: float) -> None:
         """A step with so many drafts took so long, and `accepted` of them were right."""
-        if not drafted:
-            if seconds:  # the first token comes without a step
-                self._plain_s = seconds if self._plain_s is None else 0.8 * self._plain_s + 0.2 * seconds
+        if not drafted:  # the first token comes without a step, in no time
+            self._plain_s = 0.8 * self._plain_s + 0.2 * seconds if self._plain_s else seconds
             return
         self._length = 2 * drafted if accepted == drafted else max(SHORTEST_MATCH, accepted)
-        assert self._plain_s is not None
         longer_s = min(seconds - self._plain_s, drafted * self._plain_s)  # beyond that it was disturbed
         self._risk_s = min(self._risk_s, longer_s) if self.proposed else longer_s
         self._lost_s += longer_s - accepted * self._plain_s

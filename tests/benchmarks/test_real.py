@@ -78,9 +78,9 @@ def test_a_set_is_written_as_documents_and_questions(data: Path, tmp_path: Path)
             ((ids, known),) = ((tail.token_ids, tail.known) for tail in example.continuations)
             assert ids[known:] in answers and known > 100
     assert all(one.question.count("Assistant: ") == 12 for one in asked), "each stands behind a conversation"
-    for out, file in ((tmp_path / "new" / "scores", "."), (tmp_path, FILE_NAME)):  # a new file, a folder that is there
-        scores.main(["--prompts", str(prompts), "--worlds", "1", "--steps", "1", "--out", str(out)])
-        assert ScoreModel.from_bytes((out / file).read_bytes()).digest
+    out = tmp_path / "new" / "scores"  # a folder that is made
+    scores.main(["--prompts", str(prompts), "--worlds", "1", "--steps", "1", "--out", str(out)])
+    assert ScoreModel.from_bytes((out / FILE_NAME).read_bytes()).digest
 
 
 def test_forms_are_settings_by_their_names_and_fewer_rows_ask_when_so_wanted(data: Path, tmp_path: Path) -> None:

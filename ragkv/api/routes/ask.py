@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ragkv.prompt import ServedPrompt
-from ragkv.runtime import acquired
 from ragkv.types import TokenEvent
 
 from ..answers import check_text, max_tokens_of, retrieve, session_of, stream_answer
@@ -48,8 +47,7 @@ async def ask(
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
         with service.tenants.lease(principal) as tenant:
             session = session_of(tenant, principal, body.session_id, body.question)
-            with acquired(tenant.preparing, context.check):
-                tenant.engine.scheduler.wait_for_room(context.check)
+            with tenant.preparing(context.check):
                 hits, chunks = retrieve(tenant, body.question, body, context.check)
                 question = tenant.engine.intake.encode(body.question)
             sources = sources_of(hits)

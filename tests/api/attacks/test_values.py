@@ -22,12 +22,14 @@ from ragkv.api.middleware.access import ANSWER_PATHS
 from ragkv.api.middleware.body import count_values
 from ragkv.api.service import PrincipalDep, ServiceDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
+from ragkv.runtime import Check
 from ragkv.scheduling import Scheduler
 from tests.api.helpers import app_on, client_of, filled, service_of
 
 JSON = {"content-type": "application/json"}
 ASK = {"question": "x", "collection": "facts", "max_tokens": 1}
 CHAT: dict[str, Any] = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+ASKED = (("/v1/ask", ASK), ("/v1/chat/completions", CHAT))
 MANY_KEYS = {f"k{number}": 1 for number in range(3000)}
 
 
@@ -115,19 +117,24 @@ def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(reader: Engi
     with client_of(app_on(reader, tmp_path, queue=QueueConfig(deadline_s=0.2))) as client:
         filled(client)
         with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
-            tenant.preparing = threading.Semaphore(0)
+            tenant._preparing = threading.Semaphore(0)
             asked = client.post("/v1/ask", json=ASK), client.post("/v1/chat/completions", json=CHAT)
     assert [one.status_code for one in asked] == [504, 504]
 
 
 def test_a_prompt_waits_for_room_at_the_model(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "wait_for_room", None)  # who does not ask for room gets an answer
-    assert {up.post("/v1/ask", json=ASK).status_code, up.post("/v1/chat/completions", json=CHAT).status_code} == {500}
+    waits = list[Check]()
+    monkeypatch.setattr(Scheduler, "wait_for_room", lambda _, check: waits.append(check))
+    assert [up.post(path, json=body).status_code for path, body in ASKED] == [200, 200] and len(waits) == 2
 
 
 def test_a_full_queue_refuses_before_it_parses(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answered() -> list[int]:
+        return [up.post(path, content="{", headers=JSON).status_code for path in ANSWER_PATHS]
+
+    assert answered() == [400] * 4
     monkeypatch.setattr(service_of(up.app).answer_pool, "_closed", True)  # type: ignore[arg-type]
-    assert {up.post(path, content="{", headers=JSON).status_code for path in ANSWER_PATHS} == {503}
+    assert answered() == [503] * 4
 
 
 @pytest.mark.parametrize(("path", "body"), ODD_BODIES, ids=range(len(ODD_BODIES)))
