@@ -64,9 +64,7 @@ def test_the_source_distribution_holds_the_package_the_examples_and_the_docs(sou
     assert {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "pyproject.toml"} <= source_files
 
 
-def test_nothing_of_the_source_distribution_lies_in_the_second_names_at_the_root(
-    source_files: set[str],
-) -> None:
+def test_nothing_of_the_source_distribution_lies_in_the_second_names_at_the_root(source_files: set[str]) -> None:
     assert {name for name in source_files if name.split("/")[0] in SECOND_NAMES} == set()
 
 

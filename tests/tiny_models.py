@@ -59,10 +59,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         dict(rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=ORIGINAL_LENGTH)),
     ),
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
-    "qwen2": (
-        "Qwen2",
-        dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0, layer_types=_SLIDE),
-    ),
+    "qwen2": ("Qwen2", dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0, layer_types=_SLIDE)),
     "qwen3": ("Qwen3", dict(head_dim=24)),
     "qwen3_moe": (
         "Qwen3Moe",

@@ -27,10 +27,7 @@ def ask(client: TestClient, **more: Any) -> Any:
 def test_ask_gives_the_engines_own_answer(client: TestClient, reader: Engine) -> None:
     client.post("/v1/collections", json={"name": "world"})
     client.post("/v1/collections/world/documents", files=corpus())
-    with (
-        reader.with_config(EngineConfig()) as engine,
-        Rag(engine, None, embedder=HashEmbedder()) as rag,
-    ):
+    with reader.with_config(EngineConfig()) as engine, Rag(engine, None, embedder=HashEmbedder()) as rag:
         rag.ingest(Document(name, data.decode(), name) for _, (name, data) in corpus())
         for one in questions()[:6]:
             own = rag.ask(one["question"])

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
-from ragkv.errors import DeadlineError
-from ragkv.retrieval import Document
+from ragkv.errors import CancelledError, DeadlineError
+from ragkv.retrieval import Document, IngestReport
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, no_check
 from tests.retrieval.fakes import HashEmbedder
@@ -225,3 +225,19 @@ def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is
             service_of(client.app).cut()
         body = stored.result().json()
     assert len(body["added"]) == 60 == body["chunks"]["encoded"] + body["chunks"]["left"] and body["chunks"]["left"] > 0
+
+
+def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_its_client_has_gone(client: TestClient) -> None:
+    calls = iter(range(3))
+
+    def check() -> None:
+        if next(calls, None) is None:  # both passages were tokenized, and the first one was asked for
+            raise CancelledError("gone")
+
+    store(client, 2)
+    texts = [f"The mill {number} is new." for number in range(2)]
+    with service_of(client.app).tenants.lease(ANONYMOUS) as tenant, tenant.collections.lease("facts") as rag:
+        assert tenant.engine.delete(texts) == 2
+        warmed = tenant.collections.warm("facts", rag, IngestReport(unchanged=("0", "1")), check)
+        tenant.engine.flush()
+        assert warmed.left == 2 == len(tenant.engine.entries.lacking(texts)[0])

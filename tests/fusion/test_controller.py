@@ -69,9 +69,7 @@ class TestRatio:
 
 prices = st.builds(PricesConfig, *(st.floats(0, 10, allow_subnormal=False),) * 2)
 tiers = st.dictionaries(
-    st.sampled_from(["memory", "disk"]),
-    st.builds(TierSpeed, st.floats(0, 0.5), st.floats(0, 1e-4)),
-    min_size=1,
+    st.sampled_from(["memory", "disk"]), st.builds(TierSpeed, st.floats(0, 0.5), st.floats(0, 1e-4)), min_size=1
 )
 
 

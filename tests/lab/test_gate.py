@@ -38,9 +38,7 @@ def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_pat
     assert reuse.fused == 0 and "full recompute: no setting" in reuse.notes[0]
 
 
-def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     near = Tolerance(agreement=0.9, kl=0.03)
     with Engine.from_pretrained("reader") as engine:
         prose = windows([engine.chunk(text).token_ids for text in PASSAGES])  # it was not trained on it

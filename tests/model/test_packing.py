@@ -194,10 +194,7 @@ def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch
 @pytest.mark.usefixtures("_measured_again")
 def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: True)
-    for without_s, copy_s, float32_rows, bfloat16_rows in (
-        (2.0, 1.0, math.inf, FEW_ROWS),
-        (1.0, 2.0, FLOAT32_ROWS, 0),
-    ):
+    for without_s, copy_s, float32_rows, bfloat16_rows in ((2.0, 1.0, math.inf, FEW_ROWS), (1.0, 2.0, FLOAT32_ROWS, 0)):
         monkeypatch.setattr(product_speed, "cache_folder", lambda _, name=str(copy_s): tmp_path / name)
         for dtype, rows in ((torch.float32, float32_rows), (torch.bfloat16, bfloat16_rows)):
             times = iter((without_s, copy_s) * product_speed.PAIR_ROUNDS * 2)  # also of four bits

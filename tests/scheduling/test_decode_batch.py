@@ -135,8 +135,7 @@ class TestManyThreads:
 
 
 @pytest.mark.parametrize(
-    ("other", "rows"),
-    [("nothing", 12), ("prefills", decode_batch.FEW_ROWS), ("decodes", decode_batch.FEW_ROWS)],
+    ("other", "rows"), [("nothing", 12), ("prefills", decode_batch.FEW_ROWS), ("decodes", decode_batch.FEW_ROWS)]
 )
 def test_a_step_has_few_rows_while_another_owner_computes_or_will_ask_again(
     adapter: Adapter, sizes: list[int], other: str, rows: int

@@ -49,11 +49,7 @@ class TestEveryPolicy:
     def test_a_policy_names_a_cut_that_frees_something_while_a_group_is_unpinned(
         self, name: str, steps: list[tuple[str, str, int]], pinned: set[str], xi: int
     ) -> None:
-        policy, held, queue = (
-            make_any_policy(name, PolicySettings(xi_blocks=xi)),
-            dict[str, int](),
-            list[str](),
-        )
+        policy, held, queue = (make_any_policy(name, PolicySettings(xi_blocks=xi)), dict[str, int](), list[str]())
         for now, (step, group, number) in enumerate(steps):
             if step == "serve":
                 policy.served(turn(group, float(now), number, number=1 + number % 3))

@@ -104,9 +104,7 @@ def wait_until_idle(gated: GatedStore) -> None:
     gated.store._prefetcher._worker.flush()
 
 
-def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space_is_free(
-    open_store: OpenStore,
-) -> None:
+def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space_is_free(open_store: OpenStore) -> None:
     gated = open_store(fits=3, on_disk=6)
     gated.disk.go.clear()
     hints = [hint_of(number) for number in (4, 2, 0, 1, 3)]
@@ -123,9 +121,7 @@ def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space
     assert gated.store.stats().prefetched == 4
 
 
-def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
-    open_store: OpenStore,
-) -> None:
+def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(open_store: OpenStore) -> None:
     gated = open_store(fits=1, on_disk=0)
     writing = threading.Event()
     put, gated.disk.put = gated.disk.put, lambda entry: writing.wait(20) and put(entry)  # type: ignore[method-assign]

@@ -6,14 +6,7 @@ Parameters of OpenAI's that this server does not offer are refused by name, unle
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, StringConstraints, model_validator
 
 from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPETITION
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions

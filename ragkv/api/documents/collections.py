@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -109,8 +109,8 @@ class Collections(Closing):
     def warm(self, name: str, rag: Rag, report: IngestReport, check: Check = no_check) -> WarmReport:
         """Compute and store the KV of the documents that an ingestion into the leased collection `name` has seen.
 
-        What takes longer than `AT_ONCE_S`, or than `check` allows by a `QueueError`, is left to the background, behind
-        what questions miss. Nothing is evicted for it.
+        What takes longer than `AT_ONCE_S` is left to the background, behind what questions miss; once `check` raises a
+        `QueueError`, it is left to the questions. Nothing is evicted for it.
         """
         ends, ids = time.monotonic() + AT_ONCE_S, (*report.added, *report.changed, *report.unchanged)
         try:
@@ -126,7 +126,9 @@ class Collections(Closing):
         self._take_out(self._engine.entries.keys(chunks))
         warmed = self._engine.entries.warm(chunks, check=go_on, evict=False)
         if warmed.left:
-            self._engine.entries.warm_soon(chunks, last=True)
+            with suppress(QueueError):
+                check()
+                self._engine.entries.warm_soon(chunks, last=True)
         self.drop_if_deleted(name, [chunk.text for chunk in chunks])
         return warmed
 

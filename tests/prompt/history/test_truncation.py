@@ -38,10 +38,7 @@ class TestEdit:
     """`History.without` against a plain list of ids."""
 
     history = History(
-        (
-            Block("a", "p", "f", (1, 2, 3, 4), 0, 0, 4),
-            Block("b", "p", "f", (5, 6, 7), 1, 1, 3),
-        ),
+        (Block("a", "p", "f", (1, 2, 3, 4), 0, 0, 4), Block("b", "p", "f", (5, 6, 7), 1, 1, 3)),
         (8, 9),
         (Part(PartKind.CHUNK, 3), Part(PartKind.QUESTION, 2), Part(PartKind.ANSWER, 3)),
     )
