@@ -15,9 +15,9 @@ import itertools
 import json
 import random
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -67,8 +67,11 @@ def serve(name: str, url: str, asked: Asked, tokens: int) -> Served:
     place = urlsplit(url)
     connection = http.client.HTTPConnection(str(place.hostname), place.port or 80, timeout=600)
     began, first, pieces = time.perf_counter(), 0.0, 0
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-    response = connection.getresponse()
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+    except OSError as error:
+        raise SystemExit(f"{name} does not answer at {url}: {error}") from error
     if response.status != 200:
         raise SystemExit(f"{name} answers {response.status}: {response.read(400).decode()}")
     for line in response:
@@ -82,18 +85,9 @@ def serve(name: str, url: str, asked: Asked, tokens: int) -> Served:
 
 def measured(name: str, url: str, clients: int, asked: Sequence[Asked], tokens: int) -> tuple[float, list[Served]]:
     """Seconds for all of `asked` by so many clients, and those of each request."""
-    left, found = iter(asked), list[Served]()
-
-    def client() -> None:
-        for one in iter(lambda: next(left, None), None):
-            found.append(serve(name, url, one, tokens))
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        began = time.perf_counter()
+        found = list(pool.map(lambda one: serve(name, url, one, tokens), asked))
     return time.perf_counter() - began, found
 
 

@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -66,9 +66,9 @@ def training_examples(engine: Engine, count: int, seed: int) -> list[TrainingExa
     return made
 
 
-def prompt_examples(engine: Engine, files: Iterable[Path], count: int, seed: int) -> list[TrainingExample]:
-    """At most `count` lines of the files, drawn at random, as training examples. Raises `InputError`."""
-    lines, made, random = [line for file in files for line in file.read_text("utf-8").splitlines()], [], Random(seed)
+def prompt_examples(engine: Engine, lines: Sequence[str], count: int, seed: int) -> list[TrainingExample]:
+    """At most `count` lines of files, drawn at random, as training examples. Raises `InputError`."""
+    made, random = list[TrainingExample](), Random(seed)
     for line in random.sample(lines, min(count, len(lines))):
         try:
             asked = json.loads(line)
@@ -105,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     out = options.out / FILE_NAME
     options.out.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the training
+    lines = [line for file in options.prompts or () for line in file.read_text("utf-8").splitlines()]
     began, losses = time.monotonic(), []
 
     def show(done: int, steps: int, loss: float) -> None:
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = EngineConfig(dtype="float32", fusion=FusionConfig(learned_scores=False))
     with Engine.from_pretrained(options.reader, config) as engine:
         if options.prompts:
-            made = prompt_examples(engine, options.prompts, options.worlds, options.seed)
+            made = prompt_examples(engine, lines, options.worlds, options.seed)
         else:
             made = training_examples(engine, options.worlds, options.seed)
         network = train(engine, made, options.steps, options.seed, show)

@@ -71,7 +71,7 @@ def test_a_set_is_written_as_documents_and_questions(data: Path, tmp_path: Path)
     assert read_questions(tmp_path / "chat" / "questions.jsonl") == [one.question for one in asked]
     prompts = tmp_path / "chat" / "prompts.jsonl"
     with Engine.from_pretrained("reader") as engine:
-        made = scores.prompt_examples(engine, [prompts], 3, seed=1)
+        made = scores.prompt_examples(engine, prompts.read_text().splitlines(), 3, seed=1)
         assert [len(example.chunks) for example in made] == [4, 4, 4], "of eight passages"
         answers = {engine.intake.encode(one.golds[0]) for one in asked}
         for example in made:
