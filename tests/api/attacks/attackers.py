@@ -28,7 +28,6 @@ MODEL = os.environ.get("ATTACKED_MODEL", "reader")
 DOCUMENTS, SEARCH = "/v1/collections/c/documents", "/v1/collections/c/search"
 CHAT, ASK = "/v1/chat/completions", "/v1/ask"
 HEAD = b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-
 TWO_LENGTHS = HEAD + b"content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
 
 
@@ -133,10 +132,6 @@ def long_messages() -> bytes:
     return json.dumps({"model": MODEL, "messages": [message] * 40}).encode()
 
 
-def many_values(by: Attacker) -> None:
-    by.send("POST", DOCUMENTS, content=uploads.many_values(5_000_000), headers=JSON)
-
-
 PIECES = (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 43_000)
 BLANKS, HEADING = (b"# a", b" ", 2_000_000, b"b"), (b"# ", b"x", 300_000, b"\n\n" + WORDS.encode() * 20_000)
 SOURCE, HEADINGS = (b'{"id": "a", "text": "y", "source": "', b"x", 2_000_000, b'"}'), (b"", b"# a\n\nb\n\n", 90_000)
@@ -160,7 +155,9 @@ ATTACKS: dict[str, Attack] = {
     "250 conditions": Attack(16, lambda by: by.post(SEARCH, query="mill", filter=CONDITIONS), LEAVES_S),
     "pages share a stream": Attack(4, lambda by: by.upload("a.pdf", uploads.shared_stream_pdf(400, 8_000))),
     "angle brackets": Attack(4, lambda by: by.upload("a.html", uploads.angle_brackets(8_000_000))),
-    "5,000,000 values": Attack(4, many_values),
+    "5,000,000 values": Attack(
+        4, lambda by: by.send("POST", DOCUMENTS, content=uploads.many_values(5_000_000), headers=JSON)
+    ),
     "embeddings": Attack(6, lambda by: by.post("/v1/embeddings", model="all-MiniLM-L6-v2", input=[WORDS * 1000] * 12)),
     "documents": Attack(6, lambda by: by.post(DOCUMENTS, documents=[{"text": fresh(9_000)} for _ in range(12)])),
     "long searches": Attack(6, lambda by: by.post(SEARCH, query=fresh(9_000), k=10)),
