@@ -71,7 +71,7 @@ def _stored(world: World, tenant: str) -> Iterator[tuple[str, EntryInfo]]:
     """Where each entry of a tenant is: on the disk of a replica that runs, or on Redis."""
     assert world.redis is not None
     os.environ[SECRET] = world.secret
-    server = RedisConfig(url=f"unix://{world.redis.server.socket}", secret_variable=SECRET)
+    server = RedisConfig(url=f"unix://{world.redis.server.socket}", secret_variable=SECRET, timeout_s=30.0)
     places = {"redis": StoreConfig(memory_bytes=0, redis=server, tenant=tenant)}
     for replica in world.serving:
         folder = replica.kv / "tenants" / tenant / "kv"

@@ -137,6 +137,7 @@ class World:
     def end(self, replica: Replica, by: signal.Signals, lag_s: float = 0.5) -> None:
         """End a replica: as the signal says, with all its children. Clients send to it for `lag_s` longer."""
         children = Target(replica.process, {}, {}, replica.port).children()
+        self.check_log(replica)
         replica.ended_by, replica.ended_at = by, time.monotonic()
         replica.process.signal(by)
         time.sleep(lag_s)
@@ -188,10 +189,12 @@ class World:
 
     def check_log(self, replica: Replica) -> None:
         """Move the lines of a replica's log to its file, and record the errors."""
+        is_killed = replica.ended_by is signal.SIGKILL  # the parsers that it leaves behind tell of it in plain lines
+        odd = ("ended_by_force",) if is_killed else ("", "ended_by_force")
         with (self.logs / f"{replica.name}.log").open("a", encoding="utf-8") as file:
             for line in replica.process.take_lines():
                 file.write(json.dumps(line) + "\n")
-                if line.get("level") in ("error", "critical") or line["event"] in ("", "ended_by_force"):
+                if line.get("level") in ("error", "critical") or line["event"] in odd:
                     self.findings.fail(f"{replica.name}: {json.dumps(line)[:2000]}")
 
     def close(self) -> None:
