@@ -1,6 +1,7 @@
 """Real servers for tests: the system's Redis, and an S3-compatible one from moto; each is a process on loopback."""
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,12 @@ START_TIMEOUT_S = 120.0  # importing moto takes long on a busy machine
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that is free now, and that the system gives to nobody who asks for any port."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)  # Linux gives those from 32,768 on
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 class Server(Closing):
