@@ -72,7 +72,7 @@ def naive(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, top_n: int,
     softcap=st.sampled_from([None, 3.0]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_chosen_rows_and_their_attention_equal_a_naive_reference_for_every_n(
     kv_heads: int, group: int, keys: int, top_n: int, start: int, softcap: float | None, seed: int
 ) -> None:
@@ -95,7 +95,7 @@ def test_chosen_rows_and_their_attention_equal_a_naive_reference_for_every_n(
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None:
     heads, loaded = 2, data.draw(st.integers(0, 9))
     chance = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))

@@ -61,7 +61,7 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
         TextStream(None, ["end"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text("ab€🦊", max_size=8), stop=st.lists(st.text("ab€", min_size=1, max_size=3), max_size=2))
 def test_the_pieces_join_to_the_text_before_the_first_stop_string(text: str, stop: list[str]) -> None:
     for tokenizer in (BYTES, FALLBACK):
@@ -71,7 +71,7 @@ def test_the_pieces_join_to_the_text_before_the_first_stop_string(text: str, sto
         assert stream.stopped == (cut < len(text))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ids=st.lists(st.integers(3, 258), max_size=12), fallback=st.booleans())
 def test_the_pieces_join_to_the_text_for_any_bytes(ids: list[int], fallback: bool) -> None:
     tokenizer = FALLBACK if fallback else BYTES

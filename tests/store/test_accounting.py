@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -126,8 +126,6 @@ class AnyDiskTier(AnyTier):
 
 
 TestMemoryTier = AnyMemoryTier.TestCase
-TestMemoryTier.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestMemoryTier.settings = settings(max_examples=40, stateful_step_count=25)
 TestDiskTier = AnyDiskTier.TestCase
-TestDiskTier.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestDiskTier.settings = settings(max_examples=15, stateful_step_count=15)

@@ -54,7 +54,7 @@ def rounding(layer: torch.Tensor) -> torch.Tensor:
     return size * (info.eps / 2 + 4 * torch.finfo(torch.float32).eps) + info.smallest_normal
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SHAPES, st.sampled_from(DTYPES), st.integers(0, 2**31), st.floats(-4, 4), st.floats(-3, 3))
 def test_an_int8_number_comes_back_within_half_a_scale(
     sides: tuple[int, int, int], dtype: torch.dtype, seed: int, offset: float, exponent: float

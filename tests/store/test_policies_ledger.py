@@ -63,7 +63,7 @@ class LedgerModel:
 
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 @given(steps=st.lists(STEP, max_size=60), xi=st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_policy_keeps_the_ledger_within_capacity_and_its_leases_held(
     name: str, steps: list[tuple[str, str, int, int]], xi: int
 ) -> None:

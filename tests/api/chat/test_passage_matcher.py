@@ -107,7 +107,7 @@ def naive(prompt: str, known: list[str]) -> list[str]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_it_finds_what_an_exhaustive_search_finds(data: st.DataObject) -> None:
     text = st.text(alphabet="ab \n\U0001d4b3", min_size=WINDOW, max_size=WINDOW + 8)
@@ -129,14 +129,14 @@ def test_threads_can_add_and_find_at_the_same_time() -> None:
 
 
 @given(st.text(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_text_without_the_passage_has_none(text: str) -> None:
     for found in matcher_of(PASSAGE, OTHER).find(text):
         raise AssertionError(f"{text[found.start : found.stop]!r} was taken for a passage")
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), min_size=40, max_size=200), st.text(max_size=50))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_passage_is_found_in_json_if_it_has_letters_enough(passage: str, around: str) -> None:
     if len(key_of(passage)) < 16:
         return

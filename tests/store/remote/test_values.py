@@ -1,7 +1,7 @@
 """The format of values: what a layer group holds, and that nothing but what was written verifies."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryDamagedError
@@ -20,7 +20,6 @@ def test_a_layer_group_has_the_fewest_layers_that_make_its_bytes(group_bytes: in
 
 @pytest.mark.parametrize("secret", [None, "secret"])
 @given(data=st.data())
-@settings(deadline=None)
 def test_a_value_with_a_changed_byte_is_found_damaged(secret: str | None, data: st.DataObject) -> None:
     digest, entry = values.digest_of(secret), make_entry(1, layers=3)
     key, packed = entry.info.key, values.pack(EncodedEntry.of(entry), 1, digest)
