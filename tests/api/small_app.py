@@ -1,6 +1,7 @@
 """A small app with the server's middleware and monitoring routes, routes of its own, and no model."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ def small_app(config: ServeConfig, tenants: Sequence[TenantStats] = (), ready: b
 
     @app.post("/v1/hangs")
     def hangs() -> None:
+        print('{"event": "hangs"}', file=sys.stderr, flush=True)
         time.sleep(3600)  # in a thread that nothing can stop
 
     @app.post("/v1/embeds")

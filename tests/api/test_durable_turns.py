@@ -73,10 +73,11 @@ def test_an_answer_ends_when_its_turn_is_on_disk_and_delays_no_other_request(
 def test_an_answer_waits_for_a_slow_disk_no_longer_than_the_limit_and_says_so(
     client: TestClient, disk: HeldDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "SAVE_S", 0.2)
     filled(client)
     disk.free.clear()
-    notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "SAVE_S", 0.2)
+        notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
     assert any("was not written to disk within 0.2 s" in note for note in notes)
     disk.free.set()
     notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]

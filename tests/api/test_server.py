@@ -2,30 +2,37 @@
 
 import contextlib
 import signal
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.scheduling.helpers import begin
+from tests.scheduling.helpers import begin, until
 
-from .serving import small
+from .serving import Process, small
 
 pytestmark = pytest.mark.enable_socket
+
+
+def refuses(server: Process) -> bool:
+    """Whether the server takes no new connection."""
+    try:
+        httpx.post(f"{server.url}/v1/echo", json={}, trust_env=False)
+    except httpx.TransportError as error:
+        return isinstance(error, httpx.ConnectError)
+    return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_after_a_signal_running_answers_finish_and_no_new_ones_begin(tmp_path: Path, number: int) -> None:
     with small(tmp_path) as server, server.client() as it:
-        with it.stream("GET", "/v1/stream", params={"wait_s": 0.1, "count": 15}) as running:
+        with it.stream("GET", "/v1/stream", params={"wait_s": 0.2, "count": 15}) as running:
             parts = running.iter_text()
             text = next(parts)
             server.signal(number)
             server.wait_for(lambda line: line["event"] == "draining")
-            with server.client() as other, pytest.raises(httpx.ConnectError):
-                time.sleep(0.1)
-                other.post("/v1/echo", json={})
+            until(lambda: refuses(server))
+            assert server.popen.poll() is None
             text += "".join(parts)
         assert text.count("data: ") == 15
         assert server.ended() == 0 and "cut" not in [line["event"] for line in server.lines]
@@ -52,11 +59,9 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> N
                 it.post("/v1/hangs", json={})
 
         hanging = begin(hang)
-        time.sleep(0.5)
-        began = time.monotonic()
+        server.wait_for(lambda line: line["event"] == "hangs")
         server.signal(signal.SIGTERM)
         assert server.ended() == 1
-        assert time.monotonic() - began < 0.3 + 3 + 10
         hanging.join()
         server.wait_for(lambda line: line["event"] == "ended_by_force")
 
@@ -66,7 +71,5 @@ def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
         next(running.iter_text())
         server.signal(signal.SIGTERM)
         server.wait_for(lambda line: line["event"] == "draining")
-        began = time.monotonic()
         server.signal(signal.SIGTERM)
-        assert server.ended() == 128 + signal.SIGTERM
-        assert time.monotonic() - began < 30  # the stream goes on for 99 s
+        assert server.ended() == 128 + signal.SIGTERM  # the stream would go on for 99 s

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.enable_socket
 
 @pytest.fixture
 def config(redis_server: RedisServer) -> RedisConfig:
-    return RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None)
+    return RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None, timeout_s=10.0)
 
 
 @contextmanager
@@ -218,11 +218,12 @@ def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, confi
 
 
 def test_an_idle_conversation_is_deleted_on_every_replica(tmp_path: Path, config: RedisConfig) -> None:
-    with replicas(tmp_path, config, 2, {"ttl_s": 2.0}) as (here, there):
+    with replicas(tmp_path, config, 2, {"ttl_s": 600.0}) as (here, there):
         ask(here, here.session("s"), 0)
-        ask(here, here.session("t", ttl_s=60.0), 1)
+        ask(here, here.session("t", ttl_s=6000.0), 1)
         assert there.session("s").turns == 1
-        time.sleep(2.2)
+        for engine in (here, there):
+            engine.conversations.clock = lambda: time.time() + 700.0
         assert there.session("s").turns == here.session("s").turns == 0
         assert there.session("t").turns == 1
 
@@ -294,7 +295,8 @@ def test_a_manifest_written_without_the_secret_is_not_read(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARED_SECRET", "0123456789abcdef")
-    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), secret_variable="SHARED_SECRET")
+    where = (f"unix://{redis_server.socket}", unique_prefix())
+    config = RedisConfig(*where, secret_variable="SHARED_SECRET", timeout_s=10.0)
     with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         shared = _shared(engine)

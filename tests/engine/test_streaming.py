@@ -12,6 +12,7 @@ import torch
 from ragkv import Answer, Engine, TokenEvent
 from ragkv.errors import CancelledError
 from tests import tiny_models
+from tests.scheduling.helpers import until
 from tests.toy_tokenizers import EOS
 
 from .helpers import A, Q, engine_of, full_prefill, ids, text_engine
@@ -137,6 +138,6 @@ def test_the_kv_of_a_request_is_freed_when_it_ends_without_a_search_for_garbage(
     gc.disable()
     try:
         ask(engine, on_prefill=lambda prefill: found.append(weakref.ref(prefill.fused.kv)), max_new_tokens=24)
-        assert found[0]() is None
+        until(lambda: found[0]() is None)  # a thread may hold it for a moment
     finally:
         gc.enable()

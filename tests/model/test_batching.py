@@ -10,6 +10,7 @@ import torch
 from ragkv.model import Adapter, PromptKV, Recording, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from tests import tiny_models
+from tests.scheduling.helpers import until
 
 MAX_NEW_TOKENS = 12
 LENGTHS = (3, 45, 30, 61, 24, 47)  # around the window and around the length where RoPE changes
@@ -93,7 +94,7 @@ class TestEveryFamily:
         assert logits.is_inference()
         del logits
         gc.collect()
-        assert {id(one) for one in inference_tensors()} <= {id(one) for one in before}
+        until(lambda: {id(one) for one in inference_tensors()} <= {id(one) for one in before})  # engines may compute
 
 
 def test_a_failed_decoding_step_may_be_tried_again() -> None:

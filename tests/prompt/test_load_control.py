@@ -250,10 +250,11 @@ def test_the_controller_decides_for_every_kind_of_selector(tmp_path: Path, selec
 
 def test_a_damaged_entry_leads_to_a_new_decision(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        newest = max(tmp_path.glob("entries/*/*"), key=lambda path: path.stat().st_mtime_ns)
-        data = bytearray(newest.read_bytes())
+        key = made.entries.encoder.identity.key(CHUNKS[-1])
+        (file,) = tmp_path.glob(f"entries/*/{key.to_text()}.*")
+        data = bytearray(file.read_bytes())
         data[len(data) // 2 - 2048] ^= 0xFF
-        newest.write_bytes(data)
+        file.write_bytes(data)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.missed_chunks == 1
     assert reuse.ratio == 0.15  # 120 x 4 ms = 48 x 10 ms: computing the missed chunk hides the other loads

@@ -12,6 +12,7 @@ import transformers
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.runtime import openmp
 from tests import tiny_models
+from tests.scheduling.helpers import until
 
 CHUNKS = [[7, number, 9, 11] * 64 for number in range(3, 6)]
 QUESTION = [5, 6, 7, 8]
@@ -60,11 +61,11 @@ def workers(before: set[int]) -> int:
 def test_a_thread_that_computes_has_a_pool_until_it_releases_it(elsewhere: Callable[..., None]) -> None:
     before = tasks()
     elsewhere(MUCH.sum)
-    assert workers(before) == 1
+    until(lambda: workers(before) == 1)
     elsewhere(openmp.release_threads)
-    assert workers(before) == 0
+    until(lambda: workers(before) == 0)
     elsewhere(MUCH.sum)
-    assert workers(before) == 1
+    until(lambda: workers(before) == 1)
     elsewhere(openmp.release_threads)
 
 
@@ -72,10 +73,10 @@ def test_only_a_thread_told_to_use_one_thread_computes_without_a_pool(elsewhere:
     before = tasks()
     elsewhere(openmp.use_one_thread)
     elsewhere(MUCH.sum)
-    assert workers(before) == 0
+    until(lambda: workers(before) == 0)
     assert torch.get_num_threads() == 2
     MUCH.sum()
-    assert workers(before) == 1
+    until(lambda: workers(before) == 1)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -86,9 +87,9 @@ def test_a_thread_that_made_a_request_leaves_no_pool_behind(
     for chunks in (CHUNKS, [*CHUNKS, [3, 4] * 100]):  # the last chunk is a miss, which the background thread encodes
         elsewhere(lambda c=chunks: engine.answer(QUESTION, c, max_new_tokens=4, temperature=float(sampled), ratio=0.2))  # type: ignore[misc]
         engine.flush()
-        assert workers(before) == 0
+        until(lambda: workers(before) == 0)
     engine.prefill(QUESTION, CHUNKS)  # on the main thread
-    assert workers(before) == 0
+    until(lambda: workers(before) == 0)
 
 
 def test_the_only_answering_thread_keeps_its_pool_between_tokens(engine: Engine) -> None:
@@ -96,6 +97,6 @@ def test_the_only_answering_thread_keeps_its_pool_between_tokens(engine: Engine)
     events = engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)
     for _ in range(3):
         next(events)
-    assert workers(before) == 1
+    until(lambda: workers(before) == 1)
     list(events)
-    assert workers(before) == 0
+    until(lambda: workers(before) == 0)

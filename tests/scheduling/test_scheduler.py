@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ class TestQueue:
         queue = Queue(workers=1)
         for number in range(6):
             queue.ask(number)
-        assert queue.order == [0]
+        until(lambda: queue.order == [0])
         assert (queue.scheduler.stats().waiting, queue.scheduler.stats().admitted) == (5, 1)
         queue.end()
         assert queue.order == [0, 1, 2, 3, 4, 5]
@@ -122,9 +123,8 @@ class TestQueue:
         queue.ask(1, **({"deadline_s": 0.05} if how == "deadline" else {"cancel": cancel}))
         queue.ask(2)
         cancel.set()
-        until(lambda: bool(queue.errors))
+        until(lambda: bool(queue.errors) and queue.scheduler.stats().waiting == 1)
         assert isinstance(queue.errors[0], DeadlineError if how == "deadline" else CancelledError)
-        assert queue.scheduler.stats().waiting == 1
         queue.end()
         stats = queue.scheduler.stats()
         assert (queue.order, stats.expired, stats.cancelled) == ([0, 2], how == "deadline", how == "cancel")
@@ -189,22 +189,23 @@ NOTHING = dict.fromkeys(("pins", "waiting", "admitted", "queued", "requests", "c
 
 
 class Cancellation:
-    """Cancels a request, by its event or by its deadline."""
+    """Cancels a request, by its event or by its deadline, which passes when the test says so."""
 
-    def __init__(self, how: str) -> None:
-        self.event = threading.Event()
+    def __init__(self, how: str, patch: pytest.MonkeyPatch) -> None:
+        self.event, self._patch = threading.Event(), patch
         self.error = CancelledError if how == "cancel" else DeadlineError
-        self.patience: dict[str, Any] = {"cancel": self.event} if how == "cancel" else {"deadline_s": 0.4}
+        self.patience: dict[str, Any] = {"cancel": self.event} if how == "cancel" else {"deadline_s": 600.0}
 
     def now(self) -> None:
         self.event.set()
         if self.error is DeadlineError:
-            time.sleep(0.45)
+            clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 600.0, sleep=time.sleep)
+            self._patch.setattr("ragkv.scheduling.scheduler.time", clock)
 
 
 @pytest.fixture(params=["cancel", "deadline"])
-def cancellation(request: pytest.FixtureRequest) -> Cancellation:
-    return Cancellation(request.param)
+def cancellation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cancellation:
+    return Cancellation(request.param, monkeypatch)
 
 
 @pytest.fixture
@@ -300,7 +301,7 @@ class TestCancellation:
     def test_a_request_that_is_cancelled_already_computes_nothing(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        cancellation = Cancellation("cancel")
+        cancellation = Cancellation("cancel", monkeypatch)
         cancellation.now()
         monkeypatch.setattr(engine._backend._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
         self.answer(engine, cancellation).join(20)

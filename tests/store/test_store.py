@@ -1,7 +1,6 @@
 """The rules of the stack of tiers: hits are promoted, puts are demoted, deletions reach every tier, no put waits."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,10 +64,8 @@ def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) ->
 def test_a_put_does_not_wait_for_the_disk_and_a_full_write_buffer_drops_and_counts(tmp_path: Path) -> None:
     disk = HeldWrites(DiskTier(tmp_path, 10**7, LRU()))
     with Store([disk], write_buffer_bytes=3 * ENTRY_BYTES) as store:
-        begin = time.perf_counter()
         for number in range(5):
             store.put(make_entry(number))
-        assert time.perf_counter() - begin < 5
         stats = store.stats()
         assert (stats.pending_bytes, stats.dropped_writes) == (3 * ENTRY_BYTES, 2)
         disk.go.set()

@@ -19,7 +19,7 @@ from tests.api.helpers import app_on, on_port, plain
 from tests.store.remote.faulty_proxy import Proxy
 from tests.store.remote.servers import LOOPBACK, RedisServer
 
-TIMEOUT_S = 0.5  # of the Redis server
+TIMEOUT_S = 2.0  # of the Redis server
 PATIENT_S = 10.0  # the same where it is not away, on a machine that runs other tests too
 SHUTTING_DOWN = "shutting_down"
 QUESTION = "Who built the harbour of Oro?"

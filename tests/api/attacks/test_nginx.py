@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,17 +61,13 @@ def answer_of(one: socket.socket) -> bytes:
 def test_a_request_is_passed_on_and_streams_arrive_as_they_are_made(up: Up) -> None:
     with up.client() as client:
         assert client.post("/v1/echo", json={}).status_code == 200
-        began, first = time.monotonic(), 0.0
-        with client.stream("GET", "/v1/stream", params={"wait_s": 0.2, "count": 8}) as stream:
-            for part in stream.iter_text():
-                first = first or time.monotonic() - began
-                assert part
-        assert first < 1.0 < time.monotonic() - began
+        with client.stream("GET", "/v1/stream", params={"wait_s": 0.2, "count": 10_000}) as stream:
+            assert next(stream.iter_text())  # long before its end
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", HEAD + b"content-length: 900\r\n\r\n{", TOO_LARGE])
 def test_a_request_that_is_too_slow_or_too_large_is_closed_and_never_reaches_python(up: Up, sent: bytes) -> None:
-    before, began = up.requests(), time.monotonic()
+    before = up.requests()
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(up.attacker()) for _ in range(50)]
         for one in many:
@@ -80,7 +75,6 @@ def test_a_request_that_is_too_slow_or_too_large_is_closed_and_never_reaches_pyt
         answers = [answer_of(one) for one in many]
     assert {one[:12] for one in answers} <= {b"", b"HTTP/1.1 408", b"HTTP/1.1 413"}
     assert sent != TOO_LARGE or all(b'"body_too_large"' in one for one in answers)
-    assert time.monotonic() - began < 10
     assert up.requests() == before
 
 

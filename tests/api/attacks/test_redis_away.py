@@ -95,10 +95,10 @@ def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_
     talker: Engine, tmp_path: Path, redis: AwayRedis
 ) -> None:
     with on_port(app_on(talker, tmp_path / "alone")) as url, plain(url) as client:
-        wanted, _ = chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=60)
+        wanted, _ = chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=200)
     with on_port(replica(talker, tmp_path, "kv", redis.url)) as url, plain(url) as client:
         assert chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=4, session="s")[1] == "end"
-        body = {"model": client.get("/v1/models").json()["data"][0]["id"], "max_tokens": 60, "stream": True}
+        body = {"model": client.get("/v1/models").json()["data"][0]["id"], "max_tokens": 200, "stream": True}
         body["messages"] = [{"role": "user", "content": "Tell me"}]
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.iter_lines()
@@ -108,7 +108,7 @@ def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_
         assert rest[-1] == "[DONE]"
         report = json.loads(rest[-2])["ragkv"]
         assert any("not stored for the next one" in note for note in report["reuse"]["notes"])
-        again = chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=60)
+        again = chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=200)
         assert again == (wanted, "end")
         assert "session_unavailable" in chat(client, body["messages"], max_tokens=4, session="s")[1]
         redis.come_back()
