@@ -61,11 +61,9 @@ def test_a_second_writer_is_refused_before_a_model_is_loaded(
     writer: int, run: Run, documents: Path, model_folder: Path
 ) -> None:
     for command in (("ingest", documents), ("chat",), ("gc",), ("gate",)):
-        began = time.monotonic()
         ran = run(*command, "--model", f"/nowhere/{model_folder.name}")
         assert (ran.code, f"is written by another process (pid {writer}" in ran.err) == (1, True), (command, ran.err)
         assert "Wait for it or stop it" in ran.err
-        assert time.monotonic() - began < 30  # nothing waits for the writer
 
 
 def test_an_ingest_runs_behind_questions(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,8 +295,7 @@ def test_a_manifest_written_without_the_secret_is_not_read(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARED_SECRET", "0123456789abcdef")
-    where = (f"unix://{redis_server.socket}", unique_prefix())
-    config = RedisConfig(*where, secret_variable="SHARED_SECRET", timeout_s=10.0)
+    config = RedisConfig(f"unix://{redis_server.socket}", unique_prefix(), None, 10.0, secret_variable="SHARED_SECRET")
     with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         shared = _shared(engine)

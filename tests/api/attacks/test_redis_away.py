@@ -124,7 +124,7 @@ def test_a_replica_closes_in_time_while_redis_is_away(
         redis.leave("stalled")
         answered(client, alone)
         began = time.monotonic()
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 30.0
     redis.come_back()
     with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
         assert answered(client, alone) == []
