@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
