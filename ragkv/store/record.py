@@ -181,12 +181,7 @@ def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
 
 
 def _head_bytes(
-    facts: dict[str, str],
-    ids: bytes,
-    scores: bytes,
-    layers: tuple[torch.Tensor, ...],
-    layout: Layout,
-    digest: Digest,
+    facts: dict[str, str], ids: bytes, scores: bytes, layers: tuple[torch.Tensor, ...], layout: Layout, digest: Digest
 ) -> tuple[bytes, int]:
     """The head with its checksum, and the length of the whole file."""
     # 1. list every tensor in file order: (name, dtype, shape, bytes)

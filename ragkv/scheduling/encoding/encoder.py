@@ -25,6 +25,7 @@ import torch
 
 from ragkv.fusion import Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
+from ragkv.runtime import check_stopped
 from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, Store, ids_digest
 
 # `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of RoPE frequencies.
@@ -135,12 +136,12 @@ class Encoder:
     def chunks(self, chunks: Sequence[tuple[int, ...]], identity: Identity | None = None) -> list[Entry]:
         """The entries of chunks that go through the model together. The caller holds the compute lock.
 
-        `identity` is one of `identities`; by default the first.
+        `identity` is one of `identities`; by default the first. A cancelled request ends it between two layers.
         """
         identity = identity or self.identity
         made = self._behind_neutral_text if identity.behind else self._behind_prefix
         runs = [made(token_ids) for token_ids in chunks]
-        found = raw_kv(self._adapter, runs, self._between)
+        found = raw_kv(self._adapter, runs, self._stoppable)
         return [self._entry(ids, kv, identity, run.stop) for ids, kv, run in zip(chunks, found, runs, strict=True)]
 
     def scores(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -158,6 +159,10 @@ class Encoder:
         """Announce chunks to be encoded, so that the scorer may use them. The caller holds the compute lock."""
         if self.scorer is not None and self.makes_scores:
             self.scorer.register(chunks)
+
+    def _stoppable(self) -> None:
+        check_stopped()
+        self._between()
 
     def _behind_prefix(self, token_ids: tuple[int, ...]) -> TokenRun:
         before = len(self.prefix_ids)
