@@ -174,7 +174,7 @@ class Engine(Closing):
         prefix, texts = self.intake.runs.before_documents, fusion.sensitivity_prefixes
         stored_kv = fusion.stored_kv or ("alone" if self.model.is_reader else "expected")  # as its scores were trained
         neutral = neutral_ids(self.model.tokenizer) if stored_kv == "expected" else ()
-        between = self.scheduler.between_layers
+        between = self.scheduler.between_layers_of_chunks
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
         makes_scores = self.intake.method({}).selector.needs_scores
         return Encoder(

@@ -17,7 +17,7 @@ from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
 from ragkv.model.cpu.packing import FEW_ROWS
-from ragkv.runtime import Check, FairLock, current_owner, no_check, openmp
+from ragkv.runtime import Check, FairLock, check_stopped, current_owner, no_check, openmp
 from ragkv.runtime.batches import POLL_S
 from ragkv.store import PrefetchHint, Store
 
@@ -163,6 +163,11 @@ class Scheduler:
         self._turns.batch.step_waiting()
         self._turns.lock.give_way()
         self._check_open()
+
+    def between_layers_of_chunks(self) -> None:
+        """The same where chunks are encoded or scored. Raises also what ends this thread's own request."""
+        check_stopped()
+        self.between_layers()
 
     @property
     def busy(self) -> bool:

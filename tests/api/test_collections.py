@@ -227,10 +227,8 @@ def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is
     assert len(body["added"]) == 60 == body["chunks"]["encoded"] + body["chunks"]["left"] and body["chunks"]["left"] > 0
 
 
-@pytest.mark.parametrize("count", [3, 8])  # once the first of two passages was asked for; within the layers of both
-def test_kv_that_a_cancelled_upload_leaves_is_not_computed_once_its_client_has_gone(
-    client: TestClient, count: int
-) -> None:
+@pytest.mark.parametrize("count", [3, 8, 16])  # before the batch of two passages; within its layers; while it is scored
+def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(client: TestClient, count: int) -> None:
     calls = iter(range(count))
 
     def check() -> None:
@@ -241,6 +239,7 @@ def test_kv_that_a_cancelled_upload_leaves_is_not_computed_once_its_client_has_g
     texts = [f"The mill {number} is new." for number in range(2)]
     with service_of(client.app).tenants.lease(ANONYMOUS) as tenant, tenant.collections.lease("facts") as rag:
         assert tenant.engine.delete(texts) == 2
+        tenant.engine.entries.encoder.make_scores()
         with stopped_by(check):
             warmed = tenant.collections.warm("facts", rag, IngestReport(unchanged=("0", "1")), check)
         tenant.engine.flush()

@@ -25,7 +25,6 @@ import torch
 
 from ragkv.fusion import Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
-from ragkv.runtime import check_stopped
 from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, Store, ids_digest
 
 # `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of RoPE frequencies.
@@ -141,7 +140,7 @@ class Encoder:
         identity = identity or self.identity
         made = self._behind_neutral_text if identity.behind else self._behind_prefix
         runs = [made(token_ids) for token_ids in chunks]
-        found = raw_kv(self._adapter, runs, self._stoppable)
+        found = raw_kv(self._adapter, runs, self._between)
         return [self._entry(ids, kv, identity, run.stop) for ids, kv, run in zip(chunks, found, runs, strict=True)]
 
     def scores(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -159,10 +158,6 @@ class Encoder:
         """Announce chunks to be encoded, so that the scorer may use them. The caller holds the compute lock."""
         if self.scorer is not None and self.makes_scores:
             self.scorer.register(chunks)
-
-    def _stoppable(self) -> None:
-        check_stopped()
-        self._between()
 
     def _behind_prefix(self, token_ids: tuple[int, ...]) -> TokenRun:
         before = len(self.prefix_ids)

@@ -105,11 +105,8 @@ def test_an_attack_harms_no_bystander_and_leaves_no_memory(front: tuple[Target, 
 @pytest.mark.parametrize("name", LEAVING)
 def test_a_client_that_leaves_leaves_no_work(front: tuple[Target, str, float], name: str) -> None:
     up, model, _ = front
-    with up.client(
-        up.attacker_headers
-    ) as client:  # documents with KV: what a question misses is encoded for the next one
+    with up.client(up.attacker_headers) as client:  # documents with KV: what a question misses is made for the next one
         client.delete("/v1/collections/c")
-        client.post("/v1/collections", json={"name": "c"})
         assert ingest(client, documents()).status_code == 201
     work_left_s(up, IDLE_S)
     with attack(up, name, 1.5, model, clients=1) as attackers:
