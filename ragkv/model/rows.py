@@ -70,10 +70,6 @@ def pausing(pause: Callable[[], None] | None) -> Iterator[None]:
 
 def pause() -> None:
     """Let others compute, if this thread's pass allows it; they may run the same layers meanwhile, on this thread."""
-    if (call := getattr(_thread, "pause", None)) is None:
-        return
-    _thread.pause = None
-    try:
-        call()
-    finally:
-        _thread.pause = call
+    if (call := getattr(_thread, "pause", None)) is not None:
+        with pausing(None):
+            call()

@@ -9,6 +9,7 @@ delays them by a part of a layer, or by one step.
 Choosing a token is up to its consumer, and an error there fails only that one.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -195,7 +196,11 @@ class DecodeBatch:
         if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
             ranked.sort(key=lambda one: one[0])
             ranked = [one for place, one in enumerate(ranked) if place < FEW_ROWS or one[0] == 0]
-        return [request for _, request in ranked]
+        requests = [request for _, request in ranked]
+        if any(request.row.drafts for request in requests):  # others may have come since there was room for them
+            ends = itertools.accumulate(len(request.row.tokens) for request in requests)
+            requests = [request for request, end in zip(requests, ends, strict=True) if end <= self.most_rows]
+        return requests
 
     def _serve(self, requests: list[_TokenRequest]) -> None:
         """Give every request its logits or its error. If a step for all fails, each request is tried alone."""

@@ -55,7 +55,6 @@ TRIES = 3  # `TRIES` is to how many replicas a request is sent, if they are lost
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
-
 # `SCOPE` is what a replica gets of a request's ASGI scope: what can be sent to another process.
 SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
 # `ROUTERS` is the import path of each `serve.cluster.router`.
