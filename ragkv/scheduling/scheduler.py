@@ -144,7 +144,7 @@ class Scheduler:
 
     def wait_for_room(self, check: Check) -> None:
         """Return when a prompt should be prepared: while others compute, few of an owner wait for the model."""
-        while len(self._running) + len(self._waiting) >= FEW_ROWS and self._turns.lock.owners - {current_owner(), ""}:
+        while len(self._running) + len(self._waiting) >= FEW_ROWS and self._turns.lock.owners - {current_owner()}:
             check()
             time.sleep(POLL_S)
 

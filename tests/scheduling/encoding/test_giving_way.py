@@ -40,10 +40,12 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
     engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity, seen = engine.entries.encoder.identity, []
+    owners = list[set[str]]()
 
     def compute() -> None:
         with engine.scheduler.turn():
             seen.append(engine.store.lease(identity, tuple(A)) is None)
+            owners.append(engine.scheduler.batch.lock.owners)
 
     def background() -> None:
         engine.entries.background.add(tuple(A))
@@ -51,6 +53,7 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
 
     encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)
     assert seen == [True]
+    assert owners == [{"first", "second"}]  # it uses time of whom it is computed for, also in the background
     monkeypatch.undo()
     assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
 
