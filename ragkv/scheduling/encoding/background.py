@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import starmap
 
-from ragkv.runtime import Check, current_owner, openmp, working_for
+from ragkv.runtime import Check, openmp, working_for
 from ragkv.runtime.batches import POLL_S
 from ragkv.scheduling import Scheduler
 from ragkv.store import EntryKey, Identity, Store
@@ -39,8 +39,8 @@ class BackgroundEncoder:
     def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
         self._encoder, self._store, self._scheduler = encoder, store, scheduler
         self._scores = StoredScores(encoder, store)
-        self._waiting: OrderedDict[_Wanted, str] = OrderedDict()  # with the owner for whom it is computed
-        self._last: OrderedDict[_Wanted, str] = OrderedDict()  # when nothing else waits
+        self._waiting: OrderedDict[_Wanted, None] = OrderedDict()
+        self._last: OrderedDict[_Wanted, None] = OrderedDict()  # when nothing else waits
         self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
         self._working = self._was_missed = False  # whether one is under way, and whether a request missed it
         self._closing, self._logged_s = False, time.monotonic()
@@ -59,7 +59,7 @@ class BackgroundEncoder:
                 return
             wanted = _Wanted(identity or self._encoder.identity, token_ids)
             # Also if it is under way: it may have been deleted since that began.
-            (self._last if last else self._waiting)[wanted] = current_owner()
+            (self._last if last else self._waiting)[wanted] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
                 self._thread.start()
@@ -137,11 +137,11 @@ class BackgroundEncoder:
         return True
 
     def _run(self) -> None:
-        while (found := self._next()) is not None:
+        while (wanted := self._next()) is not None:
             try:
-                self._encode(*found)
+                self._encode(wanted)
             except Exception:
-                tokens = len(found[0].token_ids)
+                tokens = len(wanted.token_ids)
                 log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", tokens)
             openmp.release_threads()
             with self._changed:
@@ -151,8 +151,8 @@ class BackgroundEncoder:
                     self._logged_s = now
                     log.info("KV in the background: %d chunks wait.", len(self._last))
 
-    def _next(self) -> tuple[_Wanted, str] | None:
-        """The next one once it may begin, and its owner; `None` when this is closed."""
+    def _next(self) -> _Wanted | None:
+        """The next one once it may begin; `None` when this is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._last or self._closing)
@@ -167,13 +167,13 @@ class BackgroundEncoder:
                     self._changed.notify_all()
                 if waiting := self._waiting or self._last:  # otherwise it was forgotten meanwhile
                     self._working, self._was_missed = True, waiting is self._waiting
-                    self._current, owner = waiting.popitem(last=False)
-                    return self._current, owner
+                    self._current, _ = waiting.popitem(last=False)
+                    return self._current
 
-    def _encode(self, wanted: _Wanted, owner: str) -> None:
+    def _encode(self, wanted: _Wanted) -> None:
         if self._complete(wanted):
             return
-        with working_for(owner), self._scheduler.encoding_turn():
+        with working_for(wanted.identity.tenant), self._scheduler.encoding_turn():
             (entry,) = self._encoder.chunks([wanted.token_ids], wanted.identity)
             is_fused = wanted.identity == self._encoder.identity  # only there scores lie next to the entry
             scores = self._encoder.scores([entry]) if is_fused else []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ragkv import Engine, FusionConfig
+from ragkv import Engine, FusionConfig, StoreConfig
 from ragkv.runtime import working_for
 from tests.engine.helpers import A, B, Q, close, engine_of, full_prefill, ids
 from tests.scheduling.helpers import begin
@@ -36,26 +36,24 @@ def encode_while(
 
 
 @pytest.mark.parametrize("how", ["warm", "background"])
-def test_another_tenant_computes_before_the_chunk_is_complete(
-    engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    identity, seen = engine.entries.encoder.identity, []
-    owners = list[set[str]]()
+def test_another_tenant_computes_before_the_chunk_is_complete(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of(store=StoreConfig(tenant="first")) as engine:
+        identity, seen, owners = engine.entries.encoder.identity, list[bool](), list[set[str]]()
 
-    def compute() -> None:
-        with engine.scheduler.turn():
-            seen.append(engine.store.lease(identity, tuple(A)) is None)
-            owners.append(engine.scheduler.batch.lock.owners)
+        def compute() -> None:
+            with engine.scheduler.turn():
+                seen.append(engine.store.lease(identity, tuple(A)) is None)
+                owners.append(engine.scheduler.batch.lock.owners)
 
-    def background() -> None:
-        engine.entries.background.add(tuple(A))
-        engine.flush()
+        def background() -> None:
+            engine.entries.background.add(tuple(A))
+            engine.flush()
 
-    encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)
-    assert seen == [True]
-    assert owners == [{"first", "second"}]  # it uses time of whom it is computed for, also in the background
-    monkeypatch.undo()
-    assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
+        encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)
+        assert seen == [True]
+        assert owners == [{"first", "second"}]  # it uses time of whom it is computed for, also in the background
+        monkeypatch.undo()
+        assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
 
 
 def test_a_prefill_of_another_tenant_in_between_changes_neither_result(
