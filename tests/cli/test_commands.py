@@ -181,13 +181,8 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("command", "question", "says"),
-        [
-            ("ask", "", "is empty"),
-            ("ask", " \n", "is empty"),
-            ("search", "", "is empty"),
-            ("search", " \n", "is empty"),
-            ("ask", "who? " * 600, "context"),
-        ],
+        [("ask", "who? " * 600, "context")]
+        + [(command, blank, "is empty") for command in ("ask", "search") for blank in ("", " \n")],
     )
     def test_an_empty_question_and_a_prompt_longer_than_the_context_exit_with_1(
         self, run: Run, documents: Path, command: str, question: str, says: str

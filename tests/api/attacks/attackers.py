@@ -26,7 +26,7 @@ WORDS = "harbour mill orchard lantern glacier copper sparrow thunder velvet comp
 FORM, JSON = {"content-type": uploads.FORM_TYPE}, {"content-type": "application/json"}
 MODEL = os.environ.get("ATTACKED_MODEL", "reader")
 DOCUMENTS, SEARCH = "/v1/collections/c/documents", "/v1/collections/c/search"
-CHAT, ASK = "/v1/chat/completions", "/v1/ask"
+CHAT, ASK, GENERATE = "/v1/chat/completions", "/v1/ask", "/api/generate"
 HEAD = b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 TWO_LENGTHS = HEAD + b"content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
 
@@ -163,9 +163,7 @@ ATTACKS: dict[str, Attack] = {
     "long searches": Attack(6, lambda by: by.post(SEARCH, query=fresh(9_000), k=10)),
     "long chats": Attack(32, long_chat),
     "long questions": Attack(32, lambda by: by.post("/v1/ask", question=fresh(150), collection="c", max_tokens=256)),
-    "prompts": Attack(
-        16, lambda by: by.post("/api/generate", model=MODEL, prompt=fresh(400), options={"num_predict": 256})
-    ),
+    "prompts": Attack(16, lambda by: by.post(GENERATE, model=MODEL, prompt=fresh(400), options={"num_predict": 256})),
     "grammars": Attack(8, hostile_grammar),
     "long messages": Attack(8, lambda by: by.send("POST", CHAT, content=long_messages(), headers=JSON)),
     "question of 90,000": Attack(32, lambda by: by.post(ASK, question=fresh(11_000), collection="c")),
