@@ -14,7 +14,7 @@ VOCABULARY = 199
 WINDOW = 24
 ORIGINAL_LENGTH = 48  # of dynamic and longrope: prompts are longer, chunks shorter
 
-_BASE: dict[str, Any] = dict(
+BASE: dict[str, Any] = dict(
     vocab_size=VOCABULARY,
     hidden_size=64,
     intermediate_size=96,
@@ -33,6 +33,12 @@ def _rope(kind: str, **extra: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 10_000.0, **extra}
 
 
+def llama3(original_length: int) -> dict[str, Any]:
+    """The settings of llama3's rope."""
+    bands = dict(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+    return dict(rope_parameters=_rope("llama3", **bands, original_max_position_embeddings=original_length))
+
+
 _SLIDE = ["sliding_attention", "full_attention"] * 2
 
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,18 +48,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         dict(rope_parameters=_rope("dynamic", factor=4.0), max_position_embeddings=ORIGINAL_LENGTH),
     ),
-    "llama-llama3": (
-        "Llama",
-        dict(
-            rope_parameters=_rope(
-                "llama3",
-                factor=4.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=ORIGINAL_LENGTH,
-            )
-        ),
-    ),
+    "llama-llama3": ("Llama", llama3(ORIGINAL_LENGTH)),
     "llama-yarn": (
         "Llama",
         dict(rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=ORIGINAL_LENGTH)),
@@ -123,7 +118,7 @@ LENGTH_DEPENDENT = ("llama-dynamic", "phi3")
 def config(family: str, **changes: Any) -> Any:
     """A fresh tiny config of `family`."""
     name, settings = _CONFIGS[family]
-    merged = {**_BASE, **settings, **changes}
+    merged = {**BASE, **settings, **changes}
     config_class = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
     made = getattr(transformers, config_class)(**merged)
     made._attn_implementation = "eager" if name.startswith("Gemma") else "sdpa"

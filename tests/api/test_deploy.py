@@ -1,6 +1,10 @@
-"""docs/deploy.md, docs/settings.md, Dockerfile and compose.yaml agree with the code."""
+"""docs/deploy.md, docs/settings.md, Dockerfile, compose.yaml and the units of systemd agree with the code."""
 
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -92,3 +96,25 @@ def test_compose_publishes_on_loopback_and_lets_answers_finish(compose: Any) -> 
     assert f"client_max_body_size {config.limits.body_bytes >> 20}m;" in NGINX
     assert f"127.0.0.1:{config.port} " in NGINX
     assert int(service["stop_grace_period"].rstrip("s")) > config.graceful_s + config.close_s
+
+
+def test_the_units_of_systemd_are_valid_and_let_answers_finish(tmp_path: Path) -> None:
+    units = {path.name: path.read_text("utf-8") for path in (ROOT / "deploy").glob("*.service")}
+    assert set(units) == {"ragkv.service", "ragkv-nginx.service"}
+    lines = re.findall(r"^Environment=(.*)$", units["ragkv.service"], re.MULTILINE)
+    variables = dict(one.split("=", 1) for line in lines for one in shlex.split(line))
+    config = ServeConfig.gather(environment={k: v for k, v in variables.items() if k.startswith("RAGKV_")})
+    assert (config.home, config.log.format) == ("/var/lib/ragkv", "json")
+    assert config.on_loopback and not config.is_private  # it stands behind nginx: keys are needed
+    for name, text in units.items():
+        (stops_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
+        assert int(stops_s) > config.graceful_s + config.close_s
+        assert (
+            "\nMemoryMax=" in text
+            and "\nTasksMax=" in text
+            and ("\nUser=ragkv\n" in text) != ("\nDynamicUser=" in text)
+        )
+        (tmp_path / name).write_text(re.sub(r"(?<=^ExecStart=)\S+", sys.executable, text, flags=re.MULTILINE))
+    if analyze := shutil.which("systemd-analyze"):
+        command = [analyze, "verify", "--man=no", *(str(tmp_path / name) for name in units)]
+        assert subprocess.run(command, capture_output=True, text=True).stderr == ""

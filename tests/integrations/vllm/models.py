@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from ragkv.model.loading import folder_of, load_tokenizer
+from tests import tiny_models
 
 SMOLLM2 = "smollm2"
 
@@ -20,19 +21,7 @@ BLOCK_TOKENS = 32  # vLLM's blocks: chunk lengths lie on both sides of their edg
 WINDOW = 48
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": (
-        "Llama",
-        dict(
-            rope_parameters=dict(
-                rope_type="llama3",
-                rope_theta=10_000.0,
-                factor=4.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=128,
-            )
-        ),
-    ),
+    "llama": ("Llama", tiny_models.llama3(128)),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
@@ -45,21 +34,9 @@ def save(family: str, folder: Path) -> None:
         folder.symlink_to(folder_of(family))
         return
     kind, settings = FAMILIES[family]
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        bos_token_id=BOS,
-        eos_token_id=2,
-        pad_token_id=0,
-        **settings,
-    )
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=128, intermediate_size=192, head_dim=32)
+    more = dict(max_position_embeddings=2048, initializer_range=0.2)
+    config = getattr(transformers, f"{kind}Config")(**{**tiny_models.BASE, **sizes, **more, **settings})
     torch.manual_seed(0)
     getattr(transformers, f"{kind}ForCausalLM")(config).eval().save_pretrained(folder)
 
