@@ -5,6 +5,7 @@ for an unknown key names the nearest known one, and no secret is printed. Pure P
 """
 
 import dataclasses
+import ipaddress
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -178,6 +179,11 @@ class ServeConfig:
             raise ConfigError("host is empty; give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
         if "*" in self.cors_origins:
             raise ConfigError('cors_origins has "*"; name the origins, such as https://docs.example.org.')
+        for proxy in set(self.proxies) - {"*"}:
+            try:
+                ipaddress.ip_network(proxy, strict=False)
+            except ValueError as error:
+                raise ConfigError(f"proxies has {proxy!r}; it takes addresses and networks, as 10.0.0.0/8.") from error
 
     def of_home(self) -> Self:
         """These settings, with the model and what else the home keeps where they have the default."""

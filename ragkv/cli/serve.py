@@ -25,8 +25,7 @@ def _from_settings(default: str) -> str:
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=_from_settings("127.0.0.1"))]
 Port = Annotated[
-    int | None,
-    typer.Option(min=0, max=65535, help="Port; 0 is any free one.", show_default=_from_settings("8000")),
+    int | None, typer.Option(min=0, max=65535, help="Port; 0 is any free one.", show_default=_from_settings("8000"))
 ]
 NoAuth = Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")]
 OnRay = Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve, which share a Redis server: docs/scale.md.")]

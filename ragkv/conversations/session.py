@@ -58,12 +58,7 @@ class Session:
     """One conversation. `Engine.session` makes it; `lock` lets one turn run at a time."""
 
     def __init__(
-        self,
-        owner: SessionOwner,
-        session_id: str,
-        state: SessionState,
-        notes: tuple[str, ...] = (),
-        saved: bool = True,
+        self, owner: SessionOwner, session_id: str, state: SessionState, notes: tuple[str, ...] = (), saved: bool = True
     ) -> None:
         self.session_id, self.saved = session_id, saved
         self.lock = threading.Lock()

@@ -77,10 +77,7 @@ class TokenRun:
 
 @torch.no_grad()
 def raw_kv(
-    adapter: Adapter,
-    runs: Sequence[TokenRun],
-    between: Callable[[], None] = lambda: None,
-    layers: range | None = None,
+    adapter: Adapter, runs: Sequence[TokenRun], between: Callable[[], None] = lambda: None, layers: range | None = None
 ) -> list[torch.Tensor]:
     """The raw KV (L, 2, G, T, D) of each run, on the model's device; T is without the tokens that are skipped.
 

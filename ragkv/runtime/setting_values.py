@@ -139,7 +139,12 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
 
 def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
     """A list of settings: a TOML array, or words separated by commas."""
-    if isinstance(value, _Text):
+    if isinstance(value, _Text) and value.lstrip().startswith("["):
+        try:
+            value = tomllib.loads(f"list = {value}")["list"]
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} must be words separated by commas or a TOML array, not {value!r}.") from error
+    elif isinstance(value, _Text):
         value = [_Text(word.strip()) for word in value.split(",") if word.strip()]
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{path} must be a list, not {value!r}.")

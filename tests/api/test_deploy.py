@@ -47,7 +47,7 @@ def test_environment_variables_of_image_and_compose_are_settings(compose: Any) -
     started = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in written.items()}
     config = ServeConfig.gather(environment={**image, **started})
     assert (config.host, config.home, config.log.format, config.model) == ("127.0.0.1", "/data", "json", "")
-    assert config.on_loopback and not config.is_private  # it stands behind nginx: keys are needed
+    assert config.on_loopback and config.proxies == ("127.0.0.1",)  # it stands behind nginx: keys are needed
     assert config.engine.store.memory_bytes == 1024**3
 
 
@@ -105,14 +105,11 @@ def test_the_units_of_systemd_are_valid_and_let_answers_finish(tmp_path: Path) -
     variables = dict(one.split("=", 1) for line in lines for one in shlex.split(line))
     config = ServeConfig.gather(environment={k: v for k, v in variables.items() if k.startswith("RAGKV_")})
     assert (config.home, config.log.format) == ("/var/lib/ragkv", "json")
-    assert config.on_loopback and not config.is_private  # it stands behind nginx: keys are needed
+    assert config.on_loopback and config.proxies == ("127.0.0.1",)  # it stands behind nginx: keys are needed
     for name, text in units.items():
-        (stops_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
-        assert int(stops_s) > config.graceful_s + config.close_s
-        assert (
-            "\nMemoryMax=" in text
-            and "\nTasksMax=" in text
-            and ("\nUser=ragkv\n" in text) != ("\nDynamicUser=" in text)
+        assert int(text.partition("\nTimeoutStopSec=")[2].split("\n")[0]) > config.graceful_s + config.close_s
+        assert all(f"\n{bound}=" in text for bound in ("MemoryMax", "TasksMax")) and re.search(
+            "\n(Dynamic)?User=", text
         )
         (tmp_path / name).write_text(re.sub(r"(?<=^ExecStart=)\S+", sys.executable, text, flags=re.MULTILINE))
     if analyze := shutil.which("systemd-analyze"):

@@ -56,6 +56,7 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Pa
         ({"hosts": "a.example"}, "hosts must be a list, not 'a.example'"),
         ({"hosts": [5]}, r"hosts\[0\] must be str, not 5"),
         ({"cors_origins": ["*"]}, "name the origins"),
+        ({"proxies": ["nginx"]}, "proxies has 'nginx'; it takes addresses"),
         ({"limits": {"body_bytes": 0}}, "body_bytes is 0; it must be at least 1"),
         ({"queue": {"deadline_s": 0.0}}, "deadline_s is 0.0"),
         ({"vllm": {"url": "http://user:secret@localhost"}}, r"vllm\.url"),
@@ -67,6 +68,13 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Pa
 def test_a_wrong_setting_is_refused_by_name(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         build(ServeConfig, values)
+
+
+def test_a_list_in_the_environment_may_be_written_as_in_a_file() -> None:
+    for text in ("127.0.0.1, 10.0.0.0/8", '["127.0.0.1", "10.0.0.0/8"]'):
+        assert ServeConfig.gather(None, {"RAGKV_SERVE__PROXIES": text}).proxies == ("127.0.0.1", "10.0.0.0/8")
+    with pytest.raises(ConfigError, match=r"serve.hosts must be words .* or a TOML array, not '\[a\]'"):
+        ServeConfig.gather(None, {"RAGKV_SERVE__HOSTS": "[a]"})
 
 
 @pytest.mark.parametrize("name", ["directory", "tenant"])

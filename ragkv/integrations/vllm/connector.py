@@ -9,11 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine

@@ -131,11 +131,7 @@ class Sampler:
     """Chooses the next token of one answer."""
 
     def __init__(
-        self,
-        sampling: Sampling,
-        prompt_ids: torch.Tensor,
-        eos: Sequence[int],
-        constraint: Constraint | None = None,
+        self, sampling: Sampling, prompt_ids: torch.Tensor, eos: Sequence[int], constraint: Constraint | None = None
     ) -> None:
         """`prompt_ids` (S,) are on the device of the logits; `eos` end an answer.
 

@@ -43,18 +43,9 @@ def save(family: str, folder: Path) -> None:
 
 def vllm_request(name: str, ids: Sequence[int], **changes: Any) -> Any:
     """A request as vLLM's scheduler has it."""
-    fields = dict(
-        request_id=name,
-        prompt_token_ids=list(ids),
-        lora_request=None,
-        mm_features=[],
-        pooling_params=None,
-        skip_reading_prefix_cache=False,
-        kv_transfer_params=None,
-        cache_salt=None,
-        block_hashes=[],
-        update_block_hashes=lambda: None,
-    )
+    fields: dict[str, Any] = dict.fromkeys(("lora_request", "pooling_params", "kv_transfer_params", "cache_salt"))
+    fields |= dict(request_id=name, prompt_token_ids=list(ids), mm_features=[], block_hashes=[])
+    fields |= dict(skip_reading_prefix_cache=False, update_block_hashes=lambda: None)
     return SimpleNamespace(**{**fields, **changes})
 
 
