@@ -252,7 +252,7 @@ def test_a_request_that_is_broken_off_leaves_no_generator_to_garbage_collection(
             front.fake.pause_s = 0.05
             with front.client.stream("POST", "/v1/ask", json={**ASK, "max_tokens": 500, "stream": True}) as answer:
                 next(line for line in answer.iter_lines() if "token" in line)
-                assert len(suspended()) > len(before)
+                wait_until(lambda: len(suspended()) > len(before))
         else:
             front.fake.has_connector = False
             assert front.ask().status_code == 503
