@@ -217,7 +217,7 @@ def test_the_values_of_a_pdf_form_are_read() -> None:
 @pytest.mark.parametrize(
     ("mapped", "expected", "told"),
     [
-        ("D835", "\ufffdB", "1 characters are no"),
+        ("D835", "\ufffdB", "1 characters are no text"),
         ("D835DC9C", "\U0001d49cB", ""),
         ("0000", "B", ""),
         ("00410000", "AB", ""),
