@@ -68,7 +68,8 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> N
 
 def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
     with small(tmp_path) as server, server.client() as it, it.stream("GET", "/v1/stream?wait_s=1&count=99") as running:
-        next(running.iter_text())
+        pieces = running.iter_text()  # kept: httpx closes the connection with it
+        next(pieces)
         server.signal(signal.SIGTERM)
         server.wait_for(lambda line: line["event"] == "draining")
         server.signal(signal.SIGTERM)
