@@ -54,14 +54,9 @@ def _entries(client: TestClient, headers: dict[str, str]) -> list[int]:
 
 def _flush(client: TestClient) -> None:
     """Wait until the entries of missed chunks are stored."""
-    for tenant in _opened(client).values():
-        tenant.engine.flush()
-
-
-def _opened(client: TestClient) -> dict[str, Any]:
     app: Any = client.app
-    opened: dict[str, Any] = app.state.service.tenants.opened()
-    return opened
+    for tenant in app.state.service.tenants.opened().values():
+        tenant.engine.flush()
 
 
 def test_another_tenants_collections_are_not_found(two_keys: TwoKeys) -> None:

@@ -19,11 +19,6 @@ def worlds(number: int = 3) -> tuple[World, ...]:
     return tuple(world(seed, replace(level(number), questions=40)) for seed in SEEDS)
 
 
-def stated_facts(made: World) -> dict[tuple[str, str], str]:
-    """Subject and relation -> object, from the statements."""
-    return {(one.fact.subject, one.fact.relation): one.fact.object for one in made.statements}
-
-
 def test_the_same_seed_makes_the_same_world() -> None:
     assert world(11, level(3)) == world(11, level(3))
     assert record(world(11, level(3))) != record(world(12, level(3)))
@@ -32,7 +27,7 @@ def test_the_same_seed_makes_the_same_world() -> None:
 def test_answers_follow_from_the_statements() -> None:
     seen = set()
     for made in worlds():
-        facts = stated_facts(made)
+        facts = {(one.fact.subject, one.fact.relation): one.fact.object for one in made.statements}
         for question in made.questions:
             seen.add(question.type)
             assert list(question.support) == sorted(set(question.support))

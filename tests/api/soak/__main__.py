@@ -1,6 +1,7 @@
 """`python -m tests.api.soak`: exit status 0 if every check passed."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -15,4 +16,5 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder of the logs [runs/soak]")
     parser.add_argument("--nginx", action=argparse.BooleanOptionalAction, default=NGINX is not None)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # ends its servers, too
     sys.exit(1 if soak(Plan(given.minutes, given.out, given.seed, given.nginx)) else 0)
