@@ -108,9 +108,8 @@ def test_the_units_of_systemd_are_valid_and_let_answers_finish(tmp_path: Path) -
     assert config.on_loopback and config.proxies == ("127.0.0.1",)  # it stands behind nginx: keys are needed
     for name, text in units.items():
         assert int(text.partition("\nTimeoutStopSec=")[2].split("\n")[0]) > config.graceful_s + config.close_s
-        assert all(f"\n{bound}=" in text for bound in ("MemoryMax", "TasksMax")) and re.search(
-            "\n(Dynamic)?User=", text
-        )
+        assert all(f"\n{bound}=" in text for bound in ("MemoryMax", "TasksMax"))
+        assert re.search("\n(Dynamic)?User=", text)
         (tmp_path / name).write_text(re.sub(r"(?<=^ExecStart=)\S+", sys.executable, text, flags=re.MULTILINE))
     if analyze := shutil.which("systemd-analyze"):
         command = [analyze, "verify", "--man=no", *(str(tmp_path / name) for name in units)]

@@ -82,8 +82,9 @@ def test_a_request_that_is_too_slow_or_too_large_is_closed_and_never_reaches_pyt
 
 
 def test_more_requests_at_once_than_an_address_may_have_get_429(up: Up, tmp_path: Path) -> None:
-    with nginx(tmp_path, up.server.port) as port, contextlib.ExitStack() as stack:  # with the times that we ship
-        many = [stack.enter_context(Up(up.server, port, up.headers).attacker()) for _ in range(90)]
+    with nginx(tmp_path, up.server.port) as port, contextlib.ExitStack() as stack:
+        shipped = Up(up.server, port, up.headers)
+        many = [stack.enter_context(shipped.attacker()) for _ in range(90)]
         for one in many:
             one.sendall(HEAD + b"content-length: 900\r\n\r\n{")  # its body never comes
         until(lambda: len(select.select(many, [], [], 0)[0]) >= 20)
