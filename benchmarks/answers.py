@@ -1,12 +1,15 @@
-"""Whole answers of a real model with and without drafts, by kind of answer: time, accepted drafts, the same tokens?
+"""Whole answers of a real model with and without drafts, by kind of answer: time, accepted drafts,
+the same tokens?
 
-    python -m benchmarks.answers --data FOLDER --passages 12 --tokens 100             # full and fused
-    python -m benchmarks.answers --data FOLDER --passages 1 --tokens 28 --ways fused --questions 125 --half test
+    python -m benchmarks.answers --data FOLDER --passages 12 --tokens 100             # full and
+    fused python -m benchmarks.answers --data FOLDER --passages 1 --tokens 28 --ways fused
+    --questions 125 --half test
 
-FOLDER has XQuAD as published. The ways and drafts of a question alternate. Times are of the processor, in the thread
-that computes, unless `--wall`; a token's time leaves the first one out. Rows are appended to `--out`, and the same
-command goes on where a killed run stopped. `--prompts FILE` writes the prompts' texts, which `llama_cpp.mjs` asks
-llama.cpp. Instructions are limited by the environment: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2.
+FOLDER has XQuAD as published. The ways and drafts of a question alternate. Times are of the
+processor, in the thread that computes, unless `--wall`; a token's time leaves the first one out.
+Rows are appended to `--out`, and the same command goes on where a killed run stopped. `--prompts
+FILE` writes the prompts' texts, which `llama_cpp.mjs` asks llama.cpp. Instructions are limited by
+the environment: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2.
 """
 
 import argparse
@@ -41,24 +44,46 @@ def main() -> None:
     part, parts = options.part
     asked = [
         one.__class__(one.key, _passages(one, options.passages), one.question, one.golds)
-        for one in questions("xquad", options.data, options.half, options.questions)[part - 1 :: parts]
+        for one in questions("xquad", options.data, options.half, options.questions)[
+            part - 1 :: parts
+        ]
     ]
     config = EngineConfig(
-        dtype=options.dtype, weights=options.weights, drafts=0, controller=ControllerConfig(measure=False)
+        dtype=options.dtype,
+        weights=options.weights,
+        drafts=0,
+        controller=ControllerConfig(measure=False),
     )
-    label = {name: getattr(options, name) for name in ("model", "dtype", "weights", "threads", "passages", "tokens")}
+    label = {
+        name: getattr(options, name)
+        for name in ("model", "dtype", "weights", "threads", "passages", "tokens")
+    }
     label["half"], label["cpu"] = options.half, torch.backends.cpu.get_cpu_capability()
     rows = Rows(options.out)
     with Engine.from_pretrained(located(options.model), config) as plain:
         if options.prompts:
-            options.prompts.write_text(json.dumps([_text(plain, one, kind) for one in asked for kind in options.kinds]))
+            options.prompts.write_text(
+                json.dumps([_text(plain, one, kind) for one in asked for kind in options.kinds])
+            )
         with plain.with_config(EngineConfig(controller=config.controller)) as drafting:
             for at, one in enumerate(asked):
-                known = {row["kind"] for row in rows.all if row["question"] == one.key and label.items() <= row.items()}
+                known = {
+                    row["kind"]
+                    for row in rows.all
+                    if row["question"] == one.key and label.items() <= row.items()
+                }
                 if missing := [kind for kind in options.kinds if kind not in known]:
-                    rows.add([{**label, **row} for row in _ask((plain, drafting), one, missing, options, at)])
+                    rows.add(
+                        [
+                            {**label, **row}
+                            for row in _ask((plain, drafting), one, missing, options, at)
+                        ]
+                    )
     keys = {one.key for one in asked}
-    _show([row for row in rows.all if label.items() <= row.items() and row["question"] in keys], options)
+    _show(
+        [row for row in rows.all if label.items() <= row.items() and row["question"] in keys],
+        options,
+    )
 
 
 def _passages(asked: Asked, count: int) -> tuple[str, ...]:
@@ -69,13 +94,19 @@ def _passages(asked: Asked, count: int) -> tuple[str, ...]:
 
 
 def _text(engine: Engine, asked: Asked, kind: str) -> str:
-    ids = engine.prefill(KINDS[kind].format(question=asked.question), asked.passages, reuse="none").token_ids
+    ids = engine.prefill(
+        KINDS[kind].format(question=asked.question), asked.passages, reuse="none"
+    ).token_ids
     assert engine.tokenizer is not None
     return str(engine.tokenizer.decode(ids))
 
 
 def _ask(
-    engines: Sequence[Engine], asked: Asked, kinds: Sequence[str], options: argparse.Namespace, at: int
+    engines: Sequence[Engine],
+    asked: Asked,
+    kinds: Sequence[str],
+    options: argparse.Namespace,
+    at: int,
 ) -> Iterator[Row]:
     chunks = [engines[0].chunk(text) for text in asked.passages]
     if "fused" in options.ways:
@@ -87,7 +118,9 @@ def _ask(
         for way in options.ways:
             order = engines if (at + number) % 2 else engines[::-1]
             found = {id(engine): _timed(engine, question, chunks, options, way) for engine in order}
-            (plain, first_s, plain_s), (drafted, drafted_first_s, drafted_s) = (found[id(one)] for one in engines)
+            (plain, first_s, plain_s), (drafted, drafted_first_s, drafted_s) = (
+                found[id(one)] for one in engines
+            )
             yield {
                 "question": asked.key,
                 "kind": kind,
@@ -99,7 +132,9 @@ def _ask(
                 "drafted": drafted.timing.drafted,
                 "accepted": drafted.timing.accepted,
                 "same": plain.token_ids == drafted.token_ids,
-                "texts": [plain.text] if plain.token_ids == drafted.token_ids else [plain.text, drafted.text],
+                "texts": [plain.text]
+                if plain.token_ids == drafted.token_ids
+                else [plain.text, drafted.text],
             }
     engines[0].delete(chunks)
     engines[1].delete(chunks)
@@ -108,12 +143,16 @@ def _ask(
 def _timed(
     engine: Engine, question: str, chunks: Sequence[Any], options: argparse.Namespace, way: str
 ) -> tuple[Answer, float, float]:
-    """The answer, the seconds to its first token, and those of each token behind it (0 if there is none)."""
+    """The answer, the seconds to its first token, and those of each token behind it (0 if there is
+    none).
+    """
     clock = time.perf_counter if options.wall else time.process_time
-    began, first = clock(), 0.0
+    began = clock()
+    first = 0.0
     for event in engine.stream(question, chunks, max_new_tokens=options.tokens, **WAYS[way]):
         if isinstance(event, Answer):
-            answer, took_s = event, clock() - first
+            answer = event
+            took_s = clock() - first
         else:
             first = first or clock()
     engine.flush()
@@ -129,16 +168,44 @@ def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
             timed = [row for row in own if all(row["token_s"])]
             if not timed:
                 continue
-            plain, drafted = (statistics.median(row["token_s"][which] for row in timed) for which in (0, 1))
+            plain, drafted = (
+                statistics.median(row["token_s"][which] for row in timed) for which in (0, 1)
+            )
             gains = sorted(row["token_s"][0] / row["token_s"][1] for row in timed)
             first = statistics.median(row["first_s"] for row in own)
             proposed, accepted = (sum(row[name] for row in own) for name in ("drafted", "accepted"))
             whole = [first + (options.tokens - 1) * token_s for token_s in (plain, drafted)]
-            cells = (f"{1e3 * plain:.1f}", f"{1e3 * drafted:.1f}", f"{statistics.median(gains):.2f}")
-            least, share = f"{gains[len(gains) // 20]:.2f}", f"{accepted / max(1, proposed):.2f}"
+            cells = (
+                f"{1e3 * plain:.1f}",
+                f"{1e3 * drafted:.1f}",
+                f"{statistics.median(gains):.2f}",
+            )
+            least = f"{gains[len(gains) // 20]:.2f}"
+            share = f"{accepted / max(1, proposed):.2f}"
             same = f"{sum(row['same'] for row in own)} of {len(own)}"
-            found.append((way, kind, f"{first:.2f}", *cells, least, share, same, *(f"{one:.1f}" for one in whole)))
-    heads = ("way", "kind", "first, s", "ms/token", "with drafts", "times", "5th %", "accepted", "same")
+            found.append(
+                (
+                    way,
+                    kind,
+                    f"{first:.2f}",
+                    *cells,
+                    least,
+                    share,
+                    same,
+                    *(f"{one:.1f}" for one in whole),
+                )
+            )
+    heads = (
+        "way",
+        "kind",
+        "first, s",
+        "ms/token",
+        "with drafts",
+        "times",
+        "5th %",
+        "accepted",
+        "same",
+    )
     report.table((*heads, f"{options.tokens} tokens, s", "with drafts"), found)
 
 
@@ -150,12 +217,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--weights", default="plain", choices=["plain", "int8"])
     parser.add_argument("--half", choices=["dev", "test"], default="dev")
     parser.add_argument("--questions", type=int, default=4)
-    parser.add_argument("--part", type=_part, default=(1, 1), help="2/14: the second of 14 shares of the questions")
+    parser.add_argument(
+        "--part", type=_part, default=(1, 1), help="2/14: the second of 14 shares of the questions"
+    )
     parser.add_argument("--passages", type=int, default=8, help="of a prompt, at most")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS])
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS])
-    parser.add_argument("--wall", action="store_true", help="times of the clock: only on a quiet machine")
+    parser.add_argument(
+        "--wall", action="store_true", help="times of the clock: only on a quiet machine"
+    )
     parser.add_argument("--prompts", type=Path, help="write the prompts' texts here, as JSON")
     parser.add_argument("--out", type=Path, default=report.RESULTS / "answers.jsonl")
     options = parser.parse_args()

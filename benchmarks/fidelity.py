@@ -1,9 +1,11 @@
-"""How close fused prompts are to a full prefill, without questions: KL of the next tokens over the ratio.
+"""How close fused prompts are to a full prefill, without questions: KL of the next tokens over the
+ratio.
 
-Text is sampled from the model itself (`stories260K` next to this repository, or any given folder) and cut into chunks.
-The predictions for the following tokens are compared with those of a full prefill (CacheBlend figures 6 and 8 by other
-means). Two claims: KL falls with the ratio and is 0 at 1, and HKVD finds better tokens than chance; deviations of
-neighbouring layers rank tokens alike (insight 2).
+Text is sampled from the model itself (`stories260K` next to this repository, or any given folder)
+and cut into chunks. The predictions for the following tokens are compared with those of a full
+prefill (CacheBlend figures 6 and 8 by other means). Two claims: KL falls with the ratio and is 0 at
+1, and HKVD finds better tokens than chance; deviations of neighbouring layers rank tokens alike
+(insight 2).
 """
 
 import argparse
@@ -44,7 +46,10 @@ def main() -> None:
     fusion = FusionConfig(sensitivity_prefixes=options.prefixes)
     with Engine(model, config=EngineConfig(fusion=fusion)) as engine:
         results = _measure(engine, texts, options.selectors)
-    shape = f"{len(texts)} texts of {options.chunks} x {options.tokens} tokens, KL over {options.after} tokens"
+    shape = (
+        f"{len(texts)} texts of {options.chunks} x {options.tokens} tokens, KL over "
+        f"{options.after} tokens"
+    )
     print(f"{options.model.name}, {shape}")
     _print(results)
     print("written:", report.save(f"fidelity-{options.model.name}", results))
@@ -57,7 +62,8 @@ def sampled(model: torch.nn.Module, count: int, chunks: int, tokens: int, after:
     config = model.config
     never = [token for token in (config.bos_token_id, config.eos_token_id) if token is not None]
     step = torch.full((count, 1), config.bos_token_id or 0)
-    cache, drawn = DynamicCache(), []
+    cache = DynamicCache()
+    drawn = []
     for _ in range(chunks * tokens + after):
         logits = model(step, past_key_values=cache).logits[:, -1].float()
         logits[:, never] = -torch.inf
@@ -88,7 +94,9 @@ def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[st
     return {
         "kl": _means(kl),
         "compute": _means(compute),
-        "recall_of_true_top_15_percent": {name: sum(values) / len(values) for name, values in recall.items()},
+        "recall_of_true_top_15_percent": {
+            name: sum(values) / len(values) for name, values in recall.items()
+        },
         "spearman_of_neighbouring_layers": torch.tensor(ranks).mean(0).tolist(),
     }
 
@@ -96,8 +104,12 @@ def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[st
 def next_tokens(
     engine: Engine, text: Text, selector: str | Selector, ratio: float, reuse: str = "fused"
 ) -> tuple[torch.Tensor, float]:
-    """Log-probabilities (A, V) behind each token of `text.after`, and the compute of the prefill."""
-    prefill = engine.prefill(text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse)  # type: ignore[arg-type]
+    """Log-probabilities (A, V) behind each token of `text.after`, and the compute of the
+    prefill.
+    """
+    prefill = engine.prefill(
+        text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse
+    )  # type: ignore[arg-type]
     kv = prefill.fused.kv.grown(len(text.after))
     hidden = full_pass(engine.model.adapter, torch.tensor(text.after[1:]), kv, start=kv.length)
     with torch.no_grad():
@@ -113,7 +125,9 @@ def divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:
 def _recall(engine: Engine, text: Text, selector: str | Selector, truth: lens.Truth) -> float:
     """Share of the 15 % with the highest true deviation among the selected 15 %."""
     chosen = engine.prefill(text.after[:1], text.chunks, ratio=0.15, selector=selector).selected
-    candidates = torch.arange(truth.chunk_start + len(text.chunks[0]), truth.chunk_start + truth.moved.shape[2])
+    candidates = torch.arange(
+        truth.chunk_start + len(text.chunks[0]), truth.chunk_start + truth.moved.shape[2]
+    )
     best = candidates[truth.score(candidates).topk(len(chosen)).indices]
     return len(set(chosen.tolist()) & set(best.tolist())) / len(chosen)
 
@@ -132,10 +146,14 @@ def _means(values: dict[tuple[str, float], list[float]]) -> dict[str, dict[str, 
 
 
 def _print(results: dict) -> None:
-    print("\nKL(full prefill || fused), nats per token; in brackets row-layers over a full prefill's")
+    print(
+        "\nKL(full prefill || fused), nats per token; in brackets row-layers over a full prefill's"
+    )
     rows = []
     for name, by_ratio in results["kl"].items():
-        cells = [f"{kl:.4f} ({results['compute'][name][ratio]:.2f})" for ratio, kl in by_ratio.items()]
+        cells = [
+            f"{kl:.4f} ({results['compute'][name][ratio]:.2f})" for ratio, kl in by_ratio.items()
+        ]
         rows.append([name, *cells, results["recall_of_true_top_15_percent"][name]])
     report.table(("selector", *RATIOS, "recall"), rows)
     print("\nSpearman's correlation of true deviations, layers l and l + 1 from l = 1:")

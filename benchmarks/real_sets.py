@@ -1,7 +1,9 @@
-"""Question sets for `benchmarks.real`: real prose, each with passages that need each other, dev and test apart.
+"""Question sets for `benchmarks.real`: real prose, each with passages that need each other, dev and
+test apart.
 
-Files are read as published and never copied into the project. A question's half is decided by what it is about (its
-article, its conversation or its own text), so that no passage of a test question was seen while a constant was chosen.
+Files are read as published and never copied into the project. A question's half is decided by what
+it is about (its article, its conversation or its own text), so that no passage of a test question
+was seen while a constant was chosen.
 """
 
 import hashlib
@@ -17,7 +19,8 @@ from benchmarks.quality_data import read, worlds
 from ragkv.errors import InputError
 
 _SENTENCE_ENDS = re.compile(r"(?<=\.) ")
-PASSAGE_CHARACTERS = 1_600  # Longer passages of MuSiQue and mtRAG are cut here, so that ten fit a context of 8,192.
+# Longer passages of MuSiQue and mtRAG are cut here, so that ten fit a context of 8,192.
+PASSAGE_CHARACTERS = 1_600
 
 
 @dataclass(frozen=True)
@@ -41,22 +44,34 @@ def _seeded(key: str) -> random.Random:
 
 def _file(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
-        raise InputError(f"{folder} has no {name}, which this set is read from: docs/selection.md says where it is.")
+        raise InputError(
+            f"{folder} has no {name}, which this set is read from: docs/selection.md says where "
+            "it is."
+        )
     return folder / name
 
 
 def _articles(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(_file(folder, "xquad.en.json").read_text("utf-8"))["data"]
+    found: list[dict[str, Any]] = json.loads(_file(folder, "xquad.en.json").read_text("utf-8"))[
+        "data"
+    ]
     return found
 
 
 def _xquad(folder: Path, half: str, same: int = 4, others: int = 3) -> Iterator[Asked]:
-    """The paragraph that answers among `same` of its article and `others` of other articles, in any order."""
+    """The paragraph that answers among `same` of its article and `others` of other articles, in any
+    order.
+    """
     articles = _articles(folder)
     for at, article in enumerate(articles):
         if half_of(article.get("title") or str(at)) != half:
             continue
-        elsewhere = [one["context"] for other in articles if other is not article for one in other["paragraphs"]]
+        elsewhere = [
+            one["context"]
+            for other in articles
+            if other is not article
+            for one in other["paragraphs"]
+        ]
         for paragraph in article["paragraphs"]:
             siblings = [one["context"] for one in article["paragraphs"] if one is not paragraph]
             for asked in paragraph["qas"]:
@@ -93,7 +108,9 @@ def _two_sentences(text: str, golds: Sequence[str]) -> str:
 
 
 def _published(name: str) -> Callable[[Path, str], Iterator[Asked]]:
-    """A set in the form of LongBench, HotpotQA or MuSiQue, as `benchmarks.papers_quality` reads it."""
+    """A set in the form of LongBench, HotpotQA or MuSiQue, as `benchmarks.papers_quality`
+    reads it.
+    """
 
     def read_half(folder: Path, half: str) -> Iterator[Asked]:
         for context in read(_file(folder, name)):
@@ -106,43 +123,76 @@ def _published(name: str) -> Callable[[Path, str], Iterator[Asked]]:
 
 
 def _mtrag(folder: Path, half: str) -> Iterator[Asked]:
-    """The last turn of a conversation over retrieved passages; the earlier turns stand before its question."""
+    """The last turn of a conversation over retrieved passages; the earlier turns stand before its
+    question.
+    """
     for line in _file(folder, "mtragun_reference.jsonl").read_text("utf-8").splitlines():
         task = json.loads(line)
-        if half_of(task["conversation_id"]) != half or len(task["contexts"]) < 2 or not task["targets"]:
+        if (
+            half_of(task["conversation_id"]) != half
+            or len(task["contexts"]) < 2
+            or not task["targets"]
+        ):
             continue
-        said = "\n".join(f"{turn['speaker'].capitalize()}: {turn['text']}" for turn in task["input"])
+        said = "\n".join(
+            f"{turn['speaker'].capitalize()}: {turn['text']}" for turn in task["input"]
+        )
         passages = tuple(one["text"].strip()[:PASSAGE_CHARACTERS] for one in task["contexts"])
         yield Asked(task["task_id"], passages, said, tuple(one["text"] for one in task["targets"]))
 
 
-_NAMES = ("Alder", "Birch", "Cedar", "Dorset", "Elmore", "Farrow", "Garnet", "Hollis", "Ibsen", "Jarrow", "Kestrel")
+_NAMES = (
+    "Alder",
+    "Birch",
+    "Cedar",
+    "Dorset",
+    "Elmore",
+    "Farrow",
+    "Garnet",
+    "Hollis",
+    "Ibsen",
+    "Jarrow",
+    "Kestrel",
+)
 
 
 def _needles(folder: Path, half: str) -> Iterator[Asked]:
-    """Sentences of ours in real prose: several keys, several values of one key, a variable followed through chunks."""
+    """Sentences of ours in real prose: several keys, several values of one key, a variable followed
+    through chunks.
+    """
     prose = [one["context"] for article in _articles(folder) for one in article["paragraphs"]]
     for number in range(120):
         key = f"needle-{number}"
         if half_of(key) != half:
             continue
         rng = _seeded(key)
-        names, codes = rng.sample(_NAMES, 4), [str(rng.randrange(10_000, 99_999)) for _ in range(4)]
+        names = rng.sample(_NAMES, 4)
+        codes = [str(rng.randrange(10_000, 99_999)) for _ in range(4)]
         passages = rng.sample(prose, 8)
         if number % 3 == 0:  # several keys
-            sentences = [f"The access code of room {name} is {code}." for name, code in zip(names, codes, strict=True)]
-            question, golds = f"What is the access code of room {names[2]}?", (codes[2],)
+            sentences = [
+                f"The access code of room {name} is {code}."
+                for name, code in zip(names, codes, strict=True)
+            ]
+            question = f"What is the access code of room {names[2]}?"
+            golds = (codes[2],)
         elif number % 3 == 1:  # several values of one key
-            sentences = [f"One of the keepers of the house {names[0]} is {name}." for name in names[1:]]
-            question, golds = f"Who are the keepers of the house {names[0]}?", (", ".join(names[1:]),)
+            sentences = [
+                f"One of the keepers of the house {names[0]} is {name}." for name in names[1:]
+            ]
+            question = f"Who are the keepers of the house {names[0]}?"
+            golds = (", ".join(names[1:]),)
         else:  # a variable through chunks
             sentences = [
                 f"The box {names[0]} holds the number {codes[0]}.",
                 f"The box {names[1]} holds the same number as the box {names[0]}.",
                 f"The box {names[2]} holds the same number as the box {names[1]}.",
             ]
-            question, golds = f"Which number does the box {names[2]} hold?", (codes[0],)
-        for sentence, at in zip(sentences, sorted(rng.sample(range(8), len(sentences))), strict=True):
+            question = f"Which number does the box {names[2]} hold?"
+            golds = (codes[0],)
+        for sentence, at in zip(
+            sentences, sorted(rng.sample(range(8), len(sentences))), strict=True
+        ):
             parts = _SENTENCE_ENDS.split(passages[at])
             parts.insert(rng.randrange(1, len(parts) + 1), sentence)
             passages[at] = " ".join(parts)
@@ -150,9 +200,15 @@ def _needles(folder: Path, half: str) -> Iterator[Asked]:
 
 
 def _chat(folder: Path, half: str) -> Iterator[Asked]:
-    """The needles, each behind twelve other questions and their answers in one message, as a client sends a chat."""
+    """The needles, each behind twelve other questions and their answers in one message, as a client
+    sends a chat.
+    """
     paragraphs = (one for article in _articles(folder) for one in article["paragraphs"])
-    pool = [(asked["question"], asked["answers"][0]["text"]) for one in paragraphs for asked in one["qas"]]
+    pool = [
+        (asked["question"], asked["answers"][0]["text"])
+        for one in paragraphs
+        for asked in one["qas"]
+    ]
     for asked in _needles(folder, half):
         turns = _seeded(asked.key).sample(pool, 12)
         said = "".join(f"User: {question}\nAssistant: {answer}\n" for question, answer in turns)
@@ -160,11 +216,15 @@ def _chat(folder: Path, half: str) -> Iterator[Asked]:
 
 
 def _worlds(_: Path, half: str) -> Iterator[Asked]:
-    """Invented worlds that the bundled reader was never trained on, from the generator of its training text."""
+    """Invented worlds that the bundled reader was never trained on, from the generator of its
+    training text.
+    """
     for number, context in enumerate(worlds(40, seed=("dev", "test").index(half))):
         for at, question in enumerate(context.questions):
             if not question.history:
-                yield Asked(f"world-{half}-{number}-{at}", context.chunks, question.text, question.golds)
+                yield Asked(
+                    f"world-{half}-{number}-{at}", context.chunks, question.text, question.golds
+                )
 
 
 SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
@@ -181,6 +241,10 @@ SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
 
 
 def questions(name: str, folder: Path, half: str, count: int | None) -> Sequence[Asked]:
-    """`count` questions of a half of a set (all: `None`), always the same ones, spread over its topics."""
-    found = sorted(SETS[name](folder, half), key=lambda one: hashlib.blake2b(one.key.encode()).digest())
+    """`count` questions of a half of a set (all: `None`), always the same ones, spread over its
+    topics.
+    """
+    found = sorted(
+        SETS[name](folder, half), key=lambda one: hashlib.blake2b(one.key.encode()).digest()
+    )
     return found[:count]

@@ -1,4 +1,6 @@
-"""Shared by all benchmarks: common options, the machine's name, a table, a JSON file, medians of alternating runs."""
+"""Shared by all benchmarks: common options, the machine's name, a table, a JSON file, medians of
+alternating runs.
+"""
 
 import argparse
 import json
@@ -18,9 +20,15 @@ RESULTS = Path(__file__).parent / "results"
 GIB = 1024**3
 
 
-def parser(doc: str | None, quick: str, threads: int | None = None, runs: int | None = None) -> argparse.ArgumentParser:
-    """A parser with `--quick` (`quick` is its help) and, if a default is given, `--threads` and `--runs`."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(
+    doc: str | None, quick: str, threads: int | None = None, runs: int | None = None
+) -> argparse.ArgumentParser:
+    """A parser with `--quick` (`quick` is its help) and, if a default is given, `--threads` and
+    `--runs`.
+    """
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--quick", action="store_true", help=quick)
     if threads is not None:
         made.add_argument("--threads", type=int, default=threads, help="of torch")
@@ -32,7 +40,8 @@ def parser(doc: str | None, quick: str, threads: int | None = None, runs: int | 
 def machine() -> dict[str, Any]:
     """The processor, its load and the versions that the numbers were measured with."""
     name = next(
-        (line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+        (line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")),
+        platform.processor(),
     )
     return {
         "cpu": name,
@@ -53,9 +62,13 @@ def _cpuinfo() -> list[str]:
 
 
 def alternate(
-    actions: Mapping[Any, Callable[[], Any]], runs: int, clock: Callable[[], float] = time.perf_counter
+    actions: Mapping[Any, Callable[[], Any]],
+    runs: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Any, float]:
-    """Median seconds of each action. They alternate, in another order each round; the first round is not measured."""
+    """Median seconds of each action. They alternate, in another order each round; the first round
+    is not measured.
+    """
     times: dict[Any, list[float]] = {name: [] for name in actions}
     for round_ in range(runs + 1):
         for name in random.Random(round_).sample(list(actions), len(actions)):
@@ -69,7 +82,10 @@ def alternate(
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Prints rows under headings in aligned columns; floats get three decimals."""
     cells = [[f"{c:.3f}" if isinstance(c, float) else str(c) for c in row] for row in rows]
-    widths = [max(len(str(h)), *(len(r[i]) for r in cells)) if cells else len(str(h)) for i, h in enumerate(headings)]
+    widths = [
+        max(len(str(h)), *(len(r[i]) for r in cells)) if cells else len(str(h))
+        for i, h in enumerate(headings)
+    ]
     for row in ([str(h) for h in headings], ["-" * w for w in widths], *cells):
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 

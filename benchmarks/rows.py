@@ -1,4 +1,6 @@
-"""Rows of results in a file that an interrupted run goes on from, and what is said of them: intervals and a table."""
+"""Rows of results in a file that an interrupted run goes on from, and what is said of them:
+intervals and a table.
+"""
 
 import json
 import os
@@ -13,13 +15,16 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """JSON lines. A kill loses what was not added yet, and a line that it tore is dropped when the file is opened."""
+    """JSON lines. A kill loses what was not added yet, and a line that it tore is dropped when the
+    file is opened.
+    """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = b"" if fresh or not path.exists() else path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
-        self.path, self.all = path, [json.loads(line) for line in whole.splitlines()]
+        self.path = path
+        self.all = [json.loads(line) for line in whole.splitlines()]
         path.touch()
         os.truncate(path, len(whole))
 
@@ -31,7 +36,9 @@ class Rows:
 
 
 def draws(count: int) -> np.ndarray:
-    """How often each of `count` questions is in each resample, over their number: (resamples, count)."""
+    """How often each of `count` questions is in each resample, over their number: (resamples,
+    count).
+    """
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
     found: np.ndarray = drawn / count
     return found

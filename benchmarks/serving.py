@@ -1,12 +1,15 @@
-"""Requests a second and time to the first token of servers of one model, asked by 1 to 16 clients over HTTP.
+"""Requests a second and time to the first token of servers of one model, asked by 1 to 16 clients
+over HTTP.
 
-    python -m benchmarks.serving --data FOLDER --targets fused=http://127.0.0.1:8000 full=http://127.0.0.1:8000 \\
+    python -m benchmarks.serving --data FOLDER --targets fused=http://127.0.0.1:8000
+    full=http://127.0.0.1:8000 \\
         llama.cpp=http://127.0.0.1:8080
 
-FOLDER has XQuAD as published. A request is a question over `--passages` passages of a pool of `--pool`: they come
-again, beside others and in any order. Every target gets the same requests as streamed chat completions: those named
-`fused` and `full` are ragkv's, which get the passages as documents; any other gets them in the message. Each of N
-clients sends its next request when it has its answer. Before that, ragkv gets every passage, so that its KV is stored.
+FOLDER has XQuAD as published. A request is a question over `--passages` passages of a pool of
+`--pool`: they come again, beside others and in any order. Every target gets the same requests as
+streamed chat completions: those named `fused` and `full` are ragkv's, which get the passages as
+documents; any other gets them in the message. Each of N clients sends its next request when it has
+its answer. Before that, ragkv gets every passage, so that its KV is stored.
 """
 
 import argparse
@@ -49,7 +52,8 @@ def requests(options: argparse.Namespace) -> Iterator[Asked]:
     for one in questions("xquad", options.data, "test", 400):
         right = next(text for text in one.passages if any(gold in text for gold in one.golds))
         found.setdefault(right, one.question)
-    pool, chance = list(found.items())[: options.pool], random.Random(0)
+    pool = list(found.items())[: options.pool]
+    chance = random.Random(0)
     while True:
         drawn = chance.sample(pool, options.passages)
         yield Asked(tuple(text for text, _ in drawn), chance.choice(drawn)[1])
@@ -57,7 +61,12 @@ def requests(options: argparse.Namespace) -> Iterator[Asked]:
 
 def serve(name: str, url: str, asked: Asked, tokens: int) -> Served:
     """Send one request and read its answer."""
-    body: dict[str, Any] = {"model": "smollm2", "stream": True, "max_tokens": tokens, "temperature": 0}
+    body: dict[str, Any] = {
+        "model": "smollm2",
+        "stream": True,
+        "max_tokens": tokens,
+        "temperature": 0,
+    }
     if name in OF_RAGKV:
         body |= {"documents": [{"text": text} for text in asked.passages], "ragkv": OF_RAGKV[name]}
         message = asked.question
@@ -66,9 +75,13 @@ def serve(name: str, url: str, asked: Asked, tokens: int) -> Served:
     body["messages"] = [{"role": "user", "content": message}]
     place = urlsplit(url)
     connection = http.client.HTTPConnection(str(place.hostname), place.port or 80, timeout=600)
-    began, first, pieces = time.perf_counter(), 0.0, 0
+    began = time.perf_counter()
+    first = 0.0
+    pieces = 0
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+        )
         response = connection.getresponse()
     except OSError as error:
         raise SystemExit(f"{name} does not answer at {url}: {error}") from error
@@ -76,14 +89,19 @@ def serve(name: str, url: str, asked: Asked, tokens: int) -> Served:
         raise SystemExit(f"{name} answers {response.status}: {response.read(400).decode()}")
     for line in response:
         data = line.removeprefix(b"data: ").strip()
-        if line.startswith(b"data: {") and any(c["delta"].get("content") for c in json.loads(data)["choices"]):
-            first, pieces = first or time.perf_counter(), pieces + 1
+        if line.startswith(b"data: {") and any(
+            c["delta"].get("content") for c in json.loads(data)["choices"]
+        ):
+            first = first or time.perf_counter()
+            pieces = pieces + 1
     connection.close()
     ended = time.perf_counter()
     return Served((first or ended) - began, ended - began, pieces)
 
 
-def measured(name: str, url: str, clients: int, asked: Sequence[Asked], tokens: int) -> tuple[float, list[Served]]:
+def measured(
+    name: str, url: str, clients: int, asked: Sequence[Asked], tokens: int
+) -> tuple[float, list[Served]]:
     """Seconds for all of `asked` by so many clients, and those of each request."""
     with ThreadPoolExecutor(clients) as pool:
         began = time.perf_counter()
@@ -95,10 +113,16 @@ def main() -> None:
     options = _options()
     targets = [target.partition("=")[::2] for target in options.targets]
     if url := dict(targets).get("fused"):
-        pool = list(dict.fromkeys(text for one in itertools.islice(requests(options), 40) for text in one.passages))
-        for first, second in zip(pool, (*pool[1:], pool[0]), strict=True):  # each once first, and once behind another
+        pool = list(
+            dict.fromkeys(
+                text for one in itertools.islice(requests(options), 40) for text in one.passages
+            )
+        )
+        # each once first, and once behind another
+        for first, second in zip(pool, (*pool[1:], pool[0]), strict=True):
             serve("fused", url, Asked((first, second), "What?"), 1)
-    rows, stream = [], requests(options)
+    rows = []
+    stream = requests(options)
     for clients, count in zip(options.clients, options.each, strict=True):
         asked = list(itertools.islice(stream, clients * count))
         for name, url in targets:
@@ -106,10 +130,20 @@ def main() -> None:
             whole_s, served = measured(name, url, clients, own, options.tokens)
             first = [one.first_s for one in served]
             token_s = [(one.whole_s - one.first_s) / max(1, one.pieces - 1) for one in served]
-            row = (name, clients, len(served), len(served) / whole_s, statistics.fmean(first), max(first))
+            row = (
+                name,
+                clients,
+                len(served),
+                len(served) / whole_s,
+                statistics.fmean(first),
+                max(first),
+            )
             rows.append((*row, 1e3 * statistics.fmean(token_s)))
             print(*rows[-1], flush=True)
-    report.table(("target", "clients", "requests", "requests/s", "first token, s", "longest", "ms/token"), rows)
+    report.table(
+        ("target", "clients", "requests", "requests/s", "first token, s", "longest", "ms/token"),
+        rows,
+    )
     print("written:", report.save("serving", rows))
 
 
@@ -118,13 +152,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="the folder with xquad.en.json")
     parser.add_argument("--targets", nargs="+", required=True, metavar="NAME=URL")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--each", nargs="+", type=int, default=[6, 5, 4, 3, 2], help="requests of a client, ragkv's")
+    parser.add_argument(
+        "--each", nargs="+", type=int, default=[6, 5, 4, 3, 2], help="requests of a client, ragkv's"
+    )
     parser.add_argument("--passages", type=int, default=8)
     parser.add_argument("--pool", type=int, default=24, help="of passages")
     parser.add_argument("--tokens", type=int, default=24, help="of an answer, at most")
     options = parser.parse_args()
     if options.quick:
-        options.clients, options.each = [1, 2], [1, 1]
+        options.clients = [1, 2]
+        options.each = [1, 1]
     return options
 
 

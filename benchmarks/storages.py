@@ -1,10 +1,13 @@
-"""What the loading controller chooses on storages of different speeds, against the best fixed setting (CacheBlend 5.1).
+"""What the loading controller chooses on storages of different speeds, against the best fixed
+setting (CacheBlend 5.1).
 
-    python -m benchmarks.storages [--quick] [--shape smollm2 qwen2.5-0.5b] [--selector sensitivity attention]
+    python -m benchmarks.storages [--quick] [--shape smollm2 qwen2.5-0.5b] [--selector sensitivity
+    attention]
 
-The profile is measured once, on the unthrottled storage, as an engine does by itself; a storage that is slower then is
-found by the outcomes of requests. Weights of `smollm2` are real, others and all entries are random, which changes no
-time. "best" is the quickest of the fixed ratios from r* on and of a full prefill, in the same alternating runs.
+The profile is measured once, on the unthrottled storage, as an engine does by itself; a storage
+that is slower then is found by the outcomes of requests. Weights of `smollm2` are real, others and
+all entries are random, which changes no time. "best" is the quickest of the fixed ratios from r* on
+and of a full prefill, in the same alternating runs.
 """
 
 import itertools
@@ -22,18 +25,25 @@ from ragkv.model.loading import load
 from ragkv.prompt.load_control import OUTCOMES
 from tests.store.fakes import ThrottledTier
 
-STORAGES = {"memory": None, "disk": None, **{f"disk {n} MB/s": n * 1e6 for n in (200, 50, 8)}, "redis": None}
+STORAGES = {
+    "memory": None,
+    "disk": None,
+    **{f"disk {n} MB/s": n * 1e6 for n in (200, 50, 8)},
+    "redis": None,
+}
 RATIOS = (R_STAR, 0.3, 0.5, 1.0)
 
 
 def measure(model: Any, storage: str, selector: str, options: Any) -> dict[str, Any]:
     """One row: what was chosen, and first tokens."""
-    tier, bandwidth = storage.split()[0], STORAGES[storage]
+    tier = storage.split()[0]
+    bandwidth = STORAGES[storage]
     with (
         tempfile.TemporaryDirectory(dir=options.directory) as directory,
         World(model, options.chunks, options.tokens, tier, directory) as world,
     ):
-        engine, control = world.engine, world.engine.load_control
+        engine = world.engine
+        control = world.engine.load_control
         control._speeds = engine.store.speeds
         engine.profiler.measure(quick=True)
         if bandwidth is not None:
@@ -70,12 +80,17 @@ def main() -> None:
     parser.add_argument("--selector", nargs="+", default=["sensitivity", "attention"])
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--directory", help="on the measured disk; default: the system's temporary directory")
+    parser.add_argument(
+        "--directory", help="on the measured disk; default: the system's temporary directory"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for shape in ["tiny"] if options.quick else options.shape:
         model = load(shape, "cpu", "bfloat16")[0] if shape == "smollm2" else random_model(shape)
-        print(f"\n{shape}: {options.chunks} x {options.tokens} + 32 tokens, {options.threads} thread(s)")
+        print(
+            f"\n{shape}: {options.chunks} x {options.tokens} + 32 tokens, {options.threads} "
+            "thread(s)"
+        )
         rows: list[dict[str, Any]] = []
         for storage, selector in itertools.product(options.storage, options.selector):
             rows.append(measure(model, storage, selector, options))

@@ -1,10 +1,12 @@
-"""Tokens/s of batched decoding: 1, 4 and 16 prompts one after the other, in one step, and through the engine's batch.
+"""Tokens/s of batched decoding: 1, 4 and 16 prompts one after the other, in one step, and through
+the engine's batch.
 
     python -m benchmarks.throughput [--quick] [--shape qwen2.5-0.5b]
 
-The engine's decode batch has a thread for each prompt; the mean number of rows in a step is shown. All run on threads,
-as in a server. The main thread releases its OpenMP thread pool before, because an idle pool would slow all of them.
-Weights and KV are random, which changes no time. `benchmarks.serving` has whole requests.
+The engine's decode batch has a thread for each prompt; the mean number of rows in a step is shown.
+All run on threads, as in a server. The main thread releases its OpenMP thread pool before, because
+an idle pool would slow all of them. Weights and KV are random, which changes no time.
+`benchmarks.serving` has whole requests.
 """
 
 import argparse
@@ -29,7 +31,10 @@ from ragkv.scheduling import decode_batch as batching
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    print(f"{options.shape}, random weights, bf16, {report.machine()['cpu']}, {options.threads} threads")
+    print(
+        f"{options.shape}, random weights, bf16, {report.machine()['cpu']}, {options.threads} "
+        "threads"
+    )
     _decode(adapt(random_model(options.shape), EngineConfig().packed_bytes), options)
 
 
@@ -41,7 +46,11 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
 
         def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
             for kv in prompts:
-                _answer(adapter, lambda token, kv=kv: decode_rows(adapter, [DecodeRow(kv, token)])[0], options.steps)
+                _answer(
+                    adapter,
+                    lambda token, kv=kv: decode_rows(adapter, [DecodeRow(kv, token)])[0],
+                    options.steps,
+                )
             _rewind(prompts, options.steps)
 
         def together(prompts: Sequence[PromptKV] = prompts) -> None:
@@ -56,16 +65,32 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
             _rewind(prompts, options.steps)
 
         actions = {"one by one": one_by_one, "together": together, "engine's batch": threads}
-        seconds = report.alternate({name: _on_a_thread(action) for name, action in actions.items()}, options.runs)
+        seconds = report.alternate(
+            {name: _on_a_thread(action) for name, action in actions.items()}, options.runs
+        )
         for name, taken in seconds.items():
             rows = {"one by one": 1.0, "together": float(count)}.get(name, statistics.fmean(sizes))
             tokens = count * options.steps / taken
             gain = seconds["one by one"] / taken
-            found.append({"rows": count, "how": name, "tokens_per_s": tokens, "gain": gain, "mean_batch": rows})
+            found.append(
+                {
+                    "rows": count,
+                    "how": name,
+                    "tokens_per_s": tokens,
+                    "gain": gain,
+                    "mean_batch": rows,
+                }
+            )
     report.table(
         ("prompts", "how", "tokens/s", "of one by one", "rows a step"),
         [
-            (r["rows"], r["how"], f"{r['tokens_per_s']:.1f}", f"{r['gain']:.2f}x", f"{r['mean_batch']:.1f}")
+            (
+                r["rows"],
+                r["how"],
+                f"{r['tokens_per_s']:.1f}",
+                f"{r['gain']:.2f}x",
+                f"{r['mean_batch']:.1f}",
+            )
             for r in found
         ],
     )
@@ -90,15 +115,19 @@ def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
 
 def _answer(adapter: Adapter, step: Callable[[int], torch.Tensor], steps: int) -> None:
     """Decodes `steps` tokens of one prompt with a sampler."""
-    sampler, logits = Sampler(Sampling(), torch.tensor([1]), ()), torch.zeros(adapter.vocabulary)
+    sampler = Sampler(Sampling(), torch.tensor([1]), ())
+    logits = torch.zeros(adapter.vocabulary)
     for _ in range(steps):
         logits = step(sampler.choose(logits))
     sampler.choose(logits)
 
 
 def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) -> float:
-    """Decodes each prompt on its own thread with its own sampler; returns the mean number of rows in a step."""
-    batch, sizes = batching.DecodeBatch(adapter, FairLock()), []
+    """Decodes each prompt on its own thread with its own sampler; returns the mean number of rows
+    in a step.
+    """
+    batch = batching.DecodeBatch(adapter, FairLock())
+    sizes = []
 
     def counting(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
         sizes.append(len(rows))
@@ -120,8 +149,15 @@ def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) ->
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape", threads=2, runs=3)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16], help="prompts that decode")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of the shortest prompt; each next has 37 more")
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=[1, 4, 16], help="prompts that decode"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=512,
+        help="of the shortest prompt; each next has 37 more",
+    )
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
     if options.quick:

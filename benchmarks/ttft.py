@@ -1,16 +1,19 @@
-"""TTFT of a fused prefill against full prefills: ratio x chunks x length x tier, baselines in the same run.
+"""TTFT of a fused prefill against full prefills: ratio x chunks x length x tier, baselines in the
+same run.
 
     python -m benchmarks.ttft [--quick] [--peak]                        6 x 512 tokens, all methods
-    python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with length
-    python -m benchmarks.ttft --tiers memory disk redis s3               entries that replicas share
-    python -m benchmarks.ttft --codecs raw int8                         int8 entries against bfloat16 entries
-    python -m benchmarks.ttft --device cuda                             Llama-3-8B shape, page-locked memory and disk
+    python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with
+    length python -m benchmarks.ttft --tiers memory disk redis s3               entries that
+    replicas share python -m benchmarks.ttft --codecs raw int8                         int8 entries
+    against bfloat16 entries python -m benchmarks.ttft --device cuda
+    Llama-3-8B shape, page-locked memory and disk
 
-Real architectures with random weights and random entries (neither changes time), one question of 32 tokens, batch 1.
-Baselines are transformers' own full prefill (SDPA) and its own reuse of an exact prefix, both with logits of the last
-row only, like ours. Every chunk is fused, also the first, which in practice is mostly exact and free. Methods run
-alternately and the table has medians. `--peak` adds the reached share of the speedup limit, which follows from the
-computed rows: full / (1/L + r (1 - 1/L) + question share), without the 1/L if no check layer is needed.
+Real architectures with random weights and random entries (neither changes time), one question of 32
+tokens, batch 1. Baselines are transformers' own full prefill (SDPA) and its own reuse of an exact
+prefix, both with logits of the last row only, like ours. Every chunk is fused, also the first,
+which in practice is mostly exact and free. Methods run alternately and the table has medians.
+`--peak` adds the reached share of the speedup limit, which follows from the computed rows: full /
+(1/L + r (1 - 1/L) + question share), without the 1/L if no check layer is needed.
 """
 
 import argparse
@@ -69,11 +72,21 @@ def main() -> None:
     for shape in options.shapes:
         model = model_of(shape, options.device, longest)
         rows = [row for case in _cases(options) for row in _measure(model, shape, *case, options)]
-        where = torch.cuda.get_device_name() if options.device == "cuda" else f"cpu, {options.threads} threads"
-        print(f"\n{shape}, random weights and entries, + {QUESTION_TOKENS} question tokens, bf16, {where}")
+        where = (
+            torch.cuda.get_device_name()
+            if options.device == "cuda"
+            else f"cpu, {options.threads} threads"
+        )
+        print(
+            f"\n{shape}, random weights and entries, + {QUESTION_TOKENS} question tokens, bf16, "
+            f"{where}"
+        )
         _table(rows, options.peak)
         name = f"ttft-{shape}-{options.device}{'-' + options.tag if options.tag else ''}"
-        print("written:", report.save(name, [{**asdict(row), "share_of_limit": row.share} for row in rows]))
+        print(
+            "written:",
+            report.save(name, [{**asdict(row), "share_of_limit": row.share} for row in rows]),
+        )
 
 
 def _cases(options: argparse.Namespace) -> list[tuple[int, int, str, str]]:
@@ -89,18 +102,39 @@ def _methods(options: argparse.Namespace, long: bool) -> list[Method]:
 
 
 def _measure(
-    model: Any, shape: str, chunks: int, tokens: int, tier: str, codec: str, options: argparse.Namespace
+    model: Any,
+    shape: str,
+    chunks: int,
+    tokens: int,
+    tier: str,
+    codec: str,
+    options: argparse.Namespace,
 ) -> list[Row]:
     with (
         tempfile.TemporaryDirectory() as directory,
         World(model, chunks, tokens, tier, directory, codec=codec) as world,
     ):
         methods = _methods(options, world.length > VERY_LONG)
-        runs = options.runs if world.length < LONG else max(1, min(options.runs, 3 if world.length < VERY_LONG else 1))
+        runs = (
+            options.runs
+            if world.length < LONG
+            else max(1, min(options.runs, 3 if world.length < VERY_LONG else 1))
+        )
         medians = report.alternate({method: world.action(method) for method in methods}, runs)
     base = medians[methods[0]]
     return [
-        Row(shape, chunks, tokens, tier, codec, m.name, m.ratio, s, base / s, m.limit(world.layers, world.length))
+        Row(
+            shape,
+            chunks,
+            tokens,
+            tier,
+            codec,
+            m.name,
+            m.ratio,
+            s,
+            base / s,
+            m.limit(world.layers, world.length),
+        )
         for m, s in medians.items()
     ]
 
@@ -119,7 +153,9 @@ def _table(rows: list[Row], peak: bool) -> None:
                 f"{row.ratio:.2f}",
                 f"{row.seconds * 1e3:.0f}",
                 f"{row.speedup:.2f}x",
-                *(("", "") if row.share is None else (f"{row.limit:.2f}x", f"{row.share:.0%}"))[: 2 * peak],
+                *(("", "") if row.share is None else (f"{row.limit:.2f}x", f"{row.share:.0%}"))[
+                    : 2 * peak
+                ],
             ]
             for row in rows
         ],
@@ -127,9 +163,18 @@ def _table(rows: list[Row], peak: bool) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = report.parser(__doc__, quick="a tiny shape and few runs, for a minute on a laptop", threads=2)
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default: qwen2.5-0.5b; CUDA: llama-3-8b")
-    parser.add_argument("--lengths", nargs="+", type=int, help="chunks per prompt; default 6; CUDA: 6 and 32")
+    parser = report.parser(
+        __doc__, quick="a tiny shape and few runs, for a minute on a laptop", threads=2
+    )
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        choices=sorted(SHAPES),
+        help="default: qwen2.5-0.5b; CUDA: llama-3-8b",
+    )
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, help="chunks per prompt; default 6; CUDA: 6 and 32"
+    )
     parser.add_argument("--tokens", nargs="+", type=int, default=[512], help="per chunk")
     parser.add_argument("--tiers", nargs="+", default=["memory", "disk"], choices=TIERS)
     parser.add_argument("--codecs", nargs="+", default=["raw"], choices=sorted(CODECS))
@@ -137,14 +182,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
     parser.add_argument("--runs", type=int, default=5, help="per method; fewer for long prompts")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--peak", action="store_true", help="show the reached share of the compute limit")
+    parser.add_argument(
+        "--peak", action="store_true", help="show the reached share of the compute limit"
+    )
     parser.add_argument("--tag", default="", help="added to the results' name")
     options = parser.parse_args()
     cuda = options.device == "cuda"
     options.shapes = options.shapes or ["llama-3-8b" if cuda else "qwen2.5-0.5b"]
     options.lengths = options.lengths or ([6, 32] if cuda else [6])
     if options.quick:
-        options.shapes, options.tokens, options.runs, options.tag = ["tiny"], [256], 3, "quick"
+        options.shapes = ["tiny"]
+        options.tokens = [256]
+        options.runs = 3
+        options.tag = "quick"
     return options
 
 

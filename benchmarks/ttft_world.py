@@ -1,9 +1,10 @@
-"""The engine that `ttft.py` measures: a real shape with random weights, and entries that take no time to make.
+"""The engine that `ttft.py` measures: a real shape with random weights, and entries that take no
+time to make.
 
-Entries have random keys, values and scores, and are stored through the store's own API; weights and values do not
-change the time. Every chunk is stored as KV made with other RoPE frequencies, so it is fused at any position and all
-chunks count in full. The first chunk is also stored as exact KV right behind the prefix, for the baselines that reuse
-exact prefixes.
+Entries have random keys, values and scores, and are stored through the store's own API; weights and
+values do not change the time. Every chunk is stored as KV made with other RoPE frequencies, so it
+is fused at any position and all chunks count in full. The first chunk is also stored as exact KV
+right behind the prefix, for the baselines that reuse exact prefixes.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from ragkv.model.dtype_choice import faster_dtype
 from ragkv.model.loading import DtypeChoice
 
 QUESTION_TOKENS = 32
-REMOTE = ("redis", "s3")  # a real Redis on loopback, and an S3-compatible server from moto, one Python process
+# a real Redis on loopback, and an S3-compatible server from moto, one Python process
+REMOTE = ("redis", "s3")
 TIERS = ("memory", "disk", *REMOTE)
 TIMEOUT_S = 30.0  # of a remote tier: no call may time out here
 
@@ -48,12 +50,18 @@ class Method:
         return 1 / (check + self.ratio * (1 - check) + question)
 
 
-TRANSFORMERS_FULL, TRANSFORMERS_PREFIX = "transformers full", "transformers exact prefix"
-OUR_FULL, OUR_PREFIX = "full recompute", "exact prefix"
+TRANSFORMERS_FULL = "transformers full"
+TRANSFORMERS_PREFIX = "transformers exact prefix"
+OUR_FULL = "full recompute"
+OUR_PREFIX = "exact prefix"
 
 
 def model_of(
-    shape: str, device: str, longest: int, dtype: torch.dtype = torch.bfloat16, layers: int | None = None
+    shape: str,
+    device: str,
+    longest: int,
+    dtype: torch.dtype = torch.bfloat16,
+    layers: int | None = None,
 ) -> Any:
     """The shape's model with random weights and a context of at least `longest` tokens."""
     model = random_model(shape, dtype, device, layers)
@@ -62,8 +70,12 @@ def model_of(
 
 
 def auto_dtype(config: Any) -> DtypeChoice:
-    """The dtype that "auto" chooses on this processor for a bfloat16 checkpoint with that config."""
-    return faster_dtype(config, torch.bfloat16, store_bytes=0, packed_bytes=EngineConfig().packed_bytes)
+    """The dtype that "auto" chooses on this processor for a bfloat16 checkpoint with that
+    config.
+    """
+    return faster_dtype(
+        config, torch.bfloat16, store_bytes=0, packed_bytes=EngineConfig().packed_bytes
+    )
 
 
 class World:
@@ -78,14 +90,19 @@ class World:
         directory: str,
         codec: str = "raw",
     ) -> None:
-        self.model, self.tier = model, tier
+        self.model = model
+        self.tier = tier
         self.layers: int = model.config.num_hidden_layers
         generator = torch.Generator().manual_seed(0)
 
         def ids(count: int) -> tuple[int, ...]:
-            return tuple(torch.randint(3, model.config.vocab_size, (count,), generator=generator).tolist())
+            return tuple(
+                torch.randint(3, model.config.vocab_size, (count,), generator=generator).tolist()
+            )
 
-        self.chunks, self.first, self.question = [ids(tokens) for _ in range(chunks)], ids(tokens), ids(QUESTION_TOKENS)
+        self.chunks = [ids(tokens) for _ in range(chunks)]
+        self.first = ids(tokens)
+        self.question = ids(QUESTION_TOKENS)
         self.length = chunks * tokens + QUESTION_TOKENS
         self._open = ExitStack()
         config = EngineConfig(
@@ -95,13 +112,16 @@ class World:
         )
         self.engine = self._open.enter_context(Engine(model, config=config))
         if tier in REMOTE:
-            self.engine.load_control._speeds = dict  # no measured speeds: it would compute what loads too slowly
+            # no measured speeds: it would compute what loads too slowly
+            self.engine.load_control._speeds = dict
         for chunk in self.chunks:
             put_random_entry(self.engine, chunk, exact=False)
         put_random_entry(self.engine, self.first, exact=True)
 
     def _store(self, chunks: int, tokens: int, directory: str, codec: str) -> StoreConfig:
-        """The settings of a store of one tier that has room for all entries. Starts the server of a remote tier."""
+        """The settings of a store of one tier that has room for all entries. Starts the server of a
+        remote tier.
+        """
         size = (chunks + 2) * tokens * self._token_bytes()
         if self.tier == "memory":
             return StoreConfig(memory_bytes=size, codec=codec)
@@ -112,16 +132,26 @@ class World:
         if self.tier == "redis":
             redis = RedisServer()
             self._open.callback(redis.close)
-            return StoreConfig(memory_bytes=0, redis=RedisConfig(redis.url, timeout_s=TIMEOUT_S), codec=codec)
+            return StoreConfig(
+                memory_bytes=0, redis=RedisConfig(redis.url, timeout_s=TIMEOUT_S), codec=codec
+            )
         with_credentials()
         s3 = S3Server()
         self._open.callback(s3.kill)
-        return StoreConfig(memory_bytes=0, s3=S3Config(s3.BUCKET, endpoint=s3.url, timeout_s=TIMEOUT_S), codec=codec)
+        return StoreConfig(
+            memory_bytes=0,
+            s3=S3Config(s3.BUCKET, endpoint=s3.url, timeout_s=TIMEOUT_S),
+            codec=codec,
+        )
 
     def _token_bytes(self) -> int:
         config = self.model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return self.layers * 2 * config.num_key_value_heads * head_dim * self.model.dtype.itemsize + 2
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        return (
+            self.layers * 2 * config.num_key_value_heads * head_dim * self.model.dtype.itemsize + 2
+        )
 
     def action(self, method: Method) -> Callable[[], Any]:
         """The timed action: a prefill up to the last row's logits."""
@@ -147,15 +177,21 @@ class World:
             return lambda: self.engine.prefill(self.question, with_exact, reuse="none")
         if method.name == OUR_PREFIX:
             return lambda: self.engine.prefill(self.question, with_exact, reuse="prefix")
-        return lambda: self.engine.prefill(self.question, self.chunks, ratio=method.ratio, selector=method.name)
+        return lambda: self.engine.prefill(
+            self.question, self.chunks, ratio=method.ratio, selector=method.name
+        )
 
     def _prefix_action(self, whole: torch.Tensor) -> Callable[[], Any]:
-        """transformers' own prefix reuse: the cache has the first chunk, the rest is prefilled behind it."""
-        stop, held = len(self.first), DynamicCache()
+        """transformers' own prefix reuse: the cache has the first chunk, the rest is prefilled
+        behind it.
+        """
+        stop = len(self.first)
+        held = DynamicCache()
         self._transformers(whole[:, :stop], held)
 
         def run() -> Any:
-            cache = DynamicCache()  # a prefill grows its cache, so each run gets a new one over the same tensors
+            # a prefill grows its cache, so each run gets a new one over the same tensors
+            cache = DynamicCache()
             for layer, kept in enumerate(held.layers):
                 cache.update(kept.keys, kept.values, layer)
             return self._transformers(whole[:, stop:], cache)
@@ -163,7 +199,9 @@ class World:
         return run
 
     def _tensor(self, chunks: list[tuple[int, ...]]) -> torch.Tensor:
-        return torch.tensor([[*(i for chunk in chunks for i in chunk), *self.question]], device=self.model.device)
+        return torch.tensor(
+            [[*(i for chunk in chunks for i in chunk), *self.question]], device=self.model.device
+        )
 
     @torch.no_grad()
     def _transformers(self, token_ids: torch.Tensor, cache: DynamicCache) -> Any:
@@ -173,6 +211,9 @@ class World:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._open.close()

@@ -1,12 +1,14 @@
-"""vLLM's OpenAI server with ragkv's connector against vLLM alone, in the same run, on a CPU in float32.
+"""vLLM's OpenAI server with ragkv's connector against vLLM alone, in the same run, on a CPU in
+float32.
 
     python -m benchmarks.vllm_server [--quick] [--threads 2] [--layers 24] [--model smollm2]
 
-It runs in vLLM's environment (`make test-vllm` sets it up). Both servers run all the time and take turns, so noise hits
-both alike, and have their prefix caching on. Prompts are the BOS token, 6 of 12 chunks of 512 tokens in random order
-and 16 other tokens in front and behind, all sent as token ids. Entries are random, and weights without --model, which
-changes no time; every chunk is fused, none is exact. The tables have seconds from sending a request of one token to its
-answer, medians of requests in random order, and requests a second of 8 clients with answers of 16 tokens.
+It runs in vLLM's environment (`make test-vllm` sets it up). Both servers run all the time and take
+turns, so noise hits both alike, and have their prefix caching on. Prompts are the BOS token, 6 of
+12 chunks of 512 tokens in random order and 16 other tokens in front and behind, all sent as token
+ids. Entries are random, and weights without --model, which changes no time; every chunk is fused,
+none is exact. The tables have seconds from sending a request of one token to its answer, medians of
+requests in random order, and requests a second of 8 clients with answers of 16 tokens.
 """
 
 import argparse
@@ -36,7 +38,9 @@ ROOT = Path(__file__).parents[1]
 START_S = 300.0
 TEXT_TOKENS = 16  # in front and behind: so no prompt finds another's blocks in vLLM's prefix cache
 CORPUS = 12  # chunks that are stored
-ALONE, PLAIN = "vLLM alone", "with ragkv, plain"  # requests without a salt
+# requests without a salt
+ALONE = "vLLM alone"
+PLAIN = "with ragkv, plain"
 RATIOS = {"fused, ratio .15": 0.15, "fused, ratio .05": 0.05, "reuse alone": 0.0}
 BASE_PORT = 18710
 CLIENTS = 8
@@ -55,21 +59,32 @@ class VLLMServer:
     """A running server, and the requests that it is sent."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600.0, trust_env=False)
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=600.0, trust_env=False
+        )
         ends = time.monotonic() + START_S
         while not self._healthy():
             if popen.poll() is not None or time.monotonic() > ends:
-                raise RuntimeError(f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+                raise RuntimeError(
+                    f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}"
+                )
             time.sleep(0.25)
 
     def answer(
         self, prompt: Sequence[int], wish: Mapping[str, Any] | None = None, tokens: int = 1
     ) -> tuple[float, dict[str, Any]]:
-        """Seconds of a request of `tokens` after the token ids `prompt` (S,), and the connector's report of it.
+        """Seconds of a request of `tokens` after the token ids `prompt` (S,), and the connector's
+        report of it.
 
-        `wish` is the connector's. The request is not streamed: vLLM leaves the report out of streams.
+        `wish` is the connector's. The request is not streamed: vLLM leaves the report out of
+        streams.
         """
-        body: dict[str, Any] = {"model": "model", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0.0}
+        body: dict[str, Any] = {
+            "model": "model",
+            "prompt": list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0.0,
+        }
         if wish is not None:
             body |= {"kv_transfer_params": {"ragkv": dict(wish)}, "cache_salt": uuid.uuid4().hex}
         sent = time.perf_counter()
@@ -98,41 +113,79 @@ class Prompts:
         """Token ids (S,) of prompt number `seed`."""
         chance = random.Random(seed)
         chosen = chance.sample(self.corpus, self.chunks)
-        front, behind = ([chance.randrange(300, self.vocabulary) for _ in range(TEXT_TOKENS)] for _ in range(2))
+        front, behind = (
+            [chance.randrange(300, self.vocabulary) for _ in range(TEXT_TOKENS)] for _ in range(2)
+        )
         return [*self.prefix, *front, *(token for chunk in chosen for token in chunk), *behind]
 
 
 def main() -> None:
     options = _options()
     if importlib.util.find_spec("vllm") is None:
-        print("vLLM is not installed here; run this in the environment that `make test-vllm` sets up.", file=sys.stderr)
+        print(
+            "vLLM is not installed here; run this in the environment that `make test-vllm` sets "
+            "up.",
+            file=sys.stderr,
+        )
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        model, prompts = folder / "model", _prepare(folder, options)
+        model = folder / "model"
+        prompts = _prepare(folder, options)
         longest = ["--max-model-len", str(options.chunks * options.tokens + 1024), *options.vllm]
         alone, ragkv = (
-            stack.enter_context(_vllm_server(model, port, folder / f"log-{port}", options.threads, [*longest, *more]))
+            stack.enter_context(
+                _vllm_server(
+                    model, port, folder / f"log-{port}", options.threads, [*longest, *more]
+                )
+            )
             for port, more in ((BASE_PORT, []), (BASE_PORT + 1, _with_connector(folder / "home")))
         )
-        rows, rates = _first(alone, ragkv, prompts, options), _rates(alone, ragkv, prompts, options)
+        rows = _first(alone, ragkv, prompts, options)
+        rates = _rates(alone, ragkv, prompts, options)
         where = f"{options.model or options.shape}, float32, {options.threads} threads"
         size = f"{options.chunks} x {options.tokens} + {2 * TEXT_TOKENS} tokens"
-        print(f"\n{where}, {size}, {report.machine()['cpu']}, load {report.machine()['load_before']:.1f}")
+        print(
+            f"\n{where}, {size}, {report.machine()['cpu']}, load "
+            f"{report.machine()['load_before']:.1f}"
+        )
         for table in (rows, rates):
             report.table(tuple(table[0]), [tuple(row.values()) for row in table])
-        print("written:", report.save(f"vllm-server-{options.model or options.shape}", [*rows, *rates]))
+        print(
+            "written:",
+            report.save(f"vllm-server-{options.model or options.shape}", [*rows, *rates]),
+        )
 
 
 @contextmanager
-def _vllm_server(model: Path, port: int, log: Path, threads: int, arguments: Sequence[str]) -> Iterator[VLLMServer]:
+def _vllm_server(
+    model: Path, port: int, log: Path, threads: int, arguments: Sequence[str]
+) -> Iterator[VLLMServer]:
     """Run a server of `model` and end it. `arguments` are added to its command."""
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--dtype", "float32"]
-    command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--dtype",
+        "float32",
+    ]
+    command += [
+        "--served-model-name",
+        "model",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *arguments,
+    ]
     own = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONPATH": str(ROOT)}
     environment = {**os.environ, **ENVIRONMENT, **own}
     with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         yield VLLMServer(process, port, log)
     finally:
@@ -167,16 +220,28 @@ def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
     store = StoreConfig(directory=str(folder / "home" / "kv"))
     config = EngineConfig(store=store, dtype="float32", packed_bytes=0)
     with Engine.from_pretrained(folder / "model", config) as engine:
-        chance, vocabulary = random.Random(1), engine.model.adapter.vocabulary
-        corpus = tuple(tuple(chance.randrange(300, vocabulary) for _ in range(options.tokens)) for _ in range(CORPUS))
+        chance = random.Random(1)
+        vocabulary = engine.model.adapter.vocabulary
+        corpus = tuple(
+            tuple(chance.randrange(300, vocabulary) for _ in range(options.tokens))
+            for _ in range(CORPUS)
+        )
         for chunk in corpus:
             put_random_entry(engine, chunk, exact=False)
-        return Prompts(tuple(engine.intake.runs.before_documents), corpus, options.chunks, vocabulary)
+        return Prompts(
+            tuple(engine.intake.runs.before_documents), corpus, options.chunks, vocabulary
+        )
 
 
-def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Medians of the first token's time without the first round. Raises `RuntimeError` if a prompt was not fused."""
-    wishes: dict[str, Mapping[str, Any] | None] = {name: {"ratio": ratio} for name, ratio in RATIOS.items()}
+def _first(
+    alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Medians of the first token's time without the first round. Raises `RuntimeError` if a prompt
+    was not fused.
+    """
+    wishes: dict[str, Mapping[str, Any] | None] = {
+        name: {"ratio": ratio} for name, ratio in RATIOS.items()
+    }
     wishes |= {ALONE: None, PLAIN: None, "with ragkv, exact": {"reuse": "none"}}
     taken: dict[str, list[float]] = {name: [] for name in wishes}
     inside: dict[str, list[float]] = {name: [] for name in RATIOS}
@@ -185,7 +250,9 @@ def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
             prompt = prompts.make(100 * round_ + number)
             took_s, told = (alone if name == ALONE else ragkv).answer(prompt, wishes[name])
             if bool(told.get("reuse", {}).get("fused")) != (name in inside):
-                raise RuntimeError(f"{name}: the prompt was fused where it should not be, or the reverse: {told}")
+                raise RuntimeError(
+                    f"{name}: the prompt was fused where it should not be, or the reverse: {told}"
+                )
             if round_:
                 taken[name].append(took_s)
             if round_ and name in inside:
@@ -203,19 +270,29 @@ def _first(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argp
     ]
 
 
-def _rates(alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _rates(
+    alone: VLLMServer, ragkv: VLLMServer, prompts: Prompts, options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Requests a second of clients that each send one after another, in turns."""
     rates: dict[str, list[float]] = {ALONE: [], PLAIN: [], "fused, ratio .15": []}
     for round_ in range(options.runs):
         for name in rates:
-            wish, server = {"ratio": RATIOS[name]} if name in RATIOS else None, alone if name == ALONE else ragkv
+            wish = {"ratio": RATIOS[name]} if name in RATIOS else None
+            server = alone if name == ALONE else ragkv
             began = time.perf_counter()
             seeds = [9000 + 100 * round_ + 10 * len(name) + one for one in range(options.requests)]
             with ThreadPoolExecutor(CLIENTS) as clients:
-                list(clients.map(lambda seed, s=server, w=wish: s.answer(prompts.make(seed), w, 16), seeds))
+                list(
+                    clients.map(
+                        lambda seed, s=server, w=wish: s.answer(prompts.make(seed), w, 16), seeds
+                    )
+                )
             rates[name].append(len(seeds) / (time.perf_counter() - began))
         print(f"rates {round_ + 1} of {options.runs}", file=sys.stderr, flush=True)
-    return [{"method": name, "requests a second": statistics.median(values)} for name, values in rates.items()]
+    return [
+        {"method": name, "requests a second": statistics.median(values)}
+        for name, values in rates.items()
+    ]
 
 
 def _options() -> argparse.Namespace:
@@ -225,11 +302,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of each chunk")
-    parser.add_argument("--requests", type=int, default=2 * CLIENTS, help="of all clients, for requests a second")
-    parser.add_argument("--vllm", nargs="*", default=["--enforce-eager"], help="further arguments for both servers")
+    parser.add_argument(
+        "--requests", type=int, default=2 * CLIENTS, help="of all clients, for requests a second"
+    )
+    parser.add_argument(
+        "--vllm", nargs="*", default=["--enforce-eager"], help="further arguments for both servers"
+    )
     options = parser.parse_args()
     if options.quick:
-        options.layers, options.runs = 4, 3
+        options.layers = 4
+        options.runs = 3
     return options
 
 

@@ -1,7 +1,7 @@
 """MapReduce and MapRerank: the model reads each chunk alone (CacheBlend section 7.1, "Baselines").
 
-They need no fusion, because no chunk attends to another one. So reuse loses nothing, but facts of several chunks can
-only be combined through the summaries or answers.
+They need no fusion, because no chunk attends to another one. So reuse loses nothing, but facts of
+several chunks can only be combined through the summaries or answers.
 """
 
 import time
@@ -35,7 +35,9 @@ def map_reduce(
     summary_tokens: int = 64,
     **how: Unpack[AnswerOptions],
 ) -> MapResult:
-    """Summarise each chunk, then ask over all summaries in one prompt. `how` is for `Engine.answer`."""
+    """Summarise each chunk, then ask over all summaries in one prompt. `how` is for
+    `Engine.answer`.
+    """
     began = time.perf_counter()
     request = summary_prompt.format(question=question)
     limited: AnswerOptions = {**how, "max_new_tokens": summary_tokens}
@@ -47,29 +49,42 @@ def map_reduce(
     return MapResult(answer.text, texts, mapped_s + answer.timing.first_token_s, tokens)
 
 
-def map_rerank(engine: Engine, question: str, chunks: Sequence[Chunk], **how: Unpack[AnswerOptions]) -> MapResult:
-    """Ask the question of each chunk alone and take the surest answer. `how` is for `Engine.answer`.
+def map_rerank(
+    engine: Engine, question: str, chunks: Sequence[Chunk], **how: Unpack[AnswerOptions]
+) -> MapResult:
+    """Ask the question of each chunk alone and take the surest answer. `how` is for
+    `Engine.answer`.
 
-    The surest answer has the highest probability of its first token. "unknown" wins only if all answers are "unknown".
+    The surest answer has the highest probability of its first token. "unknown" wins only if all
+    answers are "unknown".
     """
-    began, answers, tokens = time.perf_counter(), [], 0
+    began = time.perf_counter()
+    answers = []
+    tokens = 0
     for chunk in _not_empty(chunks):
         logits = engine.prefill(question, [chunk], **_prefill_options(how)).logits
         answer = engine.answer(question, [chunk], **how)
         answers.append((float(logits.log_softmax(-1).max()), answer.text))
         tokens += answer.reuse.tokens
-    return MapResult(surest(answers), tuple(text for _, text in answers), time.perf_counter() - began, tokens)
+    return MapResult(
+        surest(answers), tuple(text for _, text in answers), time.perf_counter() - began, tokens
+    )
 
 
 def surest(answers: Iterable[tuple[float, str]]) -> str:
-    """The answer with the highest log-probability that is not "unknown"; "unknown" if there is no other."""
+    """The answer with the highest log-probability that is not "unknown"; "unknown" if there is no
+    other.
+    """
     pairs = list(answers)
     known = [pair for pair in pairs if pair[1].strip().lower().strip(".") != "unknown"]
     return max(known or pairs)[1]
 
 
 def _prefill_options(how: AnswerOptions) -> PrefillOptions:
-    return cast("PrefillOptions", {name: how[name] for name in ("ratio", "selector", "reuse") if name in how})
+    return cast(
+        "PrefillOptions",
+        {name: how[name] for name in ("ratio", "selector", "reuse") if name in how},
+    )
 
 
 def _not_empty(chunks: Sequence[Chunk]) -> Sequence[Chunk]:

@@ -1,9 +1,12 @@
-"""A conversation over a folder of documents that retrieves in every turn and continues beyond its context window.
+"""A conversation over a folder of documents that retrieves in every turn and continues beyond its
+context window.
 
-The history's KV is reused from turn to turn. If a prompt would overflow the context, the engine drops the documents of
-past turns, the oldest first, and goes on with the KV of the rest. The default `--context` is small enough to show that.
+The history's KV is reused from turn to turn. If a prompt would overflow the context, the engine
+drops the documents of past turns, the oldest first, and goes on with the KV of the rest. The
+default `--context` is small enough to show that.
 
-    python examples/chat_over_docs.py [--model PATH] [--docs FOLDER] [--turns N]       (or --interactive)
+    python examples/chat_over_docs.py [--model PATH] [--docs FOLDER] [--turns N]       (or
+    --interactive)
 """
 
 import argparse
@@ -21,7 +24,9 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id"
+    )
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--context", type=int, default=768, help="tokens; 0: the model's own")
@@ -37,13 +42,27 @@ def main() -> None:
     with Engine(model, tokenizer, config) as engine, Rag(engine, None, chunk_tokens=128) as rag:
         rag.ingest(options.docs)
         session = engine.session("chat")
-        for number, question in enumerate(typed() if options.interactive else prepared(options.turns), 1):
-            answer = rag.ask(question, options.k, order="document", session=session, max_new_tokens=32).answer
+        for number, question in enumerate(
+            typed() if options.interactive else prepared(options.turns), 1
+        ):
+            answer = rag.ask(
+                question, options.k, order="document", session=session, max_new_tokens=32
+            ).answer
             computed += answer.reuse.computed + answer.reuse.recomputed
             print(f"{number}. {question}\n   {answer.text.strip()}")
-            reused = f"{answer.reuse.tokens} tokens, {answer.reuse.exact + answer.reuse.fused} of them reused"
-            print(f"   {reused}; the history has {len(session.token_ids)} now", *answer.reuse.notes, sep="; ")
-    print(f"\n{computed} tokens were computed in total, in a window of {model.config.max_position_embeddings}.")
+            reused = (
+                f"{answer.reuse.tokens} tokens, {answer.reuse.exact + answer.reuse.fused} "
+                "of them reused"
+            )
+            print(
+                f"   {reused}; the history has {len(session.token_ids)} now",
+                *answer.reuse.notes,
+                sep="; ",
+            )
+    print(
+        f"\n{computed} tokens were computed in total, in a window of "
+        f"{model.config.max_position_embeddings}."
+    )
 
 
 def prepared(turns: int) -> Iterator[str]:

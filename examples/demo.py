@@ -1,8 +1,10 @@
-"""The demo: a real model answers questions over the example articles, each four ways, all measured in the same run.
+"""The demo: a real model answers questions over the example articles, each four ways, all measured
+in the same run.
 
-Full recompute and exact-prefix reuse are the same engine with one setting changed. Cold is a question whose passages
-have no stored KV: it is computed during the request and stored afterwards. Warm is the same question again. The last
-question continues a conversation, so that its history is reused too.
+Full recompute and exact-prefix reuse are the same engine with one setting changed. Cold is a
+question whose passages have no stored KV: it is computed during the request and stored afterwards.
+Warm is the same question again. The last question continues a conversation, so that its history is
+reused too.
 """
 
 import difflib
@@ -29,21 +31,30 @@ if TYPE_CHECKING:
     from ragkv.retrieval.rag import Rag
 
 _NEW_TOKENS = 32
-# `_PASSAGES` of `_CHUNK_TOKENS` are read as well as passages of 128 tokens, which homes of smollm2 have (docs/log.md).
-# But prompts of 400 tokens cost so small a model no more than fusing them.
-_PASSAGES, _CHUNK_TOKENS = 4, 256
+# `_PASSAGES` of `_CHUNK_TOKENS` are read as well as passages of 128 tokens, which homes of smollm2
+# have (docs/log.md). But prompts of 400 tokens cost so small a model no more than fusing them.
+_PASSAGES = 4
+_CHUNK_TOKENS = 256
 _WAYS: dict[str, ReuseMode] = {"full": "none", "prefix": "prefix", "cold": "fused", "warm": "fused"}
 
 Answers = dict[str, Answer]  # the answers to one question, by way
 
 
 def run(
-    model: Annotated[str, typer.Option(help="A name, a folder, a GGUF file or a hub id.")] = "smollm2",
-    count: Annotated[int | None, typer.Option("--questions", min=1, help="Only so many of the questions.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A name, a folder, a GGUF file or a hub id.")
+    ] = "smollm2",
+    count: Annotated[
+        int | None, typer.Option("--questions", min=1, help="Only so many of the questions.")
+    ] = None,
 ) -> None:
-    """Answer questions over the example articles four ways: full, exact prefix, fused cold, fused warm."""
+    """Answer questions over the example articles four ways: full, exact prefix, fused cold, fused
+    warm.
+    """
     if (folder := examples()) is None:
-        raise InputError("The example corpus is not part of this installation. Run the demo in a checkout.")
+        raise InputError(
+            "The example corpus is not part of this installation. Run the demo in a checkout."
+        )
     lines = (folder / "questions.jsonl").read_text("utf-8").splitlines()
     questions = [json.loads(line) for line in lines if line][:count]
     with ExitStack() as stack:
@@ -53,7 +64,8 @@ def run(
         stats = rag.engine.stats()
         console.print(
             f"{len(documents)} articles, {rag.index.stats().passages} passages. KV: "
-            f"{output.size(stats.kv_bytes_per_token)} per token ({model}, {stats.layers} layers, {stats.dtype}).\n"
+            f"{output.size(stats.kv_bytes_per_token)} per token ({model}, {stats.layers} layers, "
+            f"{stats.dtype}).\n"
             f"{'':8}first token    answer\n"
         )
         answered: list[Answers] = []
@@ -72,7 +84,9 @@ def _opened(home: Path, model: str, stack: ExitStack) -> "Rag":
         from ragkv.retrieval.rag import Rag
 
         quiet_transformers()
-        engine = stack.enter_context(Engine.from_pretrained(model, EngineOptions(home, model).config()))
+        engine = stack.enter_context(
+            Engine.from_pretrained(model, EngineOptions(home, model).config())
+        )
         return stack.enter_context(Rag(engine, home / "index", chunk_tokens=_CHUNK_TOKENS))
 
 
@@ -89,11 +103,18 @@ def _ask(rag: "Rag", question: dict[str, Any]) -> Answers:
         rag.engine.flush()
         text = " ".join(answer.text.split())
         shown = text if way == "full" or answer.text != answers["full"].text else "(the same)"
-        times = f"{output.milliseconds(answer.timing.first_token_s):>11} {output.milliseconds(_whole_s(answer)):>9}"
-        console.print(f"  {way:6} {times}  {'right' if _is_right(question, answer) else 'WRONG'}  {shown}")
+        times = (
+            f"{output.milliseconds(answer.timing.first_token_s):>11} "
+            f"{output.milliseconds(_whole_s(answer)):>9}"
+        )
+        console.print(
+            f"  {way:6} {times}  {'right' if _is_right(question, answer) else 'WRONG'}  {shown}"
+        )
     sources = dict.fromkeys(Path(hit.passage.source).name for hit in hits)
     reuse_ = answers["warm"].reuse
-    console.print(f"  warm: {reuse_.tokens} tokens, {output.counts(reuse_)}; {', '.join(sources)}\n")
+    console.print(
+        f"  warm: {reuse_.tokens} tokens, {output.counts(reuse_)}; {', '.join(sources)}\n"
+    )
     return answers
 
 
@@ -116,16 +137,26 @@ def _summary(questions: Sequence[dict[str, Any]], answered: Sequence[Answers]) -
     def by_way(figure: Callable[[str], float]) -> dict[str, float]:
         return {way: figure(way) for way in _WAYS}
 
-    right = by_way(lambda way: sum(_is_right(question, answers[way]) for question, answers in asked))
-    same = by_way(lambda way: statistics.mean(_alike(one[way].text, one["full"].text) for one in answered))
+    right = by_way(
+        lambda way: sum(_is_right(question, answers[way]) for question, answers in asked)
+    )
+    same = by_way(
+        lambda way: statistics.mean(_alike(one[way].text, one["full"].text) for one in answered)
+    )
     whole = by_way(lambda way: statistics.median(_whole_s(answers[way]) for answers in alone))
-    first = by_way(lambda way: statistics.median(answers[way].timing.first_token_s for answers in alone))
-    counted = [" · ".join(f"{way} {value:.3g}" for way, value in figures.items()) for figures in (right, same)]
+    first = by_way(
+        lambda way: statistics.median(answers[way].timing.first_token_s for answers in alone)
+    )
+    counted = [
+        " · ".join(f"{way} {value:.3g}" for way, value in figures.items())
+        for figures in (right, same)
+    ]
     return (
         f"Right, of {len(asked)} questions: {counted[0]}.\n"
         f"Words as by full recompute (mean ratio): {counted[1]}.\n"
         f"Median whole answer: {_times(whole)}.\n"
-        f"Median first token: {_times(first)}: warm {first['full'] / first['warm']:.1f}x as fast as full."
+        f"Median first token: {_times(first)}: warm {first['full'] / first['warm']:.1f}x as fast "
+        "as full."
     )
 
 

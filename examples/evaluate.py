@@ -1,6 +1,8 @@
-"""Quality and speed of every method on your questions: EM, F1, ROUGE-L, recall@k and TTFT, as a table and a plot.
+"""Quality and speed of every method on your questions: EM, F1, ROUGE-L, recall@k and TTFT, as a
+table and a plot.
 
-Reads JSONL with a question, its contexts and its answers in each line, and the MuSiQue, 2Wiki and LongBench formats.
+Reads JSONL with a question, its contexts and its answers in each line, and the MuSiQue, 2Wiki and
+LongBench formats.
 """
 
 import argparse
@@ -19,40 +21,66 @@ from ragkv.retrieval import Document, Index, Splitter
 
 METRICS = (exact_match, token_f1, rouge_l)
 METHODS = {"full prefill": {"reuse": "none"}, "exact prefix": {"reuse": "prefix"}, "fused": {}}
-METHODS |= {"full reuse": {"ratio": 0.0}, "MapRerank": {"reuse": "none"}, "MapReduce": {"reuse": "none"}}
+METHODS |= {
+    "full reuse": {"ratio": 0.0},
+    "MapRerank": {"reuse": "none"},
+    "MapReduce": {"reuse": "none"},
+}
 MAPPED = {"MapRerank": map_rerank, "MapReduce": map_reduce}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
-    parser.add_argument("-k", type=int, default=6, help="how many of a question's own contexts are retrieved")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id"
+    )
+    parser.add_argument(
+        "-k", type=int, default=6, help="how many of a question's own contexts are retrieved"
+    )
     parser.add_argument("--questions", type=int, default=50, help="at most this many questions")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--plot", type=Path, default="evaluation.png", help="where to draw F1 over TTFT")
+    parser.add_argument(
+        "--plot", type=Path, default="evaluation.png", help="where to draw F1 over TTFT"
+    )
     options = parser.parse_args()
-    logging.getLogger("ragkv").setLevel(logging.ERROR)  # hides the notice that retrieval uses BM25 alone
-    prompt = PromptConfig() if options.model == "reader" else PromptConfig("Answer in a few words.", "\n\n")
-    scores, recalls = {name: [] for name in options.methods}, []
+    # hides the notice that retrieval uses BM25 alone
+    logging.getLogger("ragkv").setLevel(logging.ERROR)
+    prompt = (
+        PromptConfig()
+        if options.model == "reader"
+        else PromptConfig("Answer in a few words.", "\n\n")
+    )
+    scores = {name: [] for name in options.methods}
+    recalls = []
     with Engine.from_pretrained(options.model, EngineConfig(prompt=prompt)) as engine:
         for context in quality_data.read(options.file, options.questions):
             index = Index(None, splitter=Splitter(engine.model.count_tokens, 10**6))
             index.ingest(Document(str(n), text) for n, text in enumerate(context.chunks))
             for question in context.questions:
                 hits = index.search(question.text, options.k)
-                found = sorted({int(hit.passage.document_id) for hit in hits}) or [0]  # in their own order
-                right = {n for n, text in enumerate(context.chunks) if any(g in text for g in question.golds)}
+                # in their own order
+                found = sorted({int(hit.passage.document_id) for hit in hits}) or [0]
+                right = {
+                    n
+                    for n, text in enumerate(context.chunks)
+                    if any(g in text for g in question.golds)
+                }
                 recalls += [bool(right & set(found))] if right else []
                 chunks = [engine.chunk(context.chunks[n]) for n in found]
                 engine.warm(chunks)
                 for name in options.methods:
                     text, ttft_s = ask(engine, name, question.text, chunks)
-                    scores[name].append([*(best(metric, text, question.golds) for metric in METRICS), 1e3 * ttft_s])
-    recall, rows = statistics.fmean(recalls or [float("nan")]), []
+                    scores[name].append(
+                        [*(best(metric, text, question.golds) for metric in METRICS), 1e3 * ttft_s]
+                    )
+    recall = statistics.fmean(recalls or [float("nan")])
+    rows = []
     for name, scored in scores.items():
         *metrics, times = zip(*scored, strict=True)
-        rows += [(name, *map(statistics.fmean, metrics), recall, statistics.median(times), len(scored))]
+        rows += [
+            (name, *map(statistics.fmean, metrics), recall, statistics.median(times), len(scored))
+        ]
     table(("method", "EM", "F1", "ROUGE-L", f"recall@{options.k}", "TTFT ms", "questions"), rows)
     plot(rows, options.plot)
 

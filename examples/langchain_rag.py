@@ -1,4 +1,5 @@
-"""An ordinary LangChain chain before and after a change of its `llm =` line, with the time to first token of both.
+"""An ordinary LangChain chain before and after a change of its `llm =` line, with the time to first
+token of both.
 
 python examples/langchain_rag.py [--model PATH] [--docs FOLDER] [--ratio R] [QUESTION ...]
 """
@@ -20,16 +21,23 @@ from ragkv.retrieval import Document as Source
 from ragkv.retrieval import Index, Splitter
 
 HERE = Path(__file__).parent
-QUESTIONS = ["Which famous scientist was born in Shrewsbury in 1809?", "On which mountain does the Severn rise?"]
+QUESTIONS = [
+    "Which famous scientist was born in Shrewsbury in 1809?",
+    "On which mountain does the Severn rise?",
+]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("questions", nargs="*", default=QUESTIONS)
-    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id"
+    )
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
     parser.add_argument("-k", type=int, default=4, help="passages of a prompt")
-    parser.add_argument("--ratio", type=float, help="recompute ratio; 1 recomputes everything, as transformers does")
+    parser.add_argument(
+        "--ratio", type=float, help="recompute ratio; 1 recomputes everything, as transformers does"
+    )
     options = parser.parse_args()
 
     model, tokenizer = load(options.model, "cpu", "auto")
@@ -46,12 +54,20 @@ def main() -> None:
 
     for question in options.questions:
         (answer, was), (again, now) = timed(before, question), timed(after, question)
-        print(f"{question}\n  before: {answer}  ({1e3 * was:.0f} ms)\n  after:  {again}  ({1e3 * now:.0f} ms)")
+        print(
+            f"{question}\n  before: {answer}  ({1e3 * was:.0f} ms)\n  after:  {again}  "
+            f"({1e3 * now:.0f} ms)"
+        )
 
 
 def chain(retriever: Runnable, llm: Runnable) -> Runnable:
     prompt = ChatPromptTemplate.from_messages([("human", "{context}\n\n{question}")])
-    return {"context": retriever | joined, "question": RunnablePassthrough()} | prompt | llm | StrOutputParser()
+    return (
+        {"context": retriever | joined, "question": RunnablePassthrough()}
+        | prompt
+        | llm
+        | StrOutputParser()
+    )
 
 
 def joined(documents: list[Document]) -> str:
@@ -60,7 +76,9 @@ def joined(documents: list[Document]) -> str:
 
 
 def timed(asked: Runnable, question: str, runs: int = 3) -> tuple[str, float]:
-    """The answer, and the median time to its first piece, retrieval included; one unmeasured run first."""
+    """The answer, and the median time to its first piece, retrieval included; one unmeasured run
+    first.
+    """
     seconds = []
     for _ in range(runs + 1):
         began = time.perf_counter()

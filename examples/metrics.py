@@ -1,4 +1,6 @@
-"""How good an answer is: exact match and token F1 by SQuAD's rules, ROUGE-L by longest common subsequence."""
+"""How good an answer is: exact match and token F1 by SQuAD's rules, ROUGE-L by longest common
+subsequence.
+"""
 
 import re
 import string
@@ -21,8 +23,11 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """Harmonic mean of precision and recall over the words of both normal forms; 1.0 if both are empty."""
-    got, wanted = normalized(answer).split(), normalized(gold).split()
+    """Harmonic mean of precision and recall over the words of both normal forms; 1.0 if both are
+    empty.
+    """
+    got = normalized(answer).split()
+    wanted = normalized(gold).split()
     if not got or not wanted:
         return float(got == wanted)
     return 2 * (Counter(got) & Counter(wanted)).total() / (len(got) + len(wanted))
@@ -34,8 +39,11 @@ def best(metric: Callable[[str, str], float], answer: str, golds: Sequence[str])
 
 
 def rouge_l(answer: str, gold: str) -> float:
-    """Harmonic mean of precision and recall of the longest common subsequence of words, without stemming."""
-    got, wanted = _WORDS.findall(answer.lower()), _WORDS.findall(gold.lower())
+    """Harmonic mean of precision and recall of the longest common subsequence of words, without
+    stemming.
+    """
+    got = _WORDS.findall(answer.lower())
+    wanted = _WORDS.findall(gold.lower())
     if not got or not wanted:
         return float(got == wanted)
     return 2 * _common_subsequence(got, wanted) / (len(got) + len(wanted))

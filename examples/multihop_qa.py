@@ -1,4 +1,5 @@
-"""Multi-hop questions over a folder of documents: answers, their sources, and the tokens that were reused.
+"""Multi-hop questions over a folder of documents: answers, their sources, and the tokens that were
+reused.
 
 python examples/multihop_qa.py [--model PATH] [--docs FOLDER] [QUESTION ...]
 """
@@ -13,7 +14,8 @@ from ragkv.retrieval.rag import Rag
 
 HERE = Path(__file__).parent
 QUESTIONS = {
-    "bridge": "Where was the engineer born who built the bridge at Buildwas?",  # bridge -> its engineer -> his birth
+    # bridge -> its engineer -> his birth
+    "bridge": "Where was the engineer born who built the bridge at Buildwas?",
     "comparison": "Which has the longer span, the Iron Bridge or the bridge at Buildwas?",
     "compositional": "Who made the chains of the bridge across the Menai Strait?",
 }
@@ -22,7 +24,9 @@ QUESTIONS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("questions", nargs="*")
-    parser.add_argument("--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id"
+    )
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
     parser.add_argument("-k", type=int, default=6, help="passages per question")
     options = parser.parse_args()
@@ -35,9 +39,12 @@ def main() -> None:
             Rag(engine, f"{home}/index", chunk_tokens=128, embedder=resolve_embedder()) as rag,
         ):
             ingested = rag.ingest(options.docs)
-            print(f"{len(rag.index.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n")
+            print(
+                f"{len(rag.index.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n"
+            )
             for kind, question in questions.items():
-                # In document order, so that "she" and "that company" follow the name that they refer to.
+                # In document order, so that "she" and "that company" follow the name that they
+                # refer to.
                 found = rag.ask(question, options.k, order="document", max_new_tokens=32)
                 print(f"{kind}: {question}\n  {found.answer.text.strip()}")
                 print(f"  sources: {', '.join(sources(found.answer)) or 'not found word for word'}")
@@ -50,9 +57,11 @@ def sources(answer: Answer) -> list[str]:
 
 
 def reused(answer: Answer) -> str:
-    reuse, timing = answer.reuse, answer.timing
+    reuse = answer.reuse
+    timing = answer.timing
     return (
-        f"{reuse.tokens} tokens: {reuse.exact} exact, {reuse.fused} fused, {reuse.recomputed} recomputed, "
+        f"{reuse.tokens} tokens: {reuse.exact} exact, {reuse.fused} fused, {reuse.recomputed} "
+        "recomputed, "
         f"{reuse.computed} computed; first token after {1e3 * timing.first_token_s:.0f} ms"
     )
 

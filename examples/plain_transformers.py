@@ -1,4 +1,6 @@
-"""A chat model over plain transformers, for comparison: the whole prompt is computed every time, greedily decoded."""
+"""A chat model over plain transformers, for comparison: the whole prompt is computed every time,
+greedily decoded.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,16 +29,29 @@ class PlainTransformers(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
     @torch.no_grad()
-    def _stream(self, messages: list[BaseMessage], *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
-        said = [{"role": ROLES[message.type], "content": str(message.content)} for message in messages]
-        ids = self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-        ends, answer, text, past = self.net.generation_config.eos_token_id, [], "", None
+    def _stream(
+        self, messages: list[BaseMessage], *_: Any, **__: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        said = [
+            {"role": ROLES[message.type], "content": str(message.content)} for message in messages
+        ]
+        ids = self.tokenizer.apply_chat_template(
+            said, add_generation_prompt=True, return_dict=False
+        )
+        ends = self.net.generation_config.eos_token_id
+        answer = []
+        text = ""
+        past = None
         while len(answer) < self.max_tokens:
-            out = self.net(torch.tensor([ids]), past_key_values=past, use_cache=True, logits_to_keep=1)
-            token, past = int(out.logits[0, -1].argmax()), out.past_key_values
+            out = self.net(
+                torch.tensor([ids]), past_key_values=past, use_cache=True, logits_to_keep=1
+            )
+            token = int(out.logits[0, -1].argmax())
+            past = out.past_key_values
             if token == ends or (isinstance(ends, list) and token in ends):
                 return
-            answer, ids = [*answer, token], [token]
+            answer = [*answer, token]
+            ids = [token]
             whole = self.tokenizer.decode(answer, skip_special_tokens=True)
             yield ChatGenerationChunk(message=AIMessageChunk(whole[len(text) :]))
             text = whole

@@ -1,10 +1,11 @@
-"""Questions over an ingested home, answered by vLLM's OpenAI server with ragkv's connector (docs/vllm.md).
+"""Questions over an ingested home, answered by vLLM's OpenAI server with ragkv's connector
+(docs/vllm.md).
 
 python examples/vllm_rag.py [--home corpus] [--url http://localhost:8000] [QUESTION ...]
 
-Retrieval is ragkv's and runs here, without a model. The chain is LangChain's own with `ChatOpenAI`. After every answer
-stand its sources, and what the connector reused of the prompt: the request gives its report a name, by which a second
-request asks for it.
+Retrieval is ragkv's and runs here, without a model. The chain is LangChain's own with `ChatOpenAI`.
+After every answer stand its sources, and what the connector reused of the prompt: the request gives
+its report a name, by which a second request asks for it.
 """
 
 import argparse
@@ -29,7 +30,9 @@ SYSTEM = "Use the passages to answer the question in one short sentence."
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("question", nargs="*", default=QUESTIONS)
     parser.add_argument("--home", type=Path, default=Path("corpus"), help="of `ragkv ingest`")
     parser.add_argument("--url", default="http://localhost:8000")
@@ -38,16 +41,29 @@ def main() -> None:
     options = parser.parse_args()
 
     retriever = RagKVRetriever(index=Index(options.home / "index", read_only=True), k=options.k)
-    llm = ChatOpenAI(model=options.model, base_url=f"{options.url}/v1", api_key="none", temperature=0, max_tokens=64)
-    template = ChatPromptTemplate.from_messages([("system", SYSTEM), ("human", "{passages}{question}")])
+    llm = ChatOpenAI(
+        model=options.model,
+        base_url=f"{options.url}/v1",
+        api_key="none",
+        temperature=0,
+        max_tokens=64,
+    )
+    template = ChatPromptTemplate.from_messages(
+        [("system", SYSTEM), ("human", "{passages}{question}")]
+    )
     for question in options.question:
         found = retriever.invoke(question)
         in_order = sorted(found, key=lambda one: (one.metadata["source"], one.metadata["span"]))
         passages = "".join(one.page_content + "\n\n" for one in in_order)
         name = uuid.uuid4().hex
-        # The salt lets this request be fused, and no other one find what it leaves in vLLM's prefix cache.
-        named = llm.bind(extra_body={"cache_salt": name, "kv_transfer_params": {"ragkv": {"name": name}}})
-        answer = (template | named | StrOutputParser()).invoke({"passages": passages, "question": question})
+        # The salt lets this request be fused, and no other one find what it leaves in vLLM's prefix
+        # cache.
+        named = llm.bind(
+            extra_body={"cache_salt": name, "kv_transfer_params": {"ragkv": {"name": name}}}
+        )
+        answer = (template | named | StrOutputParser()).invoke(
+            {"passages": passages, "question": question}
+        )
         print(f"{question}\n  {answer}\n  sources: {', '.join(sources(found))}")
         reuse = report_of(name, options.url, options.model).get("reuse", {})
         reused = reuse.get("exact", 0) + reuse.get("fused", 0)
@@ -61,8 +77,15 @@ def sources(found: list[Document]) -> list[str]:
 
 def report_of(name: str, url: str, model: str) -> dict[str, Any]:
     """The connector's report of that name."""
-    asking = {"kv_transfer_params": {"ragkv": {"report_of": name}}, "model": model, "prompt": [0], "max_tokens": 1}
-    request = Request(f"{url}/v1/completions", json.dumps(asking).encode(), {"content-type": "application/json"})
+    asking = {
+        "kv_transfer_params": {"ragkv": {"report_of": name}},
+        "model": model,
+        "prompt": [0],
+        "max_tokens": 1,
+    }
+    request = Request(
+        f"{url}/v1/completions", json.dumps(asking).encode(), {"content-type": "application/json"}
+    )
     with urlopen(request) as answer:
         found: dict[str, Any] = json.load(answer)["kv_transfer_params"]["ragkv"]["report"] or {}
     return found

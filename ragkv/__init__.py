@@ -6,7 +6,14 @@ Importing it is light: torch and transformers load when an engine is built.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .config import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, SessionConfig, StoreConfig
+from .config import (
+    EngineConfig,
+    FusionConfig,
+    KCacheConfig,
+    PromptConfig,
+    SessionConfig,
+    StoreConfig,
+)
 from .errors import RagKVError
 from .types import Answer, Chunk, Citation, PromptSpan, Reuse, Text, Timing, TokenEvent
 

@@ -1,6 +1,7 @@
 """Settings: one frozen tree, from code, a TOML file or the environment. Pure Python.
 
-Names contain the unit, no setting changes another, and an unknown key is refused, naming the nearest.
+Names contain the unit, no setting changes another, and an unknown key is refused, naming the
+nearest.
 """
 
 import dataclasses
@@ -17,7 +18,9 @@ from .runtime.setting_values import build, gather
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
-R_STAR = 0.15  # `R_STAR` is the least recompute ratio until the quality gate has run: CacheBlend's, from its figure 16.
+# `R_STAR` is the least recompute ratio until the quality gate has run: CacheBlend's, from its
+# figure 16.
+R_STAR = 0.15
 MIB = 1024**2
 GIB = 1024**3
 # Names from registries that load torch. A test compares them with the registries.
@@ -28,42 +31,67 @@ POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru", "t-lru-guarded", "thresho
 TAIL_POLICIES = ("et-lru", "t-lru", "t-lru-guarded")  # They need a target: at xi 0 they are LRU.
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
-SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity")
-EXPECTED_CODEC = "int8"  # `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
+SELECTOR_NAMES = (
+    "all",
+    "attention",
+    "first-k",
+    "hkvd",
+    "hkvd-gradual",
+    "none",
+    "random",
+    "sensitivity",
+)
+# `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
+EXPECTED_CODEC = "int8"
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
 
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
-    """A Redis or Valkey server that replicas share, with `REDIS_USERNAME` and `REDIS_PASSWORD` of the environment."""
+    """A Redis or Valkey server that replicas share, with `REDIS_USERNAME` and `REDIS_PASSWORD` of
+    the environment.
+    """
 
     url: str = ""  # redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path
     prefix: str = "ragkv"  # of every key
     ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for longer is deleted; None: never
-    timeout_s: float = 1.0  # for one answer, from its request to its last byte; then it is a cache miss
+    # for one answer, from its request to its last byte; then it is a cache miss
+    timeout_s: float = 1.0
     connections: int = 4  # values fetched at the same time
     group_bytes: int = MIB // 2  # layers are stored together up to this size; 0.5 to 8 MiB are fast
     ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
-    secret_variable: str | None = None  # variable with a secret that authenticates every value; None: checksums only
-    allow_no_secret: bool = False  # without a secret also use a server that other machines can reach
+    # variable with a secret that authenticates every value; None: checksums only
+    secret_variable: str | None = None
+    # without a secret also use a server that other machines can reach
+    allow_no_secret: bool = False
 
     def __post_init__(self) -> None:
         scheme, _, rest = self.url.partition("://")
         if scheme not in ("redis", "rediss", "unix") or not rest:
-            raise ConfigError("store.redis.url must be redis://host:port/db, rediss://host:port/db or unix:///path.")
+            raise ConfigError(
+                "store.redis.url must be redis://host:port/db, rediss://host:port/db or "
+                "unix:///path."
+            )
         if "@" in rest or "password=" in rest:
             raise ConfigError(
-                "store.redis.url holds credentials; put them into REDIS_USERNAME and REDIS_PASSWORD, which are read "
+                "store.redis.url holds credentials; put them into REDIS_USERNAME and "
+                "REDIS_PASSWORD, which are read "
                 "from the environment."
             )
         if self.ttl_s is not None and not self.ttl_s > 0.0:
-            raise ConfigError(f"store.redis.ttl_s is {self.ttl_s}; it must be more than 0, or None.")
-        _check_remote(self, "redis", scheme == "unix" or is_loopback(urlsplit(self.url).hostname or ""))
+            raise ConfigError(
+                f"store.redis.ttl_s is {self.ttl_s}; it must be more than 0, or None."
+            )
+        _check_remote(
+            self, "redis", scheme == "unix" or is_loopback(urlsplit(self.url).hostname or "")
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class S3Config:
-    """A bucket of an S3-compatible store that replicas share. Credentials come from the environment alone (AWS_...)."""
+    """A bucket of an S3-compatible store that replicas share. Credentials come from the environment
+    alone (AWS_...).
+    """
 
     bucket: str = ""  # name of the bucket
     prefix: str = "ragkv"  # of every object
@@ -72,8 +100,10 @@ class S3Config:
     timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
     connections: int = 8  # values fetched at the same time
     group_bytes: int = 4 * MIB  # layers are stored together up to this size; 0.5 to 8 MiB are fast
-    secret_variable: str | None = None  # environment variable with a secret that authenticates every value
-    allow_no_secret: bool = False  # without a secret also use a server that other machines can reach
+    # environment variable with a secret that authenticates every value
+    secret_variable: str | None = None
+    # without a secret also use a server that other machines can reach
+    allow_no_secret: bool = False
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -81,16 +111,20 @@ class S3Config:
         _check_remote(self, "s3", is_loopback(urlsplit(self.endpoint or "").hostname or ""))
 
 
-RemoteConfig = RedisConfig | S3Config  # `RemoteConfig` is the settings of any storage that replicas share.
+# `RemoteConfig` is the settings of any storage that replicas share.
+RemoteConfig = RedisConfig | S3Config
 
 
 def _check_remote(config: RemoteConfig, name: str, is_local: bool) -> None:
     at_least(config, connections=1, group_bytes=1)
     if not 0.0 < config.timeout_s < float("inf"):
-        raise ConfigError(f"store.{name}.timeout_s is {config.timeout_s}; it must be more than 0 and finite.")
+        raise ConfigError(
+            f"store.{name}.timeout_s is {config.timeout_s}; it must be more than 0 and finite."
+        )
     if not (is_local or config.secret_variable or config.allow_no_secret):
         raise ConfigError(
-            f"Other machines can reach store.{name} and could plant KV there. Name the environment variable of a "
+            f"Other machines can reach store.{name} and could plant KV there. Name the "
+            "environment variable of a "
             f"shared secret in store.{name}.secret_variable, or set store.{name}.allow_no_secret."
         )
 
@@ -101,29 +135,45 @@ class StoreConfig:
 
     directory: str | None = None  # the disk tier's directory; None: memory tier only
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
-    disk_bytes: int = 20 * GIB  # capacity of the disk tier; on a server documents and KV of a tenant together
-    policy: str = "lookahead"  # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
-    prefetch: bool = True  # copy what queued requests will read from disk to memory before they start
-    ttft_target_ms: float | None = None  # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it
+    # capacity of the disk tier; on a server documents and KV of a tenant together
+    disk_bytes: int = 20 * GIB
+    # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
+    policy: str = "lookahead"
+    # copy what queued requests will read from disk to memory before they start
+    prefetch: bool = True
+    # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it
+    ttft_target_ms: float | None = None
     xi_tokens: int = 0  # the same in tokens: those a turn may compute within its target
     threshold_tokens: int = 1024  # threshold-lru does not keep conversations that are shorter
-    write_buffer_bytes: int = 256 * MIB  # entries that wait to be written; if it is full, entries are dropped
+    # entries that wait to be written; if it is full, entries are dropped
+    write_buffer_bytes: int = 256 * MIB
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
-    # "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16); None: int8 of expected KV, raw of the rest
+    # "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16); None: int8 of expected KV,
+    # raw of the rest
     codec: str | None = None  # of KV in every tier: docs/selection.md
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still
 
     def __post_init__(self) -> None:
         at_least(
-            self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0, threshold_tokens=0
+            self,
+            memory_bytes=0,
+            disk_bytes=0,
+            write_buffer_bytes=0,
+            reader_threads=1,
+            xi_tokens=0,
+            threshold_tokens=0,
         )
         if self.ttft_target_ms is not None and (self.xi_tokens or not self.ttft_target_ms > 0.0):
-            raise ConfigError("store.ttft_target_ms must be more than 0, and takes the place of store.xi_tokens.")
+            raise ConfigError(
+                "store.ttft_target_ms must be more than 0, and takes the place of store.xi_tokens."
+            )
         if self.policy in TAIL_POLICIES and not self.xi_tokens and self.ttft_target_ms is None:
-            raise ConfigError(f"store.policy {self.policy} needs store.ttft_target_ms or store.xi_tokens.")
+            raise ConfigError(
+                f"store.policy {self.policy} needs store.ttft_target_ms or store.xi_tokens."
+            )
         if self.codec is not None:
             one_of("store.codec", self.codec, CODEC_NAMES)
         one_of("store.policy", self.policy, POLICY_NAMES)
@@ -133,13 +183,19 @@ class StoreConfig:
 class FusionConfig:
     """How stored entries are made into one prompt's KV (CacheBlend sections 4 and 5)."""
 
-    ratio: float | None = None  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
-    floor_tokens: int = 8  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
-    selector: str | None = None  # which tokens: ragkv.fusion.SELECTORS; None: by learned scores, else by attention
-    stored_kv: str | None = None  # of chunks: "expected" or "alone"; None: expected, of the bundled reader alone
-    read_ahead_layers: int | None = None  # layers read ahead of the one being fused; 0: none; None: as measured
+    # share of the fused, inexact tokens recomputed in each layer; None: the controller's
+    ratio: float | None = None
+    # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
+    floor_tokens: int = 8
+    # which tokens: ragkv.fusion.SELECTORS; None: by learned scores, else by attention
+    selector: str | None = None
+    # of chunks: "expected" or "alone"; None: expected, of the bundled reader alone
+    stored_kv: str | None = None
+    # layers read ahead of the one being fused; 0: none; None: as measured
+    read_ahead_layers: int | None = None
     seed: int = 0  # of the `random` selector
-    sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
+    # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
+    sensitivity_prefixes: int = 2
     learned_scores: bool = True  # use the score network of the model's folder
 
     def __post_init__(self) -> None:
@@ -149,12 +205,16 @@ class FusionConfig:
             one_of("fusion.stored_kv", self.stored_kv, ("expected", "alone"))
         at_least(self, sensitivity_prefixes=0, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
-            raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
+            raise ConfigError(
+                f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1]."
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class PricesConfig:
-    """The cost of stored KV, in USD for a GB (1e9 bytes) and month (730 h). Defaults: rounded cloud prices."""
+    """The cost of stored KV, in USD for a GB (1e9 bytes) and month (730 h). Defaults: rounded cloud
+    prices.
+    """
 
     memory_usd_per_gb_month: float = 2.5  # the additional price of a machine with more memory
     disk_usd_per_gb_month: float = 0.08  # a network SSD
@@ -162,7 +222,10 @@ class PricesConfig:
     def __post_init__(self) -> None:
         for field_ in dataclasses.fields(self):
             if not 0.0 <= (price := getattr(self, field_.name)) < float("inf"):
-                raise ConfigError(f"controller.prices.{field_.name} is {price}; a price is finite and not negative.")
+                raise ConfigError(
+                    f"controller.prices.{field_.name} is {price}; a price is finite and not "
+                    "negative."
+                )
 
     def of(self, tier: str) -> float:
         """The price of a kind of tier, in USD for a GB and month."""
@@ -174,8 +237,10 @@ class PricesConfig:
 class ControllerConfig:
     """The loading controller, which chooses the ratio if it is None (CacheBlend section 5.1)."""
 
-    measure: bool = True  # measure a profile where the store's directory has none, while no request runs
-    place: bool = True  # keep entries out of memory where disk is as good and cheaper; False: all are in every tier
+    # measure a profile where the store's directory has none, while no request runs
+    measure: bool = True
+    # keep entries out of memory where disk is as good and cheaper; False: all are in every tier
+    place: bool = True
     prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
 
 
@@ -184,7 +249,8 @@ class PromptConfig:
     """The application's fixed text around the documents."""
 
     system: str = ""  # system text, before the documents
-    separator: str = "\n\n"  # behind each passage; computed with each prompt, and no part of what is stored
+    # behind each passage; computed with each prompt, and no part of what is stored
+    separator: str = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +259,29 @@ class SessionConfig:
 
     block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
     # if it is full, the end of a turn waits
-    save_buffer_bytes: int | None = None  # KV of turns that may wait to be stored; None: a context window
-    truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
+    # KV of turns that may wait to be stored; None: a context window
+    save_buffer_bytes: int | None = None
+    # share of the history dropped at a time when a prompt would overflow the context
+    truncation_ratio: float = 0.5
     sink_tokens: int = 4  # first tokens of a history that truncation never drops: attention sinks
-    discard: str = "oldest"  # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
+    # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
+    discard: str = "oldest"
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
-    directory: str | None = None  # blocks and states are kept here, apart from the store's; None: with them
+    # blocks and states are kept here, apart from the store's; None: with them
+    directory: str | None = None
     # "keep" it, "select" tokens of it to recompute, or "recompute" it once
-    inexact_history: str = "select"  # what becomes of history that is not exact: docs/conversations.md
+    # what becomes of history that is not exact: docs/conversations.md
+    inexact_history: str = "select"
 
     def __post_init__(self) -> None:
         one_of("session.inexact_history", self.inexact_history, ("keep", "select", "recompute"))
         at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
         one_of("session.discard", self.discard, DISCARDING_LISTS)
         if not 0.0 < self.truncation_ratio <= 1.0:
-            raise ConfigError(f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1].")
+            raise ConfigError(
+                f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1]."
+            )
         if self.ttl_s is not None and not self.ttl_s > 0.0:
             raise ConfigError(f"session.ttl_s is {self.ttl_s}; it must be more than 0, or None.")
 
@@ -217,7 +290,8 @@ class SessionConfig:
 class KCacheConfig:
     """Decoding with K on the device and V in host memory (KCache sections 3.1 and 3.3)."""
 
-    top_n: int | None = 128  # N: a query head attends with the V rows of its N largest weights; None: all
+    # N: a query head attends with the V rows of its N largest weights; None: all
+    top_n: int | None = 128
     resident_layers: int = 2  # L: the V of the first L layers stays on the device
 
     def __post_init__(self) -> None:
@@ -228,14 +302,18 @@ class KCacheConfig:
 class SchedulerConfig:
     """The request queue before the prefill (CachedAttention section 3.3)."""
 
-    workers: int = 2  # admitted requests, more while prompts are short; 1: each prompt is prefilled alone
+    # admitted requests, more while prompts are short; 1: each prompt is prefilled alone
+    workers: int = 2
     queue_limit: int = 256  # requests that may wait; more are refused
-    deadline_s: float | None = None  # from the call to the last token, for requests without their own; None: none
+    # from the call to the last token, for requests without their own; None: none
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         at_least(self, workers=1, queue_limit=0)
         if self.deadline_s is not None and not self.deadline_s > 0.0:
-            raise ConfigError(f"scheduler.deadline_s is {self.deadline_s}; it must be more than 0, or None.")
+            raise ConfigError(
+                f"scheduler.deadline_s is {self.deadline_s}; it must be more than 0, or None."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +328,15 @@ class EngineConfig:
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
-    dtype: str = "auto"  # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
-    weights: str = "plain"  # linear layers: "plain" as they are loaded; on a CPU "int8": faster, rounded
+    # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
+    dtype: str = "auto"
+    # linear layers: "plain" as they are loaded; on a CPU "int8": faster, rounded
+    weights: str = "plain"
     packed_bytes: int = 3 * GIB  # most memory for copies of weights that make products faster (CPU)
-    drafts: int = 16  # most tokens that a decoding step verifies because they follow in the prompt; 0: none
-    adapter: str = ""  # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
+    # most tokens that a decoding step verifies because they follow in the prompt; 0: none
+    drafts: int = 16
+    # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
+    adapter: str = ""
     adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
 
     def __post_init__(self) -> None:
@@ -262,11 +344,14 @@ class EngineConfig:
         if 0 < self.store.xi_tokens < self.session.block_tokens:
             raise ConfigError(
                 f"store.xi_tokens is {self.store.xi_tokens}, less than session.block_tokens "
-                f"({self.session.block_tokens}), which are kept or evicted as a whole: so it would be 0."
+                f"({self.session.block_tokens}), which are kept or evicted as a whole: so it "
+                "would be 0."
             )
         one_of("weights", self.weights, WEIGHTS)
         if self.session.shared and self.store.redis is None:
-            raise ConfigError("session.shared needs store.redis: the server on which conversations are kept.")
+            raise ConfigError(
+                "session.shared needs store.redis: the server on which conversations are kept."
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -275,14 +360,17 @@ class EngineConfig:
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> Self:
-        """The engine's part of all settings; commands and server read the others. Raises `ConfigError`."""
+        """The engine's part of all settings; commands and server read the others. Raises
+        `ConfigError`.
+        """
         others = ("home", "model", "serve")
         own = {name: value for name, value in values.items() if name not in others}
         return typing.cast(Self, build(cls, own, siblings=others))
 
     @classmethod
     def gather(cls, file: str | Path | None, environment: Mapping[str, str] | None = None) -> Self:
-        """The file's values, overridden by the environment's (default: the process's). Raises `ConfigError`.
+        """The file's values, overridden by the environment's (default: the process's). Raises
+        `ConfigError`.
 
         `home`, `model` and the group `serve` are read by the commands and the server.
         """

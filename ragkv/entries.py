@@ -1,4 +1,5 @@
-"""The stored entries of one engine, `engine.entries`: encoded ahead or later, deleted, cleared of old.
+"""The stored entries of one engine, `engine.entries`: encoded ahead or later, deleted, cleared of
+old.
 
 What a question needs is looked up by the planner (`prompt/planner.py`), not here.
 """
@@ -35,12 +36,18 @@ class Entries:
         config: EngineConfig,
         unused_note: str | None = None,
     ) -> None:
-        """`telling(keys)` is entered while the entries of `keys` are deleted: other replicas are told of it.
+        """`telling(keys)` is entered while the entries of `keys` are deleted: other replicas are
+        told of it.
 
-        `unused_note` says why entries of an earlier run are not reused; `None`: they are, or there are none.
+        `unused_note` says why entries of an earlier run are not reused; `None`: they are, or there
+        are none.
         """
-        self.encoder, self.background, self.unused_note = encoder, background, unused_note
-        self._intake, self._store, self._telling = intake, store, telling
+        self.encoder = encoder
+        self.background = background
+        self.unused_note = unused_note
+        self._intake = intake
+        self._store = store
+        self._telling = telling
         if unused_note is not None:
             log.info("In %s %s.", config.store.directory, unused_note)
         self._warmer = Warmer(encoder, store, scheduler)
@@ -65,12 +72,17 @@ class Entries:
         check: Check = no_check,
         evict: bool = True,
     ) -> WarmReport:
-        """See `Engine.warm`. Without `evict` chunks for which the store has no room are left, and counted."""
+        """See `Engine.warm`. Without `evict` chunks for which the store has no room are left, and
+        counted.
+        """
         checked = self._encodable(chunks)
-        return self._warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check, evict)
+        return self._warmer.warm(
+            list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check, evict
+        )
 
     def warm_soon(self, chunks: Sequence[ChunkLike], *, last: bool = False) -> None:
-        """Compute and store the entries of `chunks` that are not stored, in the background, between requests.
+        """Compute and store the entries of `chunks` that are not stored, in the background, between
+        requests.
 
         With `last`: behind all that requests miss, and only while the store has room for them.
         """
@@ -78,12 +90,15 @@ class Entries:
             self.background.add(chunk.token_ids, last=last)
 
     def lacking(self, chunks: Sequence[ChunkLike]) -> tuple[list[Chunk], int]:
-        """Those of `chunks` that `warm` would compute, each once, and about how many bytes that will take."""
+        """Those of `chunks` that `warm` would compute, each once, and about how many bytes that
+        will take.
+        """
         scores = StoredScores(self.encoder, self._store)
         found = {
             chunk.token_ids: chunk
             for chunk in self._encodable(chunks)
-            if not self._store.is_durable(self.identity.key(chunk.token_ids)) or scores.lacking(chunk.token_ids)
+            if not self._store.is_durable(self.identity.key(chunk.token_ids))
+            or scores.lacking(chunk.token_ids)
         }
         return list(found.values()), sum(map(self.encoder.entry_bytes, map(len, found)))
 
@@ -98,7 +113,8 @@ class Entries:
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
         """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
 
-        While a remote tier does not answer they are dropped from the tiers of this machine alone. No one is told.
+        While a remote tier does not answer they are dropped from the tiers of this machine alone.
+        No one is told.
         """
         self.background.forget(keys)
         for key in keys:
@@ -108,7 +124,9 @@ class Entries:
         return True
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
-        """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
+        """Drop this model's and application's entries of all other chunks. Returns how many were
+        dropped.
+        """
         self.background.flush()
         self._store.flush()
         retained = set(self.keys(chunks))
@@ -118,7 +136,8 @@ class Entries:
             return sum(self._store.delete(key) for key in others)
 
     def gc(self) -> int:
-        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant, and scores not in use.
+        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant, and
+        scores not in use.
 
         Returns the bytes freed.
         """
@@ -137,28 +156,39 @@ class Entries:
         return [identity.key(token_ids) for identity in self.encoder.identities]
 
     def _is_own(self, identity: Identity) -> bool:
-        """Whether entries of `identity` are of this model, dtype, adapter and tokenizer, and of a kind in use."""
-        own, used = self.encoder.alone, "" if self.encoder.scorer is None else self.encoder.scorer.name
+        """Whether entries of `identity` are of this model, dtype, adapter and tokenizer, and of a
+        kind in use.
+        """
+        own = self.encoder.alone
+        used = "" if self.encoder.scorer is None else self.encoder.scorer.name
         kv = replace(identity.of_kv, context=own.context, tenant=own.tenant)
         return identity.scorer in ("", used) and kv in self.encoder.identities
 
 
 def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:
-    """Why nothing stored on this machine is reused, if entries of this model were made in another dtype.
+    """Why nothing stored on this machine is reused, if entries of this model were made in another
+    dtype.
 
-    `own` is the identity of this engine's entries. `None` if some of them are of its dtype, or none of this model. The
-    weights are not compared: their digest depends on the dtype.
+    `own` is the identity of this engine's entries. `None` if some of them are of its dtype, or none
+    of this model. The weights are not compared: their digest depends on the dtype.
     """
     mine = (own.architecture, own.rope, own.tokenizer, own.adapter)
     found = {
         info.identity.dtype
         for info in store.sample(SAMPLE)
-        if (info.identity.architecture, info.identity.rope, info.identity.tokenizer, info.identity.adapter) == mine
+        if (
+            info.identity.architecture,
+            info.identity.rope,
+            info.identity.tokenizer,
+            info.identity.adapter,
+        )
+        == mine
     }
     if not found or own.dtype in found:
         return None
     others = " and ".join(sorted(found))
     return (
-        f"the entries stored here were made in {others} and are not reused, because the model computes in {dtype_why}. "
+        f"the entries stored here were made in {others} and are not reused, because the model "
+        f"computes in {dtype_why}. "
         f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
     )

@@ -1,4 +1,6 @@
-"""All errors, in one tree. A message says what happened, the values, and what to do. A cache miss is no error."""
+"""All errors, in one tree. A message says what happened, the values, and what to do. A cache miss
+is no error.
+"""
 
 from typing import Any
 
@@ -31,7 +33,9 @@ class SchemaError(InputError):
     def __init__(self, pointer: str, reason: str) -> None:
         where = f"the schema at {pointer}" if pointer else "the schema"
         super().__init__(f"Answers cannot be constrained to {where}: {reason}.")
-        self.pointer, self.reason = pointer, reason  # JSON pointer of the part; "" for the whole schema
+        # JSON pointer of the part; "" for the whole schema
+        self.pointer = pointer
+        self.reason = reason
 
 
 class UnsupportedError(InputError, NotImplementedError):
@@ -67,11 +71,15 @@ class StoreReadOnlyError(StoreError):
 
 
 class EntryDamagedError(StoreError):
-    """Stored bytes do not match their identity or checksum. The engine turns it into a cache miss."""
+    """Stored bytes do not match their identity or checksum. The engine turns it into a
+    cache miss.
+    """
 
     def __init__(self, key: Any, why: str) -> None:
         """`key` is the entry's `EntryKey`, which this floor does not know."""
-        super().__init__(f"Entry {key} is damaged: {why}. It was dropped and counts as a cache miss.")
+        super().__init__(
+            f"Entry {key} is damaged: {why}. It was dropped and counts as a cache miss."
+        )
         self.key = key
 
 
@@ -84,10 +92,14 @@ class RemoteError(StoreError):
 
 
 class EntryUnreachableError(EntryDamagedError):
-    """An entry could not be read to its end. The engine turns it into a cache miss, as if it were damaged."""
+    """An entry could not be read to its end. The engine turns it into a cache miss, as if it were
+    damaged.
+    """
 
     def __init__(self, key: Any, why: str) -> None:
-        StoreError.__init__(self, f"Entry {key} could not be read: {why}. It counts as a cache miss.")
+        StoreError.__init__(
+            self, f"Entry {key} could not be read: {why}. It counts as a cache miss."
+        )
         self.key = key
 
 
@@ -128,7 +140,8 @@ class DocumentLimitError(DocumentError):
 
     def __init__(self, problem: str, limit: str) -> None:
         super().__init__(f"{problem}. Split it, or raise the limit.")
-        self.problem, self.limit = problem, limit
+        self.problem = problem
+        self.limit = limit
 
 
 class MissingExtraError(RagKVError):
@@ -138,7 +151,13 @@ class MissingExtraError(RagKVError):
         super().__init__(f'{purpose} needs the package {package}: pip install "ragkv[{extra}]"')
 
 
-_IN_WORDS = {"str": "a text", "int": "a whole number", "float": "a number", "NoneType": "None", "Iterable": "a list"}
+_IN_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "NoneType": "None",
+    "Iterable": "a list",
+}
 
 
 def check_kind(name: str, value: object, *kinds: type) -> None:

@@ -1,7 +1,8 @@
 """A home: the folder of a corpus's index and KV, with a file that says what they were made with.
 
-Ingesting writes the file. From then on commands, server, library, LangChain, MCP and vLLM's connector take their
-defaults from it, so that a passage has the same ids and the same KV everywhere. Pure Python.
+Ingesting writes the file. From then on commands, server, library, LangChain, MCP and vLLM's
+connector take their defaults from it, so that a passage has the same ids and the same KV
+everywhere. Pure Python.
 """
 
 import functools
@@ -22,14 +23,25 @@ NAMES = ("smollm2", "reader")  # `NAMES` are the models that have a name; the fi
 VARIABLE = "RAGKV_MODEL"  # `VARIABLE` is the environment variable that names a model.
 FILE = "home.json"  # `FILE` is in a home.
 # With another value of one of `IDENTIFYING`, stored KV is not found.
-IDENTIFYING = ("weights", "adapter", "adapter_id", "prompt.system", "store.codec", "fusion.stored_kv")
-# A home keeps the settings `KEPT`. The engine tells of entries in another dtype; KV does not depend on the separator.
+IDENTIFYING = (
+    "weights",
+    "adapter",
+    "adapter_id",
+    "prompt.system",
+    "store.codec",
+    "fusion.stored_kv",
+)
+# A home keeps the settings `KEPT`. The engine tells of entries in another dtype; KV does not depend
+# on the separator.
 KEPT = (*IDENTIFYING, "dtype", "prompt.separator")
-# New homes of a model: a small one reads short passages best, and needs a plain instruction (docs/models.md).
+# New homes of a model: a small one reads short passages best, and needs a plain instruction
+# (docs/models.md).
 OF_NEW: Mapping[str, Mapping[str, Any]] = {
     "smollm2": {
         "chunk_tokens": 128,
-        "settings": {"prompt.system": "Use the passages to answer the question in one short sentence."},
+        "settings": {
+            "prompt.system": "Use the passages to answer the question in one short sentence."
+        },
     }
 }
 
@@ -40,7 +52,8 @@ class KnownHome:
 
     path: Path
     model: str  # as `ragkv.model.loading` takes it; a path is absolute
-    kept: Mapping[str, Any]  # "model", "chunk_tokens", "embedder" and "settings"; empty: nothing was ingested
+    # "model", "chunk_tokens", "embedder" and "settings"; empty: nothing was ingested
+    kept: Mapping[str, Any]
 
     @classmethod
     def at(cls, path: str | Path, model: str = "") -> Self:
@@ -48,11 +61,13 @@ class KnownHome:
 
         Raises `ConfigError` if the home was made with another model, or its file cannot be read.
         """
-        kept, given = kept_at(path), model_or_default(model, "")
+        kept = kept_at(path)
+        given = model_or_default(model, "")
         own = kept.get("model", "") or given or NAMES[0]
         if given and Path(given).name != Path(own).name:  # a model's folder may be moved
             raise ConfigError(
-                f"{path} was made with the model {own!r}; its passages and KV are of no use to {given!r}. Leave the "
+                f"{path} was made with the model {own!r}; its passages and KV are of no use to "
+                f"{given!r}. Leave the "
                 f"model out (--model, {VARIABLE}, model in a settings file), or give another home."
             )
         return cls(Path(path), given or own, kept)
@@ -63,33 +78,50 @@ class KnownHome:
         return self.kept or OF_NEW.get(self.model, {})
 
     def config(self, config: EngineConfig) -> EngineConfig:
-        """`config` for an engine of this home: what the home keeps, and by default the home's own folder of KV."""
+        """`config` for an engine of this home: what the home keeps, and by default the home's own
+        folder of KV.
+        """
         config = self.settings_over(config)
         directory = config.store.directory or str(self.path / "kv")
         return replace(config, store=replace(config.store, directory=directory))
 
     def settings_over(self, config: EngineConfig) -> EngineConfig:
-        """`config`, with what the home keeps where `config` has the default. What makes KV useless is logged once."""
+        """`config`, with what the home keeps where `config` has the default. What makes KV useless
+        is logged once.
+        """
         for name, kept in self.made_with.get("settings", {}).items():
-            given, (group, _, leaf) = attrgetter(name)(config), name.rpartition(".")
+            given = attrgetter(name)(config)
+            (group, _, leaf) = name.rpartition(".")
             if given == attrgetter(name)(EngineConfig()):
                 inner = replace(getattr(config, group), **{leaf: kept}) if group else kept
                 config = replace(config, **{group or leaf: inner})
             elif given != kept and name in IDENTIFYING and self.kept:
-                _say_once(f"{self.path} was made with {name} = {kept!r}; with {given!r} none of its KV is reused.")
+                _say_once(
+                    f"{self.path} was made with {name} = {kept!r}; with {given!r} none of its KV "
+                    "is reused."
+                )
         return config
 
     def keep(self, config: EngineConfig, chunk_tokens: int, embedder: str | None) -> None:
-        """Write what documents are ingested with. `embedder` is a folder; `None`: the default. Raises `OSError`."""
+        """Write what documents are ingested with. `embedder` is a folder; `None`: the default.
+        Raises `OSError`.
+        """
         settings = {name: attrgetter(name)(config) for name in KEPT}
-        values = {"model": self.model, "chunk_tokens": chunk_tokens, "embedder": embedder, "settings": settings}
+        values = {
+            "model": self.model,
+            "chunk_tokens": chunk_tokens,
+            "embedder": embedder,
+            "settings": settings,
+        }
         if values != self.kept:
             make_private_folder(self.path)
             replace_file(self.path / FILE, json.dumps(values, indent=1).encode())
 
 
 def kept_at(path: str | Path) -> Mapping[str, Any]:
-    """What the home at `path` keeps; nothing before its first ingest. Raises `ConfigError` for a broken file."""
+    """What the home at `path` keeps; nothing before its first ingest. Raises `ConfigError` for a
+    broken file.
+    """
     file = Path(path) / FILE
     try:
         kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -99,11 +131,16 @@ def kept_at(path: str | Path) -> Mapping[str, Any]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise ConfigError(f"{file}, which says what this home was made with, cannot be read. Delete it and ingest again.")
+    raise ConfigError(
+        f"{file}, which says what this home was made with, cannot be read. Delete it and ingest "
+        "again."
+    )
 
 
 def model_or_default(model: str, default: str = NAMES[0]) -> str:
-    """`model`, or if it is empty `RAGKV_MODEL`, or the default. A path on this machine is made absolute."""
+    """`model`, or if it is empty `RAGKV_MODEL`, or the default. A path on this machine is made
+    absolute.
+    """
     name = model or os.environ.get(VARIABLE, "") or default
     path = Path(name).expanduser()
     return str(path.absolute()) if name and name not in NAMES and path.exists() else name

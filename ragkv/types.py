@@ -27,7 +27,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt(Chunk):
-    """A part of a stored chunk: the tokenizer merged the first or last tokens of the chunk with the text around it.
+    """A part of a stored chunk: the tokenizer merged the first or last tokens of the chunk with the
+    text around it.
 
     Its KV is that part of the chunk's; nothing is stored of it alone.
     """
@@ -44,10 +45,12 @@ class Excerpt(Chunk):
 
 @dataclass(frozen=True, slots=True)
 class Text(Chunk):
-    """A run of the prompt among its chunks, such as a heading or a number: always computed, never stored.
+    """A run of the prompt among its chunks, such as a heading or a number: always computed, never
+    stored.
 
-    No separator stands before it. Without ids it is tokenized with the request: `Text((), "Passage 2: ")`. The first
-    may be the prompt's opening, in place of the application's prefix; then no chunk right behind it is exact.
+    No separator stands before it. Without ids it is tokenized with the request: `Text((), "Passage
+    2: ")`. The first may be the prompt's opening, in place of the application's prefix; then no
+    chunk right behind it is exact.
     """
 
     opening: bool = False
@@ -57,14 +60,16 @@ class Text(Chunk):
 class Timing:
     """Where the time of one request went, in seconds."""
 
-    queue_s: float = 0.0  # waiting for the model, steps of other answers between the layers included
+    # waiting for the model, steps of other answers between the layers included
+    queue_s: float = 0.0
     lookup_s: float = 0.0  # laying out the prompt and finding entries
     load_s: float = 0.0  # waiting for layer slices
     fuse_s: float = 0.0  # rotating stored KV and copying it into place
     prefill_s: float = 0.0  # the whole pass over the prompt, load_s and fuse_s included
     first_token_s: float = 0.0  # TTFT: from the call to the first token
     decode_s: float = 0.0  # from the first token to the last
-    drafted: int = 0  # tokens of the answer that were proposed because they followed in the prompt, and verified
+    # tokens of the answer that were proposed because they followed in the prompt, and verified
+    drafted: int = 0
     accepted: int = 0  # how many of them were right: so many decoding steps were saved
 
 
@@ -95,7 +100,8 @@ class Reuse:
 class PromptSpan:
     """A run of the prompt's tokens that were served alike. A prompt's spans sum to its `Reuse`."""
 
-    kind: str  # "prefix", "history", "chunk", "question", or "template" (the text around and between them)
+    # "prefix", "history", "chunk", "question", or "template" (the text around and between them)
+    kind: str
     start: int  # position of its first token in the prompt
     tokens: int
     state: str  # "exact", "fused" or "computed"
@@ -125,7 +131,8 @@ class TokenLogprob:
 
     token_id: int
     logprob: float  # natural logarithm
-    top: tuple[tuple[int, float], ...] = ()  # the most probable tokens with theirs, the most probable first
+    # the most probable tokens with theirs, the most probable first
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,11 @@ class Answer:
 
     def with_notes(self, *notes: str) -> "Answer":
         """This answer, with `notes` added to its report."""
-        return replace(self, reuse=replace(self.reuse, notes=(*self.reuse.notes, *notes))) if notes else self
+        return (
+            replace(self, reuse=replace(self.reuse, notes=(*self.reuse.notes, *notes)))
+            if notes
+            else self
+        )
 
 
 @dataclass(frozen=True, slots=True)

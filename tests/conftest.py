@@ -22,10 +22,12 @@ FIXED = {"floor_tokens": 0, "ratio": R_STAR}
 
 
 def _fix_defaults() -> None:
-    """Make `FIXED` the floor and the ratio of settings that give none, also in those that test modules make.
+    """Make `FIXED` the floor and the ratio of settings that give none, also in those that test
+    modules make.
 
-    Prompts of tiny models are short: the default floor would recompute all, and nothing would be fused. And what the
-    loading controller chooses depends on the machine. Tests of both defaults give them in their settings.
+    Prompts of tiny models are short: the default floor would recompute all, and nothing would be
+    fused. And what the loading controller chooses depends on the machine. Tests of both defaults
+    give them in their settings.
     """
     made = FusionConfig.__init__
     names = [field.name for field in dataclasses.fields(FusionConfig)]
@@ -35,9 +37,13 @@ def _fix_defaults() -> None:
 
 
 _fix_defaults()
-# Neither a busy machine nor a rare case fails a run by chance: each run tries the same cases, however long they take.
+# Neither a busy machine nor a rare case fails a run by chance: each run tries the same cases,
+# however long they take.
 hypothesis.settings.register_profile(
-    "steady", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "steady",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("steady")
 
@@ -66,7 +72,9 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    """An engine on a tiny llama, with all settings as they are by default; many modules have one of their own."""
+    """An engine on a tiny llama, with all settings as they are by default; many modules have one of
+    their own.
+    """
     from tests.engine.helpers import engine_of  # what it imports takes long to load
 
     with engine_of() as engine:

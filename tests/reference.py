@@ -1,6 +1,7 @@
 """Naive references that use only the models' own modules: short, slow and obviously right.
 
-Every function takes an unused model, because length-dependent RoPE keeps state, and lists of token ids.
+Every function takes an unused model, because length-dependent RoPE keeps state, and lists of token
+ids.
 """
 
 from typing import Any
@@ -29,8 +30,12 @@ def full_prefill(model: Any, ids: list[int]) -> tuple[torch.Tensor, DynamicCache
     return out.logits[0, -1].float(), cache
 
 
-def embeddings_at(model: Any, layer: int, positions: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's own cos and sin of `layer` at `positions` (R,), with the frequencies of `length` tokens."""
+def embeddings_at(
+    model: Any, layer: int, positions: torch.Tensor, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own cos and sin of `layer` at `positions` (R,), with the frequencies of `length`
+    tokens.
+    """
     rotary = body(model).rotary_emb
     everywhere = torch.arange(length)[None]
     kinds = (model.config.layer_types[layer],) if type(model).__name__.startswith("Gemma3") else ()
@@ -42,11 +47,15 @@ def embeddings_at(model: Any, layer: int, positions: torch.Tensor, length: int) 
 def encode_at(
     fresh: Any, prefix: list[int], chunk: list[int], start: int, fresh_long: Any, length: int
 ) -> DynamicCache:
-    """KV of `chunk` encoded behind `prefix` only, with keys rotated to `start` in a prompt of `length` tokens."""
+    """KV of `chunk` encoded behind `prefix` only, with keys rotated to `start` in a prompt of
+    `length` tokens.
+    """
     inputs: list[torch.Tensor] = []
     hooks = [
         attention_of(layer).register_forward_pre_hook(
-            lambda _m, args, kwargs: inputs.append(kwargs.get("hidden_states", args[0] if args else None)),
+            lambda _m, args, kwargs: inputs.append(
+                kwargs.get("hidden_states", args[0] if args else None)
+            ),
             with_kwargs=True,
         )
         for layer in body(fresh).layers
@@ -68,19 +77,30 @@ def encode_at(
 
 
 @torch.no_grad()
-def concatenation(fresh: Any, prefix: list[int], chunks: list[list[int]], question: list[int]) -> tuple[Any, ...]:
-    """Full KV reuse: chunks are encoded separately and placed, then the question is computed. Logits (V,), cache."""
+def concatenation(
+    fresh: Any, prefix: list[int], chunks: list[list[int]], question: list[int]
+) -> tuple[Any, ...]:
+    """Full KV reuse: chunks are encoded separately and placed, then the question is computed.
+    Logits (V,), cache.
+    """
     ids = prefix + sum(chunks, []) + question
     _, whole = full_prefill(fresh(), ids)
-    joined, start = DynamicCache(), len(prefix)
+    joined = DynamicCache()
+    start = len(prefix)
     for layer in range(len(whole.layers)):
-        joined.update(whole.layers[layer].keys[:, :, :start], whole.layers[layer].values[:, :, :start], layer)
+        joined.update(
+            whole.layers[layer].keys[:, :, :start], whole.layers[layer].values[:, :, :start], layer
+        )
     for chunk in chunks:
         moved = encode_at(fresh(), prefix, chunk, start, fresh(), len(ids))
         for layer in range(len(whole.layers)):
             joined.update(moved.layers[layer].keys, moved.layers[layer].values, layer)
         start += len(chunk)
-    out = fresh()(torch.tensor([question]), past_key_values=joined, position_ids=torch.arange(start, len(ids))[None])
+    out = fresh()(
+        torch.tensor([question]),
+        past_key_values=joined,
+        position_ids=torch.arange(start, len(ids))[None],
+    )
     return out.logits[0, -1].float(), joined
 
 
@@ -89,7 +109,8 @@ class _Scatter(Cache):
 
     def __init__(self, stored: DynamicCache, rows: torch.Tensor) -> None:
         super().__init__(layers=[])
-        self.stored, self.rows = stored, rows
+        self.stored = stored
+        self.rows = rows
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *_: Any, **__: Any) -> Any:
         layer = self.stored.layers[layer_idx]
@@ -108,7 +129,9 @@ def window_of(model: Any, layer: int) -> int | None:
 def selective(
     fresh: Any, ids: list[int], stored: DynamicCache, rows: torch.Tensor
 ) -> tuple[torch.Tensor, DynamicCache]:
-    """Recompute `rows` (R,) in every layer over `stored` KV of all positions, with an explicit mask. Logits, cache."""
+    """Recompute `rows` (R,) in every layer over `stored` KV of all positions, with an explicit
+    mask. Logits, cache.
+    """
     model = fresh()
     model.set_attn_implementation("eager")
     cache = _Scatter(stored, rows)
@@ -119,7 +142,9 @@ def selective(
         allowed = keys[None] <= rows[:, None]
         if (window := window_of(model, index)) is not None:
             allowed &= keys[None] > rows[:, None] - window
-        mask = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)[None, None]
+        mask = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)[
+            None, None
+        ]
         out = layer(
             hidden,
             attention_mask=mask,
@@ -131,6 +156,8 @@ def selective(
         hidden = out[0] if isinstance(out, tuple) else out
     norm = getattr(body(model), "norm", None) or body(model).final_layer_norm
     logits = model.get_output_embeddings()(norm(hidden))[0, -1].float()
-    logits = logits * getattr(model, "logit_scale", 1.0) / getattr(model.config, "logits_scaling", 1.0)
+    logits = (
+        logits * getattr(model, "logit_scale", 1.0) / getattr(model.config, "logits_scaling", 1.0)
+    )
     cap = getattr(model.config, "final_logit_softcapping", None)
     return (logits if cap is None else torch.tanh(logits / cap) * cap), stored

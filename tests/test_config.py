@@ -1,4 +1,6 @@
-"""Settings: frozen, typed, from code, TOML or the environment; a wrong one is refused by its name."""
+"""Settings: frozen, typed, from code, TOML or the environment; a wrong one is refused by
+its name.
+"""
 
 import re
 from collections.abc import Collection
@@ -8,7 +10,14 @@ from typing import Any
 import pytest
 
 from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
-from ragkv.config import CODEC_NAMES, DISCARDING_LISTS, GIB, POLICY_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES
+from ragkv.config import (
+    CODEC_NAMES,
+    DISCARDING_LISTS,
+    GIB,
+    POLICY_NAMES,
+    RETRIEVER_NAMES,
+    SELECTOR_NAMES,
+)
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
 from ragkv.prompt.history import TDLS
@@ -90,7 +99,9 @@ class TestToml:
         )
         assert EngineConfig.gather(file, {}) == EngineConfig.gather(str(file), {}) == BUILT
 
-    @pytest.mark.parametrize("text", [b"device = ", b"\xff\xfe", b"[store]\nmemory = 1\n", b"fusion = 3\n"])
+    @pytest.mark.parametrize(
+        "text", [b"device = ", b"\xff\xfe", b"[store]\nmemory = 1\n", b"fusion = 3\n"]
+    )
     def test_a_wrong_toml_file_is_refused(self, tmp_path: Path, text: bytes) -> None:
         file = tmp_path / "ragkv.toml"
         file.write_bytes(text)
@@ -118,7 +129,9 @@ class TestEnvironment:
         }
         assert EngineConfig.gather(None, environment) == BUILT
 
-    def test_the_environment_of_the_process_is_read_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_environment_of_the_process_is_read_by_default(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("RAGKV_ADAPTER_ID", "lora")
         assert EngineConfig.gather(None).adapter_id == "lora"
         assert EngineConfig.gather(None, {}) == EngineConfig()
@@ -135,8 +148,12 @@ class TestEnvironment:
             ("RAGKV_REDIS_PORT_6379_TCP_ADDR", "10.0.0.8"),
         ],
     )
-    def test_a_variable_of_kubernetes_or_of_the_settings_file_is_ignored(self, name: str, text: str) -> None:
-        assert EngineConfig.gather(None, {name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(device="cuda")
+    def test_a_variable_of_kubernetes_or_of_the_settings_file_is_ignored(
+        self, name: str, text: str
+    ) -> None:
+        assert EngineConfig.gather(None, {name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(
+            device="cuda"
+        )
 
     @pytest.mark.parametrize("text", ["1", "true", "YES", "on", "0", "False", "no", "off"])
     def test_a_variable_may_say_yes_or_no_in_several_ways(self, text: str) -> None:
@@ -150,13 +167,17 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("environment", "says"),
         [
-            ({"RAGKV_PORT": "8000"}, "Unknown setting port"),  # these two look like some of Kubernetes
+            # these two look like some of Kubernetes
+            ({"RAGKV_PORT": "8000"}, "Unknown setting port"),
             ({"RAGKV_SERVE_PORT": "8000"}, "Unknown setting serve_port"),
             ({"RAGKV_SESSION__SERVICE_PORT": "1"}, "Unknown setting session.service_port"),
             ({"RAGKV_FUSION_RATIO": "0.5"}, "Did you mean fusion.ratio?"),
             ({"RAGKV_DEVISE": "cpu"}, "Did you mean device?"),
             ({"RAGKV_STORE__MEMORY_BYTES": "1.5"}, "store.memory_bytes must be int, not '1.5'"),
-            ({"RAGKV_STORE__READ_ONLY": "maybe"}, "store.read_only must be true or false, not 'maybe'"),
+            (
+                {"RAGKV_STORE__READ_ONLY": "maybe"},
+                "store.read_only must be true or false, not 'maybe'",
+            ),
             ({"RAGKV_FUSION__RATIO": "half"}, "fusion.ratio must be float, not 'half'"),
             ({"RAGKV_STORE": "kv"}, "store is a group of settings"),
             ({"RAGKV_STORE": "kv", "RAGKV_STORE__DIRECTORY": "kv"}, "store is a group of settings"),
@@ -165,7 +186,9 @@ class TestEnvironment:
         ],
         ids=str,
     )
-    def test_a_wrong_environment_variable_is_refused(self, environment: dict[str, str], says: str) -> None:
+    def test_a_wrong_environment_variable_is_refused(
+        self, environment: dict[str, str], says: str
+    ) -> None:
         with pytest.raises(ConfigError, match=re.escape(says)):
             EngineConfig.gather(None, environment)
 
@@ -174,7 +197,9 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
     assert EngineConfig().kcache is None
     assert EngineConfig.from_dict({"kcache": None}).kcache is None
     assert EngineConfig.gather(None, {"RAGKV_KCACHE": "none"}).kcache is None
-    assert EngineConfig.gather(None, {"RAGKV_KCACHE__TOP_N": "none"}).kcache == KCacheConfig(top_n=None)
+    assert EngineConfig.gather(None, {"RAGKV_KCACHE__TOP_N": "none"}).kcache == KCacheConfig(
+        top_n=None
+    )
     with pytest.raises(ConfigError, match=r"kcache is a group of settings, not True"):
         EngineConfig.from_dict({"kcache": True})
     with pytest.raises(ConfigError, match=r"kcache.topn. Did you mean kcache.top_n"):
@@ -192,13 +217,20 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
     ],
     ids=["codecs", "policies", "selectors", "retrievers", "discarding lists"],
 )
-def test_the_settings_know_every_registered_name(known: tuple[str, ...], registered: Collection[str]) -> None:
+def test_the_settings_know_every_registered_name(
+    known: tuple[str, ...], registered: Collection[str]
+) -> None:
     assert sorted(known) == sorted(registered)
 
 
 @pytest.mark.parametrize(
-    ("group", "setting"), [("store", "codec"), ("store", "policy"), ("fusion", "selector"), ("session", "discard")]
+    ("group", "setting"),
+    [("store", "codec"), ("store", "policy"), ("fusion", "selector"), ("session", "discard")],
 )
-def test_a_name_that_is_not_registered_is_refused_and_the_known_ones_are_listed(group: str, setting: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{group}\.{setting} is 'bogus'; it must be one of: \w+"):
+def test_a_name_that_is_not_registered_is_refused_and_the_known_ones_are_listed(
+    group: str, setting: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{group}\.{setting} is 'bogus'; it must be one of: \w+"
+    ):
         EngineConfig.from_dict({group: {setting: "bogus"}})

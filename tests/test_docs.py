@@ -39,7 +39,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_a_python_snippet_of_the_readme_runs(snippet: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_python_snippet_of_the_readme_runs(
+    snippet: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     local = tiny_folder(folder / "model")  # in place of the real one
     exec(compile(snippet.replace("smollm2", local), "README.md", "exec"), {})
     assert "Reuse(" in capsys.readouterr().out
@@ -47,7 +49,10 @@ def test_a_python_snippet_of_the_readme_runs(snippet: str, folder: Path, capsys:
 
 def _pages() -> list[Any]:
     """The snippets of the other pages; each page is one story, whose snippets share their names."""
-    found = [(page.name, re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)) for page in DOCS]
+    found = [
+        (page.name, re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL))
+        for page in DOCS
+    ]
     return [pytest.param(name, snippets, id=name) for name, snippets in found if snippets]
 
 
@@ -61,8 +66,11 @@ def reader() -> Iterator[Engine]:
 
 @pytest.mark.enable_socket
 @pytest.mark.parametrize(("name", "snippets"), _pages())
-def test_the_python_snippets_of_a_page_run(name: str, snippets: list[str], reader: Engine, tmp_path: Path) -> None:
-    # The same dtype as the fixture's: "auto" may choose another one on a busy machine, and sessions keep KV of one.
+def test_the_python_snippets_of_a_page_run(
+    name: str, snippets: list[str], reader: Engine, tmp_path: Path
+) -> None:
+    # The same dtype as the fixture's: "auto" may choose another one on a busy machine, and sessions
+    # keep KV of one.
     net, tokenizer = load("reader", "cpu", str(reader.model.adapter.dtype).removeprefix("torch."))
     documents = [
         Document(page_content="Lodwin works as a pilot."),
@@ -77,7 +85,9 @@ def test_the_python_snippets_of_a_page_run(name: str, snippets: list[str], reade
         "ids": torch.tensor([[1, 2, 3]]),
         "question": "What is the job of Lodwin?",
         "given_answer": "pilot",
-        "chunks": documents if name == "langchain.md" else [reader.chunk(one.page_content) for one in documents],
+        "chunks": documents
+        if name == "langchain.md"
+        else [reader.chunk(one.page_content) for one in documents],
         "session": reader.session("s"),
         "event": threading.Event(),
         "ChatRagKV": ChatRagKV,
@@ -114,7 +124,9 @@ def test_the_bundled_reader_says_so_when_it_finds_no_answer() -> None:
         chunks = ["Ada Quill founded the mill of Marl.", "She lives in Irvburg."]
         answer = engine.answer("When was the harbour of Oro closed?", chunks, max_new_tokens=8)
         assert answer.text.strip() == "unknown" and READER_NOTE in answer.reuse.notes
-        found = engine.answer("What is the job of Lodwin?", ["Lodwin works as a pilot."], max_new_tokens=8)
+        found = engine.answer(
+            "What is the job of Lodwin?", ["Lodwin works as a pilot."], max_new_tokens=8
+        )
         assert found.text.strip() == "pilot" and READER_NOTE not in found.reuse.notes
 
 
@@ -123,27 +135,38 @@ def paths_in(page: Path) -> list[str]:
     return re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", page.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name
+)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    strict = page.name in ("architecture.md", "papers.md")  # every path of these is one of the checkout
+    # every path of these is one of the checkout
+    strict = page.name in ("architecture.md", "papers.md")
     ours = ("ragkv/", "tests/", "benchmarks/", "training/", "examples/", "docs/")
     for name in paths_in(page):
         if strict or name.endswith(".py") or name.startswith(ours):
-            assert any((base / name).exists() for base in (ROOT, ROOT / "ragkv")), f"{page.name} names {name}"
+            assert any((base / name).exists() for base in (ROOT, ROOT / "ragkv")), (
+                f"{page.name} names {name}"
+            )
 
 
 PAPERS = (ROOT / "docs" / "papers.md").read_text("utf-8")
 ROWS = {
-    row: re.findall(r"`(\w+)(?: \"(.+?)\")?`", row.rsplit("|", 2)[-2]) for row in PAPERS.split("\n") if row[:2] == "| "
+    row: re.findall(r"`(\w+)(?: \"(.+?)\")?`", row.rsplit("|", 2)[-2])
+    for row in PAPERS.split("\n")
+    if row[:2] == "| "
 }
 MODULES = {f"benchmarks.{command}" for found in ROWS.values() for command, _ in found}
 for page in (ROOT / "README.md", *DOCS):
-    MODULES |= set(re.findall(r"python -m ((?:benchmarks|training)\.[a-z_]+)", page.read_text("utf-8")))
+    MODULES |= set(
+        re.findall(r"python -m ((?:benchmarks|training)\.[a-z_]+)", page.read_text("utf-8"))
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_every_benchmark_that_a_page_names_has_options(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_benchmark_that_a_page_names_has_options(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", [module, "--help"])
     with pytest.raises(SystemExit, match=r"^0$"):
         runpy.run_module(module, run_name="__main__")
@@ -163,7 +186,9 @@ def test_every_module_is_in_the_table_of_packages() -> None:
     modules = [path.relative_to(package).as_posix() for path in package.rglob("*/*.py")]
     modules = [name for name in modules if not name.endswith("__.py")]
     folders = tuple(name for name in named if name.endswith("/"))
-    missing = [name for name in sorted(modules) if name not in named and not name.startswith(folders)]
+    missing = [
+        name for name in sorted(modules) if name not in named and not name.startswith(folders)
+    ]
     assert missing == [], "docs/architecture.md does not say what they hold"
 
 

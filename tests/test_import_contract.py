@@ -1,4 +1,6 @@
-"""The import contract rejects an upward import in every package, and two files that import each other."""
+"""The import contract rejects an upward import in every package, and two files that import each
+other.
+"""
 
 import os
 import shutil
@@ -11,9 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "importlinter"
+]["contracts"]
 LAYERS = [
-    (contract["containers"][0], [layer.replace("|", ":").split(" : ") for layer in contract["layers"]])
+    (
+        contract["containers"][0],
+        [layer.replace("|", ":").split(" : ") for layer in contract["layers"]],
+    )
     for contract in CONTRACTS
     if contract["type"] == "layers"
 ]
@@ -40,7 +47,11 @@ def lint(tree: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of the package and its contracts."""
-    shutil.copytree(ROOT / "ragkv", tmp_path / "ragkv", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    shutil.copytree(
+        ROOT / "ragkv",
+        tmp_path / "ragkv",
+        ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -72,7 +83,11 @@ def test_two_files_that_import_each_other_break_the_contract(tree: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "imported"), UPWARD, ids=lambda name: str(name).removeprefix("ragkv."))
-def test_an_upward_import_in_any_layered_module_breaks_the_contract(tree: Path, module: str, imported: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "imported"), UPWARD, ids=lambda name: str(name).removeprefix("ragkv.")
+)
+def test_an_upward_import_in_any_layered_module_breaks_the_contract(
+    tree: Path, module: str, imported: str
+) -> None:
     add_import(tree, module, imported)
     assert lint(tree).returncode == 1

@@ -1,4 +1,6 @@
-"""The wheel and the source distribution hold the whole package, and an installed wheel works outside a checkout."""
+"""The wheel and the source distribution hold the whole package, and an installed wheel works
+outside a checkout.
+"""
 
 import os
 import re
@@ -18,17 +20,34 @@ SECOND_NAMES = ("api", "fusion", "retrieval", "store")
 
 
 def files_under(folder: str) -> set[str]:
-    """The files of a folder of the checkout, without what Python compiled, relative to the checkout."""
-    found = (file for file in (ROOT / folder).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    """The files of a folder of the checkout, without what Python compiled, relative to the
+    checkout.
+    """
+    found = (
+        file
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    )
     return {file.relative_to(ROOT).as_posix() for file in found}
 
 
 def offline(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command outside the checkout, without the checkout on Python's path."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "RAGKV_"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHONPATH", "RAGKV_"))
+    }
     environment = {**inherited, "PIP_NO_INDEX": "1", "HF_HUB_OFFLINE": "1", **variables}
     folder = Path(sys.executable).parent
-    return subprocess.run([*map(str, command)], env=environment, cwd=folder, capture_output=True, text=True, check=True)
+    return subprocess.run(
+        [*map(str, command)],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,33 +67,55 @@ def wheel(built: Path) -> Path:
 def source_files(built: Path) -> set[str]:
     """The files of the source distribution, relative to its folder."""
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
-        return {PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in archive.getnames()}
+        return {
+            PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in archive.getnames()
+        }
 
 
 def test_the_wheel_installs_exactly_the_files_of_the_package_and_its_examples(wheel: Path) -> None:
     installed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     examples = {
-        f"ragkv/{name}" for name in files_under("examples/corpus") | {"examples/questions.jsonl", "examples/demo.py"}
+        f"ragkv/{name}"
+        for name in files_under("examples/corpus")
+        | {"examples/questions.jsonl", "examples/demo.py"}
     }
     assert installed == files_under("ragkv") | examples
 
 
-def test_the_source_distribution_holds_the_package_the_examples_and_the_docs(source_files: set[str]) -> None:
+def test_the_source_distribution_holds_the_package_the_examples_and_the_docs(
+    source_files: set[str],
+) -> None:
     assert files_under("ragkv") | files_under("examples") | files_under("docs") <= source_files
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "pyproject.toml"} <= source_files
+    assert {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "constraints.txt",
+        "pyproject.toml",
+    } <= source_files
 
 
-def test_nothing_of_the_source_distribution_lies_in_the_second_names_at_the_root(source_files: set[str]) -> None:
+def test_nothing_of_the_source_distribution_lies_in_the_second_names_at_the_root(
+    source_files: set[str],
+) -> None:
     assert {name for name in source_files if name.split("/")[0] in SECOND_NAMES} == set()
 
 
 @pytest.mark.parametrize("name", SECOND_NAMES)
-def test_a_package_at_the_root_of_the_checkout_is_the_package_of_ragkv_and_no_copy(name: str) -> None:
-    module = next(file.stem for file in sorted((ROOT / "ragkv" / name).glob("*.py")) if file.stem != "__init__")
+def test_a_package_at_the_root_of_the_checkout_is_the_package_of_ragkv_and_no_copy(
+    name: str,
+) -> None:
+    module = next(
+        file.stem
+        for file in sorted((ROOT / "ragkv" / name).glob("*.py"))
+        if file.stem != "__init__"
+    )
     code = (
         f"import importlib, {name}, ragkv.{name}\n"
-        f"second, first = (importlib.import_module(f'{{p}}{name}.{module}') for p in ('', 'ragkv.'))\n"
-        f"assert {name} is ragkv.{name} and second is first and first.__spec__.name == 'ragkv.{name}.{module}'"
+        f"second, first = (importlib.import_module(f'{{p}}{name}.{module}') for p in ('', "
+        "'ragkv.'))\n"
+        f"assert {name} is ragkv.{name} and second is first and first.__spec__.name == "
+        f"'ragkv.{name}.{module}'"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
 
@@ -82,7 +123,8 @@ def test_a_package_at_the_root_of_the_checkout_is_the_package_of_ragkv_and_no_co
 def test_the_readme_has_no_link_that_works_only_in_a_checkout() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     pictures = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", text)
-    assert all(len(words) > 40 for words, _ in pictures)  # an index page shows these words where it has no picture
+    # an index page shows these words where it has no picture
+    assert all(len(words) > 40 for words, _ in pictures)
     links = set(re.findall(r"\]\(([^)]+)\)", text)) - {link for _, link in pictures}
     assert [link for link in links if not link.startswith("https://")] == []
 
@@ -91,9 +133,12 @@ def test_the_readme_has_no_link_that_works_only_in_a_checkout() -> None:
 def test_the_installed_wheel_runs_the_demo_outside_a_checkout(wheel: Path, tmp_path: Path) -> None:
     offline(sys.executable, "-m", "venv", "--without-pip", tmp_path)
     python = tmp_path / "bin" / "python"
-    offline(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel)
+    offline(
+        sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel
+    )
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # no editable install behind it
+    # no editable install behind it
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     location = offline(python, "-c", "import ragkv; print(ragkv.__file__)").stdout.strip()
     assert Path(location).is_relative_to(tmp_path)
     command = tmp_path / "bin" / "ragkv"

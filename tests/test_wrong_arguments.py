@@ -1,4 +1,6 @@
-"""Public entry points say in a sentence what was wrong with an argument; what they return prints short."""
+"""Public entry points say in a sentence what was wrong with an argument; what they return prints
+short.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,9 @@ CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     "The text of document 'a' must be a text": lambda rag, _: rag.ingest(Document("a", None)),  # type: ignore[arg-type]
     "chunks must be a list, not None": lambda _, engine: engine.warm(None),  # type: ignore[arg-type]
     "session must be Session or None, not 's'": lambda _, engine: engine.answer([1], session="s"),  # type: ignore[arg-type]
-    "max_new_tokens must be a whole number": lambda _, engine: engine.answer([1], max_new_tokens=None),  # type: ignore[typeddict-item]
+    "max_new_tokens must be a whole number": lambda _, engine: engine.answer(
+        [1], max_new_tokens=None
+    ),  # type: ignore[typeddict-item]
     "config must be EngineConfig or None": lambda *_: Engine.from_pretrained("reader", {}),  # type: ignore[arg-type]
     "name must be a text or PathLike": lambda *_: Engine.from_pretrained(None),  # type: ignore[arg-type]
     "engine must be Engine, not None": lambda *_: Rag(None, None),  # type: ignore[arg-type]
@@ -36,11 +40,20 @@ def test_a_wrong_argument_is_named_with_what_it_must_be(said: str) -> None:
 
 
 def test_what_holds_much_prints_short() -> None:
-    many, text = tuple(map(str, range(10_000))), "word " * 10_000
+    many = tuple(map(str, range(10_000)))
+    text = "word " * 10_000
     passage = Passage("id", "document", text, (0, len(text)))
     index = IngestReport(many, many, many, many, (passage,) * 1000, (passage,) * 3)
     answer = Answer(text, tuple(range(10_000)), "stop", Timing(), Reuse(notes=many))
-    values = [index, answer, RagIngestReport(index, WarmReport(1, 2, 3), 4), Chunk(tuple(range(10_000)), text)]
+    values = [
+        index,
+        answer,
+        RagIngestReport(index, WarmReport(1, 2, 3), 4),
+        Chunk(tuple(range(10_000)), text),
+    ]
     values += [RagAnswer(answer, (Hit(passage, 1.0, 1),) * 1000), Document("a", text)]
-    assert all((len(repr(value)) < 2_500 and "items" in repr(value)) or "..." in repr(value) for value in values)
+    assert all(
+        (len(repr(value)) < 2_500 and "items" in repr(value)) or "..." in repr(value)
+        for value in values
+    )
     assert ", ...)" in repr(index) and "metadata={}" in repr(passage)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
-    """Processor time of one call, without collections of garbage, which walk over all objects, and without threads."""
+    """Processor time of one call, without collections of garbage, which walk over all objects, and
+    without threads.
+    """
     gc.disable()
     try:
         began = time.thread_time()
@@ -17,7 +19,8 @@ def processor_seconds(work: Callable[[], object]) -> float:
 
 
 def assert_linear(seconds: Callable[[int], float], size: int) -> None:
-    """Eight times the input takes less than 16 times as long. Quadratic work takes 64 times as long.
+    """Eight times the input takes less than 16 times as long. Quadratic work takes 64 times as
+    long.
 
     Below 20 ms no growth is seen: a call has costs of its own.
     """

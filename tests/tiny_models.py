@@ -1,7 +1,8 @@
 """Random tiny models of every supported family and RoPE variant, in float32.
 
-Weights have a wide spread (`initializer_range` of 0.2 or more), so a wrong rotation, mask or window changes the logits
-visibly. Windows are shorter than the test prompts, and length-dependent RoPE changes within their length.
+Weights have a wide spread (`initializer_range` of 0.2 or more), so a wrong rotation, mask or window
+changes the logits visibly. Windows are shorter than the test prompts, and length-dependent RoPE
+changes within their length.
 """
 
 import functools
@@ -36,7 +37,9 @@ def _rope(kind: str, **extra: Any) -> dict[str, Any]:
 def llama3(original_length: int) -> dict[str, Any]:
     """The settings of llama3's rope."""
     bands = dict(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
-    return dict(rope_parameters=_rope("llama3", **bands, original_max_position_embeddings=original_length))
+    return dict(
+        rope_parameters=_rope("llama3", **bands, original_max_position_embeddings=original_length)
+    )
 
 
 _SLIDE = ["sliding_attention", "full_attention"] * 2
@@ -51,14 +54,29 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-llama3": ("Llama", llama3(ORIGINAL_LENGTH)),
     "llama-yarn": (
         "Llama",
-        dict(rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=ORIGINAL_LENGTH)),
+        dict(
+            rope_parameters=_rope(
+                "yarn", factor=4.0, original_max_position_embeddings=ORIGINAL_LENGTH
+            )
+        ),
     ),
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
-    "qwen2": ("Qwen2", dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0, layer_types=_SLIDE)),
+    "qwen2": (
+        "Qwen2",
+        dict(
+            use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0, layer_types=_SLIDE
+        ),
+    ),
     "qwen3": ("Qwen3", dict(head_dim=24)),
     "qwen3_moe": (
         "Qwen3Moe",
-        dict(head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, norm_topk_prob=True),
+        dict(
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=48,
+            norm_topk_prob=True,
+        ),
     ),
     "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
     "phi3": (
@@ -76,7 +94,10 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             sliding_window=None,
         ),
     ),
-    "gemma2": ("Gemma2", dict(head_dim=16, sliding_window=WINDOW, layer_types=_SLIDE, query_pre_attn_scalar=16)),
+    "gemma2": (
+        "Gemma2",
+        dict(head_dim=16, sliding_window=WINDOW, layer_types=_SLIDE, query_pre_attn_scalar=16),
+    ),
     "gemma3_text": (
         "Gemma3",
         dict(
@@ -93,19 +114,34 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "granite": (
         "Granite",
-        dict(embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=2.0),
+        dict(
+            embedding_multiplier=3.0,
+            attention_multiplier=0.2,
+            residual_multiplier=0.5,
+            logits_scaling=2.0,
+        ),
     ),
     "cohere2": ("Cohere2", dict(sliding_window=WINDOW, layer_types=_SLIDE, logit_scale=0.5)),
     "smollm3": (
         "SmolLM3",
-        dict(no_rope_layers=[1, 0, 1, 0], use_sliding_window=True, sliding_window=WINDOW, layer_types=_SLIDE),
+        dict(
+            no_rope_layers=[1, 0, 1, 0],
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            layer_types=_SLIDE,
+        ),
     ),
-    "glm4": ("Glm4", dict(head_dim=16, rope_parameters=_rope("default", partial_rotary_factor=0.5))),
+    "glm4": (
+        "Glm4",
+        dict(head_dim=16, rope_parameters=_rope("default", partial_rotary_factor=0.5)),
+    ),
     "gpt_neox": ("GPTNeoX", dict(rope_parameters=_rope("default", partial_rotary_factor=0.5))),
     "stablelm": (
         "StableLm",
         dict(
-            rope_parameters=_rope("default", partial_rotary_factor=0.5), qk_layernorm=True, use_parallel_residual=True
+            rope_parameters=_rope("default", partial_rotary_factor=0.5),
+            qk_layernorm=True,
+            use_parallel_residual=True,
         ),
     ),
     "starcoder2": ("Starcoder2", dict(sliding_window=WINDOW)),

@@ -18,17 +18,29 @@ MARKERS = (
     "[/INST]",
 )
 CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + "
+    "'<|im_end|>\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-PAD, BOS, EOS = 0, 1, 2
+PAD = 0
+BOS = 1
+EOS = 2
 VOCABULARY = 3 + 256 + len(MARKERS)
 
 
-def byte_tokenizer(chat_template: str | None = None, bos: bool = True, merges: Sequence[tuple[str, str]] = ()) -> Any:
-    """Token 3 + n is the n-th of the 256 bytes in the byte-level alphabet's order; no merges but those given."""
+def byte_tokenizer(
+    chat_template: str | None = None, bos: bool = True, merges: Sequence[tuple[str, str]] = ()
+) -> Any:
+    """Token 3 + n is the n-th of the 256 bytes in the byte-level alphabet's order; no merges but
+    those given.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<pad>": PAD, "<s>": BOS, "</s>": EOS, **{char: 3 + n for n, char in enumerate(alphabet)}}
+    vocabulary = {
+        "<pad>": PAD,
+        "<s>": BOS,
+        "</s>": EOS,
+        **{char: 3 + n for n, char in enumerate(alphabet)},
+    }
     vocabulary |= {"".join(pair): len(vocabulary) + n for n, pair in enumerate(merges)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -47,5 +59,9 @@ def fallback_tokenizer() -> Any:
     vocabulary = [("<pad>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((piece, -1.0) for piece in pieces)]
     backend = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )

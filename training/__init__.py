@@ -1,1 +1,3 @@
-"""How the bundled reader is made: worlds, tokenizer, training, evaluation, examples. Nothing in `ragkv` imports it."""
+"""How the bundled reader is made: worlds, tokenizer, training, evaluation, examples. Nothing in
+`ragkv` imports it.
+"""

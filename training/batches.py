@@ -1,8 +1,9 @@
-"""Turns worlds into rows of token ids: one context, many questions next to each other, and labels for auxiliary losses.
+"""Turns worlds into rows of token ids: one context, many questions next to each other, and labels
+for auxiliary losses.
 
-A row is `<bos><user>` chunks, then one branch for each question. Every branch sees the context and itself, and starts
-at the position where the context ends, as if it were the only one. This file knows the layout and the labels, and
-nothing of the model.
+A row is `<bos><user>` chunks, then one branch for each question. Every branch sees the context and
+itself, and starts at the position where the context ends, as if it were the only one. This file
+knows the layout and the labels, and nothing of the model.
 
 Invariant: a branch's ids and positions equal those of the same question asked alone.
 """
@@ -28,8 +29,9 @@ IGNORE = -100
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072)
 # AUXILIARY_HEADS name what each head predicts the name of. A label holds the index into this tuple.
 AUXILIARY_HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
-# ATTENTION_TARGETS say where attention is trained to go: a reference to the name it means, a question to its first and
-# its last statement, a description to the statement that introduced it, a comparison to the older name.
+# ATTENTION_TARGETS say where attention is trained to go: a reference to the name it means, a
+# question to its first and its last statement, a description to the statement that introduced it, a
+# comparison to the older name.
 ATTENTION_TARGETS = ("reference", "first", "last", "described", "older")
 
 _INTRODUCES = {
@@ -47,8 +49,10 @@ class Row:
     positions: list[int]
     branch: list[int]  # 0 context, then 1, 2, ... for each branch
     targets: list[int]  # the next id where an answer is learned, else IGNORE
-    labels: list[tuple[int, int, int, int]]  # auxiliary head, index in the row, first and last token of the name
-    attention_targets: list[tuple[int, int, int, int]]  # kind of target, index in the row, two indices to attend to
+    # auxiliary head, index in the row, first and last token of the name
+    labels: list[tuple[int, int, int, int]]
+    # kind of target, index in the row, two indices to attend to
+    attention_targets: list[tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ class _Places:
 
     named: dict[str, int]  # entity -> its last mention by name
     statements: dict[int, tuple[int, int]]  # statement -> its later mention, and its end
-    # (entity, ALIAS or DESCRIPTION) -> the same, of the statement that introduced this code name or description
+    # (entity, ALIAS or DESCRIPTION) -> the same, of the statement that introduced this code name or
+    # description
     introduced: dict[tuple[str, MentionType], tuple[int, int]]
     facts: dict[int, Fact]  # statement -> its fact
 
@@ -92,9 +97,14 @@ class Encoder:
         return [*self.ids(question), ASSISTANT], [*self.ids(answer), END]
 
     def row(self, made: World, random: Random, length: int | None, extras: bool) -> Row:
-        """The world as a row. With `extras`, sometimes a system text, a turn in the middle, or fewer chunks."""
-        made, kept = _some_chunks(made, random) if extras else (made, tuple(range(len(made.chunks))))
-        row, places = Row([BOS], [], [], [IGNORE], [], []), _Places({}, {}, {}, {})
+        """The world as a row. With `extras`, sometimes a system text, a turn in the middle, or
+        fewer chunks.
+        """
+        made, kept = (
+            _some_chunks(made, random) if extras else (made, tuple(range(len(made.chunks))))
+        )
+        row = Row([BOS], [], [], [IGNORE], [], [])
+        places = _Places({}, {}, {}, {})
         if extras and random.random() < 0.1:
             self._append(row, self.ids(random.choice(SYSTEM)))
         self._append(row, [USER])
@@ -112,7 +122,9 @@ class Encoder:
                 break
         return row
 
-    def _append_chunk(self, row: Row, made: World, number: int, kept: set[int], places: _Places) -> None:
+    def _append_chunk(
+        self, row: Row, made: World, number: int, kept: set[int], places: _Places
+    ) -> None:
         encoding = self._tokenizer.encode(made.chunks[number], add_special_tokens=False)
         base = len(row.ids)
         last = {end: base + index for index, (_, end) in enumerate(encoding.offsets)}
@@ -120,13 +132,19 @@ class Encoder:
         for index, statement in enumerate(made.statements):
             if statement.chunk != number or not statement.support <= kept:
                 continue
-            fact, subject = statement.fact, statement.subject
+            fact = statement.fact
+            subject = statement.subject
             for mention in (subject, statement.object):
                 self._label_mention(row, mention, last[mention.end], places)
-            places.statements[index] = (last[max(subject.end, statement.object.end)], last[statement.end])
+            places.statements[index] = (
+                last[max(subject.end, statement.object.end)],
+                last[statement.end],
+            )
             places.facts[index] = fact
             if subject.type is MentionType.NAME and fact.relation in _INTRODUCES:
-                places.introduced[fact.subject, _INTRODUCES[fact.relation]] = places.statements[index]
+                places.introduced[fact.subject, _INTRODUCES[fact.relation]] = places.statements[
+                    index
+                ]
             for position in places.statements[index]:
                 row.labels.append((2, position, *self._name(fact.subject)))
                 row.labels.append((3, position, *self._name(fact.object)))
@@ -138,15 +156,22 @@ class Encoder:
         elif mention.type in (MentionType.ALIAS, MentionType.DESCRIPTION):
             row.labels.append((6, position, *self._name(mention.entity)))
             if (mention.entity, mention.type) in places.introduced:
-                row.attention_targets.append((3, position, *places.introduced[mention.entity, mention.type]))
+                row.attention_targets.append(
+                    (3, position, *places.introduced[mention.entity, mention.type])
+                )
         elif mention.type is not MentionType.WORD:
             row.labels.append((1, position, *self._name(mention.entity)))
             if mention.entity in places.named:
-                row.attention_targets.append((0, position, places.named[mention.entity], places.named[mention.entity]))
+                row.attention_targets.append(
+                    (0, position, places.named[mention.entity], places.named[mention.entity])
+                )
 
-    def _append_branch(self, row: Row, question: Question, number: int, length: int | None, places: _Places) -> bool:
+    def _append_branch(
+        self, row: Row, question: Question, number: int, length: int | None, places: _Places
+    ) -> bool:
         """Whether the branch fitted into `length`."""
-        start, context = len(row.ids), row.branch.count(0)
+        start = len(row.ids)
+        context = row.branch.count(0)
         for asked, answer in (*question.history, (question.question, question.answer)):
             if len(row.ids) > start:
                 self._append(row, [USER])
@@ -168,12 +193,20 @@ class Encoder:
         row.branch.extend([number] * (len(row.ids) - start))
         return True
 
-    def _label_comparison(self, row: Row, question: Question, start: int, asked_at: int, places: _Places) -> None:
-        """Each name in the question attends to its own year; the answer attends to the older name."""
+    def _label_comparison(
+        self, row: Row, question: Question, start: int, asked_at: int, places: _Places
+    ) -> None:
+        """Each name in the question attends to its own year; the answer attends to the
+        older name.
+        """
         for index in question.statements:
             fact = places.facts[index]
             name = self.ids(fact.subject)
-            end = next(i for i in range(start + len(name), len(row.ids)) if row.ids[i - len(name) + 1 : i + 1] == name)
+            end = next(
+                i
+                for i in range(start + len(name), len(row.ids))
+                if row.ids[i - len(name) + 1 : i + 1] == name
+            )
             row.labels.append((4, end, *self._name(fact.object)))
             row.attention_targets.append((1, end, *places.statements[index]))
             if fact.subject == question.answer:
@@ -200,8 +233,11 @@ class Encoder:
 
 
 def _some_chunks(made: World, random: Random) -> tuple[World, tuple[int, ...]]:
-    """Sometimes only the first chunks, or one alone. Questions that need other chunks get the answer "unknown"."""
-    draw, count = random.random(), len(made.chunks)
+    """Sometimes only the first chunks, or one alone. Questions that need other chunks get the
+    answer "unknown".
+    """
+    draw = random.random()
+    count = len(made.chunks)
     if draw < 0.06:
         kept: tuple[int, ...] = tuple(range(random.randint(1, count)))
     elif draw < 0.09:
@@ -209,7 +245,9 @@ def _some_chunks(made: World, random: Random) -> tuple[World, tuple[int, ...]]:
     else:
         return made, tuple(range(count))
     questions = tuple(
-        question if set(question.support) <= set(kept) else replace(question, answer=UNKNOWN, bridge="")
+        question
+        if set(question.support) <= set(kept)
+        else replace(question, answer=UNKNOWN, bridge="")
         for question in made.questions
         if not question.history
     )
@@ -217,7 +255,9 @@ def _some_chunks(made: World, random: Random) -> tuple[World, tuple[int, ...]]:
 
 
 def _middle_turn(made: World, random: Random) -> tuple[int, Question] | None:
-    """Sometimes a question between two chunks that the chunks before it answer, with the number of the chunk after."""
+    """Sometimes a question between two chunks that the chunks before it answer, with the number of
+    the chunk after.
+    """
     if random.random() > 0.12 or len(made.chunks) < 2:
         return None
     number = random.randrange(1, len(made.chunks))
@@ -228,8 +268,14 @@ def _middle_turn(made: World, random: Random) -> tuple[int, Question] | None:
 class Stream(torch.utils.data.IterableDataset[Batch]):
     """An endless stream of batches, the same for the same seed, mix of levels and start."""
 
-    def __init__(self, seed: int, mix: dict[int, float], tokens: int, start: int = 0, stride: int = 1) -> None:
-        self._seed, self._mix, self._tokens, self._start, self._stride = seed, mix, tokens, start, stride
+    def __init__(
+        self, seed: int, mix: dict[int, float], tokens: int, start: int = 0, stride: int = 1
+    ) -> None:
+        self._seed = seed
+        self._mix = mix
+        self._tokens = tokens
+        self._start = start
+        self._stride = stride
 
     def __iter__(self) -> Iterator[Batch]:
         encoder = Encoder(build())
@@ -266,7 +312,9 @@ def collate(rows: list[Row], length: int, worlds: int = 0) -> Batch:
         return torch.from_numpy(out)
 
     def with_row(lists: list[list[tuple[int, int, int, int]]]) -> Tensor:
-        values = [(each[0], index, *each[1:]) for index, several in enumerate(lists) for each in several]
+        values = [
+            (each[0], index, *each[1:]) for index, several in enumerate(lists) for each in several
+        ]
         return torch.tensor(values, dtype=torch.int64).view(-1, 5)
 
     return Batch(

@@ -1,11 +1,13 @@
 """Narrates facts as prose: which sentence comes next, and how it mentions its subject and object.
 
-The narrator remembers what a reader remembers: the man, the woman, the company, the city and the event named last, the
-code names that were introduced, the jobs and products that were stated. A mention is a name or a reference to one of
-these. The narrator knows nothing of questions or of tokens.
+The narrator remembers what a reader remembers: the man, the woman, the company, the city and the
+event named last, the code names that were introduced, the jobs and products that were stated. A
+mention is a name or a reference to one of these. The narrator knows nothing of questions or of
+tokens.
 
-Invariant: a reference means the entity of its kind *named* last, or the one description or code name introduced
-before. Where another kind of mention has made that unclear, no reference is made until the next name.
+Invariant: a reference means the entity of its kind *named* last, or the one description or code
+name introduced before. Where another kind of mention has made that unclear, no reference is made
+until the next name.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Mention:
     end: int
     entity: str  # the name meant, or the word
     type: MentionType
-    source: int  # the chunk that says which entity a reference means; the mention's own chunk for a name
+    # the chunk that says which entity a reference means; the mention's own chunk for a name
+    source: int
 
 
 @dataclass(frozen=True)
@@ -91,26 +94,39 @@ class Narration:
 
     chunks: tuple[int, int] = (4, 8)
     sentences: tuple[int, int] = (4, 7)
-    references: float = 0.6  # share of sentences that look for something to refer to in an earlier chunk
+    # share of sentences that look for something to refer to in an earlier chunk
+    references: float = 0.6
     fillers: float = 0.15
     leads: float = 0.12
     variety: int = 99  # templates a relation
     templates: TemplateSplit = "train"
 
 
-_Choice = tuple[Fact, MentionType, MentionType]  # a fact, how to mention its subject, how to mention its object
-_REFERENCES = (MentionType.PRONOUN, MentionType.SAME, MentionType.THAT, MentionType.ALIAS, MentionType.DESCRIPTION)
+# a fact, how to mention its subject, how to mention its object
+_Choice = tuple[Fact, MentionType, MentionType]
+_REFERENCES = (
+    MentionType.PRONOUN,
+    MentionType.SAME,
+    MentionType.THAT,
+    MentionType.ALIAS,
+    MentionType.DESCRIPTION,
+)
 _WEIGHTS = (0.26, 0.2, 0.16, 0.2, 0.18)
 
 
 class Narrator:
     """Narrates facts, one sentence at a time."""
 
-    def __init__(self, random: Random, narration: Narration, entities: dict[str, Entity], facts: list[Fact]) -> None:
-        self._random, self._narration, self.entities = random, narration, entities
+    def __init__(
+        self, random: Random, narration: Narration, entities: dict[str, Entity], facts: list[Fact]
+    ) -> None:
+        self._random = random
+        self._narration = narration
+        self.entities = entities
         self._pool = list(facts)
         self._named: dict[str, tuple[str, int] | None] = {}
-        self._described: dict[str, tuple[str, int]] = {}  # person or company -> description and the chunk of it
+        # person or company -> description and the chunk of it
+        self._described: dict[str, tuple[str, int]] = {}
         self._aliases: dict[str, tuple[str, int]] = {}
         values = [fact.object for fact in facts if fact.relation in ("job", "product")]
         self._unique = {value for value in values if values.count(value) == 1}
@@ -122,7 +138,9 @@ class Narrator:
         for _ in range(self._random.randint(*self._narration.sentences)):
             filler = not self._pool or self._random.random() < self._narration.fillers
             text += " " * bool(text) + (
-                self._random.choice(FILLERS) if filler else self._sentence(number, len(text) + bool(text))
+                self._random.choice(FILLERS)
+                if filler
+                else self._sentence(number, len(text) + bool(text))
             )
         return text
 
@@ -146,10 +164,15 @@ class Narrator:
     def _choose(self, chunk: int) -> _Choice:
         if self._random.random() < self._narration.references:
             order = sorted(
-                zip(_REFERENCES, _WEIGHTS, strict=True), key=lambda pair: -(self._random.random() ** (1 / pair[1]))
+                zip(_REFERENCES, _WEIGHTS, strict=True),
+                key=lambda pair: -(self._random.random() ** (1 / pair[1])),
             )
             for mention_type, _ in order:
-                choices = [choice for fact in self._pool if (choice := self._with(fact, mention_type, chunk))]
+                choices = [
+                    choice
+                    for fact in self._pool
+                    if (choice := self._with(fact, mention_type, chunk))
+                ]
                 if choices:
                     return self._random.choice(choices)
         weights = [
@@ -157,14 +180,17 @@ class Narrator:
             for fact in self._pool
         ]
         fact = self._random.choices(self._pool, weights)[0]
-        if self._random.random() < 0.3:  # a reference inside the chunk reads better than the name again
+        # a reference inside the chunk reads better than the name again
+        if self._random.random() < 0.3:
             for mention_type in (MentionType.PRONOUN, MentionType.THAT, MentionType.SAME):
                 if choice := self._with(fact, mention_type, None):
                     return choice
         return fact, MentionType.NAME, self._plain(fact.object)
 
     def _with(self, fact: Fact, mention_type: MentionType, chunk: int | None) -> _Choice | None:
-        """The choice of this reference for the fact, if it is clear and (given a chunk) an earlier one resolves it."""
+        """The choice of this reference for the fact, if it is clear and (given a chunk) an earlier
+        one resolves it.
+        """
         mentioned = fact.object if mention_type is MentionType.SAME else fact.subject
         source = self._source(mentioned, mention_type, fact)
         if source is None or (chunk is not None and source == chunk):
@@ -179,7 +205,11 @@ class Narrator:
         if entity is None:
             return None
         if mention_type is MentionType.ALIAS:
-            return self._aliases[name][1] if name in self._aliases and fact.relation != "alias" else None
+            return (
+                self._aliases[name][1]
+                if name in self._aliases and fact.relation != "alias"
+                else None
+            )
         if mention_type is MentionType.DESCRIPTION:
             known = self._described.get(name)
             return known[1] if known and fact.relation not in ("job", "product") else None
@@ -195,7 +225,9 @@ class Narrator:
         return MentionType.NAME if name in self.entities else MentionType.WORD
 
     def _template(self, fact: Fact, subject_type: MentionType) -> tuple[str, str]:
-        templates = BY_NAME[fact.relation].sentences(self._narration.templates)[: self._narration.variety]
+        templates = BY_NAME[fact.relation].sentences(self._narration.templates)[
+            : self._narration.variety
+        ]
         if subject_type is MentionType.PRONOUN:
             templates = tuple(template for template in templates if template.startswith("{s} "))
         lead = self._random.choice(LEADS) if self._random.random() < self._narration.leads else ""
@@ -215,7 +247,9 @@ class Narrator:
         assert named is not None and named[0] == name
         if mention_type is MentionType.PRONOUN:
             return {"man": "he", "woman": "she"}[entity.gender], named[1]
-        return self._random.choice((SAME if mention_type is MentionType.SAME else THAT)[entity.kind]), named[1]
+        return self._random.choice(
+            (SAME if mention_type is MentionType.SAME else THAT)[entity.kind]
+        ), named[1]
 
     def _remember(self, statement: Statement) -> None:
         for mention in (statement.subject, statement.object):
@@ -232,13 +266,18 @@ class Narrator:
         if fact.relation == "alias":
             self._aliases[fact.subject] = (fact.object, statement.chunk)
         elif fact.object in self._unique:
-            words = f"the {fact.object}" if fact.relation == "job" else f"the maker of {fact.object}"
+            words = (
+                f"the {fact.object}" if fact.relation == "job" else f"the maker of {fact.object}"
+            )
             self._described[fact.subject] = (words, statement.chunk)
 
 
-def _fill(template: str, values: dict[str, str], lead: str) -> tuple[str, dict[str, tuple[int, int]]]:
+def _fill(
+    template: str, values: dict[str, str], lead: str
+) -> tuple[str, dict[str, tuple[int, int]]]:
     """The sentence with a capital first letter, and the span of each value in it."""
-    text, spans = lead, {}
+    text = lead
+    spans = {}
     for part in template.replace("{", "\0{").replace("}", "}\0").split("\0"):
         if part.startswith("{"):
             value = values[part[1:-1]]

@@ -1,11 +1,12 @@
-"""Exact match by question type on worlds that training never drew, compared with guessing, no context and full reuse.
+"""Exact match by question type on worlds that training never drew, compared with guessing, no
+context and full reuse.
 
     python -m training.evaluate runs/reader/export --worlds 160
 
-Every question is a branch of its context's row, and one pass scores them all: the argmax at every position of the
-answer, its `<end>` included, is right exactly when greedy decoding gives the answer word for word. Full reuse is the
-same pass with attention between chunks masked (positions as in the prompt), which equals stored KV at the right
-positions.
+Every question is a branch of its context's row, and one pass scores them all: the argmax at every
+position of the answer, its `<end>` included, is right exactly when greedy decoding gives the answer
+word for word. Full reuse is the same pass with attention between chunks masked (positions as in the
+prompt), which equals stored KV at the right positions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from training.tokenizer import USER, build
 from training.worlds import World, level, world
 
 EVALUATION_SEED = 7_000_000_000_000  # EVALUATION_SEED is far from the seeds of training.
-# SETS has the names, templates and level of each evaluation set, and how many of `--worlds` worlds it gets.
+# SETS has the names, templates and level of each evaluation set, and how many of `--worlds` worlds
+# it gets.
 SETS: dict[str, tuple[NameSplit, TemplateSplit, int, float]] = {
     "held-out worlds": ("train", "train", 3, 1.0),
     "unseen names": ("heldout", "train", 3, 0.5),
@@ -59,27 +61,38 @@ def made_world(name: str, index: int, questions: int = 30) -> World:
     spec = level(number)
     narration = replace(spec.narration, templates=templates)
     seed = EVALUATION_SEED + 1_000_000 * list(SETS).index(name) + index
-    return world(seed, replace(spec, names=names, narration=narration, questions=questions, even=True))
+    return world(
+        seed, replace(spec, names=names, narration=narration, questions=questions, even=True)
+    )
 
 
 def scores(folder: Path, name: str, indices: range, quick: bool) -> list[Score]:
     """The scores of some worlds of a set, on one thread."""
     torch.set_num_threads(1)
-    reader, encoder = load(folder), Encoder(build())
+    reader = load(folder)
+    encoder = Encoder(build())
     dtype = torch.bfloat16 if quick else torch.float32
-    return [one for index in indices for one in score(reader, made_world(name, index), encoder, dtype)]
+    return [
+        one for index in indices for one in score(reader, made_world(name, index), encoder, dtype)
+    ]
 
 
-def score(reader: Reader, made: World, encoder: Encoder, dtype: torch.dtype = torch.float32) -> list[Score]:
+def score(
+    reader: Reader, made: World, encoder: Encoder, dtype: torch.dtype = torch.float32
+) -> list[Score]:
     """Every question of a world under full prefill, full reuse and no context."""
     row = encoder.row(made, Random(0), None, extras=False)
     empty = encoder.row(replace(made, chunks=(), statements=()), Random(0), None, extras=False)
-    batch, bare = collate([row], len(row.ids)), collate([empty], len(empty.ids))
+    batch = collate([row], len(row.ids))
+    bare = collate([empty], len(empty.ids))
     mask = bias(batch.branch, torch.float32)
     full = right(reader, batch, mask, made.questions, dtype)
     reuse = right(reader, batch, mask + apart(row, made, encoder), made.questions, dtype)
     blank = right(reader, bare, bias(bare.branch, torch.float32), made.questions, dtype)
-    return [Score(q.type, q.guess, *flags) for q, *flags in zip(made.questions, full, reuse, blank, strict=True)]
+    return [
+        Score(q.type, q.guess, *flags)
+        for q, *flags in zip(made.questions, full, reuse, blank, strict=True)
+    ]
 
 
 def apart(row: Row, made: World, encoder: Encoder) -> Tensor:
@@ -101,7 +114,8 @@ def right(
     """Whether each branch's last answer is right word for word."""
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
         hidden, _ = reader(batch.ids, batch.positions, mask, torch.float32)
-        targets, branch = batch.targets[0], batch.branch[0]
+        targets = batch.targets[0]
+        branch = batch.branch[0]
         learned = torch.nonzero(targets != IGNORE)[:, 0]
         hit = torch.full(targets.shape, True)
         hit[learned] = reader.logits(hidden[0, learned]).argmax(-1) == targets[learned]
@@ -140,9 +154,15 @@ def markdown(tables: dict[str, dict[str, dict[str, float]]]) -> str:
     """One table for each set."""
     lines = []
     for name, rows in tables.items():
-        lines += [f"\n**{name}**\n", "| type | n | full prefill | full reuse | no context | guess floor |"]
+        lines += [
+            f"\n**{name}**\n",
+            "| type | n | full prefill | full reuse | no context | guess floor |",
+        ]
         lines += ["|---|---|---|---|---|---|"]
-        lines += [f"| {kind} | {' | '.join(f'{value:g}' for value in row.values())} |" for kind, row in rows.items()]
+        lines += [
+            f"| {kind} | {' | '.join(f'{value:g}' for value in row.values())} |"
+            for kind, row in rows.items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +179,9 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         for name in options.sets:
             count = max(1, round(options.worlds * SETS[name][3]))
-            parts = [range(first, count, 4 * options.workers) for first in range(4 * options.workers)]
+            parts = [
+                range(first, count, 4 * options.workers) for first in range(4 * options.workers)
+            ]
             found = pool.map(partial(scores, options.folder, name, quick=options.quick), parts)
             tables[name] = table([one for part in found for one in part])
     print(markdown(tables))

@@ -1,10 +1,12 @@
-"""The example corpus: one world as small readable documents, and questions that the shipped reader answers right.
+"""The example corpus: one world as small readable documents, and questions that the shipped reader
+answers right.
 
     python -m training.make_examples --reader ragkv/model/reader
 
-Writes `tests/world/corpus/*.md`, one document for each chunk, and `tests/world/questions.jsonl`. A question lists its
-documents in the order of the world, so that references keep their meaning: those that support it, and some others. The
-files there were made with earlier templates, and one question (desc-2) by hand: this would make another world.
+Writes `tests/world/corpus/*.md`, one document for each chunk, and `tests/world/questions.jsonl`. A
+question lists its documents in the order of the world, so that references keep their meaning: those
+that support it, and some others. The files there were made with earlier templates, and one question
+(desc-2) by hand: this would make another world.
 """
 
 from __future__ import annotations
@@ -25,13 +27,19 @@ from training.questions import Question
 from training.tokenizer import build
 from training.worlds import World, level, world
 
-DOCUMENTS, PER_QUESTION, PER_TYPE = 10, 6, 2
+DOCUMENTS = 10
+PER_QUESTION = 6
+PER_TYPE = 2
 
 
 def example(seed: int) -> World:
-    """The world of the examples: ten chunks, many relations, a little less filler than in training."""
+    """The world of the examples: ten chunks, many relations, a little less filler than in
+    training.
+    """
     spec = level(3)
-    narration = replace(spec.narration, chunks=(DOCUMENTS, DOCUMENTS), sentences=(5, 8), fillers=0.1)
+    narration = replace(
+        spec.narration, chunks=(DOCUMENTS, DOCUMENTS), sentences=(5, 8), fillers=0.1
+    )
     return world(seed, replace(spec, narration=narration, relations=(7, 7), questions=400))
 
 
@@ -48,21 +56,35 @@ def documents(made: World, question: Question, random: Random) -> list[int]:
     return sorted([*question.support, *others[: max(0, PER_QUESTION - len(question.support))]])
 
 
-def answers(reader: Reader, encoder: Encoder, made: World, chosen: list[int], question: Question) -> bool:
+def answers(
+    reader: Reader, encoder: Encoder, made: World, chosen: list[int], question: Question
+) -> bool:
     """Whether the reader answers this question right from these documents, by a full prefill."""
     chunks = tuple(made.chunks[number] for number in chosen)
-    row = encoder.row(replace(made, chunks=chunks, statements=(), questions=(question,)), Random(0), None, extras=False)
+    row = encoder.row(
+        replace(made, chunks=chunks, statements=(), questions=(question,)),
+        Random(0),
+        None,
+        extras=False,
+    )
     batch = collate([row], len(row.ids))
     return right(reader, batch, bias(batch.branch, torch.float32), (question,), torch.float32)[0]
 
 
-def choose(made: World, reader: Reader | None, seed: int, per_type: int = PER_TYPE) -> list[dict[str, object]]:
-    """Up to `per_type` questions of every type that the reader answers right; without a reader, of all questions."""
-    random, encoder = Random(seed), Encoder(build())
+def choose(
+    made: World, reader: Reader | None, seed: int, per_type: int = PER_TYPE
+) -> list[dict[str, object]]:
+    """Up to `per_type` questions of every type that the reader answers right; without a reader, of
+    all questions.
+    """
+    random = Random(seed)
+    encoder = Encoder(build())
     records: list[dict[str, object]] = []
     taken: dict[str, int] = defaultdict(int)
     for question in made.questions:
-        if taken[question.type] == per_type or (question.answer in (other["answer"] for other in records)):
+        if taken[question.type] == per_type or (
+            question.answer in (other["answer"] for other in records)
+        ):
             continue
         chosen = documents(made, question, random)
         if reader is not None and not answers(reader, encoder, made, chosen, question):
@@ -86,7 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--reader", type=Path, help="keep questions this reader answers right")
-    parser.add_argument("--per-type", type=int, default=PER_TYPE, help="questions of each type at most")
+    parser.add_argument(
+        "--per-type", type=int, default=PER_TYPE, help="questions of each type at most"
+    )
     parser.add_argument("--out", type=Path, default=Path("tests/world"))
     options = parser.parse_args()
     made = example(options.seed)
@@ -96,8 +120,12 @@ def main() -> None:
         old.unlink()
     for number, text in enumerate(made.chunks):
         (corpus / file_name(made, number)).write_text(text + "\n")
-    chosen = choose(made, load(options.reader) if options.reader else None, options.seed, options.per_type)
-    (options.out / "questions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in chosen))
+    chosen = choose(
+        made, load(options.reader) if options.reader else None, options.seed, options.per_type
+    )
+    (options.out / "questions.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in chosen)
+    )
 
 
 if __name__ == "__main__":

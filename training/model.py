@@ -1,7 +1,8 @@
-"""The reader as it is trained: a Llama in plain torch, fast on a small CPU, with auxiliary heads for training only.
+"""The reader as it is trained: a Llama in plain torch, fast on a small CPU, with auxiliary heads
+for training only.
 
-The exported weights load into `LlamaForCausalLM` and give the same logits (`tests/training` checks that). Projections
-of the same input are one matrix here. This file knows nothing of worlds.
+The exported weights load into `LlamaForCausalLM` and give the same logits (`tests/training` checks
+that). Projections of the same input are one matrix here. This file knows nothing of worlds.
 
 Shapes: B rows, S positions, H query heads, G KV heads, D head dim, E hidden.
 """
@@ -60,19 +61,26 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
         """x (B, S, E); cos, sin (B, S, 1, D/2); bias (B, 1, S, S), added to the scores."""
         s = self.shape
-        heads, groups, dim = s.heads, s.kv_heads, s.head_dim
+        heads = s.heads
+        groups = s.kv_heads
+        dim = s.head_dim
         rows, length, _ = x.shape
         normed = F.rms_norm(x, (s.hidden,), self.norm1.to(x.dtype), s.eps)
         qkv = F.linear(normed, self.qkv).view(rows, length, heads + 2 * groups, dim)
         rotated = rotate(qkv[:, :, : heads + groups], cos, sin)
         query, key = torch.split(rotated.transpose(1, 2), [heads, groups], 1)
         key, value = (
-            part.repeat_interleave(heads // groups, 1) for part in (key, qkv[:, :, heads + groups :].transpose(1, 2))
+            part.repeat_interleave(heads // groups, 1)
+            for part in (key, qkv[:, :, heads + groups :].transpose(1, 2))
         )
-        mixed = F.scaled_dot_product_attention(query, key.to(query.dtype), value.to(query.dtype), bias.to(query.dtype))
+        mixed = F.scaled_dot_product_attention(
+            query, key.to(query.dtype), value.to(query.dtype), bias.to(query.dtype)
+        )
         mixed = mixed.transpose(1, 2).reshape(rows, length, heads * dim)
         x = x + F.linear(mixed, self.out)
-        gate, up = F.linear(F.rms_norm(x, (s.hidden,), self.norm2.to(x.dtype), s.eps), self.gate_up).chunk(2, -1)
+        gate, up = F.linear(
+            F.rms_norm(x, (s.hidden,), self.norm2.to(x.dtype), s.eps), self.gate_up
+        ).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, self.down)
 
 
@@ -84,19 +92,27 @@ class Reader(nn.Module):
         self.shape = shape
         self.embed = nn.Parameter(torch.randn(shape.vocabulary, shape.hidden))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.Parameter(torch.full((shape.hidden,), 0.1))  # small, since the head is the embedding
-        self.auxiliary = nn.Parameter(torch.zeros(len(AUXILIARY_HEADS), 2, shape.hidden, shape.hidden))
+        # small, since the head is the embedding
+        self.norm = nn.Parameter(torch.full((shape.hidden,), 0.1))
+        self.auxiliary = nn.Parameter(
+            torch.zeros(len(AUXILIARY_HEADS), 2, shape.hidden, shape.hidden)
+        )
         self.attention_layers = self._layers(ATTENTION_TARGETS, (2, 5, 6, 3, 7))
         self.auxiliary_layers = self._layers(AUXILIARY_HEADS, (1, 3, 5, 5, 6, 3, 4))
 
     def _layers(self, names: Sequence[str], layers_of_8: Sequence[int]) -> dict[str, int]:
         """The layer of each name, given for a reader of 8 layers."""
-        return {name: round(n * self.shape.layers / 8) for name, n in zip(names, layers_of_8, strict=True)}
+        return {
+            name: round(n * self.shape.layers / 8)
+            for name, n in zip(names, layers_of_8, strict=True)
+        }
 
     def forward(
         self, ids: Tensor, positions: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The last hidden states (B, S, E), and those after the layers with auxiliary losses; bias (B, 1, S, S)."""
+        """The last hidden states (B, S, E), and those after the layers with auxiliary losses; bias
+        (B, 1, S, S).
+        """
         cos, sin = (part[:, :, None] for part in self.rotation(positions, dtype))  # (B, S, 1, D/2)
         x = F.embedding(ids, self.embed).to(dtype)
         tapped = {}
@@ -107,28 +123,40 @@ class Reader(nn.Module):
         return F.rms_norm(x, (self.shape.hidden,), self.norm.to(x.dtype), self.shape.eps), tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(N, E) -> (N, V), float32; the output head is the embedding, so a circuit that copies one word copies all."""
+        """(N, E) -> (N, V), float32; the output head is the embedding, so a circuit that copies one
+        word copies all.
+        """
         return F.linear(hidden, self.embed).float()
 
     def attention_log_weights(
         self, target: str, tapped: dict[int, Tensor], positions: Tensor, bias: Tensor, at: Tensor
     ) -> Tensor:
-        """Log attention weights (N, S) of head 0 in the block of this target, at (row, position) `at` (N, 2)."""
+        """Log attention weights (N, S) of head 0 in the block of this target, at (row, position)
+        `at` (N, 2).
+        """
         layer = self.attention_layers[target]
         block = self.blocks[layer]
         assert isinstance(block, Block)
-        heads, dim = self.shape.heads, self.shape.head_dim
+        heads = self.shape.heads
+        dim = self.shape.head_dim
         normed = F.rms_norm(tapped[layer], (self.shape.hidden,), block.norm1, self.shape.eps)
         cos, sin = self.rotation(positions, torch.float32)
-        key = rotate(F.linear(normed, block.qkv[heads * dim : (heads + 1) * dim]), cos, sin)  # (B, S, D)
-        rows, places = at[:, 0], at[:, 1]
-        query = rotate(F.linear(normed[rows, places], block.qkv[:dim]), cos[rows, places], sin[rows, places])  # (N, D)
+        # (B, S, D)
+        key = rotate(F.linear(normed, block.qkv[heads * dim : (heads + 1) * dim]), cos, sin)
+        rows = at[:, 0]
+        places = at[:, 1]
+        # (N, D)
+        query = rotate(
+            F.linear(normed[rows, places], block.qkv[:dim]), cos[rows, places], sin[rows, places]
+        )
         scores: Tensor = torch.einsum("nd,nsd->ns", query, key[rows]).float() * dim**-0.5
         return F.log_softmax(scores + bias[rows, 0, places].float(), dim=-1)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(..., S) -> cosines and sines (..., S, D/2)."""
-        frequency = self.shape.rope_theta ** -(torch.arange(0, self.shape.head_dim, 2).float() / self.shape.head_dim)
+        frequency = self.shape.rope_theta ** -(
+            torch.arange(0, self.shape.head_dim, 2).float() / self.shape.head_dim
+        )
         angle = positions[..., None].float() * frequency
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
@@ -139,7 +167,9 @@ class Reader(nn.Module):
 
 
 def bias(branch: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, S) branch numbers -> (B, 1, S, S): 0 where a position may attend, very negative elsewhere."""
+    """(B, S) branch numbers -> (B, 1, S, S): 0 where a position may attend, very negative
+    elsewhere.
+    """
     length = branch.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     same = branch[:, :, None] == branch[:, None, :]
@@ -150,8 +180,13 @@ def bias(branch: Tensor, dtype: torch.dtype) -> Tensor:
 def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The transformers config and weights (views) of this reader, without the auxiliary heads."""
     shape = reader.shape
-    dim, queries, keys = shape.head_dim, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights: dict[str, Tensor] = {"model.embed_tokens.weight": reader.embed, "model.norm.weight": reader.norm}
+    dim = shape.head_dim
+    queries = shape.heads * shape.head_dim
+    keys = shape.kv_heads * shape.head_dim
+    weights: dict[str, Tensor] = {
+        "model.embed_tokens.weight": reader.embed,
+        "model.norm.weight": reader.norm,
+    }
     for number, block in enumerate(reader.blocks):
         assert isinstance(block, Block)
         query, key, value = torch.split(block.qkv, [queries, keys, keys])
@@ -162,7 +197,9 @@ def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
             "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": block.down,
             "input_layernorm": block.norm1, "post_attention_layernorm": block.norm2,
         }  # fmt: skip
-        weights.update({f"model.layers.{number}.{name}.weight": value for name, value in names.items()})
+        weights.update(
+            {f"model.layers.{number}.{name}.weight": value for name, value in names.items()}
+        )
     config = {
         "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "intermediate_size": shape.inner,
         "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
@@ -175,7 +212,9 @@ def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
 
 
 def load(folder: Path) -> Reader:
-    """The reader of a transformers folder that `export` wrote, in float32, without auxiliary heads."""
+    """The reader of a transformers folder that `export` wrote, in float32, without
+    auxiliary heads.
+    """
     config = json.loads((folder / "config.json").read_text())
     shape = Shape(
         config["vocab_size"], config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"],

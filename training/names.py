@@ -1,9 +1,11 @@
 """Invented names, split into names seen in training and names held out.
 
-A name is a first syllable, sometimes a middle one, and an ending that depends on its kind (a man's name ends
-differently from a woman's, a city's from a company's). This file knows nothing of worlds or of tokens.
+A name is a first syllable, sometimes a middle one, and an ending that depends on its kind (a man's
+name ends differently from a woman's, a city's from a company's). This file knows nothing of worlds
+or of tokens.
 
-Invariant: `is_held_out` is a function of the name alone, so a name held out here is held out in every run.
+Invariant: `is_held_out` is a function of the name alone, so a name held out here is held out in
+every run.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ def words(text: str) -> tuple[str, ...]:
 
 
 FIRST = words(
-    "Tal Bren Mor Zek Quin Lir Vas Dor Hal Fen Gar Jun Kel Nor Pel Ras Sil Tor Ulm Ver Wex Yar Zan Bal Cor Dran Eld "
-    "Fos Gil Hurn Ist Jas Kor Lam Mel Nim Osk Pra Rul Sten Tig Urs Vel Wim Yol Zor Ald Bir Cas Der Ens Fal Gor Hest "
-    "Ing Jor Kam Lun Mar Nes Orl Pon Rem Sor Tam Uld Vin Wol Yst Zim Arn Bos Cul Dim Ebb Fin Gul Hob Ilk Jel Kir Lod "
-    "Mun Nal Ost Pik Rov Sal Tul Umb Vor Wen Yed Zul Ack Bel Cad Dus Erl Fir Gat Hin Irv Jod Kos Les Mik Nad Opp Pir "
+    "Tal Bren Mor Zek Quin Lir Vas Dor Hal Fen Gar Jun Kel Nor Pel Ras Sil Tor Ulm Ver Wex Yar "
+    "Zan Bal Cor Dran Eld "
+    "Fos Gil Hurn Ist Jas Kor Lam Mel Nim Osk Pra Rul Sten Tig Urs Vel Wim Yol Zor Ald Bir Cas "
+    "Der Ens Fal Gor Hest "
+    "Ing Jor Kam Lun Mar Nes Orl Pon Rem Sor Tam Uld Vin Wol Yst Zim Arn Bos Cul Dim Ebb Fin Gul "
+    "Hob Ilk Jel Kir Lod "
+    "Mun Nal Ost Pik Rov Sal Tul Umb Vor Wen Yed Zul Ack Bel Cad Dus Erl Fir Gat Hin Irv Jod Kos "
+    "Les Mik Nad Opp Pir "
     "Rad Sev Tes Ung Vid War"
 )
 MIDDLE = words("ar el in or am ud ev is ok al en ur ib om")
@@ -62,13 +68,17 @@ class NameGenerator:
     """Draws the names of one world, never the same twice."""
 
     def __init__(self, random: Random, split: NameSplit, middle_share: float = 0.25) -> None:
-        self._random, self._split, self._middle_share = random, split, middle_share
+        self._random = random
+        self._split = split
+        self._middle_share = middle_share
         self._taken: set[str] = set()
 
     def draw(self, kind: Kind) -> str:
         """A new name of this kind, from the generator's side of the split."""
         while True:
-            middle = self._random.choice(MIDDLE) if self._random.random() < self._middle_share else ""
+            middle = (
+                self._random.choice(MIDDLE) if self._random.random() < self._middle_share else ""
+            )
             name = self._random.choice(FIRST) + middle + self._random.choice(ENDINGS[kind])
             wanted = self._split == "any" or is_held_out(name) == (self._split == "heldout")
             if wanted and name not in self._taken:

@@ -1,7 +1,9 @@
-"""Muon for the matrices of the blocks, AdamW for everything else, with one learning rate schedule for both.
+"""Muon for the matrices of the blocks, AdamW for everything else, with one learning rate schedule
+for both.
 
-Muon (Jordan 2024) replaces a matrix's momentum by its nearest orthogonal matrix, by five Newton-Schulz steps. Matrices
-of one shape are stacked, since one batched product is faster than eight small ones.
+Muon (Jordan 2024) replaces a matrix's momentum by its nearest orthogonal matrix, by five
+Newton-Schulz steps. Matrices of one shape are stacked, since one batched product is faster than
+eight small ones.
 """
 
 from __future__ import annotations
@@ -45,10 +47,16 @@ class Rates:
 class Optimizer:
     """Updates the reader's parameters."""
 
-    def __init__(self, reader: Reader, rates: Rates, momentum: float = 0.95, decay: float = 0.1) -> None:
-        self._rates, self._momentum, self._decay = rates, momentum, decay
+    def __init__(
+        self, reader: Reader, rates: Rates, momentum: float = 0.95, decay: float = 0.1
+    ) -> None:
+        self._rates = rates
+        self._momentum = momentum
+        self._decay = decay
         blocks = [block for block in reader.blocks if isinstance(block, Block)]
-        self._stacks = [[getattr(block, name) for block in blocks] for name in ("qkv", "out", "gate_up", "down")]
+        self._stacks = [
+            [getattr(block, name) for block in blocks] for name in ("qkv", "out", "gate_up", "down")
+        ]
         matrices = {id(matrix) for stack in self._stacks for matrix in stack}
         gains = [p for p in reader.parameters() if id(p) not in matrices and p.dim() == 1]
         groups = [
@@ -64,7 +72,8 @@ class Optimizer:
     @torch.no_grad()
     def step(self, scale: float) -> None:
         """One step at `scale` times the learning rate; gradients are dropped afterwards."""
-        muon, adam = self._rates.muon, self._rates.adam
+        muon = self._rates.muon
+        adam = self._rates.adam
         for group in self._adam.param_groups:
             group["lr"] = adam * scale * group["share"]
         self._adam.step()

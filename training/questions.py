@@ -1,8 +1,11 @@
-"""Questions about a world, their answers, the chunks that support them, and the accuracy of guessing.
+"""Questions about a world, their answers, the chunks that support them, and the accuracy of
+guessing.
 
-This file reads statements (facts and the references they use). It knows nothing of tokens or of training.
+This file reads statements (facts and the references they use). It knows nothing of tokens or of
+training.
 
-Invariant: every answer follows from the supporting chunks; the answer is `unknown` exactly if no statement gives it.
+Invariant: every answer follows from the supporting chunks; the answer is `unknown` exactly if no
+statement gives it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,18 @@ from training.discourse import Entity, MentionType, Narration, Statement
 from training.templates import BY_NAME, COMPARISON, ROLES, Relation
 
 UNKNOWN = "unknown"
-TYPES = ("local", "pron", "same", "alias", "desc", "hop2", "hop2ref", "comparison", "followup", "unanswerable")
+TYPES = (
+    "local",
+    "pron",
+    "same",
+    "alias",
+    "desc",
+    "hop2",
+    "hop2ref",
+    "comparison",
+    "followup",
+    "unanswerable",
+)
 _TYPE_OF = {
     MentionType.PRONOUN: "pron",
     MentionType.THAT: "same",
@@ -39,10 +53,12 @@ class Question:
     question: str
     answer: str
     support: tuple[int, ...]  # chunk numbers, ascending
-    guess: float  # chance of a right answer when guessing among the words of the right kind in the context
+    # chance of a right answer when guessing among the words of the right kind in the context
+    guess: float
     history: tuple[tuple[str, str], ...] = ()  # earlier turns: question, answer
     subject: str = ""  # the entity that the question names, if it is one
-    statements: tuple[int, ...] = ()  # numbers of the statements to look up, in the order of the hops
+    # numbers of the statements to look up, in the order of the hops
+    statements: tuple[int, ...] = ()
     bridge: str = ""  # the entity in the middle of two hops, or the one that a follow-up is about
 
 
@@ -68,7 +84,9 @@ class QuestionGenerator:
             self._answers[subject.kind].add(subject.name)
 
     def ask(self, count: int, weights: dict[str, float]) -> list[Question]:
-        """Up to `count` different questions, types drawn by weight; a type that the world lacks is skipped."""
+        """Up to `count` different questions, types drawn by weight; a type that the world lacks is
+        skipped.
+        """
         found: dict[str, list[Question]] = defaultdict(list)
         for question in self.all():
             found[question.type].append(question)
@@ -91,9 +109,9 @@ class QuestionGenerator:
         yield from self._unanswerable()
 
     def _words(self, relation: str, subject: str) -> str:
-        return self.random.choice(BY_NAME[relation].asked(self.narration.templates)[: self.narration.variety]).format(
-            s=subject
-        )
+        return self.random.choice(
+            BY_NAME[relation].asked(self.narration.templates)[: self.narration.variety]
+        ).format(s=subject)
 
     def _numbers(self, *statements: Statement) -> tuple[int, ...]:
         return tuple(self.statements.index(one) for one in statements)
@@ -127,20 +145,26 @@ class QuestionGenerator:
             )  # fmt: skip
 
     def _follow_ups(self, first: Statement) -> Iterator[Question]:
-        """Questions whose previous turn asks for `first`, about its subject or its answer by a pronoun."""
+        """Questions whose previous turn asks for `first`, about its subject or its answer by a
+        pronoun.
+        """
         turn = (self._words(first.fact.relation, first.fact.subject), first.fact.object)
         for about in (first.fact.subject, first.fact.object):
             for second in self._by_subject.get(about, []):
                 if second is first:
                     continue
-                words = BY_NAME[second.fact.relation].follow_up.format(**_PRONOUNS[self.entities[about].gender])
+                words = BY_NAME[second.fact.relation].follow_up.format(
+                    **_PRONOUNS[self.entities[about].gender]
+                )
                 yield Question(
                     "followup", words, second.fact.object, _sorted(first.support | second.support),
                     self._guess(second.fact.relation), (turn,), statements=self._numbers(second), bridge=about,
                 )  # fmt: skip
 
     def _comparisons(self) -> Iterator[Question]:
-        founded = [statement for statement in self.statements if statement.fact.relation == "founded"]
+        founded = [
+            statement for statement in self.statements if statement.fact.relation == "founded"
+        ]
         for first in founded:
             for second in founded:
                 if first is second or first.fact.object == second.fact.object:
@@ -151,7 +175,9 @@ class QuestionGenerator:
                 older = min(first, second, key=lambda statement: int(statement.fact.object))
                 support = _sorted(first.support | second.support)
                 numbers = self._numbers(first, second)
-                yield Question("comparison", words, older.fact.subject, support, 0.5, statements=numbers)
+                yield Question(
+                    "comparison", words, older.fact.subject, support, 0.5, statements=numbers
+                )
 
     def _unanswerable(self) -> Iterator[Question]:
         stated = {(s.fact.subject, s.fact.relation) for s in self.statements}
@@ -160,7 +186,12 @@ class QuestionGenerator:
             for relation in self.relations:
                 if relation.subject == entity.kind and (entity.name, relation.name) not in stated:
                     yield Question(
-                        "unanswerable", self._words(relation.name, entity.name), UNKNOWN, (), 0.0, subject=entity.name
+                        "unanswerable",
+                        self._words(relation.name, entity.name),
+                        UNKNOWN,
+                        (),
+                        0.0,
+                        subject=entity.name,
                     )
         for first in self.statements:
             role = ROLES.get(first.fact.relation)
@@ -168,7 +199,9 @@ class QuestionGenerator:
                 fitting = relation.subject == BY_NAME[first.fact.relation].object
                 if role and fitting and (first.fact.object, relation.name) not in stated:
                     words = self._words(relation.name, role.format(s=first.fact.subject))
-                    yield Question("unanswerable", words, UNKNOWN, (), 0.0, subject=first.fact.subject)
+                    yield Question(
+                        "unanswerable", words, UNKNOWN, (), 0.0, subject=first.fact.subject
+                    )
 
 
 def _sorted(chunks: frozenset[int]) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """The sentences and questions of a world: words and phrasings, no logic. They are in `world.toml`.
 
-A relation links a subject of one kind to an object of one kind or to a plain word. Every relation has sentence and
-question templates of three splits: those of training, variants that combine the same words differently, and held-out
-ones with words that training never sees. `{s}` and `{o}` stand for the mentions of subject and object.
+A relation links a subject of one kind to an object of one kind or to a plain word. Every relation
+has sentence and question templates of three splits: those of training, variants that combine the
+same words differently, and held-out ones with words that training never sees. `{s}` and `{o}` stand
+for the mentions of subject and object.
 
 Invariant: the splits share no template.
 """
@@ -25,12 +26,14 @@ class Relation:
 
     name: str
     subject: str  # "person", "company", "city", "event"
-    object: str  # the kind of the object: one of the above, "country", "code" or a word list of WORDS
+    # the kind of the object: one of the above, "country", "code" or a word list of WORDS
+    object: str
     train: tuple[str, ...]
     heldout: tuple[str, ...]
     questions: tuple[str, ...]
     heldout_questions: tuple[str, ...]
-    follow_up: str  # asks for the object after a question that named the subject; {p}, {m} and {h} are its pronouns
+    # asks for the object after a question that named the subject; {p}, {m} and {h} are its pronouns
+    follow_up: str
     variants: tuple[str, ...] = ()  # the words of training, combined differently
     variant_questions: tuple[str, ...] = ()
 
@@ -40,7 +43,11 @@ class Relation:
 
     def asked(self, split: TemplateSplit) -> tuple[str, ...]:
         """The question templates of one side of the split."""
-        return {"train": self.questions, "variants": self.variant_questions, "heldout": self.heldout_questions}[split]
+        return {
+            "train": self.questions,
+            "variants": self.variant_questions,
+            "heldout": self.heldout_questions,
+        }[split]
 
 
 _WORLD = tomllib.loads((Path(__file__).parent / "world.toml").read_text(encoding="utf-8"))
@@ -50,7 +57,9 @@ COMPARISON: dict[TemplateSplit, tuple[str, ...]] = {
 }
 WORDS: dict[str, tuple[str, ...]] = {kind: words(text) for kind, text in _WORLD["words"].items()}
 RELATIONS = tuple(
-    Relation(**{name: value if isinstance(value, str) else tuple(value) for name, value in table.items()})
+    Relation(
+        **{name: value if isinstance(value, str) else tuple(value) for name, value in table.items()}
+    )
     for table in _WORLD["relation"]
 )
 BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATIONS}

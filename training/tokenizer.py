@@ -1,10 +1,12 @@
 """The reader's subword tokenizer and its chat template.
 
-A byte-level BPE whose merges are learned from single words of the templates and single syllables of names: a common
-word is one token, an invented name two or three. Every text gets a leading space, so a chunk has the same ids alone and
-in a prompt. This file knows the words of worlds, but no world.
+A byte-level BPE whose merges are learned from single words of the templates and single syllables of
+names: a common word is one token, an invented name two or three. Every text gets a leading space,
+so a chunk has the same ids alone and in a prompt. This file knows the words of worlds, but no
+world.
 
-Invariant, the only prompt layout: `<bos>` system `<user>` chunks question `<assistant>` answer `<end>` `<user>` ...
+Invariant, the only prompt layout: `<bos>` system `<user>` chunks question `<assistant>` answer
+`<end>` `<user>` ...
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from transformers import PreTrainedTokenizerFast
 
 from training.names import ENDINGS, FIRST, MIDDLE
 from training.questions import UNKNOWN
-from training.templates import COMPARISON, FILLERS, LEADS, RELATIONS, ROLES, SAME, SYSTEM, THAT, WORDS
+from training.templates import (
+    COMPARISON,
+    FILLERS,
+    LEADS,
+    RELATIONS,
+    ROLES,
+    SAME,
+    SYSTEM,
+    THAT,
+    WORDS,
+)
 
 SPECIAL = ("<pad>", "<bos>", "<end>", "<user>", "<assistant>")
 PAD, BOS, END, USER, ASSISTANT = range(5)
@@ -52,7 +64,9 @@ def build() -> PreTrainedTokenizerFast:
 
 
 def _pieces() -> Iterator[str]:
-    """Words with their leading space, and syllables, repeated so often that each becomes one token."""
+    """Words with their leading space, and syllables, repeated so often that each becomes
+    one token.
+    """
     for text in _phrases():
         yield from re.findall(r" ?\w+| ?[^\s\w]+", " " + text)
     for syllable in FIRST:
@@ -76,7 +90,13 @@ def _phrases() -> Iterator[str]:
         texts.extend(group)
     for relation in RELATIONS:
         texts.extend(
-            (*relation.train, *relation.heldout, *relation.questions, *relation.heldout_questions, relation.follow_up)
+            (
+                *relation.train,
+                *relation.heldout,
+                *relation.questions,
+                *relation.heldout_questions,
+                relation.follow_up,
+            )
         )
     texts.extend(("the maker of", "he", "she", "it", "him", "her", "his", "its"))
     for text in texts:

@@ -1,10 +1,12 @@
-"""Trains the reader from a seed: curriculum, auxiliary losses, learning rate decay, checkpoints to resume from.
+"""Trains the reader from a seed: curriculum, auxiliary losses, learning rate decay, checkpoints to
+resume from.
 
     python -m training.train --seed 2 --minutes 60 --compile --out runs/reader
 
-Progress is the share of the minutes used (over all resumed parts), so a slower machine sees fewer worlds but the whole
-curriculum; with `--steps` it is the share of the steps, whatever the machine and its load. Every few minutes the
-weights are exported as a transformers folder next to the checkpoint.
+Progress is the share of the minutes used (over all resumed parts), so a slower machine sees fewer
+worlds but the whole curriculum; with `--steps` it is the share of the steps, whatever the machine
+and its load. Every few minutes the weights are exported as a transformers folder next to the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from training.model import Block, Reader, Shape, bias, export
 from training.optimizer import Optimizer, Rates
 from training.tokenizer import build
 
-# `STAGES` is the curriculum: the progress at which each stage ends, and its mix of levels. Each stage is a new stream.
+# `STAGES` is the curriculum: the progress at which each stage ends, and its mix of levels. Each
+# stage is a new stream.
 STAGES: tuple[tuple[float, dict[int, float]], ...] = (
     (0.05, {0: 1.0}),
     (0.14, {0: 0.2, 1: 0.8}),
@@ -37,7 +40,8 @@ STAGES: tuple[tuple[float, dict[int, float]], ...] = (
     (0.88, {2: 0.35, 3: 0.65}),
     (1.01, {2: 0.2, 3: 0.6, 4: 0.2}),
 )
-WARMUP_STEPS, DECAY_FROM = 60, 0.45
+WARMUP_STEPS = 60
+DECAY_FROM = 0.45
 AUXILIARY_WEIGHTS = {
     "previous": 0.2,
     "reference": 0.3,
@@ -67,19 +71,27 @@ def rate(step: int, progress: float) -> float:
 
 
 def auxiliary_weights(progress: float) -> tuple[float, float]:
-    """The weights of the auxiliary heads and of the attention targets: largest early, when answers teach little yet."""
+    """The weights of the auxiliary heads and of the attention targets: largest early, when answers
+    teach little yet.
+    """
     return (1.0 if progress < 0.8 else 0.5), max(0.08, 0.4 * (1 - progress / 0.75))
 
 
-def losses(reader: Reader, batch: Batch, auxiliary: float, attention: float) -> tuple[Tensor, dict[str, float]]:
+def losses(
+    reader: Reader, batch: Batch, auxiliary: float, attention: float
+) -> tuple[Tensor, dict[str, float]]:
     """The loss of a batch, and the values to log."""
     with torch.autocast("cpu", torch.bfloat16):
         mask = bias(batch.branch, torch.bfloat16)
         hidden, tapped = reader(batch.ids, batch.positions, mask, torch.float32)
         learned = batch.targets != IGNORE
-        logits, targets = reader.logits(hidden[learned]), batch.targets[learned]
+        logits = reader.logits(hidden[learned])
+        targets = batch.targets[learned]
         total = F.cross_entropy(logits, targets)
-        shown = {"loss": total.item(), "accuracy": (logits.argmax(-1) == targets).float().mean().item()}
+        shown = {
+            "loss": total.item(),
+            "accuracy": (logits.argmax(-1) == targets).float().mean().item(),
+        }
         for number, name in enumerate(AUXILIARY_HEADS):
             labels = batch.labels[batch.labels[:, 0] == number]
             if not len(labels) or not auxiliary:
@@ -87,13 +99,20 @@ def losses(reader: Reader, batch: Batch, auxiliary: float, attention: float) -> 
             at = tapped[reader.auxiliary_layers[name]][labels[:, 1], labels[:, 2]]
             for piece in (0, 1) if name != "previous" else (0,):
                 guessed = reader.auxiliary_logits(number, piece, at)
-                total = total + auxiliary * AUXILIARY_WEIGHTS[name] * F.cross_entropy(guessed, labels[:, 3 + piece])
+                total = total + auxiliary * AUXILIARY_WEIGHTS[name] * F.cross_entropy(
+                    guessed, labels[:, 3 + piece]
+                )
                 shown[name] = (guessed.argmax(-1) == labels[:, 3 + piece]).float().mean().item()
         for number, name in enumerate(ATTENTION_TARGETS):
             marked = batch.attention_targets[batch.attention_targets[:, 0] == number]
             if len(marked) and attention:
-                weights = reader.attention_log_weights(name, tapped, batch.positions, mask, marked[:, 1:3])
-                seen = weights.gather(1, marked[:, 3:]).logsumexp(-1) - (marked[:, 3] == marked[:, 4]) * 0.6931
+                weights = reader.attention_log_weights(
+                    name, tapped, batch.positions, mask, marked[:, 1:3]
+                )
+                seen = (
+                    weights.gather(1, marked[:, 3:]).logsumexp(-1)
+                    - (marked[:, 3] == marked[:, 4]) * 0.6931
+                )
                 total = total - (0.3 if name == "older" else attention) * seen.mean()
                 shown[f"attention {name}"] = seen.exp().mean().item()
     return total, shown
@@ -102,8 +121,14 @@ def losses(reader: Reader, batch: Batch, auxiliary: float, attention: float) -> 
 class Run:
     """One training run, its folder and its log."""
 
-    def __init__(self, out: Path, shape: Shape, seed: int, rates: Rates, rank: int, workers: int) -> None:
-        self.out, self.seed, self.shape, self.rank, self.workers = out, seed, shape, rank, workers
+    def __init__(
+        self, out: Path, shape: Shape, seed: int, rates: Rates, rank: int, workers: int
+    ) -> None:
+        self.out = out
+        self.seed = seed
+        self.shape = shape
+        self.rank = rank
+        self.workers = workers
         torch.manual_seed(seed)
         self.reader = Reader(shape)
         self.optimizer = Optimizer(self.reader, rates)
@@ -114,11 +139,17 @@ class Run:
         """Averages the gradients over the workers, so that all take the same step."""
         if self.workers == 1:
             return
-        parameters = [parameter for parameter in self.reader.parameters() if parameter.grad is not None]
-        flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+        parameters = [
+            parameter for parameter in self.reader.parameters() if parameter.grad is not None
+        ]
+        flat = torch.cat(
+            [parameter.grad.flatten() for parameter in parameters if parameter.grad is not None]
+        )
         dist.all_reduce(flat)
         flat /= self.workers
-        for parameter, part in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
+        for parameter, part in zip(
+            parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True
+        ):
             parameter.grad = part.view_as(parameter)
 
     def resume(self) -> None:
@@ -143,7 +174,9 @@ class Run:
         save_reader(self.reader, self.out / "export")
 
     def log(self, values: dict[str, float]) -> None:
-        """Prints the values and appends them to log.jsonl. Only worker 0 logs, from its own share of the batch."""
+        """Prints the values and appends them to log.jsonl. Only worker 0 logs, from its own share
+        of the batch.
+        """
         if self.rank:
             return
         p = self.progress
@@ -159,7 +192,9 @@ class Run:
 
 
 def save_reader(reader: Reader, folder: Path) -> None:
-    """Writes a folder that transformers loads: config, bf16 weights, tokenizer, generation settings."""
+    """Writes a folder that transformers loads: config, bf16 weights, tokenizer, generation
+    settings.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config, weights = export(reader)
     config = {
@@ -169,7 +204,13 @@ def save_reader(reader: Reader, folder: Path) -> None:
         "hidden_act": "silu",
         **config,
     }
-    generation = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "do_sample": False, "max_new_tokens": 16}
+    generation = {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "do_sample": False,
+        "max_new_tokens": 16,
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     half = {name: value.to(torch.bfloat16).clone() for name, value in weights.items()}
@@ -179,9 +220,12 @@ def save_reader(reader: Reader, folder: Path) -> None:
     build().save_pretrained(str(folder))
 
 
-def train(run: Run, minutes: float, steps: int | None, tokens: int, export_minutes: float, stop: float) -> None:
+def train(
+    run: Run, minutes: float, steps: int | None, tokens: int, export_minutes: float, stop: float
+) -> None:
     """Trains until the minutes (or the steps, if given) are used, or `stop` of them."""
-    p, saved = run.progress, time.monotonic()
+    p = run.progress
+    saved = time.monotonic()
     clock = Clock(run)
 
     def used() -> float:
@@ -193,14 +237,20 @@ def train(run: Run, minutes: float, steps: int | None, tokens: int, export_minut
             continue
         start = p.worlds - p.worlds % run.workers + run.rank
         stream = Stream(run.seed, mix, tokens // run.workers, start, run.workers)
-        for batch in torch.utils.data.DataLoader(stream, batch_size=None, num_workers=1, prefetch_factor=8):
+        for batch in torch.utils.data.DataLoader(
+            stream, batch_size=None, num_workers=1, prefetch_factor=8
+        ):
             progress = used()
             loss, shown = losses(run.reader, batch, *auxiliary_weights(progress))
             torch.autograd.backward(loss)
             run.average_gradients()
             nn.utils.clip_grad_norm_(run.reader.parameters(), 1.0)
             run.optimizer.step(rate(p.step, progress))
-            p.step, p.worlds, p.tokens = p.step + 1, batch.worlds, p.tokens + batch.ids.numel() * run.workers
+            p.step, p.worlds, p.tokens = (
+                p.step + 1,
+                batch.worlds,
+                p.tokens + batch.ids.numel() * run.workers,
+            )
             p.answers += int((batch.targets != IGNORE).sum()) * run.workers
             clock.tick()
             for name, value in shown.items():
@@ -220,7 +270,9 @@ class Clock:
     """Minutes trained, the same for all workers: they take the time of worker 0."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._before, self._begun = run, run.progress.seconds, time.monotonic()
+        self._run = run
+        self._before = run.progress.seconds
+        self._begun = time.monotonic()
 
     @property
     def minutes(self) -> float:
@@ -251,7 +303,10 @@ def worker(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     if options.workers > 1:
         dist.init_process_group(
-            "gloo", init_method=f"file://{options.out.resolve()}/rendezvous", rank=rank, world_size=options.workers
+            "gloo",
+            init_method=f"file://{options.out.resolve()}/rendezvous",
+            rank=rank,
+            world_size=options.workers,
         )
     run = Run(options.out, _shape(options), options.seed, Rates(), rank, options.workers)
     run.resume()
@@ -266,18 +321,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--steps", type=int, help="count progress in steps, not in minutes")
-    parser.add_argument("--stop", type=float, default=1.0, help="stop after this share of the minutes or steps")
+    parser.add_argument(
+        "--stop", type=float, default=1.0, help="stop after this share of the minutes or steps"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/reader"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=4000, help="tokens per step, of all workers together")
+    parser.add_argument(
+        "--tokens", type=int, default=4000, help="tokens per step, of all workers together"
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads per worker")
-    parser.add_argument("--workers", type=int, default=2, help="processes that share a step; faster than threads here")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        help="processes that share a step; faster than threads here",
+    )
     parser.add_argument("--export-minutes", type=float, default=8)
     parser.add_argument("--hidden", type=int, default=160)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; about a third faster")
+    parser.add_argument(
+        "--compile", action="store_true", help="needs a C++ compiler; about a third faster"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "rendezvous").unlink(missing_ok=True)

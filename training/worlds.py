@@ -1,9 +1,11 @@
 """Fictional worlds: entities and facts, narrated as chunks of prose, with typed questions.
 
-`world(seed, spec)` is the entry point: the same seed and spec give the same world on every machine. This file knows
-nothing of tokens: it counts chunk sizes in sentences, and the tests check them in tokens.
+`world(seed, spec)` is the entry point: the same seed and spec give the same world on every machine.
+This file knows nothing of tokens: it counts chunk sizes in sentences, and the tests check them in
+tokens.
 
-Invariant: a world has one object for a subject and relation, so no two sentences contradict each other.
+Invariant: a world has one object for a subject and relation, so no two sentences contradict each
+other.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class World:
 
 
 def level(number: int) -> Spec:
-    """The curriculum: level 0 is terse and tiny, 3 is used for evaluation, 4 has long contexts, 5 some 2,000 tokens."""
+    """The curriculum: level 0 is terse and tiny, 3 is used for evaluation, 4 has long contexts, 5
+    some 2,000 tokens.
+    """
     sizes = (
         (Narration((2, 3), (2, 3), 0.6, 0.0, 0.0, 2), (1, 2)),
         (Narration((3, 4), (3, 4), 0.6, 0.05, 0.05, 3), (2, 3)),
@@ -63,7 +67,9 @@ def world(seed: int, spec: Spec) -> World:
     """The world of this seed and spec."""
     random = Random(seed)
     names = NameGenerator(random, spec.names, spec.middle)
-    narration = replace(spec.narration, chunks=(count := random.randint(*spec.narration.chunks), count))
+    narration = replace(
+        spec.narration, chunks=(count := random.randint(*spec.narration.chunks), count)
+    )
     sentences = count * sum(narration.sentences) / 2 * (1 - narration.fillers)
     relations = _relations(random, random.randint(*spec.relations))
     entities = _entities(random, names, relations, sentences)
@@ -72,13 +78,17 @@ def world(seed: int, spec: Spec) -> World:
     chunks = tuple(narrator.chunk(number) for number in range(count))
     unmentioned = tuple(_unmentioned(names))
     statements = tuple(narrator.statements)
-    generator = QuestionGenerator(random, narrator.entities, tuple(relations), statements, unmentioned, narration)
+    generator = QuestionGenerator(
+        random, narrator.entities, tuple(relations), statements, unmentioned, narration
+    )
     questions = generator.ask(spec.questions, {} if spec.even else QUESTION_WEIGHTS)
     return World(seed, chunks, tuple(questions), statements)
 
 
 def _relations(random: Random, count: int) -> list[Relation]:
-    """The relations of a world: first two that form a chain, then others, more often relations of people."""
+    """The relations of a world: first two that form a chain, then others, more often relations of
+    people.
+    """
     chains = [
         (first, second)
         for first in RELATIONS
@@ -87,7 +97,9 @@ def _relations(random: Random, count: int) -> list[Relation]:
         if second.subject == first.object
     ]
     about_people = [relation for relation in RELATIONS if relation.subject == "person"]
-    chosen = list(random.choice(chains)) if random.random() < 0.75 else random.sample(about_people, 2)
+    chosen = (
+        list(random.choice(chains)) if random.random() < 0.75 else random.sample(about_people, 2)
+    )
     for name, share in (("founded", 0.35), ("alias", 0.6), ("job", 0.3)):
         if BY_NAME[name] not in chosen and random.random() < share:
             chosen.append(BY_NAME[name])
@@ -98,20 +110,29 @@ def _relations(random: Random, count: int) -> list[Relation]:
     return chosen[:count]
 
 
-def _entities(random: Random, names: NameGenerator, relations: list[Relation], sentences: float) -> list[Entity]:
+def _entities(
+    random: Random, names: NameGenerator, relations: list[Relation], sentences: float
+) -> list[Entity]:
     """Enough entities of every kind that there are more facts than sentences."""
-    subjects, objects = {relation.subject for relation in relations}, {relation.object for relation in relations}
+    subjects = {relation.subject for relation in relations}
+    objects = {relation.object for relation in relations}
     each = 1.5 * sentences / len(relations)
     entities = []
     for kind in ("person", "company", "city", "country", "event"):
         share = 1.0 if kind in subjects else 0.7 if kind in objects else 0.0
-        for _ in range(max(2, round(min(each, 12) * share * random.uniform(0.8, 1.2))) if share else 0):
+        for _ in range(
+            max(2, round(min(each, 12) * share * random.uniform(0.8, 1.2))) if share else 0
+        ):
             drawn = random.choice((Kind.MAN, Kind.WOMAN)) if kind == "person" else Kind(kind)
-            entities.append(Entity(names.draw(drawn), kind, drawn.value if kind == "person" else ""))
+            entities.append(
+                Entity(names.draw(drawn), kind, drawn.value if kind == "person" else "")
+            )
     return entities
 
 
-def _facts(random: Random, names: NameGenerator, relations: list[Relation], entities: list[Entity]) -> list[Fact]:
+def _facts(
+    random: Random, names: NameGenerator, relations: list[Relation], entities: list[Entity]
+) -> list[Fact]:
     """All facts: every relation of every entity."""
     by_kind: dict[str, list[str]] = {}
     for entity in entities:
@@ -139,4 +160,8 @@ def _unmentioned(names: NameGenerator) -> list[Entity]:
 
 def record(made: World) -> dict[str, object]:
     """The world as a JSON object, without its statements."""
-    return {"seed": made.seed, "chunks": made.chunks, "questions": [asdict(question) for question in made.questions]}
+    return {
+        "seed": made.seed,
+        "chunks": made.chunks,
+        "questions": [asdict(question) for question in made.questions],
+    }

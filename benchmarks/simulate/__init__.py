@@ -1,7 +1,18 @@
-"""The simulator's door: real and generated traces, replayed through the policies the live store runs. No torch here."""
+"""The simulator's door: real and generated traces, replayed through the policies the live store
+runs. No torch here.
+"""
 
 from .policies import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
-from .replay import Replay, ReplaySetting, Report, load_trace, policy_for, replay, simulate, xi_blocks
+from .replay import (
+    Replay,
+    ReplaySetting,
+    Report,
+    load_trace,
+    policy_for,
+    replay,
+    simulate,
+    xi_blocks,
+)
 from .trace import Trace, TraceRow, read_rows
 from .workloads import BirthDeath, ShareGPTLike
 

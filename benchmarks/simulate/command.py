@@ -18,7 +18,18 @@ from .trace import Trace
 if TYPE_CHECKING:
     from ragkv.fusion.profile import Profile  # imports torch
 
-HEADINGS = ("policy", "uncached", "TEL", "largest", "hits", "median ms", "P90", "P95", "P99", "over SLO")
+HEADINGS = (
+    "policy",
+    "uncached",
+    "TEL",
+    "largest",
+    "hits",
+    "median ms",
+    "P90",
+    "P95",
+    "P99",
+    "over SLO",
+)
 
 
 def run(
@@ -35,7 +46,9 @@ def run(
     as_json: bool,
     console: Console,
 ) -> None:
-    """Replay and print. The options are those of the command. Raises `InputError` or `ConfigError`."""
+    """Replay and print. The options are those of the command. Raises `InputError` or
+    `ConfigError`.
+    """
     if block_tokens < 1:
         raise ConfigError(f"--block-tokens is {block_tokens}; it must be at least 1.")
     trace = load_trace(trace_name, block_tokens)
@@ -48,7 +61,9 @@ def run(
     setting = ReplaySetting(capacity, threshold, xi_ms, slo_ms, forced, speeds)
     reports = simulate(trace, names, setting)
     if as_json:
-        console.file.write("[\n" + ",\n".join(json.dumps(asdict(report)) for report in reports) + "\n]\n")
+        console.file.write(
+            "[\n" + ",\n".join(json.dumps(asdict(report)) for report in reports) + "\n]\n"
+        )
     else:
         show(trace, setting, reports, console)
 
@@ -56,7 +71,9 @@ def run(
 def capacity_of(blocks: int | None, share: float | None, trace: Trace) -> int:
     """Blocks; exactly one of two options gives them."""
     if (blocks is None) == (share is None):
-        raise ConfigError("Give exactly one of --capacity-blocks and --capacity-share (of peak live).")
+        raise ConfigError(
+            "Give exactly one of --capacity-blocks and --capacity-share (of peak live)."
+        )
     if blocks is not None:
         return blocks
     assert share is not None
@@ -78,7 +95,9 @@ def profile_in(path: Path) -> "Profile":
     return Profile.from_dict(found[-1])
 
 
-def xi_of(xi: str | None, block_tokens: int, profile: "Profile | None" = None) -> tuple[float | None, int]:
+def xi_of(
+    xi: str | None, block_tokens: int, profile: "Profile | None" = None
+) -> tuple[float | None, int]:
     """The threshold as a time, if it was given as one, and in blocks."""
     if xi is None:
         return None, 0
@@ -86,7 +105,11 @@ def xi_of(xi: str | None, block_tokens: int, profile: "Profile | None" = None) -
     if found is None:
         raise ConfigError(f"--xi {xi!r} is neither tokens (2000) nor a TTFT target (200ms).")
     number = float(found[1])
-    return (number, xi_blocks(number, block_tokens, profile)) if found[2] else (None, int(number) // block_tokens)
+    return (
+        (number, xi_blocks(number, block_tokens, profile))
+        if found[2]
+        else (None, int(number) // block_tokens)
+    )
 
 
 def show(trace: Trace, setting: ReplaySetting, reports: Sequence[Report], console: Console) -> None:
@@ -98,7 +121,8 @@ def show(trace: Trace, setting: ReplaySetting, reports: Sequence[Report], consol
     )
     console.print(
         f"{trace.name}: {len(trace.turns)} requests, blocks of {trace.block_tokens} tokens; "
-        f"capacity {setting.capacity_blocks} blocks ({share}); xi {setting.xi_blocks} blocks; simulated"
+        f"capacity {setting.capacity_blocks} blocks ({share}); xi {setting.xi_blocks} blocks; "
+        "simulated"
     )
     for note in trace.notes:
         console.print(note, style="dim")

@@ -1,4 +1,6 @@
-"""A trace through a live memory tier: tiny entries, looked up and put block by block as a conversation does."""
+"""A trace through a live memory tier: tiny entries, looked up and put block by block as a
+conversation does.
+"""
 
 from dataclasses import replace
 
@@ -14,14 +16,24 @@ class LiveTier:
     """A memory tier that is served turns at their own times."""
 
     def __init__(self, policy: Policy, capacity_blocks: int) -> None:
-        self._now, self._numbers = 0.0, dict[tuple[str, int], int]()  # of blocks, by conversation and place
+        # of blocks, by conversation and place
+        self._now = 0.0
+        self._numbers = dict[tuple[str, int], int]()
         self._block = make_entry(layers=1, scored=False)
-        self.tier = MemoryTier(capacity_blocks * self._block.size_bytes, policy, clock=lambda: self._now)
+        self.tier = MemoryTier(
+            capacity_blocks * self._block.size_bytes, policy, clock=lambda: self._now
+        )
 
     def serve(self, turn: TurnSize) -> int:
-        """Read the history, report the turn to the policy, put the missing blocks in order; the uncached blocks."""
-        self._now, found = turn.at, list[bool]()
-        numbers = [self._numbers.setdefault((turn.group, at), len(self._numbers)) for at in range(turn.length)]
+        """Read the history, report the turn to the policy, put the missing blocks in order; the
+        uncached blocks.
+        """
+        self._now = turn.at
+        found = list[bool]()
+        numbers = [
+            self._numbers.setdefault((turn.group, at), len(self._numbers))
+            for at in range(turn.length)
+        ]
         for number in numbers:
             lease = self.tier.lease(IDENTITY, ids_of(number))
             found.append(lease is not None)
@@ -31,7 +43,8 @@ class LiveTier:
         for index, number in enumerate(numbers):
             if not found[index]:
                 ids = tuple(ids_of(number))
-                key, group = IDENTITY.key(ids), turn.group
+                key = IDENTITY.key(ids)
+                group = turn.group
                 info = replace(self._block.info, key=key, token_ids=ids, group=group, index=index)
                 self.tier.put(replace(self._block, info=info))
         held = found.index(False) if False in found else len(found)
@@ -39,7 +52,14 @@ class LiveTier:
 
 
 def simulate_live(trace: Trace, name: str, setting: ReplaySetting) -> Report:
-    """The trace through a live tier under a policy that knows what a live store tells it: xi, and the turns so far."""
-    tier = LiveTier(make_policy(name, PolicySettings(block_tokens=trace.block_tokens)), setting.capacity_blocks)
-    tier.tier.tell(lambda policy: policy.retarget(setting.xi_blocks))  # as a profile does for store.ttft_target_ms
-    return report_of(trace, Replay(name, setting.capacity_blocks, list(map(tier.serve, trace.turns))), setting)
+    """The trace through a live tier under a policy that knows what a live store tells it: xi, and
+    the turns so far.
+    """
+    tier = LiveTier(
+        make_policy(name, PolicySettings(block_tokens=trace.block_tokens)), setting.capacity_blocks
+    )
+    # as a profile does for store.ttft_target_ms
+    tier.tier.tell(lambda policy: policy.retarget(setting.xi_blocks))
+    return report_of(
+        trace, Replay(name, setting.capacity_blocks, list(map(tier.serve, trace.turns))), setting
+    )

@@ -1,19 +1,32 @@
-"""Policies that only the simulator runs: baselines of the papers' tables, and offline bounds, which know the future.
+"""Policies that only the simulator runs: baselines of the papers' tables, and offline bounds, which
+know the future.
 
-FIFO is a baseline of CachedAttention (section 4.3.3). The bounds are Belady's furthest-in-future rule, tail-optimized
-Belady (theorem 1), and T-LRU that knows which conversations do not return, or also the next turn's lengths (figure 5).
+FIFO is a baseline of CachedAttention (section 4.3.3). The bounds are Belady's furthest-in-future
+rule, tail-optimized Belady (theorem 1), and T-LRU that knows which conversations do not return, or
+also the next turn's lengths (figure 5).
 """
 
 from collections.abc import Container, Iterable
 
 from ragkv.errors import ConfigError
-from ragkv.store.policies import LRU, NEVER, POLICIES, Cut, Policy, PolicySettings, TurnSize, policy_class
+from ragkv.store.policies import (
+    LRU,
+    NEVER,
+    POLICIES,
+    Cut,
+    Policy,
+    PolicySettings,
+    TurnSize,
+    policy_class,
+)
 from ragkv.store.policies.groups import Departed, Ranking
 from ragkv.store.policies.t_lru import TLRU
 
 
 class FIFO(LRU):
-    """First in, first out (CachedAttention section 4.3.3): neither a use nor growth changes the order."""
+    """First in, first out (CachedAttention section 4.3.3): neither a use nor growth changes the
+    order.
+    """
 
     name = "fifo"
 
@@ -30,15 +43,17 @@ class FIFO(LRU):
 class Belady(Policy):
     """Evicts the conversation whose next request is furthest; those that never return first.
 
-    A group whose future is unknown counts as never returning, the longest unused first. Where conversations contract,
-    blocks that the next prompt does not share still count as needed; `tail-belady` with xi 0 does better there.
+    A group whose future is unknown counts as never returning, the longest unused first. Where
+    conversations contract, blocks that the next prompt does not share still count as needed;
+    `tail-belady` with xi 0 does better there.
     """
 
     name = "belady"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._next: dict[str, tuple[int, int]] = {}  # group -> (-position of its next request, number of its last use)
+        # group -> (-position of its next request, number of its last use)
+        self._next: dict[str, tuple[int, int]] = {}
         self._held = Ranking()
         self._uses = 0
         self._departed = Departed(self._forget)
@@ -78,7 +93,9 @@ class Belady(Policy):
 
 
 class TailBelady(Belady):
-    """Belady, keeping no more blocks than help the tail: min(sh_next, (in_next - xi)+). Optimal for TEL."""
+    """Belady, keeping no more blocks than help the tail: min(sh_next, (in_next - xi)+). Optimal for
+    TEL.
+    """
 
     name = "tail-belady"
 
@@ -107,7 +124,9 @@ class EndAware(TLRU):
 
 
 class LengthAware(TLRU):
-    """T-LRU that knows the next turn's lengths too: budget min(sh_next, in_next - xi), 0 if it never comes."""
+    """T-LRU that knows the next turn's lengths too: budget min(sh_next, in_next - xi), 0 if it
+    never comes.
+    """
 
     name = "length-aware"
 
@@ -119,11 +138,15 @@ class LengthAware(TLRU):
 
 _SIMULATOR_ONLY: tuple[type[Policy], ...] = (FIFO, EndAware, LengthAware, Belady, TailBelady)
 SIMULATOR_ONLY: dict[str, type[Policy]] = {policy.name: policy for policy in _SIMULATOR_ONLY}
-ALL_POLICIES: dict[str, type[Policy]] = {name: policy_class(name) for name in POLICIES} | SIMULATOR_ONLY
+ALL_POLICIES: dict[str, type[Policy]] = {
+    name: policy_class(name) for name in POLICIES
+} | SIMULATOR_ONLY
 
 
 def make_any_policy(name: str, settings: PolicySettings | None = None) -> Policy:
-    """A new policy by its name, of a live store or of the simulator alone; raises `ConfigError` for an unknown name."""
+    """A new policy by its name, of a live store or of the simulator alone; raises `ConfigError` for
+    an unknown name.
+    """
     if name not in ALL_POLICIES:
         raise ConfigError(f"Unknown policy {name!r}. Known: {', '.join(sorted(ALL_POLICIES))}.")
     return ALL_POLICIES[name](settings)

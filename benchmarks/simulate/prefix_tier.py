@@ -8,20 +8,25 @@ OnEvict = Callable[[str, int], None]  # called with a group and how much it lose
 
 
 class PrefixTier:
-    """Holds the first blocks of each conversation, as numbers only; if `whole`, a group is held whole or not at all."""
+    """Holds the first blocks of each conversation, as numbers only; if `whole`, a group is held
+    whole or not at all.
+    """
 
-    def __init__(self, policy: Policy, capacity: int, on_evict: OnEvict | None = None, whole: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, capacity: int, on_evict: OnEvict | None = None, whole: bool = False
+    ) -> None:
         self.policy = policy
         self.capacity = capacity  # a change takes effect with the next turn
         self.held: dict[str, int] = {}
         self._used = 0
-        self._on_evict, self._whole = on_evict, whole
+        self._on_evict = on_evict
+        self._whole = whole
 
     def serve(self, turn: TurnSize, forced: bool = False) -> int:
         """Serve one turn; returns its uncached blocks b = in - min(X, sh).
 
-        Sets X := L, then evicts while more than `capacity` blocks are held. The served conversation's own blocks may be
-        evicted too (optional caching), unless caching is `forced`.
+        Sets X := L, then evicts while more than `capacity` blocks are held. The served
+        conversation's own blocks may be evicted too (optional caching), unless caching is `forced`.
         """
         had = self.held.get(turn.group, 0)
         self.policy.served(turn)
@@ -35,7 +40,9 @@ class PrefixTier:
         return turn.prompt - min(had, turn.shared)
 
     def _take(self, cut: Cut, now: float) -> None:
-        """Remove blocks from a group's tail: down to `keep` if the cut is whole, else as many as needed."""
+        """Remove blocks from a group's tail: down to `keep` if the cut is whole, else as many as
+        needed.
+        """
         group, keep, whole = cut
         had = self.held.get(group, 0)
         left = keep if whole else max(keep, had - (self._used - self.capacity))

@@ -1,7 +1,9 @@
-"""Replays of a trace through policies, and their reports: integers in blocks, to be compared exactly, and times.
+"""Replays of a trace through policies, and their reports: integers in blocks, to be compared
+exactly, and times.
 
-A trace drives a tier of prefix blocks, which asks the policy objects of the live store. TTFT is `TOKEN_MS` for each
-token of a block that is not cached (T-LRU paper, figure 3, without its fixed cost), or what a profile says of them.
+A trace drives a tier of prefix blocks, which asks the policy objects of the live store. TTFT is
+`TOKEN_MS` for each token of a block that is not cached (T-LRU paper, figure 3, without its fixed
+cost), or what a profile says of them.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,10 @@ from .workloads import BirthDeath, ShareGPTLike
 if TYPE_CHECKING:
     from ragkv.fusion.profile import Profile  # imports torch
 
-GENERATED: dict[str, type[BirthDeath] | type[ShareGPTLike]] = {"birth-death": BirthDeath, "sharegpt-like": ShareGPTLike}
+GENERATED: dict[str, type[BirthDeath] | type[ShareGPTLike]] = {
+    "birth-death": BirthDeath,
+    "sharegpt-like": ShareGPTLike,
+}
 TOKEN_MS = 0.1  # alpha of the T-LRU paper: computing one token
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 
@@ -58,7 +63,9 @@ class Replay:
 
 @dataclass(frozen=True)
 class Report:
-    """One policy at one capacity. Percentiles interpolate linearly over all requests, first turns included."""
+    """One policy at one capacity. Percentiles interpolate linearly over all requests, first turns
+    included.
+    """
 
     policy: str
     uncached_blocks: int  # sum of b
@@ -86,19 +93,29 @@ def xi_blocks(xi_ms: float, block_tokens: int, profile: "Profile | None" = None)
     """The blocks that may be computed within `xi_ms`, rounded down."""
     if profile is not None:
         return profile.tokens_within(xi_ms / 1e3) // block_tokens
-    return max(0, int(xi_ms / (TOKEN_MS * block_tokens) * (1 + 1e-12)))  # .3 / .1 is 2.9999999999999996
+    # .3 / .1 is 2.9999999999999996
+    return max(0, int(xi_ms / (TOKEN_MS * block_tokens) * (1 + 1e-12)))
 
 
 def replay(
-    trace: Trace, policy: Policy, capacity_blocks: int, *, forced: bool = False, on_evict: OnEvict | None = None
+    trace: Trace,
+    policy: Policy,
+    capacity_blocks: int,
+    *,
+    forced: bool = False,
+    on_evict: OnEvict | None = None,
 ) -> Replay:
-    """Run `trace` through `policy` with a tier of `capacity_blocks`; `forced`: the conversation just served stays."""
+    """Run `trace` through `policy` with a tier of `capacity_blocks`; `forced`: the conversation
+    just served stays.
+    """
     serve = PrefixTier(policy, capacity_blocks, on_evict).serve
     return Replay(policy.name, capacity_blocks, [serve(turn, forced) for turn in trace.turns])
 
 
 def policy_for(name: str, trace: Trace, setting: ReplaySetting) -> Policy:
-    """A policy with the knowledge of the trace that the papers give it: Q^, Q's distribution, the model's rates."""
+    """A policy with the knowledge of the trace that the papers give it: Q^, Q's distribution, the
+    model's rates.
+    """
     turns, ends = trace.rates
     settings = PolicySettings(
         xi_blocks=setting.xi_blocks,
@@ -115,7 +132,9 @@ def simulate(trace: Trace, names: Sequence[str], setting: ReplaySetting) -> list
     """Every policy over the trace, one report each; raises `ConfigError` for an unknown policy."""
     policies = [policy_for(name, trace, setting) for name in names]  # before anything runs
     return [
-        report_of(trace, replay(trace, policy, setting.capacity_blocks, forced=setting.forced), setting)
+        report_of(
+            trace, replay(trace, policy, setting.capacity_blocks, forced=setting.forced), setting
+        )
         for policy in policies
     ]
 
@@ -123,8 +142,13 @@ def simulate(trace: Trace, names: Sequence[str], setting: ReplaySetting) -> list
 def report_of(trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
     """What came of a replay."""
     uncached = np.array(done.uncached)
-    xi_ms = setting.ttft_ms(setting.xi_blocks * trace.block_tokens) if setting.xi_ms is None else setting.xi_ms
-    ttft, prompts = setting.ttft_ms(uncached * trace.block_tokens), max(1, sum(turn.prompt for turn in trace.turns))
+    xi_ms = (
+        setting.ttft_ms(setting.xi_blocks * trace.block_tokens)
+        if setting.xi_ms is None
+        else setting.xi_ms
+    )
+    ttft = setting.ttft_ms(uncached * trace.block_tokens)
+    prompts = max(1, sum(turn.prompt for turn in trace.turns))
     times = np.percentile(ttft, list(PERCENTILES.values()))
     return Report(
         policy=done.policy,

@@ -1,4 +1,5 @@
-"""Generated loads: the T-LRU paper's birth-death model of conversations, and a ShareGPT-like load for CachedAttention.
+"""Generated loads: the T-LRU paper's birth-death model of conversations, and a ShareGPT-like load
+for CachedAttention.
 
 Simulated, not measured: lengths are drawn from the stated distributions, with a fixed seed.
 """
@@ -15,8 +16,8 @@ from .trace import Trace, TraceBuilder
 class BirthDeath:
     """The paper's model: conversations are born, have turns and die, all at constant rates.
 
-    Q and responses are log-normal. The paper gives no rates; these make four turns a conversation, and its mean prompt
-    of 200 tokens (WildChat).
+    Q and responses are log-normal. The paper gives no rates; these make four turns a conversation,
+    and its mean prompt of 200 tokens (WildChat).
     """
 
     births_per_s: float = 0.5  # lambda_conv
@@ -30,7 +31,9 @@ class BirthDeath:
 
     def trace(self, block_tokens: int) -> Trace:
         """The first `requests` turns. A conversation is born with its first turn."""
-        draw, builder, stored = random.Random(self.seed), TraceBuilder(block_tokens), dict[int, int]()
+        draw = random.Random(self.seed)
+        builder = TraceBuilder(block_tokens)
+        stored = dict[int, int]()
         events: list[tuple[float, int]] = [(0.0, 0)]
         numbers = count(1)
         for _ in range(self.requests):
@@ -50,7 +53,9 @@ class BirthDeath:
 
 @dataclass(frozen=True)
 class GeneratedSession:
-    """A ShareGPT-like session: its arrival; of each turn new prompt tokens, response tokens and thinking time."""
+    """A ShareGPT-like session: its arrival; of each turn new prompt tokens, response tokens and
+    thinking time.
+    """
 
     at: float
     turns: tuple[tuple[int, int, float], ...]
@@ -58,11 +63,11 @@ class GeneratedSession:
 
 @dataclass(frozen=True)
 class ShareGPTLike:
-    """Sessions as in CachedAttention sections 2.3 and 4.1: Poisson arrivals, 5.75 turns on average, 73 % of
-    sessions with more than one, 30 % longer than 4K tokens.
+    """Sessions as in CachedAttention sections 2.3 and 4.1: Poisson arrivals, 5.75 turns on average,
+    73 % of sessions with more than one, 30 % longer than 4K tokens.
 
-    Turn counts are 1 with chance .27, else geometric; prompts and responses log-normal with means that give those 30 %;
-    the user thinks an exponential time after each answer.
+    Turn counts are 1 with chance .27, else geometric; prompts and responses log-normal with means
+    that give those 30 %; the user thinks an exponential time after each answer.
     """
 
     sessions: int = 2_000
@@ -75,8 +80,11 @@ class ShareGPTLike:
 
     def draw(self) -> list[GeneratedSession]:
         """The sessions, in order of arrival."""
-        draw, at, sessions = random.Random(self.seed), 0.0, []
-        more = (self.mean_turns - 0.27) / 0.73 - 2  # mean of turns beyond the second, of those that have any
+        draw = random.Random(self.seed)
+        at = 0.0
+        sessions = []
+        # mean of turns beyond the second, of those that have any
+        more = (self.mean_turns - 0.27) / 0.73 - 2
         for _ in range(self.sessions):
             at += draw.expovariate(self.arrivals_per_s)
             turns = 1 if draw.random() < 0.27 else 2
@@ -94,10 +102,13 @@ class ShareGPTLike:
         return sessions
 
     def trace(self, block_tokens: int) -> Trace:
-        """Every turn at its session's arrival plus the thinking times before it: service takes no time here."""
+        """Every turn at its session's arrival plus the thinking times before it: service takes no
+        time here.
+        """
         requests = []
         for number, session in enumerate(self.draw()):
-            at, history = session.at, 0
+            at = session.at
+            history = 0
             for new, response, think in session.turns:
                 requests.append((at, number, history + new, history, response))
                 history += new + response

@@ -1,6 +1,8 @@
-"""Takes page.png, and pictures of the page for a look at it, from a server: `python docs/figures/page.py URL FOLDER`.
+"""Takes page.png, and pictures of the page for a look at it, from a server: `python
+docs/figures/page.py URL FOLDER`.
 
-The server holds the example articles as its collection `default`. Needs playwright and Debian's Chromium.
+The server holds the example articles as its collection `default`. Needs playwright and Debian's
+Chromium.
 """
 
 import sys
@@ -14,8 +16,13 @@ QUESTION = "What did the company in Coalbrookdale build for Richard Trevithick i
 def main(url: str, folder: Path) -> None:
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path="/usr/bin/chromium")
-        for name, scheme, width, height in (("page", "light", 1180, 760), ("dark", "dark", 1180, 760)):
-            context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+        for name, scheme, width, height in (
+            ("page", "light", 1180, 760),
+            ("dark", "dark", 1180, 760),
+        ):
+            context = browser.new_context(
+                color_scheme=scheme, viewport={"width": width, "height": height}
+            )
             page = context.new_page()
             page.goto(f"{url}/#k=4")
             page.wait_for_selector(".tries button")

@@ -1,4 +1,6 @@
-"""Pages of the site that are made when it is built: README.md, the commands' help, the notebooks."""
+"""Pages of the site that are made when it is built: README.md, the commands' help, the
+notebooks.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""The tables of docs/settings.md and docs/deploy.md, made from the code: `python -m docs.reference.tables`."""
+"""The tables of docs/settings.md and docs/deploy.md, made from the code: `python -m
+docs.reference.tables`.
+"""
 
 import dataclasses
 import inspect
@@ -28,7 +30,11 @@ def engine_table() -> str:
 
 def server_table() -> str:
     """Every setting of the server alone."""
-    own = [field.name for field in dataclasses.fields(ServeConfig) if field.name not in (*SHARED, "engine")]
+    own = [
+        field.name
+        for field in dataclasses.fields(ServeConfig)
+        if field.name not in (*SHARED, "engine")
+    ]
     return _table(_settings(ServeConfig, "serve.", own))
 
 
@@ -37,7 +43,16 @@ def metrics_table() -> str:
     rows = []
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     server = RemoteStats(True, 0.0, 0, 0, 0)
-    stats = EngineStats("llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
+    stats = EngineStats(
+        "llama",
+        1,
+        1,
+        "float32",
+        "",
+        StoreStats((tier,), 0, 0),
+        QueueStats(0, 0, 0, 0, 0, 0),
+        server,
+    )
     vllm: Any = SimpleNamespace(failure=lambda: None)
     metrics = Metrics(lambda: [TenantStats("", stats, 0)], vllm=vllm)
     metrics.requests.labels("/", "GET", "200").observe(0.0)
@@ -69,15 +84,26 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> str:
     return "| setting | default | what |\n|---|---|---|\n" + "".join(lines)
 
 
-def _settings(cls: type[Any], path: str = "", names: Collection[str] = ()) -> Iterator[tuple[str, str, str]]:
-    """The settings of a dataclass, or those of `names`: name, default, and the comment in the code."""
+def _settings(
+    cls: type[Any], path: str = "", names: Collection[str] = ()
+) -> Iterator[tuple[str, str, str]]:
+    """The settings of a dataclass, or those of `names`: name, default, and the comment in
+    the code.
+    """
     lines = inspect.getsource(cls)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if names and field.name not in names:
             continue
         says = re.search(rf"^    {field.name}: .*?  # (.*)$", lines, re.MULTILINE)
-        group = next((one for one in (hints[field.name], *typing.get_args(hints[field.name])) if is_group(one)), None)
+        group = next(
+            (
+                one
+                for one in (hints[field.name], *typing.get_args(hints[field.name]))
+                if is_group(one)
+            ),
+            None,
+        )
         name = f"{path}{field.name}"
         if group is None or group is not hints[field.name]:
             assert says, f"{name} has no line that says what it is"
@@ -101,7 +127,9 @@ def _shown(name: str, value: Any) -> str:
         return " ".join(f"`{item}`" for item in value) or "empty"
     if isinstance(value, str):
         return "empty" if not value else f"`{value}`" if value.isprintable() else json.dumps(value)
-    return str(value) if name == "port" else f"{value:g}" if isinstance(value, float) else f"{value:,}"
+    return (
+        str(value) if name == "port" else f"{value:g}" if isinstance(value, float) else f"{value:,}"
+    )
 
 
 def main() -> None:

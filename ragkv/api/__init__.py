@@ -1,9 +1,11 @@
-"""The REST service: `ragkv serve`. It serves OpenAI's endpoints and ragkv's own to many tenants at once.
+"""The REST service: `ragkv serve`. It serves OpenAI's endpoints and ragkv's own to many tenants at
+once.
 
     app = create_app(ServeConfig(home=".ragkv"))  # for any ASGI server
 
-Blocking work runs on threads, with a limiter for each tenant (`work.py`). The files of each tenant lie in the tenant's
-own directory (`tenants.py`). Every failure is answered in one JSON shape (`errors.py`).
+Blocking work runs on threads, with a limiter for each tenant (`work.py`). The files of each tenant
+lie in the tenant's own directory (`tenants.py`). Every failure is answered in one JSON shape
+(`errors.py`).
 """
 
 import importlib
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from .app import create_app
     from .server import serve
 
-_LAZY = {"create_app": "app", "serve": "server"}  # imported at first use: they load FastAPI, uvicorn and torch
+# imported at first use: they load FastAPI, uvicorn and torch
+_LAZY = {"create_app": "app", "serve": "server"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""One answer in a worker thread, for every endpoint that gives one: limits first, then events, then the accounting.
+"""One answer in a worker thread, for every endpoint that gives one: limits first, then events, then
+the accounting.
 
 A cancelled answer is accounted for up to its last token.
 """
@@ -23,17 +24,22 @@ from .tenants import Tenant
 from .work import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
-SAVE_S = 5.0  # The end of an answer waits so long, in seconds, until the turn of its conversation is on disk.
+# The end of an answer waits so long, in seconds, until the turn of its conversation is on disk.
+SAVE_S = 5.0
 TITLE_CHARS = 80
 
 AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
 
 
 def max_tokens_of(requested: int | None, limits: LimitsConfig) -> tuple[int, list[str]]:
-    """The most tokens an answer may have, and a note if these are fewer than the request asks for."""
+    """The most tokens an answer may have, and a note if these are fewer than the request
+    asks for.
+    """
     most = min(requested or DEFAULT_MAX_TOKENS, limits.max_tokens)
     cut = requested is not None and most < requested
-    return most, [f"max_tokens is {most}, not {requested}: limits.max_tokens of this server"] if cut else []
+    return most, [
+        f"max_tokens is {most}, not {requested}: limits.max_tokens of this server"
+    ] if cut else []
 
 
 def check_text(text: str, limits: LimitsConfig, param: str) -> None:
@@ -44,18 +50,31 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
 def retrieve(
     tenant: Tenant, question: str, wanted: RetrievalBody, check: Check, param: str = "collection"
 ) -> tuple[Sequence[Hit], list[Chunk]]:
-    """The passages for a question, and their chunks. `param` is the request field that names the collection."""
-    with tenant.engine.scheduler.request(), tenant.collections.lease(wanted.collection, param) as rag:
+    """The passages for a question, and their chunks. `param` is the request field that names the
+    collection.
+    """
+    with (
+        tenant.engine.scheduler.request(),
+        tenant.collections.lease(wanted.collection, param) as rag,
+    ):
         hits = rag.retrieve(
-            question, wanted.k, retriever=wanted.retriever, where=wanted.filter, order=wanted.order, check=check
+            question,
+            wanted.k,
+            retriever=wanted.retriever,
+            where=wanted.filter,
+            order=wanted.order,
+            check=check,
         )
         return hits, [rag.chunk(hit.passage) for hit in hits]
 
 
-def session_of(tenant: Tenant, principal: Principal, session_id: str | None, question: str) -> Session | None:
+def session_of(
+    tenant: Tenant, principal: Principal, session_id: str | None, question: str
+) -> Session | None:
     """The session of that id, new or stored; raises `ApiError` if a new one exceeds the quota.
 
-    `question` is the title of a conversation that has none yet; it is known as long as the caller holds the session.
+    `question` is the title of a conversation that has none yet; it is known as long as the caller
+    holds the session.
     """
     if session_id is None:
         return None
@@ -66,8 +85,13 @@ def session_of(tenant: Tenant, principal: Principal, session_id: str | None, que
 
 
 def title_from(question: str) -> str:
-    """The beginning of a question as one line of visible characters that do not change the direction of others."""
-    visible = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in question[: 8 * TITLE_CHARS])
+    """The beginning of a question as one line of visible characters that do not change the
+    direction of others.
+    """
+    visible = "".join(
+        " " if unicodedata.category(char)[0] in "CZ" else char
+        for char in question[: 8 * TITLE_CHARS]
+    )
     line = " ".join(visible.split())
     return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1].rstrip()}…"
 
@@ -80,7 +104,8 @@ def stream_answer(
     session: Session | None,
     **options: Unpack[AnswerOptions],
 ) -> AnswerEvents:
-    """The prefill once it is done, token events, then the answer. The deadline and cancellation are the context's.
+    """The prefill once it is done, token events, then the answer. The deadline and cancellation are
+    the context's.
 
     The answer comes when its turn is on disk, and the session is free by then.
     """

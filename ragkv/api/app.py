@@ -1,4 +1,6 @@
-"""The FastAPI application: routes, middleware and page. It loads the model at startup and flushes at shutdown."""
+"""The FastAPI application: routes, middleware and page. It loads the model at startup and flushes
+at shutdown.
+"""
 
 import asyncio
 import contextlib
@@ -28,11 +30,15 @@ from .settings import ServeConfig
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
-# Newer versions of FastAPI trace and log requests by themselves, with paths and texts of errors. Ours hold neither.
+# Newer versions of FastAPI trace and log requests by themselves, with paths and texts of errors.
+# Ours hold neither.
 OWN_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
-# The OpenAPI document says that routes take a key. `middleware.access` checks it, before anything of the body is read.
+# The OpenAPI document says that routes take a key. `middleware.access` checks it, before anything
+# of the body is read.
 _DOCUMENTED_KEY = HTTPBearer(
-    scheme_name="key", description="A key made by `ragkv keys add`, if keys exist.", auto_error=False
+    scheme_name="key",
+    description="A key made by `ragkv keys add`, if keys exist.",
+    auto_error=False,
 )
 
 
@@ -44,11 +50,12 @@ def create_app(
     replica: str | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """The REST service of `config`. It loads the model in the background at startup, unless `engine` is given.
+    """The REST service of `config`. It loads the model in the background at startup, unless
+    `engine` is given.
 
     `engine` holds the model to serve and no documents of its own; it is closed with the app.
-    `replica` names this process in logs, headers and stats; `None`: a random word. `on_ready` is called when questions
-    are answered from now on. Raises `ConfigError`.
+    `replica` names this process in logs, headers and stats; `None`: a random word. `on_ready` is
+    called when questions are answered from now on. Raises `ConfigError`.
     """
     config = (config or ServeConfig()).of_home()
     config.check_servable()
@@ -70,17 +77,21 @@ def create_app(
     app = FastAPI(
         title="ragkv",
         version=__version__,
-        description="Answers over documents from stored KV: a chunk is computed once and fused at question time.",
+        description="Answers over documents from stored KV: a chunk is computed once and fused "
+        "at question time.",
         lifespan=lifespan,
         openapi_url=None,
         redirect_slashes=False,
         telemetry=OWN_TELEMETRY,
-        generate_unique_id_function=lambda route: route.name,  # client generators make method names of them
+        # client generators make method names of them
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
     errors.install(app)
     for router in ROUTERS:
-        app.include_router(router, responses=errors.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)])
+        app.include_router(
+            router, responses=errors.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)]
+        )
     app.include_router(health.router(service))
     _serve_openapi(app)
     if (PAGE / "index.html").is_file():
@@ -114,10 +125,20 @@ def _examples_for_the_page() -> dict[str, Any]:
     """The example articles and the questions about them."""
     if (folder := examples()) is None:
         return {"documents": [], "questions": []}
-    texts = {file.name: file.read_text("utf-8") for file in sorted((folder / "corpus").glob("*.md"))}
-    asked = [json.loads(line) for line in (folder / "questions.jsonl").read_text("utf-8").splitlines()]
-    documents = [{"id": id, "title": text.split("\n")[0].strip("# "), "text": text} for id, text in texts.items()]
-    return {"documents": documents, "questions": [one["question"] for one in asked if "before" not in one]}
+    texts = {
+        file.name: file.read_text("utf-8") for file in sorted((folder / "corpus").glob("*.md"))
+    }
+    asked = [
+        json.loads(line) for line in (folder / "questions.jsonl").read_text("utf-8").splitlines()
+    ]
+    documents = [
+        {"id": id, "title": text.split("\n")[0].strip("# "), "text": text}
+        for id, text in texts.items()
+    ]
+    return {
+        "documents": documents,
+        "questions": [one["question"] for one in asked if "before" not in one],
+    }
 
 
 async def _load(

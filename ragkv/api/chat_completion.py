@@ -1,9 +1,10 @@
-"""One chat completion in a worker thread: from messages and documents to the engine's prompt, and back to OpenAI's
-response.
+"""One chat completion in a worker thread: from messages and documents to the engine's prompt, and
+back to OpenAI's response.
 
-Documents stand before the last user message. With a session, its stored history replaces all earlier messages. Without
-one, messages that continue an earlier answer word for word find its KV by their text. If the request has documents, its
-prompt is not stored for that: the messages of the next request will not contain the documents.
+Documents stand before the last user message. With a session, its stored history replaces all
+earlier messages. Without one, messages that continue an earlier answer word for word find its KV by
+their text. If the request has documents, its prompt is not stored for that: the messages of the
+next request will not contain the documents.
 """
 
 import time
@@ -47,7 +48,14 @@ from .bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from .bodies.tools import NamedTool, ToolDefinition, called, check_choice
 from .errors import ApiError, check_at_most
 from .keys import Principal
-from .reports import answer_fields, citations_of, missing_markers, source_of, sources_of, without_markers
+from .reports import (
+    answer_fields,
+    citations_of,
+    missing_markers,
+    source_of,
+    sources_of,
+    without_markers,
+)
 from .service import Service
 from .tenants import Tenant
 from .work import WorkContext
@@ -65,35 +73,48 @@ class ChatCompletion:
 
     def check(self) -> None:
         """Raise `ApiError` for everything that can be refused before any work."""
-        body, limits = self.body, self.service.config.limits
+        body = self.body
+        limits = self.service.config.limits
         rag = self._rag
         if not any(message.role == "user" for message in body.messages):
-            raise ApiError(400, "There is no user message: the prompt needs a question.", param="messages")
+            raise ApiError(
+                400, "There is no user message: the prompt needs a question.", param="messages"
+            )
         for number, message in enumerate(body.messages):
             check_text(message.text, limits, f"messages.{number}")
         documents = body.documents or []
-        check_at_most(len(documents) + (rag.k if rag else 0), limits.documents, "documents", "documents")
+        check_at_most(
+            len(documents) + (rag.k if rag else 0), limits.documents, "documents", "documents"
+        )
         for number, document in enumerate(documents):
-            check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
+            check_at_most(
+                len(document.text), limits.document_chars, f"documents.{number}.text", "characters"
+            )
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
         if None not in (old := body.max_tokens, new := body.max_completion_tokens) and old != new:
-            raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
+            raise ApiError(
+                400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
+            )
         body.form  # noqa: B018 - it raises
         check_choice(body.tools or (), body.tool_choice)
 
     @property
     def _max_tokens(self) -> tuple[int, list[str]]:
         """The most tokens of the answer, and notes on them."""
-        return max_tokens_of(self.body.max_completion_tokens or self.body.max_tokens, self.service.config.limits)
+        return max_tokens_of(
+            self.body.max_completion_tokens or self.body.max_tokens, self.service.config.limits
+        )
 
     @property
     def _rag(self) -> RetrievalBody | None:
-        """Which passages to find: as `rag` says, by default in the collection that the model's name has.
+        """Which passages to find: as `rag` says, by default in the collection that the model's name
+        has.
 
         Raises `ApiError` for an unknown model.
         """
-        collection, given = self.service.collection_of(self.body.model), self.body.rag
+        collection = self.service.collection_of(self.body.model)
+        given = self.body.rag
         if collection is None or (given is not None and "collection" in given.model_fields_set):
             return given
         return (given or RetrievalBody()).model_copy(update={"collection": collection})
@@ -106,16 +127,21 @@ class ChatCompletion:
     @property
     def _question(self) -> str:
         """The text of the last user message."""
-        return next(message.text for message in reversed(self.body.messages) if message.role == "user")
+        return next(
+            message.text for message in reversed(self.body.messages) if message.role == "user"
+        )
 
     def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         with self.service.tenants.lease(self.principal) as tenant:
-            _session = session_of(tenant, self.principal, self.body.session_id, self._question)  # it holds the title
+            # it holds the title
+            _session = session_of(tenant, self.principal, self.body.session_id, self._question)
             yield from self._events(context, tenant)
             tenant.engine.settle(context.cancelled)  # a stream has ended for its client by now
 
-    def _events(self, context: WorkContext, tenant: Tenant) -> Generator[Piece | ChatResponse, None, None]:
+    def _events(
+        self, context: WorkContext, tenant: Tenant
+    ) -> Generator[Piece | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.
         with tenant.preparing(context.check):
             sources = self._sources(tenant, context.check)
@@ -136,7 +162,9 @@ class ChatCompletion:
         content = ""  # what was sent of the answer
         filtered = CallFilter(form is not None and not form.schema) if names else None
         try:
-            made = stream_answer(context, tenant.engine, prompt.question, prompt.chunks, session, **options)
+            made = stream_answer(
+                context, tenant.engine, prompt.question, prompt.chunks, session, **options
+            )
             with closing(made) as events:
                 for event in events:
                     if isinstance(event, TokenEvent):
@@ -152,10 +180,14 @@ class ChatCompletion:
                 tenant.chat.drop_turn(prompt)
         assert answer is not None
         # 3. Save the turn, so that messages which continue it find its KV.
-        found = find_calls(answer.text, names, answer.finish_reason) if names else FoundCalls(answer.text)
+        found = (
+            find_calls(answer.text, names, answer.finish_reason)
+            if names
+            else FoundCalls(answer.text)
+        )
         answer = tenant.chat.save_turn(prompt, answer, found.text, found.calls)
-        # 4. Take calls out of the text. Append the markers of sources that the answer cites and does not name, but not
-        # to JSON, where [1] is a list.
+        # 4. Take calls out of the text. Append the markers of sources that the answer cites and
+        #    does not name, but not to JSON, where [1] is a list.
         left = "" if filtered is None else found.behind(filtered.sent)
         if not found.calls and form is None:
             left += missing_markers(content + left, citations_of(content + left, sources))
@@ -169,39 +201,61 @@ class ChatCompletion:
         yield response
 
     def _form(self, tenant: Tenant) -> ResponseFormat | None:
-        """The form of the answer: of its text, of calls if it must call a tool, or of either. Raises `SchemaError`."""
-        tools, choice, text = [tool.for_prompt for tool in self._tools], self.body.tool_choice, self.body.form
+        """The form of the answer: of its text, of calls if it must call a tool, or of either.
+        Raises `SchemaError`.
+        """
+        tools = [tool.for_prompt for tool in self._tools]
+        choice = self.body.tool_choice
+        text = self.body.form
         may_be_text = choice in (None, "auto")
         if not tools or (may_be_text and text is None):
             return text
         name = choice.function.name if isinstance(choice, NamedTool) else "required"
         syntax = tenant.chat.template_for(tools).call_syntax
         calls = required_form(tools, name, syntax, bool(self.body.parallel_tool_calls))
-        return text.or_calls(calls) if may_be_text and text is not None and calls is not None else calls
+        return (
+            text.or_calls(calls)
+            if may_be_text and text is not None and calls is not None
+            else calls
+        )
 
     def _sources(self, tenant: Tenant, check: Check) -> list[SourceBody]:
         """The documents of the request, then those that retrieval finds."""
         sources = []
         for number, given in enumerate(self.body.documents or [], 1):
             id = given.id or f"document-{number}"
-            passage = Passage("", id, given.text, (0, len(given.text)), given.title or id, {"title": given.title})
+            passage = Passage(
+                "", id, given.text, (0, len(given.text)), given.title or id, {"title": given.title}
+            )
             sources.append(source_of(number, passage))
         if (rag := self._rag) is None:
             return sources
-        hits, _ = retrieve(tenant, self._question, rag, check, "rag.collection" if self.body.rag else "model")
+        hits, _ = retrieve(
+            tenant, self._question, rag, check, "rag.collection" if self.body.rag else "model"
+        )
         return sources + sources_of(hits, len(sources) + 1)
 
     def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:
-        documents = tuple(ChatDocument(source.text, {"source": source.source}) for source in sources)
+        documents = tuple(
+            ChatDocument(source.text, {"source": source.source}) for source in sources
+        )
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
-        request = ChatInput(insert_documents(turns, documents, tenant.chat.separator), documents, tools)
+        request = ChatInput(
+            insert_documents(turns, documents, tenant.chat.separator), documents, tools
+        )
         if self.body.session_id is None:
-            # The next request's messages will not hold the documents, so such a conversation is not kept.
+            # The next request's messages will not hold the documents, so such a conversation is not
+            # kept.
             return tenant.chat.build_prompt(request, not documents, None)
         if turns[-1].role not in ("user", "tool"):
-            raise InputError("With a session the last message must be the user's or a tool's: it is the question.")
-        return tenant.chat.build_prompt(request, False, tenant.engine_session_id(self.body.session_id))
+            raise InputError(
+                "With a session the last message must be the user's or a tool's: it is the "
+                "question."
+            )
+        return tenant.chat.build_prompt(
+            request, False, tenant.engine_session_id(self.body.session_id)
+        )
 
     def _response(
         self,
@@ -214,7 +268,12 @@ class ChatCompletion:
     ) -> ChatResponse:
         by_text = {source.text: source.number for source in sources}
         numbers = [by_text.get(chunk.text) for chunk in _without_opening(prompt.chunks)]
-        parts = [part for one in self.body.messages if isinstance(one.content, list) for part in one.content]
+        parts = [
+            part
+            for one in self.body.messages
+            if isinstance(one.content, list)
+            for part in one.content
+        ]
         report = AnswerReport(
             **answer_fields(answer, content, sources, numbers, self.body.session_id),
             notes=notes_of([self.body, *self.body.messages, *parts]) + self._max_tokens[1],
@@ -228,7 +287,9 @@ class ChatCompletion:
             logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
             if self.body.logprobs
             else None,
-            finish_reason="tool_calls" if found.calls and answer.finish_reason == "stop" else answer.finish_reason,  # type: ignore[arg-type]
+            finish_reason="tool_calls"
+            if found.calls and answer.finish_reason == "stop"
+            else answer.finish_reason,  # type: ignore[arg-type]
         )
         return ChatResponse(
             id=self.id,
@@ -265,8 +326,12 @@ def _plain(message: Message) -> PlainMessage:
         calls = tuple(given.call for given in message.tool_calls or ())
         return PlainMessage("assistant", without_markers(message.text), calls)
     if message.role == "tool":
-        return PlainMessage("tool", message.text, call_id=message.tool_call_id or "", name=message.name or "")
-    return PlainMessage("system" if message.role in ("system", "developer") else "user", message.text)
+        return PlainMessage(
+            "tool", message.text, call_id=message.tool_call_id or "", name=message.name or ""
+        )
+    return PlainMessage(
+        "system" if message.role in ("system", "developer") else "user", message.text
+    )
 
 
 def _without_opening(chunks: Sequence[Chunk]) -> Sequence[Chunk]:

@@ -1,6 +1,7 @@
 """Every failure as the client sees it: OpenAI's JSON shape, the right status, and nothing private.
 
-The service raises `ApiError`. All else is mapped to it; unexpected errors are logged and answered with a bare 500.
+The service raises `ApiError`. All else is mapped to it; unexpected errors are logged and answered
+with a bare 500.
 """
 
 import logging
@@ -22,7 +23,8 @@ from .validation import describe_errors
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1  # A client waits so long after a 503, where there is no better estimate.
-CLIENT_GONE = 499  # The status of a request whose client closed the connection: it appears in logs only.
+# The status of a request whose client closed the connection: it appears in logs only.
+CLIENT_GONE = 499
 
 _TYPES = {
     400: "invalid_request_error",
@@ -63,7 +65,9 @@ class ErrorDetail(BaseModel):
 
     message: str = Field(description="What happened, the values, and what to do.")
     type: str = Field(description="The kind of error; one for each status.")
-    param: str | None = Field(description="The request field that is wrong, if the error is about one field.")
+    param: str | None = Field(
+        description="The request field that is wrong, if the error is about one field."
+    )
     code: str | None = Field(description="A finer distinction for programs, where there is one.")
 
 
@@ -73,7 +77,8 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-# What FastAPI's OpenAPI document says of every route: one shape for all errors. With "4XX" it adds no 422 of its own.
+# What FastAPI's OpenAPI document says of every route: one shape for all errors. With "4XX" it adds
+# no 422 of its own.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is refused."},
     "5XX": {"model": ErrorBody, "description": "The server failed, is full, or is not ready."},
@@ -81,7 +86,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(HTTPException):
-    """A request that is refused or failed, with its HTTP status. FastAPI lets it pass while it reads a body."""
+    """A request that is refused or failed, with its HTTP status. FastAPI lets it pass while it
+    reads a body.
+    """
 
     def __init__(
         self,
@@ -94,21 +101,35 @@ class ApiError(HTTPException):
     ) -> None:
         """`retry_after_s` becomes the Retry-After header; `headers` are added to the response."""
         super().__init__(status, message, headers)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
         self.retry_after_s = retry_after_s
 
     @property
     def type(self) -> str:
         """OpenAI's name for errors of this status."""
-        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON body of the error response."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
     def response(self, path: str) -> JSONResponse:
-        """The error response to a request of `path`: a client of Ollama's API reads nothing but a text."""
+        """The error response to a request of `path`: a client of Ollama's API reads nothing but a
+        text.
+        """
         headers = dict(self.headers or {})
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after_s)))
@@ -147,13 +168,17 @@ def as_api_error(error: BaseException) -> ApiError:
         message, param = describe_errors(error.errors())
         return ApiError(400, message, param=param)
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, f"{str(error.detail).rstrip('.')}.", headers=error.headers)
+        return ApiError(
+            error.status_code, f"{str(error.detail).rstrip('.')}.", headers=error.headers
+        )
     if isinstance(error, ClientDisconnect):
         return ApiError(CLIENT_GONE, "The client closed the connection.")
     for kind, (status, code) in _MAPPED.items():
         if isinstance(error, kind):
             param = error.param if isinstance(error, errors.SchemaError) else None
-            return ApiError(status, str(error), code, param, RETRY_AFTER_S if status == 503 else None)
+            return ApiError(
+                status, str(error), code, param, RETRY_AFTER_S if status == 503 else None
+            )
     log.error("request_failed", exc_info=error)
     return ApiError(500, "The server failed to answer; its log says why, under this request's id.")
 
@@ -163,9 +188,16 @@ def install(app: FastAPI) -> None:
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         response = as_api_error(error).response(request.url.path)
-        if response.status_code == 405:  # the framework names the methods of one of the path's routes alone
-            scopes = ({**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT"))
-            full = [s["method"] for s in scopes if any(route.matches(s)[0] is Match.FULL for route in app.routes)]
+        # the framework names the methods of one of the path's routes alone
+        if response.status_code == 405:
+            scopes = (
+                {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")
+            )
+            full = [
+                s["method"]
+                for s in scopes
+                if any(route.matches(s)[0] is Match.FULL for route in app.routes)
+            ]
             response.headers["Allow"] = ", ".join(full) or "GET, HEAD"  # of a folder
         return response
 

@@ -1,6 +1,7 @@
 """The monitoring routes /livez, /readyz and /metrics. None needs an API key.
 
-Ready means: the model is loaded, and a vLLM server that computes the answers is healthy and has the same model.
+Ready means: the model is loaded, and a vLLM server that computes the answers is healthy and has the
+same model.
 """
 
 import asyncio
@@ -18,7 +19,8 @@ from .service import Service
 
 # What a replica does without while shared storage does not answer.
 CONVERSATIONS = (
-    "The Redis server of the conversations does not answer: a request that names a conversation is refused with 503, "
+    "The Redis server of the conversations does not answer: a request that names a conversation "
+    "is refused with 503, "
     "and a conversation without a name is computed from its messages."
 )
 
@@ -28,7 +30,9 @@ class HealthBody(BaseModel):
 
     status: Literal["ok", "unavailable"] = Field(description="ok: all is well.")
     reason: str | None = Field(default=None, description="Why it is unavailable.")
-    degraded: list[str] = Field(default=[], description="What does not answer, and what that means; requests go on.")
+    degraded: list[str] = Field(
+        default=[], description="What does not answer, and what that means; requests go on."
+    )
 
 
 def router(service: Service) -> APIRouter:
@@ -40,7 +44,9 @@ def router(service: Service) -> APIRouter:
         """The process answers."""
         return HealthBody(status="ok")
 
-    @routes.get("/readyz", responses={503: {"model": HealthBody, "description": "Not accepting requests"}})
+    @routes.get(
+        "/readyz", responses={503: {"model": HealthBody, "description": "Not accepting requests"}}
+    )
     async def readyz(response: Response) -> HealthBody:
         """Requests are accepted."""
         reason = service.unavailable_reason
@@ -59,11 +65,18 @@ def router(service: Service) -> APIRouter:
         if token is not None:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                raise invalid_key("The metrics require the token of the setting auth.metrics_token.")
+                raise invalid_key(
+                    "The metrics require the token of the setting auth.metrics_token."
+                )
         elif not service.config.is_private or came_through_proxy(request.headers):
-            raise ApiError(403, "The metrics are for this machine only. Set auth.metrics_token to read them remotely.")
+            raise ApiError(
+                403,
+                "The metrics are for this machine only. Set auth.metrics_token to read them "
+                "remotely.",
+            )
         service.metrics.ready.set(service.unavailable_reason is None)
-        text = await asyncio.to_thread(generate_latest, service.metrics.registry)  # it collects the engines' stats
+        # it collects the engines' stats
+        text = await asyncio.to_thread(generate_latest, service.metrics.registry)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return routes
@@ -71,5 +84,11 @@ def router(service: Service) -> APIRouter:
 
 def described(away: Iterable[str]) -> list[str]:
     """A sentence for each thing that does not answer; `away` is as in `Engine.away`."""
-    tier = "{} does not answer: what only it holds is computed, and other replicas do not find what is stored here now."
-    return [CONVERSATIONS if name == "conversations" else tier.format(name) for name in sorted(set(away))]
+    tier = (
+        "{} does not answer: what only it holds is computed, and other replicas do not find "
+        "what is stored here now."
+    )
+    return [
+        CONVERSATIONS if name == "conversations" else tier.format(name)
+        for name in sorted(set(away))
+    ]

@@ -1,11 +1,12 @@
 """API keys: the file that stores them as digests, and the keys of a running server.
 
-A key is `rk-ID-SECRET`. The id is public: it appears in logs and lists, and names the key to revoke. The secret is 256
-random bits, and the file holds only the SHA-256 digest of the whole key: a slow hash protects what can be guessed.
+A key is `rk-ID-SECRET`. The id is public: it appears in logs and lists, and names the key to
+revoke. The secret is 256 random bits, and the file holds only the SHA-256 digest of the whole key:
+a slow hash protects what can be guessed.
 
-The file is replaced as a whole, under a lock, with mode 0600. A running server checks the file's time stamp on every
-request, so new and revoked keys need no restart. Once there is a key file, a key is required, even if the file is
-empty: revoking the last key does not open the server.
+The file is replaced as a whole, under a lock, with mode 0600. A running server checks the file's
+time stamp on every request, so new and revoked keys need no restart. Once there is a key file, a
+key is required, even if the file is empty: revoking the last key does not open the server.
 """
 
 import dataclasses
@@ -31,7 +32,8 @@ from ragkv.runtime.setting_values import build
 
 SECRET_BYTES = 32
 ID_BYTES = 6
-TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # A tenant's name can name a directory on any file system.
+# A tenant's name can name a directory on any file system.
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ log = logging.getLogger(__name__)
 class Quota:
     """What a tenant may hold; `None`: the server's setting, or no limit."""
 
-    disk_bytes: int | None = None  # of its documents, with passages and vectors, and of its KV together
+    # of its documents, with passages and vectors, and of its KV together
+    disk_bytes: int | None = None
     memory_bytes: int | None = None  # of its KV, in the memory tier
     documents: int | None = None  # of all its collections
     sessions: int | None = None  # stored conversations that a client named
@@ -107,12 +110,15 @@ class KeyFile:
         self.path = path
 
     def read(self) -> KeyFileContent:
-        """The content; empty without a file. Raises `ConfigError` if it is damaged or others may write to it."""
+        """The content; empty without a file. Raises `ConfigError` if it is damaged or others may
+        write to it.
+        """
         try:
             with self.path.open(encoding="utf-8") as file:
                 if os.fstat(file.fileno()).st_mode & 0o022:
                     raise ConfigError(
-                        f"Other users may write to the keys at {self.path}. Run chmod 600 on it, and check who did."
+                        f"Other users may write to the keys at {self.path}. Run chmod 600 on it, "
+                        "and check who did."
                     )
                 values = json.load(file)
             quotas = {tenant: build(Quota, quota) for tenant, quota in values["quotas"].items()}
@@ -120,7 +126,9 @@ class KeyFile:
         except FileNotFoundError:
             return KeyFileContent()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"Cannot read the keys at {self.path}: {error}. Restore it, or make new keys.") from error
+            raise ConfigError(
+                f"Cannot read the keys at {self.path}: {error}. Restore it, or make new keys."
+            ) from error
 
     def add(
         self,
@@ -132,27 +140,38 @@ class KeyFile:
     ) -> tuple[str, Key]:
         """Add a key. Returns its text, which is not stored, and the key as it is stored.
 
-        `tenant` left out gives the key a tenant of its own; then its name must be new. The values set in `quota`
-        replace the tenant's old ones.
+        `tenant` left out gives the key a tenant of its own; then its name must be new. The values
+        set in `quota` replace the tenant's old ones.
         """
         if tenant is not None and not TENANT.fullmatch(tenant):
-            raise InputError(f"Tenant {tenant!r} must be 1 to 64 of a-z, 0-9, _ and -, the first a letter or a digit.")
+            raise InputError(
+                f"Tenant {tenant!r} must be 1 to 64 of a-z, 0-9, _ and -, the first a letter or "
+                "a digit."
+            )
         if not name or len(name) > 200 or not name.isprintable():
             raise InputError(f"A key's name is 1 to 200 printable characters, not {name[:200]!r}.")
-        key_id, now = secrets.token_hex(ID_BYTES), time.time()
+        key_id = secrets.token_hex(ID_BYTES)
+        now = time.time()
         text = f"rk-{key_id}-{secrets.token_urlsafe(SECRET_BYTES)}"
         expires = None if lifetime_s is None else now + lifetime_s
-        key = Key(key_id, name, tenant or key_id, digest_of(text), now, expires, rate or RateLimit())
+        key = Key(
+            key_id, name, tenant or key_id, digest_of(text), now, expires, rate or RateLimit()
+        )
         with self._edit() as content:
             for old in content.keys:
                 if tenant is None and old.name == name and old.is_valid(now):
                     raise InputError(
-                        f"There is a key named {name!r} already, {old.id} of tenant {old.tenant}. Use another name for "
+                        f"There is a key named {name!r} already, {old.id} of tenant "
+                        f"{old.tenant}. Use another name for "
                         f"a new tenant, or `--tenant {old.tenant}` for a second key of this one."
                     )
             content.keys.append(key)
             if quota is not None:
-                changes = {name: value for name, value in dataclasses.asdict(quota).items() if value is not None}
+                changes = {
+                    name: value
+                    for name, value in dataclasses.asdict(quota).items()
+                    if value is not None
+                }
                 before = content.quotas.get(key.tenant, Quota())
                 content.quotas[key.tenant] = dataclasses.replace(before, **changes)
         return text, key
@@ -164,7 +183,9 @@ class KeyFile:
                 if key.id == key_id:
                     content.keys.remove(key)
                     return key
-        raise InputError(f"There is no key {key_id[:40]!r}; `ragkv keys list` shows those there are.")
+        raise InputError(
+            f"There is no key {key_id[:40]!r}; `ragkv keys list` shows those there are."
+        )
 
     @contextmanager
     def _edit(self) -> Iterator[KeyFileContent]:
@@ -188,7 +209,9 @@ class KeyRing:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a key file, or was one since the server started: then a key is required."""
+        """Whether there is a key file, or was one since the server started: then a key is
+        required.
+        """
         self._refresh()
         return self._seen is not None
 
@@ -199,7 +222,9 @@ class KeyRing:
         key = self._by_digest.get(digest_of(text))
         if key is None or not key.is_valid(time.time()):
             return None
-        return Principal(key.id, key.name, key.tenant, self._quotas.get(key.tenant, Quota()), key.rate)
+        return Principal(
+            key.id, key.name, key.tenant, self._quotas.get(key.tenant, Quota()), key.rate
+        )
 
     def _refresh(self) -> None:
         stamp = _file_stamp(self._file.path)
@@ -216,7 +241,8 @@ class KeyRing:
 
     def _set(self, content: KeyFileContent, stamp: tuple[int, int, int] | None) -> None:
         with self._lock:
-            self._by_digest, self._quotas = {key.digest: key for key in content.keys}, content.quotas
+            self._by_digest = {key.digest: key for key in content.keys}
+            self._quotas = content.quotas
             self._seen = stamp
 
 
@@ -226,7 +252,9 @@ def digest_of(key: str) -> str:
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does; the inode too, because the file is replaced. `None` without a file."""
+    """Changes whenever the file does; the inode too, because the file is replaced. `None` without a
+    file.
+    """
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,9 @@
 """The server's Prometheus metrics, in one registry per app.
 
-The routes record answers when they are finished, because only the routes know the time of the first token. The counters
-of the engines are read from the engines at each scrape. Every label has a bounded set of values: there are as many
-tenants as keys, and no session, document or path is a label.
+The routes record answers when they are finished, because only the routes know the time of the first
+token. The counters of the engines are read from the engines at each scrape. Every label has a
+bounded set of values: there are as many tenants as keys, and no session, document or path is a
+label.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,11 @@ from ragkv.types import Reuse, Timing
 PARTS = ("queue", "lookup", "load", "fuse", "prefill")
 STATES = ("exact", "fused", "recomputed", "computed")
 # `SECONDS` and `RATIOS` are the upper bounds of the histograms' buckets.
-SECONDS = (*(one * 10.0**power for power in (-3, -2, -1, 0, 1) for one in (1.0, 2.5, 5.0)), 100.0, 300.0)
+SECONDS = (
+    *(one * 10.0**power for power in (-3, -2, -1, 0, 1) for one in (1.0, 2.5, 5.0)),
+    100.0,
+    300.0,
+)
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 
@@ -39,19 +44,28 @@ class Metrics:
     """The metrics of one app. Thread-safe."""
 
     def __init__(
-        self, tenants: Callable[[], Sequence[TenantStats]], replica: str = "", vllm: VllmServer | None = None
+        self,
+        tenants: Callable[[], Sequence[TenantStats]],
+        replica: str = "",
+        vllm: VllmServer | None = None,
     ) -> None:
-        """`tenants` gives the stats of the open tenants; it is called at every scrape and must be fast.
+        """`tenants` gives the stats of the open tenants; it is called at every scrape and must be
+        fast.
 
         `vllm` is the server that computes the answers, if one does.
         """
         self.registry = registry = CollectorRegistry()
         seconds = partial(Histogram, registry=registry, buckets=SECONDS)
-        count, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        self._ttft = seconds("gen_ai_server_time_to_first_token_seconds", "Time from the request to its first token")
+        count = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        self._ttft = seconds(
+            "gen_ai_server_time_to_first_token_seconds", "Time from the request to its first token"
+        )
         parts = "Parts of the time to the first token; prefill includes load and fuse"
         self._parts = seconds("ragkv_time_to_first_token_part_seconds", parts, ["part"])
-        self._per_token = seconds("gen_ai_server_time_per_output_token_seconds", "Mean time per token after the first")
+        self._per_token = seconds(
+            "gen_ai_server_time_per_output_token_seconds", "Mean time per token after the first"
+        )
         self.requests = seconds(
             "http_server_request_duration_seconds",
             "Time from a request to the end of its response, streams included",
@@ -60,7 +74,9 @@ class Metrics:
         ratio = "Recompute ratio of prompts with fused tokens"
         self._ratio = Histogram("ragkv_recompute_ratio", ratio, registry=registry, buckets=RATIOS)
         self.running = gauge("ragkv_requests_running", "Running requests")
-        self._prompt_tokens = count("ragkv_prompt_tokens", "Prompt tokens, by how they were obtained", ["state"])
+        self._prompt_tokens = count(
+            "ragkv_prompt_tokens", "Prompt tokens, by how they were obtained", ["state"]
+        )
         self._answer_tokens = count("ragkv_answer_tokens", "Generated tokens")
         self._drafted = count("ragkv_drafted_tokens", "Answer tokens drafted from the prompt")
         self._accepted = count("ragkv_accepted_tokens", "Drafted tokens that were right")
@@ -68,7 +84,9 @@ class Metrics:
         self._missed = count("ragkv_missed_chunks", "Prompt chunks without a usable entry")
         self.ready = gauge("ragkv_ready", "1 while requests are accepted")
         Info("ragkv_build", "Version of ragkv", registry=registry).info({"version": __version__})
-        Info("ragkv_replica", "This process, as in the header x-replica", registry=registry).info({"replica": replica})
+        Info("ragkv_replica", "This process, as in the header x-replica", registry=registry).info(
+            {"replica": replica}
+        )
         for part in PARTS:
             self._parts.labels(part)
         for state in STATES:
@@ -96,7 +114,8 @@ class Metrics:
         self._missed.inc(reuse.missed_chunks)
 
 
-# What is read at each scrape: names without "ragkv_", helps, and attributes of a tenant, a tier or shared storage.
+# What is read at each scrape: names without "ragkv_", helps, and attributes of a tenant, a tier or
+# shared storage.
 _COUNTERS = {
     "tenant": (
         ("queue_served", "Prefilled requests", "engine.queue.served"),
@@ -134,7 +153,11 @@ _GAUGES = {
     ),
     "remote": (
         ("remote_answers", "1 if shared storage answered its last call", "answers"),
-        ("remote_pending_deletions", "Deletions that shared storage has not confirmed yet", "pending_deletions"),
+        (
+            "remote_pending_deletions",
+            "Deletions that shared storage has not confirmed yet",
+            "pending_deletions",
+        ),
     ),
 }
 
@@ -142,8 +165,8 @@ _GAUGES = {
 class _EngineCollector(Collector):
     """Reads the numbers of the open tenants' engines at each scrape.
 
-    The counters of a tenant that was closed begin at 0 when it is opened again, as after a restart of the server, which
-    `rate()` of Prometheus allows for.
+    The counters of a tenant that was closed begin at 0 when it is opened again, as after a restart
+    of the server, which `rate()` of Prometheus allows for.
     """
 
     def __init__(self, tenants: Callable[[], Sequence[TenantStats]]) -> None:
@@ -155,13 +178,23 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("ragkv_tenants_open", "Open tenants", value=len(tenants))
         sources: dict[str, list[tuple[list[str], Any]]] = {
             "tenant": [([one.name], one) for one in tenants],
-            "tier": [([one.name, tier.kind.value], tier) for one in tenants for tier in one.engine.store.tiers],
-            "remote": [([one.name, name], remote) for one in tenants for name, remote in one.engine.remotes.items()],
+            "tier": [
+                ([one.name, tier.kind.value], tier)
+                for one in tenants
+                for tier in one.engine.store.tiers
+            ],
+            "remote": [
+                ([one.name, name], remote)
+                for one in tenants
+                for name, remote in one.engine.remotes.items()
+            ],
         }
         for make, tables in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
             for kind, table in tables.items():
                 for name, help_, attribute in table:
-                    family = make(f"ragkv_{name}", help_, labels=list(dict.fromkeys(("tenant", kind))))
+                    family = make(
+                        f"ragkv_{name}", help_, labels=list(dict.fromkeys(("tenant", kind)))
+                    )
                     for labels, source in sources[kind]:
                         if (value := attrgetter(attribute)(source)) is not None:
                             family.add_metric(labels, value)

@@ -1,8 +1,10 @@
-"""The engine's values as response bodies: sources, citations, the report of an answer, and markers in its text.
+"""The engine's values as response bodies: sources, citations, the report of an answer, and markers
+in its text.
 
-A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that say what the answer
-says, and that the answer does not name, are named at its end, behind a no-break space: so markers of the server are
-told from those of the model, and are removed from an earlier answer that a client sends back.
+A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that
+say what the answer says, and that the answer does not name, are named at its end, behind a no-break
+space: so markers of the server are told from those of the model, and are removed from an earlier
+answer that a client sends back.
 """
 
 import dataclasses
@@ -43,11 +45,15 @@ def source_of(number: int, passage: Passage, score: float | None = None) -> Sour
 
 def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
     """Found passages as sources, numbered from `first`."""
-    return [source_of(number, hit.passage, float(hit.score)) for number, hit in enumerate(hits, first)]
+    return [
+        source_of(number, hit.passage, float(hit.score)) for number, hit in enumerate(hits, first)
+    ]
 
 
 def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBody]:
-    """Where the sources say what `answer` says. Markers of sources that do not exist are ignored."""
+    """Where the sources say what `answer` says. Markers of sources that do not exist are
+    ignored.
+    """
     chunks = [Chunk((), source.text) for source in sources]
     stripped = answer.strip()
     begin = answer.find(stripped) if stripped else None
@@ -77,7 +83,9 @@ def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -
         SpanBody(
             **dataclasses.asdict(span),
             recomputed=span.recomputed,
-            number=None if span.chunk is None or span.chunk >= len(numbers) else numbers[span.chunk],
+            number=None
+            if span.chunk is None or span.chunk >= len(numbers)
+            else numbers[span.chunk],
         )
         for span in made.spans
     ]
@@ -85,10 +93,18 @@ def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -
 
 
 def answer_fields(
-    answer: Answer, content: str, sources: list[SourceBody], numbers: Sequence[int | None], session_id: str | None
+    answer: Answer,
+    content: str,
+    sources: list[SourceBody],
+    numbers: Sequence[int | None],
+    session_id: str | None,
 ) -> dict[str, Any]:
     """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it."""
-    report = {"citations": citations_of(content, sources), "sources": sources, "session_id": session_id}
+    report = {
+        "citations": citations_of(content, sources),
+        "sources": sources,
+        "session_id": session_id,
+    }
     return {**prefill_fields(answer, numbers), **report}
 
 

@@ -1,11 +1,13 @@
 """The uvicorn server: how it starts, and how it shuts down.
 
-It listens on loopback, and nginx stands in front of it (`deploy/nginx.conf`): nginx bounds connections, heads, bodies,
-rates and times, so this process sees whole requests. Nothing here does that a second time.
+It listens on loopback, and nginx stands in front of it (`deploy/nginx.conf`): nginx bounds
+connections, heads, bodies, rates and times, so this process sees whole requests. Nothing here does
+that a second time.
 
-On SIGTERM or SIGINT it takes no new connections, and running requests may finish for up to `graceful_s`. Then it
-cancels the others, which end at their next check, and closes its tenants, which writes what they hold in memory.
-`close_s` later the process ends, whatever still runs. A second signal ends it immediately; the store survives both.
+On SIGTERM or SIGINT it takes no new connections, and running requests may finish for up to
+`graceful_s`. Then it cancels the others, which end at their next check, and closes its tenants,
+which writes what they hold in memory. `close_s` later the process ends, whatever still runs. A
+second signal ends it immediately; the store survives both.
 """
 
 import contextlib
@@ -29,30 +31,43 @@ from .logs import configure_logging, logger
 from .service import Service
 from .settings import ServeConfig
 
-CUT_SHARE = 0.5  # A cut request may take this share of `close_s` to end before its socket is closed.
-KEEP_ALIVE_S = 60  # `KEEP_ALIVE_S` is twice the time of nginx, which so never sends on a connection that ends here.
+# A cut request may take this share of `close_s` to end before its socket is closed.
+CUT_SHARE = 0.5
+# `KEEP_ALIVE_S` is twice the time of nginx, which so never sends on a connection that ends here.
+KEEP_ALIVE_S = 60
 HEAD_BYTES = 32 * 1024  # A request's line and headers may be so long: more than nginx passes on.
-SWITCH_S = 0.0002  # A thread that wants Python's lock gets it after so long: the event loop waits behind many answers.
+# A thread that wants Python's lock gets it after so long: the event loop waits behind many answers.
+SWITCH_S = 0.0002
 WITHOUT_NGINX = (
-    "Nothing bounds connections, slow clients and rates here, and there is no TLS: listen on 127.0.0.1 and put nginx "
+    "Nothing bounds connections, slow clients and rates here, and there is no TLS: listen on "
+    "127.0.0.1 and put nginx "
     "with deploy/nginx.conf in front (docs/deploy.md)."
 )
 
 
 class GracefulServer(uvicorn.Server):
-    """A uvicorn server that cuts requests which do not finish in time, and whose process always ends."""
+    """A uvicorn server that cuts requests which do not finish in time, and whose process always
+    ends.
+    """
 
-    def __init__(self, config: uvicorn.Config, cut: Callable[[], None], settings: ServeConfig) -> None:
+    def __init__(
+        self, config: uvicorn.Config, cut: Callable[[], None], settings: ServeConfig
+    ) -> None:
         """`cut` cancels the running requests."""
         super().__init__(config)
-        self._cut, self._graceful_s, self._close_s = cut, settings.graceful_s, settings.close_s
-        self._idle_s, self._requests, self._used_at = settings.idle_s, 0, time.monotonic()
+        self._cut = cut
+        self._graceful_s = settings.graceful_s
+        self._close_s = settings.close_s
+        self._idle_s = settings.idle_s
+        self._requests = 0
+        self._used_at = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end: after a signal, or when no request ran for `idle_s`."""
         state = self.server_state
         if state.tasks or state.total_requests != self._requests:
-            self._requests, self._used_at = state.total_requests, time.monotonic()
+            self._requests = state.total_requests
+            self._used_at = time.monotonic()
         is_idle = self._idle_s is not None and time.monotonic() - self._used_at > self._idle_s
         return await super().on_tick(counter) or is_idle
 
@@ -64,7 +79,9 @@ class GracefulServer(uvicorn.Server):
             logger().info("listening", host=host, port=port, pid=os.getpid())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down on the first signal, end on the second. It may interrupt any code, so it takes no lock."""
+        """Shut down on the first signal, end on the second. It may interrupt any code, so it takes
+        no lock.
+        """
         if self.should_exit:
             os._exit(128 + sig)  # no waiting for computing threads; the store survives a kill
         self.should_exit = True
@@ -76,26 +93,33 @@ class GracefulServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _end_in_time(self) -> None:
-        """Cut the requests that still run after `graceful_s`, and end the process `close_s` later, whatever runs."""
+        """Cut the requests that still run after `graceful_s`, and end the process `close_s` later,
+        whatever runs.
+        """
         time.sleep(self._graceful_s)
         logger().info("cut", after_s=self._graceful_s)
         self._cut()
         time.sleep(self._close_s)
-        names = sorted({thread.name for thread in threading.enumerate() if thread.name.startswith("ragkv-")})
+        names = sorted(
+            {thread.name for thread in threading.enumerate() if thread.name.startswith("ragkv-")}
+        )
         logger().error("ended_by_force", after_s=self._graceful_s + self._close_s, threads=names)
         os._exit(1)
 
 
 def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
-    """Raise `ConfigError` if other machines could send requests without a key and `auth.required` is not off.
+    """Raise `ConfigError` if other machines could send requests without a key and `auth.required`
+    is not off.
 
     On an address other than loopback the log says what is missing there.
     """
     if config.auth.required and not keys.exists and not config.is_private:
         reached = "The proxy in front" if config.on_loopback else config.host
         raise ConfigError(
-            f"{reached} can be reached from other machines, and there are no keys at {config.keys_path}. Make one with "
-            "`ragkv keys add NAME`, listen on 127.0.0.1 without `proxies`, or let anyone in with --no-auth."
+            f"{reached} can be reached from other machines, and there are no keys at "
+            f"{config.keys_path}. Make one with "
+            "`ragkv keys add NAME`, listen on 127.0.0.1 without `proxies`, or let anyone in with "
+            "--no-auth."
         )
     if not config.on_loopback:
         logger().warning("listening_without_nginx", host=config.host, hint=WITHOUT_NGINX)
@@ -125,8 +149,8 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
         lifespan="on",
     )
     listener = settings.bind_socket()  # accepted connections inherit its options
-    # asyncio sets this itself only where the socket names its protocol, which uvicorn's does not. Without it a small
-    # answer of two parts takes 40 ms.
+    # asyncio sets this itself only where the socket names its protocol, which uvicorn's does not.
+    # Without it a small answer of two parts takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.ExitStack() as stack:
         if config.on_loopback:
@@ -135,8 +159,12 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     logger().info("closed")
 
 
-def _announce(stack: contextlib.ExitStack, config: ServeConfig, listener: socket.socket, replica: str) -> None:
-    """While `stack` is open, the home says where the server listens, so that `ragkv ask` there asks the server."""
+def _announce(
+    stack: contextlib.ExitStack, config: ServeConfig, listener: socket.socket, replica: str
+) -> None:
+    """While `stack` is open, the home says where the server listens, so that `ragkv ask` there asks
+    the server.
+    """
     host, port = listener.getsockname()[:2]
     address = server_file.ServerAddress.of_this_process(host, port, config.model, replica)
     try:

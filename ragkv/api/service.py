@@ -1,4 +1,5 @@
-"""What all requests of one app share: keys, rates, metrics, the tenants on the loaded model, and the worker pools.
+"""What all requests of one app share: keys, rates, metrics, the tenants on the loaded model, and
+the worker pools.
 
 The routes get it by FastAPI's dependencies; it is `app.state.service`.
 """
@@ -47,7 +48,8 @@ class Service(Closing):
 
     def __init__(self, config: ServeConfig, replica: str | None = None) -> None:
         """`replica` names this process in logs, headers and stats; `None`: a random word."""
-        self.config, self.replica = config, replica or secrets.token_hex(4)
+        self.config = config
+        self.replica = replica or secrets.token_hex(4)
         self.created = int(time.time())
         queue = config.queue
         self.answer_pool = WorkerPool(queue, queue.limit, queue.tenant_limit, queue.deadline_s)
@@ -61,13 +63,16 @@ class Service(Closing):
             self.vllm = VllmServer(config.vllm.url, key, timeout_s=config.vllm.timeout_s)
         # Why requests are refused; None: they are accepted.
         self.unavailable_reason: str | None = server_file.LOADING
-        self.keys, self.limiter = KeyRing(config.keys_path), RateLimiter()
+        self.keys = KeyRing(config.keys_path)
+        self.limiter = RateLimiter()
         self.metrics = Metrics(self.tenant_stats, self.replica, self.vllm)
 
     def check_ready(self) -> None:
         """Raise `ApiError` 503 while requests are refused."""
         if self.unavailable_reason is not None:
-            raise ApiError(503, f"{self.unavailable_reason} Ask again.", "not_ready", retry_after_s=2)
+            raise ApiError(
+                503, f"{self.unavailable_reason} Ask again.", "not_ready", retry_after_s=2
+            )
 
     @property
     def requires_key(self) -> bool:
@@ -77,17 +82,25 @@ class Service(Closing):
     @property
     def model_id(self) -> str:
         """The model's name: its hub id, or its folder's name."""
-        return Path(self.config.model).name if Path(self.config.model).is_absolute() else self.config.model
+        return (
+            Path(self.config.model).name
+            if Path(self.config.model).is_absolute()
+            else self.config.model
+        )
 
     def collection_of(self, model: str) -> str | None:
-        """The collection in a model's name, as in `smollm2:handbook`; `None`: it is the model alone.
+        """The collection in a model's name, as in `smollm2:handbook`; `None`: it is the model
+        alone.
 
         Raises `ApiError` 404 for another model.
         """
         if model == self.model_id:
             return None
         if not model.startswith(f"{self.model_id}:"):
-            raise unknown_model(model, f"{self.model_id!r}, alone or with a collection, as in {self.model_id}:default")
+            raise unknown_model(
+                model,
+                f"{self.model_id!r}, alone or with a collection, as in {self.model_id}:default",
+            )
         return model.removeprefix(f"{self.model_id}:")
 
     @property
@@ -98,7 +111,9 @@ class Service(Closing):
         return self._tenants
 
     def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
-        """Load the model and the embedder, unless they are given. Blocks. Raises what loading raises."""
+        """Load the model and the embedder, unless they are given. Blocks. Raises what loading
+        raises.
+        """
         make_private_folder(Path(self.config.home))
         config = self.config.engine
         if model is None:
@@ -110,13 +125,17 @@ class Service(Closing):
                 weights=config.weights,
                 scheduler=config.scheduler,
                 packed_bytes=config.packed_bytes,
-                store=StoreConfig(memory_bytes=config.store.memory_bytes),  # the tenants' stores take it, not this one
+                # the tenants' stores take it, not this one
+                store=StoreConfig(memory_bytes=config.store.memory_bytes),
             )
             model = Engine.from_pretrained(self.config.model, settings)
             model.model.grammars.load()
-            embedder = embedder or resolve_embedder(kept_at(self.config.home).get("embedder"), device=settings.device)
+            embedder = embedder or resolve_embedder(
+                kept_at(self.config.home).get("embedder"), device=settings.device
+            )
         if embedder is not None:
-            embedder.load()  # or the first question would wait for it, on a server that said it was ready
+            # or the first question would wait for it, on a server that said it was ready
+            embedder.load()
         if self.vllm is not None:
             self.vllm.check_connector = _same_model(model)
             # Prompts wait in vLLM's queue and not in this one.
@@ -124,7 +143,8 @@ class Service(Closing):
             config = replace(config, scheduler=replace(config.scheduler, workers=workers))
         tenants = Tenants(replace(self.config, engine=config), model, embedder, self.vllm)
         if self.vllm is not None:
-            with tenants.lease(ANONYMOUS):  # its directory exists from now on: vLLM's connector reads it
+            # its directory exists from now on: vLLM's connector reads it
+            with tenants.lease(ANONYMOUS):
                 pass
         self._tenants = tenants
 
@@ -133,15 +153,25 @@ class Service(Closing):
         return [] if self._tenants is None else self._tenants.stats()
 
     def away(self) -> Sequence[str]:
-        """What the open tenants share with other replicas and does not answer, as in `Engine.away`."""
+        """What the open tenants share with other replicas and does not answer, as in
+        `Engine.away`.
+        """
         opened = {} if self._tenants is None else self._tenants.opened()
         return sorted({name for tenant in opened.values() for name in tenant.engine.away()})
 
-    async def run_task(self, request: Request, principal: Principal, work: Callable[[Check], T]) -> T:
-        """Return what `work` returns, which is not an answer. `work` calls what it is given before each batch."""
+    async def run_task(
+        self, request: Request, principal: Principal, work: Callable[[Check], T]
+    ) -> T:
+        """Return what `work` returns, which is not an answer. `work` calls what it is given before
+        each batch.
+        """
 
         def on_thread(context: WorkContext) -> T:
-            return work(giving_way(context, self.tenants.scheduler.wait_idle, lambda: self.task_pool.computing))
+            return work(
+                giving_way(
+                    context, self.tenants.scheduler.wait_idle, lambda: self.task_pool.computing
+                )
+            )
 
         return await self.task_pool.run(request, on_thread)
 
@@ -151,10 +181,15 @@ class Service(Closing):
         self.task_pool.cut()
 
     def close(self) -> None:
-        """Cancel running work, then flush and close everything. Blocks; work that does not end is left behind."""
+        """Cancel running work, then flush and close everything. Blocks; work that does not end is
+        left behind.
+        """
         self.cut()
         ends = time.monotonic() + self.config.close_s / 4
-        ended = [pool.close(max(0.0, ends - time.monotonic())) for pool in (self.answer_pool, self.task_pool)]
+        ended = [
+            pool.close(max(0.0, ends - time.monotonic()))
+            for pool in (self.answer_pool, self.task_pool)
+        ]
         if not all(ended):
             log.error("work_left_running")  # nothing of it was acknowledged
         if self._tenants is not None:
@@ -164,14 +199,18 @@ class Service(Closing):
 
 
 def _same_model(model: Engine) -> Callable[[Mapping[str, Any]], None]:
-    """What raises `AnswerServerError` for the answer of a connector that has another model than `model`."""
+    """What raises `AnswerServerError` for the answer of a connector that has another model than
+    `model`.
+    """
     identity = model.model.identity
 
     def check(answer: Mapping[str, Any]) -> None:
         # The context and the codec are a tenant's: they are compared with every report.
         theirs = {**answer["identity"], "context": identity.context, "codec": identity.codec}
         if other := differences(identity, theirs):
-            raise AnswerServerError(f"vLLM serves another model than this server ingests with: {', '.join(other)}.")
+            raise AnswerServerError(
+                f"vLLM serves another model than this server ingests with: {', '.join(other)}."
+            )
 
     return check
 
@@ -183,17 +222,28 @@ async def _service(request: HTTPConnection) -> Service:
 
 async def _principal(request: Request) -> Principal:
     principal = request.state.principal
-    assert isinstance(principal, Principal), "the middleware sets the principal before any route runs"
+    assert isinstance(principal, Principal), (
+        "the middleware sets the principal before any route runs"
+    )
     return principal
 
 
-ServiceDep = Annotated[Service, Depends(_service)]  # FastAPI would call what is no coroutine on another thread
+# FastAPI would call what is no coroutine on another thread
+ServiceDep = Annotated[Service, Depends(_service)]
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 
 
-def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int) -> None:
-    """Add a finished answer to the access log, the metrics and the key's tokens per minute. Call it once per answer."""
-    tokens = {"prompt_tokens": reuse.tokens, "reused_tokens": reuse.exact + reuse.fused, "answer_tokens": answer_tokens}
+def record_answer(
+    request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int
+) -> None:
+    """Add a finished answer to the access log, the metrics and the key's tokens per minute. Call it
+    once per answer.
+    """
+    tokens = {
+        "prompt_tokens": reuse.tokens,
+        "reused_tokens": reuse.exact + reuse.fused,
+        "answer_tokens": answer_tokens,
+    }
     request.state.stats.update(tokens)  # it counts
     request.state.stats.setdefault("ttft_s", round(timing.first_token_s, 4))
     service: Service = request.app.state.service
@@ -213,7 +263,9 @@ class TenantExecutor:
     """Runs blocking work on the caller's tenant, in a worker thread."""
 
     def __init__(self, request: Request, service: ServiceDep, principal: PrincipalDep) -> None:
-        self._request, self.service, self.principal = request, service, principal
+        self._request = request
+        self.service = service
+        self.principal = principal
 
     async def run(self, work: Callable[[Tenant], T]) -> T:
         """Return what `work` returns; the tenant stays open meanwhile."""
@@ -229,7 +281,9 @@ class TenantExecutor:
         return await self.service.run_task(self._request, self.principal, on_thread)
 
     async def run_on_collection(self, name: str, work: Callable[[Rag], T]) -> T:
-        """Return what `work` returns for a collection of the tenant; raises `ApiError` 404 if there is none."""
+        """Return what `work` returns for a collection of the tenant; raises `ApiError` 404 if there
+        is none.
+        """
 
         def on_tenant(tenant: Tenant) -> T:
             with tenant.collections.lease(name) as collection:

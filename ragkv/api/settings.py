@@ -1,7 +1,9 @@
-"""The server's settings: one frozen tree from a file, the environment and flags; each overrides the one before.
+"""The server's settings: one frozen tree from a file, the environment and flags; each overrides the
+one before.
 
-A file has the engine's settings as the library reads them, `home`, `model`, and the rest in the group `serve`. An error
-for an unknown key names the nearest known one, and no secret is printed. Pure Python.
+A file has the engine's settings as the library reads them, `home`, `model`, and the rest in the
+group `serve`. An error for an unknown key names the nearest known one, and no secret is printed.
+Pure Python.
 """
 
 import dataclasses
@@ -30,15 +32,19 @@ class LimitsConfig:
     """Limits on one request. A larger body is refused with 413, everything else with 400."""
 
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
-    json_bytes: int = 4 * MIB  # of a JSON body without documents to store; it is parsed in the server's own process
+    # of a JSON body without documents to store; it is parsed in the server's own process
+    json_bytes: int = 4 * MIB
     json_values: int = 50_000  # commas and opening brackets in such a body, counted as they arrive
     documents: int = 64  # documents in one request
     document_chars: int = 2_000_000  # characters of one document
     upload_chars: int = 8_000_000  # characters of all documents to store in one request
-    metadata_chars: int = 20_000  # characters of one document's metadata, as JSON, and of its source
+    # characters of one document's metadata, as JSON, and of its source
+    metadata_chars: int = 20_000
     nesting: int = 32  # depth of metadata
-    inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
-    known_chars: int = 16_000_000  # characters of the words of a tenant's passages that are looked for in its messages
+    # decompressed contents of a PDF's pages; a stream counts for each page that uses it
+    inflated_bytes: int = 64 * MIB
+    # characters of the words of a tenant's passages that are looked for in its messages
+    known_chars: int = 16_000_000
     question_chars: int = 100_000  # characters of a question, a query or a message
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     inputs: int = 256  # texts in one embeddings request
@@ -49,7 +55,9 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ParsingConfig:
-    """The processes that parse uploads, and what one upload may use: above it 400; without a free process 503."""
+    """The processes that parse uploads, and what one upload may use: above it 400; without a free
+    process 503.
+    """
 
     workers: int = 2  # processes at once; one tenant uses all but one of them, if there are several
     wait_s: float = 30.0  # seconds an upload may wait for one of them; its body is not read before
@@ -63,7 +71,9 @@ class ParsingConfig:
 
 @dataclass(frozen=True, slots=True)
 class QuotaConfig:
-    """What each tenant may hold, unless its own quota (`ragkv keys add`) says otherwise; None: no limit."""
+    """What each tenant may hold, unless its own quota (`ragkv keys add`) says otherwise; None: no
+    limit.
+    """
 
     collections: int | None = 1_000  # of each tenant
     documents: int | None = 100_000  # of all its collections
@@ -78,14 +88,23 @@ class QueueConfig:
     """Running and waiting requests of all tenants; more are answered with 503 and Retry-After."""
 
     limit: int = 64  # requests at once, decoding ones included
-    deadline_s: float | None = 120.0  # from a request's arrival to its last token; None: no deadline
+    # from a request's arrival to its last token; None: no deadline
+    deadline_s: float | None = 120.0
     tenant_limit: int = 32  # of `limit`, for one tenant with a key; more are answered with 429
     tasks: int = 8  # tasks that run at once: ingesting, searching, embedding, listing; more wait
     tenant_tasks: int = 2  # of `tasks`, for one tenant with a key
     task_deadline_s: float | None = 600.0  # from a task's arrival to its end; None: no deadline
 
     def __post_init__(self) -> None:
-        at_least(self, limit=1, tenant_limit=1, tasks=1, tenant_tasks=1, deadline_s=0.001, task_deadline_s=0.001)
+        at_least(
+            self,
+            limit=1,
+            tenant_limit=1,
+            tasks=1,
+            tenant_tasks=1,
+            deadline_s=0.001,
+            task_deadline_s=0.001,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +112,21 @@ class AuthConfig:
     """Who may use the server."""
 
     keys_file: str | None = None  # file with the digests of the keys; None: keys.json in `home`
-    required: bool = True  # False (--no-auth) serves anyone who can reach the port, even if keys exist
-    metrics_token: str | None = field(default=None, repr=False)  # bearer token of /metrics; None: loopback only
+    # False (--no-auth) serves anyone who can reach the port, even if keys exist
+    required: bool = True
+    # bearer token of /metrics; None: loopback only
+    metrics_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Logs on standard error. They never hold the text of documents, questions or answers, or a key."""
+    """Logs on standard error. They never hold the text of documents, questions or answers, or a
+    key.
+    """
 
     level: str = "info"  # debug, info, warning or error
-    format: str = "auto"  # json: one line per event; console: for people; auto: console on a terminal, else json
+    # json: one line per event; console: for people; auto: console on a terminal, else json
+    format: str = "auto"
 
     def __post_init__(self) -> None:
         one_of("log.level", self.level, LOG_LEVELS)
@@ -111,7 +135,9 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Replicas on Ray Serve (`ragkv serve --ray`). They share `home`; each stores its own KV under `kv_home`."""
+    """Replicas on Ray Serve (`ragkv serve --ray`). They share `home`; each stores its own KV under
+    `kv_home`.
+    """
 
     replicas: int = 2  # at the start, and at least
     most_replicas: int | None = None  # the most under load; None: as at the start
@@ -122,23 +148,30 @@ class ClusterConfig:
     router: str = "sticky"  # to the replica that has the conversation; or "round-robin"
 
     def __post_init__(self) -> None:
-        at_least(self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0)
+        at_least(
+            self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0
+        )
         one_of("cluster.router", self.router, ROUTERS)
 
 
 @dataclass(frozen=True, slots=True)
 class VllmConfig:
-    """The vLLM server that computes answers if `answer_engine` is "vllm"; ragkv's connector must be in it.
+    """The vLLM server that computes answers if `answer_engine` is "vllm"; ragkv's connector must be
+    in it.
 
     Its API key, if it has one, is in the environment variable `VLLM_API_KEY`.
     """
 
     url: str = "http://127.0.0.1:8000"  # where vLLM's OpenAI server listens
-    timeout_s: float = 120.0  # the longest time without a byte of an answer; then the request gets 503
+    # the longest time without a byte of an answer; then the request gets 503
+    timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")) or "@" in self.url:
-            raise ConfigError("vllm.url must be http://host:port or https://host:port, without a user or a key in it.")
+            raise ConfigError(
+                "vllm.url must be http://host:port or https://host:port, without a user or a key "
+                "in it."
+            )
         at_least(self, timeout_s=0.01)
 
 
@@ -149,17 +182,25 @@ class ServeConfig:
     host: str = "127.0.0.1"  # address to listen on; an address other than loopback needs keys
     port: int = 8000  # 0: any free port
     home: str = ".ragkv"  # folder of index and KV; the server has its tenants and keys there
-    kv_home: str | None = None  # directory of the KV, for replicas that share `home`; None: in `home`
-    model: str = ""  # "smollm2", "reader", a folder, a GGUF file or a hub id; empty: the home's, else smollm2
-    hosts: tuple[str, ...] = ()  # host names of this server; none: any if keys are required, else loopback names
-    cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own only
-    proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
+    # directory of the KV, for replicas that share `home`; None: in `home`
+    kv_home: str | None = None
+    # "smollm2", "reader", a folder, a GGUF file or a hub id; empty: the home's, else smollm2
+    model: str = ""
+    # host names of this server; none: any if keys are required, else loopback names
+    hosts: tuple[str, ...] = ()
+    # origins whose pages may call this server from a browser; none: its own only
+    cors_origins: tuple[str, ...] = ()
+    # addresses of reverse proxies whose X-Forwarded-* headers are trusted
+    proxies: tuple[str, ...] = ()
     open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
-    open_collections: int = 64  # collections open at once, of all tenants; each has up to 5 files open (ulimit -n)
+    # collections open at once, of all tenants; each has up to 5 files open (ulimit -n)
+    open_collections: int = 64
     idle_s: float | None = None  # the server ends when no request came for so long; None: never
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM
-    close_s: float = 10.0  # and then: how long cutting the others and writing may take before the process ends
-    engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
+    # and then: how long cutting the others and writing may take before the process ends
+    close_s: float = 10.0
+    # of every tenant; a key's quota overrides its bytes
+    engine: EngineConfig = field(default_factory=EngineConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     parsing: ParsingConfig = field(default_factory=ParsingConfig)
     quotas: QuotaConfig = field(default_factory=QuotaConfig)
@@ -167,26 +208,43 @@ class ServeConfig:
     auth: AuthConfig = field(default_factory=AuthConfig)
     log: LogConfig = field(default_factory=LogConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    answer_engine: str = "ragkv"  # who computes answers: "ragkv", this process; "vllm", the server `vllm.url`
+    # who computes answers: "ragkv", this process; "vllm", the server `vllm.url`
+    answer_engine: str = "ragkv"
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:
-        at_least(self, port=0, open_tenants=1, open_collections=1, idle_s=0.0, graceful_s=0.0, close_s=0.1)
+        at_least(
+            self,
+            port=0,
+            open_tenants=1,
+            open_collections=1,
+            idle_s=0.0,
+            graceful_s=0.0,
+            close_s=0.1,
+        )
         one_of("answer_engine", self.answer_engine, ANSWER_ENGINES)
         if self.port > 65535:
             raise ConfigError(f"port is {self.port}; it must be at most 65535.")
         if not self.host:
-            raise ConfigError("host is empty; give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
+            raise ConfigError(
+                "host is empty; give an address to listen on, such as 127.0.0.1 or 0.0.0.0."
+            )
         if "*" in self.cors_origins:
-            raise ConfigError('cors_origins has "*"; name the origins, such as https://docs.example.org.')
+            raise ConfigError(
+                'cors_origins has "*"; name the origins, such as https://docs.example.org.'
+            )
         for proxy in set(self.proxies) - {"*"}:
             try:
                 ipaddress.ip_network(proxy, strict=False)
             except ValueError as error:
-                raise ConfigError(f"proxies has {proxy!r}; it takes addresses and networks, as 10.0.0.0/8.") from error
+                raise ConfigError(
+                    f"proxies has {proxy!r}; it takes addresses and networks, as 10.0.0.0/8."
+                ) from error
 
     def of_home(self) -> Self:
-        """These settings, with the model and what else the home keeps where they have the default."""
+        """These settings, with the model and what else the home keeps where they have the
+        default.
+        """
         home = KnownHome.at(self.home, self.model)
         return dataclasses.replace(self, model=home.model, engine=home.settings_over(self.engine))
 
@@ -196,20 +254,30 @@ class ServeConfig:
         return self.answer_engine == "vllm"
 
     def check_servable(self) -> None:
-        """Raise `ConfigError` for settings of the library and the commands that a server cannot follow."""
+        """Raise `ConfigError` for settings of the library and the commands that a server cannot
+        follow.
+        """
         if self.in_front_of_vllm and self.kv_home is not None:
-            raise ConfigError("In front of vLLM the KV lies in `home`, where vLLM's connector reads it: unset kv_home.")
+            raise ConfigError(
+                "In front of vLLM the KV lies in `home`, where vLLM's connector reads it: unset "
+                "kv_home."
+            )
         for name in ("tenant", "directory"):
             if getattr(self.engine.store, name):
                 raise ConfigError(
-                    f"A server cannot use store.{name}: each of its tenants has a directory of its own in `home`. "
+                    f"A server cannot use store.{name}: each of its tenants has a directory of "
+                    "its own in `home`. "
                     f"Set `home` in place of store.{name}."
                 )
 
     @property
     def keys_path(self) -> Path:
         """The file with the digests of the keys."""
-        return Path(self.home) / "keys.json" if self.auth.keys_file is None else Path(self.auth.keys_file)
+        return (
+            Path(self.home) / "keys.json"
+            if self.auth.keys_file is None
+            else Path(self.auth.keys_file)
+        )
 
     @property
     def on_loopback(self) -> bool:
@@ -228,7 +296,8 @@ class ServeConfig:
         environment: Mapping[str, str] | None = None,
         flags: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The file's values, overridden by the environment (`RAGKV_SERVE__LIMITS__BODY_BYTES`), overridden by flags.
+        """The file's values, overridden by the environment (`RAGKV_SERVE__LIMITS__BODY_BYTES`),
+        overridden by flags.
 
         `flags` is nested like the file; a flag of `None` was not given. Raises `ConfigError`.
         """
@@ -238,14 +307,22 @@ class ServeConfig:
             raise ConfigError(f"serve is a group of settings, not {serve!r}.")
         outside = {*SHARED, "engine"}
         for name in outside & serve.keys():
-            raise ConfigError(f"Unknown setting serve.{name}: it must be outside of the group serve.")
+            raise ConfigError(
+                f"Unknown setting serve.{name}: it must be outside of the group serve."
+            )
         for name in {one.name for one in dataclasses.fields(cls)} - outside & values.keys():
-            raise ConfigError(f"Unknown setting {name}: the server's settings are in the group serve, serve.{name}.")
+            raise ConfigError(
+                f"Unknown setting {name}: the server's settings are in the group serve, "
+                f"serve.{name}."
+            )
         engine = EngineConfig.from_settings(values)
         shared = {name: values[name] for name in SHARED if name in values}
         return typing.cast(Self, build(cls, {**serve, **shared, "engine": engine}, "serve."))
 
 
 def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
+    nested = {
+        name: _without_none(value) if isinstance(value, Mapping) else value
+        for name, value in flags.items()
+    }
     return {name: value for name, value in nested.items() if value is not None}

@@ -20,7 +20,9 @@ def format_event(data: Any, name: str | None = None) -> str:
 
 
 class Stream(StreamingResponse):
-    """Items as text, as they come. The source is closed when the client disconnects or has read everything."""
+    """Items as text, as they come. The source is closed when the client disconnects or has read
+    everything.
+    """
 
     def __init__(
         self,
@@ -31,7 +33,9 @@ class Stream(StreamingResponse):
         end: str = "",
         media_type: str = "text/event-stream",
     ) -> None:
-        """`first`, then what `show` makes of each item, then `end`; after an error what `failed` makes of it."""
+        """`first`, then what `show` makes of each item, then `end`; after an error what `failed`
+        makes of it.
+        """
 
         async def texts() -> AsyncGenerator[str, None]:
             try:

@@ -1,8 +1,10 @@
-"""Tenants: each has its own engine on the one loaded model, its own collections, and its own directory.
+"""Tenants: each has its own engine on the one loaded model, its own collections, and its own
+directory.
 
-A tenant is opened at its first use. When too many are open, the one that was idle longest is closed. A lease keeps a
-tenant open. The keys of stored entries are salted with the tenant's name, and the entries lie in the tenant's directory
-alone: no tenant can find, count or evict another tenant's entries.
+A tenant is opened at its first use. When too many are open, the one that was idle longest is
+closed. A lease keeps a tenant open. The keys of stored entries are salted with the tenant's name,
+and the entries lie in the tenant's directory alone: no tenant can find, count or evict another
+tenant's entries.
 """
 
 import functools
@@ -40,10 +42,15 @@ _NAMED = "named-"  # Sessions that a client named have this prefix; others are f
 class Tenant(Closing):
     """One open tenant: engine, collections, sessions and quotas."""
 
-    def __init__(self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig) -> None:
-        self.engine, self.collections = engine, collections
+    def __init__(
+        self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig
+    ) -> None:
+        self.engine = engine
+        self.collections = collections
         self.chat = ChatEngine(engine)
-        self.known_passages = KnownPassages(collections.folders, self.chat.catalogue.passages, limits.known_chars)
+        self.known_passages = KnownPassages(
+            collections.folders, self.chat.catalogue.passages, limits.known_chars
+        )
         self._preparing = threading.Semaphore(max(1, cores() // 2))
         self._quotas = quotas
         kv_directory = engine.config.store.directory
@@ -54,7 +61,9 @@ class Tenant(Closing):
 
     @contextmanager
     def preparing(self, check: Check) -> Iterator[None]:
-        """Find, render and tokenize a prompt inside the block: few of a tenant at once, and few ahead of the model."""
+        """Find, render and tokenize a prompt inside the block: few of a tenant at once, and few
+        ahead of the model.
+        """
         with acquired(self._preparing, check):
             self.engine.scheduler.wait_for_room(check)
             yield
@@ -78,15 +87,19 @@ class Tenant(Closing):
     def check_session_quota(self, principal: Principal, session_id: str) -> None:
         """Raise `ApiError` 403 if the client's session of that id is a new one, and one too many.
 
-        First turns that run at the same time do not see each other: there may be as many too many as a tenant may have
-        requests at once.
+        First turns that run at the same time do not see each other: there may be as many too many
+        as a tenant may have requests at once.
         """
         if not self.has_session(session_id):
             self.check_quota(principal, "sessions", len(self.session_ids()), 1)
 
     def session_ids(self) -> tuple[str, ...]:
         """The client's ids of its sessions that have turns."""
-        return tuple(name.removeprefix(_NAMED) for name in self.engine.conversations.ids() if name.startswith(_NAMED))
+        return tuple(
+            name.removeprefix(_NAMED)
+            for name in self.engine.conversations.ids()
+            if name.startswith(_NAMED)
+        )
 
     def sessions(self, session_ids: Sequence[str]) -> Sequence[SessionInfo]:
         """The client's sessions of these ids that have turns, the last used first."""
@@ -99,7 +112,9 @@ class Tenant(Closing):
         return [name.removeprefix(_NAMED) for name in islice(named, limit)]
 
     def close(self, encode_missed: bool = True) -> None:
-        """Write everything and close. Without `encode_missed`, missed chunks that wait are not encoded."""
+        """Write everything and close. Without `encode_missed`, missed chunks that wait are not
+        encoded.
+        """
         self._follower.close()
         self.collections.close()
         if encode_missed:
@@ -111,12 +126,19 @@ class Tenants(Closing):
     """The tenants of one server. Thread-safe."""
 
     def __init__(
-        self, config: ServeConfig, model: Engine, embedder: Embedder | None, vllm: VllmServer | None = None
+        self,
+        config: ServeConfig,
+        model: Engine,
+        embedder: Embedder | None,
+        vllm: VllmServer | None = None,
     ) -> None:
-        """`model` is an engine on the loaded model; it is closed with this object. `vllm` computes the answers."""
+        """`model` is an engine on the loaded model; it is closed with this object. `vllm` computes
+        the answers.
+        """
         self.embedder = embedder
         self._backend = None if vllm is None else VllmBackend.on(vllm)
-        self._config, self._model = config, model
+        self._config = config
+        self._model = model
         self._ending = False  # the server shuts down
         self._resumed = set[str]()  # names of tenants: reading all their passages once is enough
         self._tenants: LeasePool[str, Tenant] = LeasePool(
@@ -131,13 +153,17 @@ class Tenants(Closing):
 
     @property
     def splitter(self) -> Splitter | None:
-        """What splits the documents of all tenants in another process; `None`: it cannot be sent to one."""
+        """What splits the documents of all tenants in another process; `None`: it cannot be sent to
+        one.
+        """
         splitter = splitter_of(self._model, KnownHome.at(self._config.home, self._config.model))
         return splitter if self._model.model.count_tokens.can_be_pickled else None
 
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:
-        """The principal's tenant, open until the lease ends. Blocks while the tenant is opened or closed."""
+        """The principal's tenant, open until the lease ends. Blocks while the tenant is opened or
+        closed.
+        """
         name = principal.tenant
         with self._tenants.lease(name, lambda: self._open(name, principal.quota)) as tenant:
             yield tenant
@@ -148,10 +174,15 @@ class Tenants(Closing):
 
     def stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
-        return [TenantStats(name, one.engine.stats(), _session_count(one)) for name, one in self.opened().items()]
+        return [
+            TenantStats(name, one.engine.stats(), _session_count(one))
+            for name, one in self.opened().items()
+        ]
 
     def close(self) -> None:
-        """Write everything and close all tenants, then the model. Soon: waiting missed chunks are not encoded."""
+        """Write everything and close all tenants, then the model. Soon: waiting missed chunks are
+        not encoded.
+        """
         self._ending = True
         self._tenants.close()
         self._collections.close()
@@ -173,7 +204,8 @@ class Tenants(Closing):
         return directory / "kv"
 
     def _open(self, name: str, quota: Quota) -> Tenant:
-        directory, kv_directory = self._directory(name), self._kv_directory(name)
+        directory = self._directory(name)
+        kv_directory = self._kv_directory(name)
         for place in (directory, kv_directory):
             make_private_folder(place)
         config = _engine_config(self._config.engine, kv_directory, name, quota)
@@ -193,13 +225,22 @@ class Tenants(Closing):
 
 
 def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quota) -> EngineConfig:
-    """The config of a tenant's engine: its directory, its name, and its quota in place of the server's bytes."""
-    own = {name: value for name in ("disk_bytes", "memory_bytes") if (value := getattr(quota, name)) is not None}
-    return replace(config, store=replace(config.store, directory=str(directory), tenant=name, **own))
+    """The config of a tenant's engine: its directory, its name, and its quota in place of the
+    server's bytes.
+    """
+    own = {
+        name: value
+        for name in ("disk_bytes", "memory_bytes")
+        if (value := getattr(quota, name)) is not None
+    }
+    return replace(
+        config, store=replace(config.store, directory=str(directory), tenant=name, **own)
+    )
 
 
 def _session_count(tenant: Tenant) -> int | None:
     try:
         return len(tenant.session_ids())
-    except SessionUnavailableError:  # replicas share the sessions, and the Redis server does not answer
+    # replicas share the sessions, and the Redis server does not answer
+    except SessionUnavailableError:
         return None

@@ -1,9 +1,11 @@
-"""Blocking work for an event loop that must not block: anyio's threads, a limiter for each tenant, and streams.
+"""Blocking work for an event loop that must not block: anyio's threads, a limiter for each tenant,
+and streams.
 
-A pool accepts a bounded number of work items, in all and of one tenant, and refuses the next one immediately. One
-tenant holds at most a share of the threads; the one fair queue, by time, is at the model (`scheduling/`). The thread of
-a stream pauses when it is `AHEAD` items ahead of the reader, so a slow reader delays only itself. When the client
-disconnects, its work is cancelled: it stops at the next token, layer, batch or poll.
+A pool accepts a bounded number of work items, in all and of one tenant, and refuses the next one
+immediately. One tenant holds at most a share of the threads; the one fair queue, by time, is at the
+model (`scheduling/`). The thread of a stream pauses when it is `AHEAD` items ahead of the reader,
+so a slow reader delays only itself. When the client disconnects, its work is cancelled: it stops at
+the next token, layer, batch or poll.
 """
 
 import asyncio
@@ -33,7 +35,8 @@ BURST = 8  # After so many jobs at once, their freed memory is given back when n
 RELEASE_S = 60.0  # ... and on a server that is never idle, so often.
 BATCH_S = 0.01  # Less computing than this is not worth a pause.
 FREE_S = 0.2  # A task that computes less than this in all, such as a search, makes no pause.
-PAUSE_SHARE = 4.0  # A task waits at most so many times what its last batch computed, for each task that runs ...
+# A task waits at most so many times what its last batch computed, for each task that runs ...
+PAUSE_SHARE = 4.0
 PAUSE_S = 0.5  # ... and no longer than this, so that a cancelled one ends soon.
 
 
@@ -60,21 +63,27 @@ class WorkContext:
         if self._ends is None:
             return None
         if (remaining := self._ends - time.monotonic()) <= 0:
-            raise DeadlineError(f"The request's deadline of {self._deadline_s:g} s passed; ask for less, or ask again.")
+            raise DeadlineError(
+                f"The request's deadline of {self._deadline_s:g} s passed; ask for less, or ask "
+                "again."
+            )
         return remaining
 
     def check(self) -> None:
-        """Raise `CancelledError` or `DeadlineError` if the work should end. Long work calls it between batches."""
+        """Raise `CancelledError` or `DeadlineError` if the work should end. Long work calls it
+        between batches.
+        """
         if self.cancelled.is_set():
             raise CancelledError("The request was cancelled.")
         self.remaining_s  # noqa: B018 - raises
 
 
 def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], int]) -> Check:
-    """What a task calls before each batch, on its own thread: it pauses while answers run, and raises as `context`.
+    """What a task calls before each batch, on its own thread: it pauses while answers run, and
+    raises as `context`.
 
-    `wait_idle` waits while answers run (`Scheduler.wait_idle`), `tasks` tells how many tasks run. So all tasks together
-    take about a fifth of a core from answers, and each still comes to an end.
+    `wait_idle` waits while answers run (`Scheduler.wait_idle`), `tasks` tells how many tasks run.
+    So all tasks together take about a fifth of a core from answers, and each still comes to an end.
     """
     began = resumed = time.thread_time()
 
@@ -93,15 +102,20 @@ def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], in
 
 
 class TenantLimiter:
-    """At most `total` holders at once, and `per_tenant` of one tenant. Without keys all are one, which may hold all."""
+    """At most `total` holders at once, and `per_tenant` of one tenant. Without keys all are one,
+    which may hold all.
+    """
 
     def __init__(self, total: int, per_tenant: int) -> None:
-        self._all, self._per_tenant = CapacityLimiter(total), per_tenant
+        self._all = CapacityLimiter(total)
+        self._per_tenant = per_tenant
         self._of_tenant: dict[str, CapacityLimiter] = {"": CapacityLimiter(total)}
 
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
-        """Hold one of them inside the block; waits until there is one. A task may hold one at a time."""
+        """Hold one of them inside the block; waits until there is one. A task may hold one at a
+        time.
+        """
         limiter = self._of_tenant.setdefault(tenant, CapacityLimiter(self._per_tenant))
         async with limiter, self._all:
             yield
@@ -110,9 +124,14 @@ class TenantLimiter:
 class WorkerPool:
     """Runs work on threads. Call `run`, `run_stream` and `stream` on the event loop's thread."""
 
-    def __init__(self, queue: QueueConfig, threads: int, tenant_threads: int, deadline_s: float | None) -> None:
-        """So many run at once, of all tenants and of one with a key; `queue` says how many more are accepted."""
-        self._queue, self._deadline_s = queue, deadline_s
+    def __init__(
+        self, queue: QueueConfig, threads: int, tenant_threads: int, deadline_s: float | None
+    ) -> None:
+        """So many run at once, of all tenants and of one with a key; `queue` says how many more are
+        accepted.
+        """
+        self._queue = queue
+        self._deadline_s = deadline_s
         self._limiter = TenantLimiter(threads, tenant_threads)
         self._threads = CapacityLimiter(math.inf)  # anyio's own bound would be a second one
         self.accepted: dict[WorkContext, asyncio.Task[Any]] = {}  # work that waits or runs
@@ -137,7 +156,10 @@ class WorkerPool:
             self._abandon(context, task)
 
     async def run_stream(
-        self, request: Request, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
+        self,
+        request: Request,
+        work: Callable[[WorkContext], Generator[object, None, None]],
+        kind: type[T],
     ) -> T:
         """Run the stream of `work` to its end; return its last item, which is a `kind`."""
 
@@ -153,7 +175,8 @@ class WorkerPool:
     ) -> AsyncGenerator[T, None]:
         """The items that `work` yields. Closing the stream ends the work.
 
-        Returns when the first item is there, so that an error before it can still be answered with its own status.
+        Returns when the first item is there, so that an error before it can still be answered with
+        its own status.
         """
         items = self._items(request, work)
         first = asyncio.ensure_future(anext(items))
@@ -174,7 +197,9 @@ class WorkerPool:
         return all_items()
 
     def cut(self) -> None:
-        """Accept no more work and cancel what is accepted: what waits ends now, what runs ends at its next check."""
+        """Accept no more work and cancel what is accepted: what waits ends now, what runs ends at
+        its next check.
+        """
         self._closed = True
         for context, task in list(self.accepted.items()):
             context.shutting_down = True
@@ -184,7 +209,9 @@ class WorkerPool:
                     task.get_loop().call_soon_threadsafe(self._abandon, context, task)
 
     def close(self, timeout_s: float) -> bool:
-        """Cancel what is running and wait until it has ended, for `timeout_s` at most; whether it has."""
+        """Cancel what is running and wait until it has ended, for `timeout_s` at most; whether it
+        has.
+        """
         self.cut()
         ends = time.monotonic() + timeout_s
         while self._computing and time.monotonic() < ends:
@@ -205,7 +232,9 @@ class WorkerPool:
 
         context, task = self._start(request, drain)
         # The task is cancelled only while it waits for a thread.
-        task.add_done_callback(lambda task: channel.end(_shutting_down() if task.cancelled() else task.exception()))
+        task.add_done_callback(
+            lambda task: channel.end(_shutting_down() if task.cancelled() else task.exception())
+        )
         try:
             async for item in channel:
                 yield item
@@ -213,7 +242,9 @@ class WorkerPool:
             self._abandon(context, task)
             channel.stop_reading()
 
-    def _start(self, request: Request, work: Callable[[WorkContext], T]) -> "tuple[WorkContext, asyncio.Task[T]]":
+    def _start(
+        self, request: Request, work: Callable[[WorkContext], T]
+    ) -> "tuple[WorkContext, asyncio.Task[T]]":
         """Accept `work`; raises what `check_space` raises."""
         context = WorkContext(request, self._deadline_s)
         self.check_space(context.tenant)
@@ -224,20 +255,29 @@ class WorkerPool:
         return context, task
 
     def check_space(self, tenant: str) -> None:
-        """Raise `ApiError` if too much of the tenant's or of all tenants' work is accepted already."""
+        """Raise `ApiError` if too much of the tenant's or of all tenants' work is accepted
+        already.
+        """
         mine = sum(context.tenant == tenant for context in self.accepted)
         if self._closed:
             raise _shutting_down()
         if tenant and mine >= self._queue.tenant_limit:
-            message = f"{mine} requests of this key's tenant run or wait: queue.tenant_limit allows no more. Ask again."
+            message = (
+                f"{mine} requests of this key's tenant run or wait: queue.tenant_limit "
+                "allows no more. Ask again."
+            )
             raise ApiError(429, message, "tenant_queue_full", retry_after_s=1)
         if len(self.accepted) >= self._queue.limit:
-            message = f"{len(self.accepted)} requests run or wait: the setting queue.limit allows no more. Ask again."
+            message = (
+                f"{len(self.accepted)} requests run or wait: the setting queue.limit "
+                "allows no more. Ask again."
+            )
             raise ApiError(503, message, "queue_full", retry_after_s=1)
 
     async def _run(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
         async with self._limiter.hold(context.tenant):
-            context.has_begun = True  # from now on its task is not cancelled: it holds its place until the thread ends
+            # from now on its task is not cancelled: it holds its place until the thread ends
+            context.has_begun = True
             return await to_thread.run_sync(self._on_thread, context, work, limiter=self._threads)
 
     def _on_thread(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
@@ -255,7 +295,9 @@ class WorkerPool:
             self._computing.discard(context)
 
     def _abandon(self, context: WorkContext, task: "asyncio.Task[Any]") -> None:
-        """Cancel work whose result is no longer needed: at once if it waits for a thread, else at its next check."""
+        """Cancel work whose result is no longer needed: at once if it waits for a thread, else at
+        its next check.
+        """
         context.cancelled.set()
         if not context.has_begun:
             task.cancel()
@@ -266,12 +308,16 @@ class WorkerPool:
             task.exception()  # read, so that asyncio does not report it as never retrieved
         burst_ended = self._most >= BURST and not self.accepted
         if burst_ended or time.monotonic() - self._released_at > RELEASE_S:
-            self._most, self._released_at = 0, time.monotonic()
-            threading.Thread(target=release_memory, name="ragkv-release", daemon=True).start()  # it may take a while
+            self._most = 0
+            self._released_at = time.monotonic()
+            # it may take a while
+            threading.Thread(target=release_memory, name="ragkv-release", daemon=True).start()
 
 
 async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") -> T:
-    """The result of `outcome`; raises `ApiError` 499 if the client disconnects first. The body must be read already."""
+    """The result of `outcome`; raises `ApiError` 499 if the client disconnects first. The body must
+    be read already.
+    """
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -291,4 +337,6 @@ async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") ->
 
 
 def _shutting_down() -> ApiError:
-    return ApiError(503, "The server is shutting down. Ask again.", "shutting_down", retry_after_s=5)
+    return ApiError(
+        503, "The server is shutting down. Ask again.", "shutting_down", retry_after_s=5
+    )

@@ -33,7 +33,8 @@ from .profile import profile
 from .serve import serve
 
 app = command_group(
-    "Answer questions over documents from stored KV: chunks are computed once and fused at question time.",
+    "Answer questions over documents from stored KV: chunks are computed once and fused at "
+    "question time.",
     name="ragkv",
     pretty_exceptions_enable=False,
 )
@@ -49,7 +50,10 @@ def _version(requested: bool) -> None:
 def _main(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     show_help(context)
@@ -70,15 +74,19 @@ def gc(options: EngineOptions, as_json: AsJson = False) -> None:
     """Delete the KV of other models and of deleted documents."""
     require_index(options.home)
     with options.rag() as rag:
-        freed, deleted = rag.engine.entries.gc(), rag.sweep()
+        freed = rag.engine.entries.gc()
+        deleted = rag.sweep()
     if as_json:
         print_json({"other_models_bytes": freed, "deleted_documents": deleted})
     else:
         of_deleted = counted(deleted, "entry")
-        console.print(f"Dropped {output.size(freed)} of other models and {of_deleted} of deleted documents.")
+        console.print(
+            f"Dropped {output.size(freed)} of other models and {of_deleted} of deleted documents."
+        )
 
 
-GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them
+# in the order in which a user meets them
+GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Ask": (ingest, ask, chat, search),
     "Look": (docs,),
     "Serve": (serve, mcp, keys),

@@ -1,4 +1,6 @@
-"""`ragkv ask`: one question, answered by an engine of this process, or by the server that has the home."""
+"""`ragkv ask`: one question, answered by an engine of this process, or by the server that has the
+home.
+"""
 
 import time
 from collections.abc import Sequence
@@ -44,19 +46,24 @@ def ask(
     ratio: Ratio = None,
     selector: SelectorName = None,
     reuse: Annotated[
-        ReuseMode, typer.Option(rich_help_panel=ANSWER, help="Which stored KV is used; none: full recompute.")
+        ReuseMode,
+        typer.Option(rich_help_panel=ANSWER, help="Which stored KV is used; none: full recompute."),
     ] = "fused",
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
     keep: Annotated[
         str | None,
-        typer.Option(help="Leave a server running, for fast next answers, until it was idle for so long: 10m."),
+        typer.Option(
+            help="Leave a server running, for fast next answers, until it was idle for so long: "
+            "10m."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a question from the ingested documents. Shows the sources and how much KV was reused.
 
-    Where `ragkv serve` has the home, its server answers: it has loaded the model, which takes most of the time.
+    Where `ragkv serve` has the home, its server answers: it has loaded the model, which takes most
+    of the time.
     """
     check_words("question", question)
     require_index(options.home)
@@ -73,17 +80,30 @@ def ask(
     by_server = options.uses_server_settings and not temperature
     if keep is not None and not by_server:
         raise InputError(
-            "--keep starts a server with the home's settings: leave the model's options and --temperature out."
+            "--keep starts a server with the home's settings: leave the model's options and "
+            "--temperature out."
         )
     if keep is not None and server_of(options.home, options.model) is None:
         with output.working("starting a server"):
             start_server(options.home, options.model, options.settings, seconds_of(keep))
     if by_server:
-        body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
-        body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
+        body: dict[str, Any] = {
+            "question": question,
+            "k": k,
+            "reuse": reuse,
+            "max_tokens": max_new_tokens,
+        }
+        body |= {
+            "retriever": retriever,
+            "order": order,
+            "selector": selector,
+            "filter": filters or None,
+        }
         if ratio is not None:
             body["ratio"] = ratio
-        if (answered := ask_server(options.home, options.model, "/v1/ask", body, served_answer)) is not None:
+        if (
+            answered := ask_server(options.home, options.model, "/v1/ask", body, served_answer)
+        ) is not None:
             show(answered)
             return
     with options.rag(reads=True) as rag:
@@ -92,7 +112,10 @@ def ask(
         assert isinstance(answer, Answer)
         show(ServedAnswer(answer, hits))
         if by_server and not as_json:
-            print_note("most of this time is loading: with --keep 10m the next answers come from a server, sooner.")
+            print_note(
+                "most of this time is loading: with --keep 10m the next answers come from a "
+                "server, sooner."
+            )
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
 

@@ -1,4 +1,6 @@
-"""`ragkv chat`: a conversation on the command line, over the documents of a home if there are any."""
+"""`ragkv chat`: a conversation on the command line, over the documents of a home if there
+are any.
+"""
 
 import sys
 import uuid
@@ -31,17 +33,26 @@ if TYPE_CHECKING:
     from ragkv.conversations import Session
     from ragkv.retrieval import Hit
 
-Turn = tuple["Sequence[Hit]", Iterator[TokenEvent | Answer]]  # the passages of a turn, and its events
+# the passages of a turn, and its events
+Turn = tuple["Sequence[Hit]", Iterator[TokenEvent | Answer]]
 HELP = "/reset forgets the turns and deletes their KV, /quit leaves."
 
 
 @with_engine_options
 def chat(
     options: EngineOptions,
-    session: Annotated[str | None, typer.Option(help="Id of a conversation to continue; it is kept.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Id of a conversation to continue; it is kept.")
+    ] = None,
     k: Annotated[
         int,
-        typer.Option("--k", "-k", min=0, rich_help_panel=SEARCH, help="Passages to retrieve for each turn; 0: none."),
+        typer.Option(
+            "--k",
+            "-k",
+            min=0,
+            rich_help_panel=SEARCH,
+            help="Passages to retrieve for each turn; 0: none.",
+        ),
     ] = 6,
     retriever: Retriever = None,
     where: Where = None,
@@ -57,7 +68,9 @@ def chat(
         rag = stack.enter_context(options.rag()) if (options.home / "index").is_dir() else None
         engine = rag.engine if rag is not None else stack.enter_context(options.engine())
         if rag is None:
-            print_note(f"nothing was ingested at {options.home}: the model answers without documents.")
+            print_note(
+                f"nothing was ingested at {options.home}: the model answers without documents."
+            )
         chat = engine.session(session or f"chat-{uuid.uuid4().hex}")
 
         def answer(question: str) -> Turn:

@@ -1,4 +1,6 @@
-"""`ragkv docs list | show | delete`: the ingested documents; `ragkv search`: the passages that a question retrieves."""
+"""`ragkv docs list | show | delete`: the ingested documents; `ragkv search`: the passages that a
+question retrieves.
+"""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -51,7 +53,8 @@ def list_(home: Home = HOME, as_json: AsJson = False) -> None:
     for one in found:
         source = f" (from {one.source})" if one.source not in ("", one.id) else ""
         console.print(
-            f"{counted(one.passages, 'passage'):>14} {counted(one.characters, 'character'):>20}  {one.id}{source}"
+            f"{counted(one.passages, 'passage'):>14} {counted(one.characters, 'character'):>20}  "
+            f"{one.id}{source}"
         )
     console.print(f"{counted(len(found), 'document')}.", style="dim")
 
@@ -74,11 +77,15 @@ def show(
 @docs.command()
 @with_engine_options
 def delete(
-    names: Annotated[list[str], typer.Argument(help="Ids of documents, or the ends of their paths.")],
+    names: Annotated[
+        list[str], typer.Argument(help="Ids of documents, or the ends of their paths.")
+    ],
     options: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Delete documents, their passages and this model's KV of them. `ragkv gc` deletes the KV of other models."""
+    """Delete documents, their passages and this model's KV of them. `ragkv gc` deletes the KV of
+    other models.
+    """
     with _index(options.home) as index:
         ids = [_id_of(index, name) for name in names]
     with options.rag() as rag:
@@ -91,15 +98,23 @@ def delete(
     console.print(f"{counted(len(removal.removed_passages), 'passage')} deleted.", style="dim")
 
 
-def _found(home: "Path", query: str, k: int, retriever: str | None, filters: dict[str, Any]) -> "Sequence[Hit]":
-    """What a search in this process finds. The embedder, whose packages take seconds to load, only if it is used."""
+def _found(
+    home: "Path", query: str, k: int, retriever: str | None, filters: dict[str, Any]
+) -> "Sequence[Hit]":
+    """What a search in this process finds. The embedder, whose packages take seconds to load, only
+    if it is used.
+    """
     from ragkv.retrieval import Index, resolve_embedder
 
     note_writer(home)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
+        # from other packages; the user cannot fix them
+        warnings.simplefilter("ignore", DeprecationWarning)
         embedder = None if retriever == "bm25" else resolve_embedder(kept_at(home).get("embedder"))
-        with output.quiet("ragkv.retrieval"), Index(home / "index", embedder=embedder, read_only=True) as index:
+        with (
+            output.quiet("ragkv.retrieval"),
+            Index(home / "index", embedder=embedder, read_only=True) as index,
+        ):
             hits = index.search(query, k, retriever=retriever, where=filters)
             if retriever != "bm25" and index.notice:
                 print_note(index.notice)
@@ -117,7 +132,9 @@ def _index(home: "Path") -> Iterator["Index"]:
 
 
 def _id_of(index: "Index", name: str) -> str:
-    """The id of the document that `name` means. Raises `InputError` if there is none, or more than one."""
+    """The id of the document that `name` means. Raises `InputError` if there is none, or more than
+    one.
+    """
     ids = index.document_ids()
     if name in ids:
         return name
@@ -136,7 +153,9 @@ def search(
     k: Passages = 6,
     retriever: Retriever = None,
     where: Where = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Show the whole passages, not their beginnings.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Show the whole passages, not their beginnings.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the passages that a question retrieves, the best first, and their scores.
@@ -147,7 +166,9 @@ def search(
     require_index(home)
     filters = metadata_filter(where)
     body = {"query": query, "k": k, "retriever": retriever, "filter": filters or None}
-    served = ask_server(home, "", "/v1/collections/default/search", body, lambda found: hits_of(found["hits"]))
+    served = ask_server(
+        home, "", "/v1/collections/default/search", body, lambda found: hits_of(found["hits"])
+    )
     hits = _found(home, query, k, retriever, filters) if served is None else served
     if as_json:
         print_json({"query": query, "hits": hits})
@@ -155,7 +176,9 @@ def search(
     if not hits:
         print_note("no passage matches.")
     for hit in hits:
-        console.print(f"[{hit.rank}] {output.place(hit.passage)}  score {hit.score:.3g}", style="bold")
+        console.print(
+            f"[{hit.rank}] {output.place(hit.passage)}  score {hit.score:.3g}", style="bold"
+        )
         text = " ".join(hit.passage.text.split())
         console.print(
             f"    {text if whole or len(text) <= BEGINNING else f'{text[:BEGINNING].rstrip()} ... (--whole)'}"

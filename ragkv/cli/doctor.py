@@ -9,7 +9,15 @@ from typing import Any
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import RagKVError, StoreLockedError
-from ragkv.runtime import available_bytes, cores, counted, cpu_features, cpu_model, crowding_hint, load
+from ragkv.runtime import (
+    available_bytes,
+    cores,
+    counted,
+    cpu_features,
+    cpu_model,
+    crowding_hint,
+    load,
+)
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
@@ -31,7 +39,8 @@ EXTRAS = {  # By extra: a module that it brings.
     "s3": "obstore",
     "ray": "ray",
 }
-ADVISED_EXTRAS = ("dense", "minilm", "pdf", "office")  # Without these, retrieval is worse or documents are left out.
+# Without these, retrieval is worse or documents are left out.
+ADVISED_EXTRAS = ("dense", "minilm", "pdf", "office")
 
 
 @with_engine_options
@@ -41,13 +50,25 @@ def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
     from ragkv.model.loading import quiet_transformers
 
     quiet_transformers()
-    settings, model = options.config(), options.known_home.model
+    settings = options.config()
+    model = options.known_home.model
     with output.working("examining"):
         given = (settings.store.memory_bytes, settings.packed_bytes, settings.weights)
-        choice, automatic = (choose_dtype(model, settings.device, one, *given) for one in (settings.dtype, "auto"))
-        machine, home = _machine(options.home), _home(options.home)
-        missing = [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is None]
-    found = {"machine": machine, "model": model, "dtype": choice.why, "home": home, "missing_extras": missing}
+        choice, automatic = (
+            choose_dtype(model, settings.device, one, *given) for one in (settings.dtype, "auto")
+        )
+        machine = _machine(options.home)
+        home = _home(options.home)
+        missing = [
+            extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is None
+        ]
+    found = {
+        "machine": machine,
+        "model": model,
+        "dtype": choice.why,
+        "home": home,
+        "missing_extras": missing,
+    }
     advice = list(advise(settings, choice.name, machine, home, missing))
     if automatic.measured and automatic.name != choice.name:
         advice.insert(0, f"With dtype = auto the model computes in {automatic.why}.")
@@ -67,13 +88,17 @@ def _shown(name: str, value: Any) -> str:
         value = [f"{count} in {kind}" for kind, count in value.items()]
     if isinstance(value, list | tuple):
         return ", ".join(value) or "none"
-    return "none" if value is None else output.size(value) if name.endswith("_bytes") else str(value)
+    return (
+        "none" if value is None else output.size(value) if name.endswith("_bytes") else str(value)
+    )
 
 
 def _machine(home: Path) -> dict[str, Any]:
     import torch
 
-    place = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
+    place = next(
+        folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir()
+    )
     return {
         "cpu": cpu_model(),
         "features": cpu_features(),
@@ -87,7 +112,9 @@ def _machine(home: Path) -> dict[str, Any]:
 
 
 def _home(home: Path) -> dict[str, Any]:
-    """What the index and the store at `home` hold, opened for reading only; what could not be opened is a problem."""
+    """What the index and the store at `home` hold, opened for reading only; what could not be
+    opened is a problem.
+    """
     from ragkv.retrieval import look_into
     from ragkv.store import Store
     from ragkv.store.directory import check_unlocked
@@ -107,11 +134,14 @@ def _home(home: Path) -> dict[str, Any]:
             check_unlocked(home / "kv")
         except StoreLockedError as error:
             problems.append(f"{error.holder} writes to it now, so the counts may change")
-        with Store.open(StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)) as store:
+        with Store.open(
+            StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
+        ) as store:
             disk = store.stats().tiers[-1]
             kv = {
                 "entries": disk.entries or 0,
-                "unreadable": len(store.refused(lambda _: True)),  # scores next to entries count, too
+                # scores next to entries count, too
+                "unreadable": len(store.refused(lambda _: True)),
                 "used_bytes": disk.used_bytes or 0,
                 "dtypes": Counter(info.identity.dtype for info in store.infos()),
             }
@@ -120,10 +150,18 @@ def _home(home: Path) -> dict[str, Any]:
 
 
 def advise(
-    config: EngineConfig, dtype: str, machine: dict[str, Any], home: dict[str, Any], missing: list[str]
+    config: EngineConfig,
+    dtype: str,
+    machine: dict[str, Any],
+    home: dict[str, Any],
+    missing: list[str],
 ) -> Iterator[str]:
-    """What to change, a sentence each. `dtype` is that of the model; "auto": not known before it is loaded."""
-    threads, processors, busy, free = (machine[name] for name in ("threads", "cores", "load", "free_memory_bytes"))
+    """What to change, a sentence each. `dtype` is that of the model; "auto": not known before it is
+    loaded.
+    """
+    threads, processors, busy, free = (
+        machine[name] for name in ("threads", "cores", "load", "free_memory_bytes")
+    )
     if config.device == "cpu":
         if machine["gpus"]:
             yield f"A GPU is here ({machine['gpus'][0]}) and unused: set device = cuda."
@@ -134,14 +172,25 @@ def advise(
     if free is not None and (needed := config.store.memory_bytes) > free:
         said = f"store.memory_bytes is {output.size(needed)}, and {output.size(free)} are free"
         yield f"{said}: lower it, or the machine swaps."
-    others = {name: count for name, count in home["dtypes"].items() if name != dtype and dtype != "auto"}
+    others = {
+        name: count for name, count in home["dtypes"].items() if name != dtype and dtype != "auto"
+    }
     if others:
-        said = f"In {', '.join(others)}, so not reused in {dtype}: {counted(sum(others.values()), 'entry')}"
+        said = (
+            f"In {', '.join(others)}, so not reused in {dtype}: "
+            f"{counted(sum(others.values()), 'entry')}"
+        )
         yield f"{said}; ingest again, and `ragkv gc --home {home['folder']}` frees their space."
     if home["unreadable"]:
         damaged = counted(home["unreadable"], "entry")
         yield f"Damaged or of another version: {damaged}. `ragkv gc` drops what cannot be read."
     if home["documents"] is not None and not home["has_profile"]:
-        yield f"No profile is saved: a server measures one while idle, `ragkv profile --home {home['folder']}` now."
+        yield (
+            "No profile is saved: a server measures one while idle, `ragkv profile --home "
+            f"{home['folder']}` now."
+        )
     if wanted := ",".join(extra for extra in ADVISED_EXTRAS if extra in missing):
-        yield f'Without these, retrieval is worse or documents are left out: pip install "ragkv[{wanted}]".'
+        yield (
+            "Without these, retrieval is worse or documents are left out: pip install "
+            f'"ragkv[{wanted}]".'
+        )

@@ -1,4 +1,6 @@
-"""`ragkv gate`: the fastest setting that stays close to full recompute on this corpus and machine."""
+"""`ragkv gate`: the fastest setting that stays close to full recompute on this corpus and
+machine.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,24 +27,36 @@ def gate(
             exists=True,
             dir_okay=False,
             show_default="pieces of the documents",
-            help="Measure on the answers to these: one a line, or JSON lines with the field question.",
+            help="Measure on the answers to these: one a line, or JSON lines with the field "
+            "question.",
         ),
     ] = None,
     selector: Annotated[
         list[str] | None,
         typer.Option(
-            help="Try only this selector; repeatable.", show_default="the settings' and others", metavar="NAME"
+            help="Try only this selector; repeatable.",
+            show_default="the settings' and others",
+            metavar="NAME",
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the predictions that may differ from full recompute's.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of the predictions that may differ from full recompute's."
+        ),
     ] = 0.02,
-    kl: Annotated[float, typer.Option(min=0, help="KL to full recompute that is tolerated, nats per token.")] = 0.05,
+    kl: Annotated[
+        float, typer.Option(min=0, help="KL to full recompute that is tolerated, nats per token.")
+    ] = 0.05,
     minutes: Annotated[float, typer.Option(min=0, help="About how long to measure at most.")] = 5.0,
-    apply: Annotated[bool, typer.Option("--apply", help="Keep the answer: engines on this home use it.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Keep the answer: engines on this home use it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest setting within 2 % of full recompute on this corpus, and how fast it is on this machine."""
+    """Find the fastest setting within 2 % of full recompute on this corpus, and how fast it is on
+    this machine.
+    """
     from ragkv.fusion.gate_result import Tolerance
     from ragkv.lab.gate import gate as measure
     from ragkv.lab.gate import save
@@ -55,7 +69,9 @@ def gate(
             result = measure(
                 rag.engine,
                 probes,
-                source="retrieved passages" if questions is None else "questions, with the passages they find",
+                source="retrieved passages"
+                if questions is None
+                else "questions, with the passages they find",
                 selectors=selector or (),
                 tolerance=Tolerance(1.0 - tolerance, kl),
                 limit_s=60.0 * minutes,
@@ -63,11 +79,16 @@ def gate(
             )
         file = save(rag.engine, result) if apply else None
     if as_json:
-        print_json({"headline": str(result), "answer": result.answer, "applied": apply, **asdict(result)})
+        print_json(
+            {"headline": str(result), "answer": result.answer, "applied": apply, **asdict(result)}
+        )
         return
     _show(result)
     if apply:
-        console.print(f"saved in {file}: engines on this home use it where a request names no other", style="dim")
+        console.print(
+            f"saved in {file}: engines on this home use it where a request names no other",
+            style="dim",
+        )
     else:
         print_note("nothing was changed; `ragkv gate --apply` keeps the answer.")
 
@@ -79,7 +100,9 @@ def _show(result: "GateResult") -> None:
     console.print(f"{result}.", style="bold")
     table = Table("selector", "ratio", "prompts", "sooner", "agreement", "KL", "within", box=None)
     again = [("again", point) for point in result.confirmations]
-    for name, point in [("", one) for one in sorted(result.points, key=lambda one: -one.sooner)] + again:
+    for name, point in [
+        ("", one) for one in sorted(result.points, key=lambda one: -one.sooner)
+    ] + again:
         table.add_row(
             f"{point.selector} {name}",
             share(point.ratio),
@@ -90,8 +113,14 @@ def _show(result: "GateResult") -> None:
             "yes" if point.keeps(result.tolerance) else "no",
         )
     console.print(table)
-    limits = f"agreement from {share(result.tolerance.agreement, 3)}, KL up to {share(result.tolerance.kl, 3)}"
-    lines = [f"prompts of {result.source}; in brackets the 95 % bounds; within: {limits}, by these bounds"]
+    limits = (
+        f"agreement from {share(result.tolerance.agreement, 3)}, KL up to "
+        f"{share(result.tolerance.kl, 3)}"
+    )
+    lines = [
+        f"prompts of {result.source}; in brackets the 95 % bounds; within: {limits}, by these "
+        "bounds"
+    ]
     if result.left_out:
         what = f"prompts longer than the model's context were left out: {result.left_out}"
         lines.append(f"{what}; give fewer passages (-k) to measure them, too")

@@ -1,4 +1,5 @@
-"""`ragkv ingest`: files and folders into the index, then KV into the store, with an outcome for every file.
+"""`ragkv ingest`: files and folders into the index, then KV into the store, with an outcome for
+every file.
 
 The report counts every file, and names each that was not read with the reason.
 """
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from ragkv.scheduling.encoding import WarmReport
 
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
-NICENESS = 10  # An ingest runs by `NICENESS` behind others: a question on the same few processors is answered first.
+# An ingest runs by `NICENESS` behind others: a question on the same few processors is answered
+# first.
+NICENESS = 10
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
 
 
@@ -37,34 +40,46 @@ def ingest(
     paths: Annotated[list[Path], typer.Argument(help="Files and folders.")],
     options: EngineOptions,
     chunk_tokens: Annotated[
-        int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
+        int | None,
+        typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128"),
     ] = None,
     encoding: Annotated[
         str | None,
-        typer.Option(help="Encoding of text, whatever a page declares; auto guesses it.", show_default="UTF-8"),
+        typer.Option(
+            help="Encoding of text, whatever a page declares; auto guesses it.",
+            show_default="UTF-8",
+        ),
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Delete documents whose files are gone from the folders.")
+        bool,
+        typer.Option("--prune", help="Delete documents whose files are gone from the folders."),
     ] = False,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Leave the KV to questions, and to a server.")
     ] = False,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="About how long KV is computed at most.", show_default="no limit")
+        float | None,
+        typer.Option(min=0, help="About how long KV is computed at most.", show_default="no limit"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Index documents, then compute the KV of their chunks. Unchanged files are skipped.
 
-    Questions are answered once the index is made. Ctrl-C and SIGTERM keep what is done, and the same command goes on.
-    KV ends when store.disk_bytes are full. The exit status is 1 if a file failed.
+    Questions are answered once the index is made. Ctrl-C and SIGTERM keep what is done, and the
+    same command goes on. KV ends when store.disk_bytes are full. The exit status is 1 if a file
+    failed.
     """
     missing = [path for path in paths if not os.path.lexists(path)]
     if len(missing) == len(paths):  # said before the model is loaded
-        raise DocumentError(f"Cannot read {missing[0]}: there is no such file or folder. Check the path.")
+        raise DocumentError(
+            f"Cannot read {missing[0]}: there is no such file or folder. Check the path."
+        )
     options.check_writable()
     if options.known_home.model == "reader":
-        print_note("the bundled reader reads invented worlds only; for other documents leave --model reader out.")
+        print_note(
+            "the bundled reader reads invented worlds only; for other documents leave --model "
+            "reader out."
+        )
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.rag import FileOptions, nothing_read
 
@@ -88,19 +103,28 @@ def ingest(
             print_note(rag.index.notice)
     kv = report.kv
     if kv.failed:
-        print_note(f"Not stored: {counted(kv.failed, 'entry')}. Questions that need these chunks compute them.")
+        print_note(
+            f"Not stored: {counted(kv.failed, 'entry')}. Questions that need these chunks "
+            "compute them."
+        )
     if as_json:
-        names = ("added", "changed", "unchanged", "deleted", "embedded_texts")  # without the texts of the index
-        index, seconds = {name: getattr(report.index, name) for name in names}, round(time.monotonic() - began, 3)
+        # without the texts of the index
+        names = ("added", "changed", "unchanged", "deleted", "embedded_texts")
+        index = {name: getattr(report.index, name) for name in names}
+        seconds = round(time.monotonic() - began, 3)
         shown = {"files": report.files, "kv": kv, "deleted_entries": report.deleted_entries}
         print_json({**shown, "index": index, "counts": _counts(report), "seconds": seconds})
     elif not index_only:
         console.print(
-            f"KV: {counted(kv.encoded, 'chunk')} computed, {kv.present} there already, {kv.left} left, "
-            f"{output.size(kv.bytes_per_token)} a token; in all {duration(time.monotonic() - began)}."
+            f"KV: {counted(kv.encoded, 'chunk')} computed, {kv.present} there already, {kv.left} "
+            "left, "
+            f"{output.size(kv.bytes_per_token)} a token; in all "
+            f"{duration(time.monotonic() - began)}."
         )
     if kv.left:
-        print_note("chunks without KV are computed by the first question that needs them, and kept.")
+        print_note(
+            "chunks without KV are computed by the first question that needs them, and kept."
+        )
     if (problem := nothing_read(paths, report.files)) is not None:
         raise DocumentError(problem)
     if any(outcome.status == "failed" for outcome in report.files):
@@ -110,7 +134,9 @@ def ingest(
         raise typer.Exit(INTERRUPTED)
 
 
-def _indexed(rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Check, began: float) -> "RagIngestReport":
+def _indexed(
+    rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Check, began: float
+) -> "RagIngestReport":
     """Read the files. Raises `CancelledError` between two files."""
 
     def on_file(done: "FileProgress") -> None:
@@ -124,17 +150,27 @@ def _indexed(rag: "Rag", paths: Sequence[Path], how: "FileOptions", check: Check
     def on_indexed() -> None:
         took = f"in {duration(time.monotonic() - began)}"
         if rag.index.stats().passages:
-            print_note(f"the files are read {took}: `ragkv ask` finds passages by their words from now on.")
+            print_note(
+                f"the files are read {took}: `ragkv ask` finds passages by their words from now on."
+            )
 
     # Failures are in the report; pypdf's warnings do not name the file.
-    with output.quiet("ragkv.retrieval.rag.files"), output.quiet("pypdf"), output.progress("reading") as show:
+    with (
+        output.quiet("ragkv.retrieval.rag.files"),
+        output.quiet("pypdf"),
+        output.progress("reading") as show,
+    ):
         how = replace(how, on_file=on_file, on_indexed=on_indexed, on_embed=on_embed)
         return rag.ingest_files(paths, how, encode=False)
 
 
-def _encoded(rag: "Rag", index: "IngestReport", check: Check, minutes: float | None) -> "WarmReport":
+def _encoded(
+    rag: "Rag", index: "IngestReport", check: Check, minutes: float | None
+) -> "WarmReport":
     """Compute KV until it is complete, the time is over, the store is full, or it is stopped."""
-    ends, rate, size = math.inf if minutes is None else time.monotonic() + 60 * minutes, Rate(), ""
+    ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    rate = Rate()
+    size = ""
 
     def go_on() -> None:
         check()
@@ -164,7 +200,12 @@ def _show(report: "RagIngestReport", passages: int) -> None:
     index = report.index
     counts = ", ".join(f"{count} {status}" for status, count in _counts(report).items() if count)
     console.print(f"Files: {counts or 'none'}.")
-    documents = {"added": index.added, "changed": index.changed, "unchanged": index.unchanged, "deleted": index.deleted}
+    documents = {
+        "added": index.added,
+        "changed": index.changed,
+        "unchanged": index.unchanged,
+        "deleted": index.deleted,
+    }
     parts = ", ".join(f"{len(ids)} {what}" for what, ids in documents.items() if ids)
     console.print(f"Documents: {parts or 'none'}. In the index: {counted(passages, 'passage')}.")
     ignored: dict[str, list[str]] = {}

@@ -1,4 +1,6 @@
-"""`ragkv keys`: adds, lists and revokes the API keys of a server. A running server needs no restart."""
+"""`ragkv keys`: adds, lists and revokes the API keys of a server. A running server needs no
+restart.
+"""
 
 import datetime
 import time
@@ -21,7 +23,10 @@ DAY_S = 86_400.0
 
 keys = command_group("API keys of `ragkv serve`: add, list, revoke.", name="keys")
 
-File = Annotated[Path | None, typer.Option("--file", help="The file of keys.", show_default="keys.json in the home")]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", help="The file of keys.", show_default="keys.json in the home"),
+]
 Id = Annotated[str, typer.Argument(help="The key's id, as `ragkv keys list` shows it.")]
 
 
@@ -31,21 +36,36 @@ def add(
     home: Home = HOME,
     file: File = None,
     tenant: Annotated[
-        str | None, typer.Option(help="Share this tenant's documents and KV.", show_default="its own")
+        str | None,
+        typer.Option(help="Share this tenant's documents and KV.", show_default="its own"),
     ] = None,
     disk_bytes: Annotated[
         int | None, typer.Option(min=0, help="Documents and KV of the tenant on disk, together.")
     ] = None,
-    memory_bytes: Annotated[int | None, typer.Option(min=0, help="KV that the tenant may keep in memory.")] = None,
-    documents: Annotated[int | None, typer.Option(min=0, help="Documents that the tenant may have.")] = None,
-    sessions: Annotated[int | None, typer.Option(min=0, help="Conversations that the tenant may have.")] = None,
-    collections: Annotated[int | None, typer.Option(min=0, help="Collections that the tenant may have.")] = None,
+    memory_bytes: Annotated[
+        int | None, typer.Option(min=0, help="KV that the tenant may keep in memory.")
+    ] = None,
+    documents: Annotated[
+        int | None, typer.Option(min=0, help="Documents that the tenant may have.")
+    ] = None,
+    sessions: Annotated[
+        int | None, typer.Option(min=0, help="Conversations that the tenant may have.")
+    ] = None,
+    collections: Annotated[
+        int | None, typer.Option(min=0, help="Collections that the tenant may have.")
+    ] = None,
     rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
-    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute, of prompts and answers.")] = None,
-    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.", show_default="never")] = None,
+    tpm: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per minute, of prompts and answers.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, help="Days until it expires.", show_default="never")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and show it once. The keys of a tenant share its quota; a quota given here replaces the old one."""
+    """Make a key and show it once. The keys of a tenant share its quota; a quota given here
+    replaces the old one.
+    """
     from ragkv.api import Quota, RateLimit
 
     quota = Quota(disk_bytes, memory_bytes, documents, sessions, collections)
@@ -68,10 +88,15 @@ def list_(home: Home = HOME, file: File = None, as_json: AsJson = False) -> None
         console.print("No keys.")
     for key in book.keys:
         limits = {**quotas[key.id], **asdict(key.rate)}
-        limited = "".join(f", {name} {value}" for name, value in limits.items() if value is not None)
+        limited = "".join(
+            f", {name} {value}" for name, value in limits.items() if value is not None
+        )
         ends = "" if key.expires is None else f", until {_day(key.expires)}"
         ended = "" if key.is_valid(time.time()) else " (expired)"
-        line = f"{key.id}  {key.name}, tenant {key.tenant}, made {_day(key.created)}{ends}{ended}{limited}"
+        line = (
+            f"{key.id}  {key.name}, tenant {key.tenant}, made "
+            f"{_day(key.created)}{ends}{ended}{limited}"
+        )
         console.print(line)
 
 
@@ -91,11 +116,16 @@ def _key_file(home: Path, file: Path | None) -> "KeyFile":
 
 
 def _show_new(secret: str, key: "Key", as_json: bool) -> None:
-    """Print the key alone on standard output, so that it can be piped, and the explanation on standard error."""
+    """Print the key alone on standard output, so that it can be piped, and the explanation on
+    standard error.
+    """
     if as_json:
         print_json({**_without_digest(key), "key": secret})
         return
-    note = f"Key {key.id} ({key.name}) of tenant {key.tenant}. It is not stored and cannot be shown again:"
+    note = (
+        f"Key {key.id} ({key.name}) of tenant {key.tenant}. It is not stored and cannot be "
+        "shown again:"
+    )
     output.errors.print(note)
     console.print(secret)
 

@@ -1,7 +1,8 @@
 """`ragkv mcp`: the corpus as tools of the Model Context Protocol, over standard input and output.
 
-The server that has the home answers, or one that is started at the first call: so any number of clients share one
-model. Standard output holds the protocol alone. Over HTTP, `ragkv serve --mcp` has the tools.
+The server that has the home answers, or one that is started at the first call: so any number of
+clients share one model. Standard output holds the protocol alone. Over HTTP, `ragkv serve --mcp`
+has the tools.
 """
 
 from typing import Annotated
@@ -14,13 +15,16 @@ from . import output
 from .options import EngineOptions, require_index, with_engine_options
 from .running_server import KeptServer
 
-IDLE_S = 600.0  # A server that was started here ends when it was idle for `IDLE_S`; the next call starts another.
+# A server that was started here ends when it was idle for `IDLE_S`; the next call starts another.
+IDLE_S = 600.0
 
 
 @with_engine_options
 def mcp(
     options: EngineOptions,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Offer no tool that adds documents.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer no tool that adds documents.")
+    ] = False,
 ) -> None:
     """Offer the ingested documents to MCP clients: search, ask, list and add."""
     from ragkv.integrations.mcp import Corpus, build_server
@@ -28,12 +32,15 @@ def mcp(
     from ragkv.runtime.thread_stream import run_in_thread
 
     if not options.uses_server_settings:
-        raise InputError("ragkv mcp asks a server with the home's settings: leave the model's options out.")
+        raise InputError(
+            "ragkv mcp asks a server with the home's settings: leave the model's options out."
+        )
     if read_only:
         require_index(options.home)
     elif not (options.home / "index").is_dir():
         with output.quiet("ragkv.retrieval"):
-            Index(options.home / "index").close()  # what the tools add is then where `ragkv ask` looks, too
+            # what the tools add is then where `ragkv ask` looks, too
+            Index(options.home / "index").close()
     server = KeptServer(options.home, options.model, options.settings, IDLE_S)
     corpus = Corpus(lambda *call: run_in_thread(lambda _: server.send(*call)))
     build_server(lambda _: corpus, read_only=read_only).run("stdio")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ragkv.prompt import AnswerOptions
     from ragkv.retrieval.rag import Rag
 
-FILE = Path("ragkv.toml")  # Commands that run in the folder of this file take their settings from it.
+# Commands that run in the folder of this file take their settings from it.
+FILE = Path("ragkv.toml")
 
 
 def file_defaults(file: Path | None) -> dict[str, str]:
@@ -54,11 +55,17 @@ if TYPE_CHECKING:
     DtypeChoice = str
     WeightsChoice = str
 else:  # typer shows the choices in the help, and refuses all others
-    SelectorChoice, RetrieverChoice = Literal[SELECTOR_NAMES], Literal[RETRIEVER_NAMES]
-    DtypeChoice, WeightsChoice = Literal[DTYPES], Literal[WEIGHTS]
+    SelectorChoice = Literal[SELECTOR_NAMES]
+    RetrieverChoice = Literal[RETRIEVER_NAMES]
+    DtypeChoice = Literal[DTYPES]
+    WeightsChoice = Literal[WEIGHTS]
 
-FROM_SETTINGS = "from the settings"  # The help shows this as the default of an option that the settings give.
-CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # The help shows options in these groups.
+# The help shows this as the default of an option that the settings give.
+FROM_SETTINGS = "from the settings"
+# The help shows options in these groups.
+CORPUS = "Corpus and model"
+SEARCH = "Retrieval"
+ANSWER = "Answer"
 
 
 def _of_settings(help: str, panel: str = CORPUS, **how: Any) -> Any:
@@ -67,7 +74,10 @@ def _of_settings(help: str, panel: str = CORPUS, **how: Any) -> Any:
 
 
 Home = Annotated[
-    Path, typer.Option(envvar="RAGKV_HOME", rich_help_panel=CORPUS, help="Folder of this corpus's index and KV.")
+    Path,
+    typer.Option(
+        envvar="RAGKV_HOME", rich_help_panel=CORPUS, help="Folder of this corpus's index and KV."
+    ),
 ]
 Model = Annotated[
     str,
@@ -90,22 +100,30 @@ Settings = Annotated[
 ]
 Device = Annotated[str | None, _of_settings("cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[
-    DtypeChoice | None, _of_settings(f"Number format of weights and KV: {', '.join(DTYPES)}.", metavar="NAME")
+    DtypeChoice | None,
+    _of_settings(f"Number format of weights and KV: {', '.join(DTYPES)}.", metavar="NAME"),
 ]
 Adapter = Annotated[
-    str | None, _of_settings("LoRA adapter, merged into the model; its KV is stored apart.", metavar="PATH")
+    str | None,
+    _of_settings("LoRA adapter, merged into the model; its KV is stored apart.", metavar="PATH"),
 ]
 Weights = Annotated[
     WeightsChoice | None,
     _of_settings(
-        "plain, or int8: linear layers in 8 bits on a CPU, faster and rounded; its KV is stored apart.", metavar="KIND"
+        "plain, or int8: linear layers in 8 bits on a CPU, faster and rounded; its KV is stored "
+        "apart.",
+        metavar="KIND",
     ),
 ]
-Passages = Annotated[int, typer.Option("--k", "-k", min=1, rich_help_panel=SEARCH, help="Passages to retrieve.")]
+Passages = Annotated[
+    int, typer.Option("--k", "-k", min=1, rich_help_panel=SEARCH, help="Passages to retrieve.")
+]
 Retriever = Annotated[
     RetrieverChoice | None,
     typer.Option(
-        rich_help_panel=SEARCH, show_default="fused with an embedder, else bm25", help="How passages are ranked."
+        rich_help_panel=SEARCH,
+        show_default="fused with an embedder, else bm25",
+        help="How passages are ranked.",
     ),
 ]
 PromptOrder = Annotated[
@@ -118,18 +136,33 @@ PromptOrder = Annotated[
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option(rich_help_panel=SEARCH, metavar="NAME=VALUE", help="Only passages with this metadata; repeatable."),
+    typer.Option(
+        rich_help_panel=SEARCH,
+        metavar="NAME=VALUE",
+        help="Only passages with this metadata; repeatable.",
+    ),
 ]
-Ratio = Annotated[float | None, _of_settings("Share of the fused tokens that is computed again.", ANSWER, min=0, max=1)]
+Ratio = Annotated[
+    float | None,
+    _of_settings("Share of the fused tokens that is computed again.", ANSWER, min=0, max=1),
+]
 SelectorName = Annotated[
     SelectorChoice | None,
-    _of_settings(f"Which tokens are computed again: {', '.join(SELECTOR_NAMES)}.", ANSWER, metavar="NAME"),
+    _of_settings(
+        f"Which tokens are computed again: {', '.join(SELECTOR_NAMES)}.", ANSWER, metavar="NAME"
+    ),
 ]
 Temperature = Annotated[
     float,
-    typer.Option(min=0, rich_help_panel=ANSWER, help="0 decodes greedily; above 0 samples, more freely if higher."),
+    typer.Option(
+        min=0,
+        rich_help_panel=ANSWER,
+        help="0 decodes greedily; above 0 samples, more freely if higher.",
+    ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, rich_help_panel=ANSWER, help="Longest answer, in tokens.")]
+MaxNewTokens = Annotated[
+    int, typer.Option(min=1, rich_help_panel=ANSWER, help="Longest answer, in tokens.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 HOME = Path(".ragkv")
 
@@ -148,16 +181,27 @@ class EngineOptions:
 
     @property
     def uses_server_settings(self) -> bool:
-        """Whether a server of the home, whatever its settings are, may answer in place of an engine of these."""
-        return self.device is None and self.dtype is None and self.adapter is None and self.weights is None
+        """Whether a server of the home, whatever its settings are, may answer in place of an engine
+        of these.
+        """
+        return (
+            self.device is None
+            and self.dtype is None
+            and self.adapter is None
+            and self.weights is None
+        )
 
     @property
     def known_home(self) -> KnownHome:
-        """The home, and the model to use with it. Raises `ConfigError` if it was made with another one."""
+        """The home, and the model to use with it. Raises `ConfigError` if it was made with another
+        one.
+        """
         return KnownHome.at(self.home, self.model)
 
     def config(self) -> EngineConfig:
-        """What the home keeps, overridden by the TOML file, by the environment, and by these options."""
+        """What the home keeps, overridden by the TOML file, by the environment, and by these
+        options.
+        """
         config = EngineConfig.gather(self.settings)
         config = replace(
             config,
@@ -169,7 +213,9 @@ class EngineOptions:
         return self.known_home.config(config)
 
     def check_writable(self) -> None:
-        """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch nor the model."""
+        """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch
+        nor the model.
+        """
         from ragkv.store.directory import check_unlocked
 
         store = self.config().store
@@ -188,7 +234,10 @@ class EngineOptions:
         except StoreLockedError as error:
             if not reads:
                 raise
-            print_note(f"{error.holder} writes to {self.home}: it is opened read-only, and no new KV is stored.")
+            print_note(
+                f"{error.holder} writes to {self.home}: it is opened read-only, and no new KV is "
+                "stored."
+            )
             config = replace(config, store=replace(config.store, read_only=True))
         with working("loading the model"):  # copying the weights of a large one takes seconds
             from ragkv.engine import Engine
@@ -209,7 +258,8 @@ class EngineOptions:
         with ExitStack() as stack:
             engine = stack.enter_context(self.engine(reads))
             stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
+            # from other packages; the user cannot fix them
+            warnings.simplefilter("ignore", DeprecationWarning)
             with working("loading the embedder"):
                 from ragkv.retrieval.rag import Rag
 
@@ -218,7 +268,9 @@ class EngineOptions:
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `options: EngineOptions` of `command` by the options from which it is made."""
+    """Replace the parameter `options: EngineOptions` of `command` by the options from which it is
+    made.
+    """
     signature = inspect.signature(command)
     shared = inspect.signature(EngineOptions).parameters
     parameters = [
@@ -242,7 +294,9 @@ def require_index(home: Path) -> None:
 
     if not (home / "index").is_dir():
         check_unlocked(home / "kv")  # the process that writes there may just have started
-        raise InputError(f"Nothing was ingested at {home}: run `ragkv ingest PATH --home {home}` first.")
+        raise InputError(
+            f"Nothing was ingested at {home}: run `ragkv ingest PATH --home {home}` first."
+        )
 
 
 def note_writer(home: Path) -> None:
@@ -256,7 +310,9 @@ def note_writer(home: Path) -> None:
 
 
 def command_group(help: str, **settings: Any) -> typer.Typer:
-    """A group of commands that shows its help, with exit status 0, if it is called without a command."""
+    """A group of commands that shows its help, with exit status 0, if it is called without a
+    command.
+    """
     group = typer.Typer(help=help, invoke_without_command=True, **settings)
     group.callback()(show_help)
     return group
@@ -272,7 +328,11 @@ def answer_options(
     ratio: float | None, selector: str | None, temperature: float, max_new_tokens: int
 ) -> "AnswerOptions":
     """The engine's options for these options of a command."""
-    options: AnswerOptions = {"selector": selector, "max_new_tokens": max_new_tokens, "temperature": temperature}
+    options: AnswerOptions = {
+        "selector": selector,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+    }
     if ratio is not None:
         options["ratio"] = ratio
     return options

@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from ragkv.retrieval import Passage
 
 # A log, where no bar is shown, gets a first line after so long, then one every so often.
-FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0
+FIRST_LINE_S = 2.0
+LINE_EVERY_S = 10.0
 BEGAN = time.monotonic()  # of this command, as nearly as it can know
 INTERRUPTED = 130  # A command that Ctrl-C ended has this exit status.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # These are all control characters but tab and line feed.
+# These are all control characters but tab and line feed.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class LiteralConsole(Console):
-    """Prints texts as they are: answers, names and errors may hold `[dense]`, which is no markup here.
+    """Prints texts as they are: answers, names and errors may hold `[dense]`, which is no markup
+    here.
 
     Control characters, by which a document could steer the terminal, are replaced.
     """
@@ -82,17 +85,26 @@ def milliseconds(seconds: float) -> str:
 
 
 def place(passage: "Passage") -> str:
-    """Where a passage is from: its document, and its page if it has pages, else its place among the characters."""
-    where = "characters {}-{}".format(*passage.span) if passage.page is None else f"page {passage.page}"
+    """Where a passage is from: its document, and its page if it has pages, else its place among the
+    characters.
+    """
+    where = (
+        "characters {}-{}".format(*passage.span) if passage.page is None else f"page {passage.page}"
+    )
     return f"{passage.source or passage.document_id} ({where})"
 
 
 def print_reuse(answer: Answer, total_s: float | None = None) -> None:
-    """Print what was reused, the time to the first token and that of the whole command; then the report's notes."""
+    """Print what was reused, the time to the first token and that of the whole command; then the
+    report's notes.
+    """
     reuse = answer.reuse
-    read = ", ".join(f"{size(count)} from {tier}" for tier, count in reuse.bytes_by_tier.items() if count)
+    read = ", ".join(
+        f"{size(count)} from {tier}" for tier, count in reuse.bytes_by_tier.items() if count
+    )
     line = (
-        f"{counted(reuse.tokens, 'token')}: {counts(reuse)} · first token {milliseconds(answer.timing.first_token_s)}"
+        f"{counted(reuse.tokens, 'token')}: {counts(reuse)} · first token "
+        f"{milliseconds(answer.timing.first_token_s)}"
     )
     line += "" if total_s is None else f" · in all {duration(total_s)}"
     console.print(line + (f" · read {read}" if read else ""), style="dim")
@@ -102,7 +114,10 @@ def print_reuse(answer: Answer, total_s: float | None = None) -> None:
 
 def counts(reuse: Reuse) -> str:
     """The four disjoint token counts."""
-    return f"{reuse.exact} exact, {reuse.fused} fused, {reuse.recomputed} recomputed, {reuse.computed} computed"
+    return (
+        f"{reuse.exact} exact, {reuse.fused} fused, {reuse.recomputed} recomputed, "
+        f"{reuse.computed} computed"
+    )
 
 
 @contextmanager
@@ -118,13 +133,18 @@ def quiet(name: str) -> Iterator[None]:
 
 
 class Stop:
-    """A check that raises `CancelledError` from the first Ctrl-C or SIGTERM on; a second one ends the process."""
+    """A check that raises `CancelledError` from the first Ctrl-C or SIGTERM on; a second one ends
+    the process.
+    """
 
     def __init__(self, why: str) -> None:
-        self._why, self.is_set = why, False
+        self._why = why
+        self.is_set = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {
+            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         return self
 
     def __call__(self) -> None:
@@ -142,7 +162,9 @@ class Stop:
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """A moving mark on standard error for work that cannot say how far it is; in a log a line, if it takes longer."""
+    """A moving mark on standard error for work that cannot say how far it is; in a log a line, if
+    it takes longer.
+    """
     if errors.is_terminal:
         with errors.status(label):
             yield
@@ -160,10 +182,18 @@ def working(label: str) -> Iterator[None]:
 def progress(label: str) -> Iterator[Callable[..., None]]:
     """A bar on standard error; in a log a line now and then, with the rate and the time left.
 
-    Call the function with (done, total), or with (done, total, label) where several kinds of work follow each other.
+    Call the function with (done, total), or with (done, total, label) where several kinds of work
+    follow each other.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    rate, last, next_line = Rate(), (0, 0), time.monotonic() + FIRST_LINE_S
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    rate = Rate()
+    last = (0, 0)
+    next_line = time.monotonic() + FIRST_LINE_S
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task(label, total=None)
 

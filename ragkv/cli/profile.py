@@ -1,4 +1,6 @@
-"""`ragkv profile`: measures this model on this machine for the loading controller, and saves the profile."""
+"""`ragkv profile`: measures this model on this machine for the loading controller, and saves the
+profile.
+"""
 
 import dataclasses
 from typing import Annotated
@@ -22,14 +24,24 @@ def profile(
     with options.engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = engine.profiler.measure(quick=quick, on_progress=on_progress)
-        path, dtype_why = engine.load_control.profile_file, engine.stats().dtype_why
+        path = engine.load_control.profile_file
+        dtype_why = engine.stats().dtype_why
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})
         return
     for tokens in (512, 2048):
-        console.print(f"prefill of {counted(tokens, 'token')}: {milliseconds(measured.prefill.at(tokens))}")
-    console.print(f"a layer that recomputes a tenth of the latter: {milliseconds(measured.recompute.at(205, 2048))}")
+        console.print(
+            f"prefill of {counted(tokens, 'token')}: {milliseconds(measured.prefill.at(tokens))}"
+        )
+    console.print(
+        "a layer that recomputes a tenth of the latter: "
+        f"{milliseconds(measured.recompute.at(205, 2048))}"
+    )
     for name, speed in measured.tiers.items():
-        rate = f"{output.size(speed.bytes_per_s)}/s" if speed.per_byte_s else "no longer for more bytes"
+        rate = (
+            f"{output.size(speed.bytes_per_s)}/s"
+            if speed.per_byte_s
+            else "no longer for more bytes"
+        )
         console.print(f"{name}: {rate}, {speed.latency_s * 1e6:.3g} us a slice")
     console.print(f"dtype: {dtype_why}\nsaved in {path}; --json has all of it", style="dim")

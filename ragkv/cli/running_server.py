@@ -1,8 +1,10 @@
-"""The server that has a home, asked by commands: its model is loaded already, so an answer takes its own time alone.
+"""The server that has a home, asked by commands: its model is loaded already, so an answer takes
+its own time alone.
 
-Only a server on this machine is asked, and only one that needs no key: a key has documents of its own, which are not
-those of the home. Whatever goes wrong, the command reads the home itself. This loads neither torch nor
-`ragkv.retrieval.rag`: the time of a command is otherwise mostly that of loading them.
+Only a server on this machine is asked, and only one that needs no key: a key has documents of its
+own, which are not those of the home. Whatever goes wrong, the command reads the home itself. This
+loads neither torch nor `ragkv.retrieval.rag`: the time of a command is otherwise mostly that of
+loading them.
 """
 
 import contextlib
@@ -39,7 +41,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
-    """An answer, with the fields of `RagAnswer`. Of a server's, token ids and the ids of passages are not known."""
+    """An answer, with the fields of `RagAnswer`. Of a server's, token ids and the ids of passages
+    are not known.
+    """
 
     answer: Answer
     hits: "tuple[Hit, ...]"  # in prompt order
@@ -67,8 +71,8 @@ def _is_there(address: "ServerAddress | None", pid: int) -> bool:
 def server_of(home: Path, model: str) -> "ServerAddress | None":
     """Where the server of `home` listens.
 
-    `None` for one with another model than the given one, and for one whose default collection is not the one that
-    `ragkv ingest` fills.
+    `None` for one with another model than the given one, and for one whose default collection is
+    not the one that `ragkv ingest` fills.
     """
     address = server_file.load(home)
     if address is None or (home / "collections" / "default").exists():
@@ -77,18 +81,28 @@ def server_of(home: Path, model: str) -> "ServerAddress | None":
 
 
 def ask_server(
-    home: Path, model: str, path: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
+    home: Path,
+    model: str,
+    path: str,
+    body: Mapping[str, Any],
+    read: Callable[[Mapping[str, Any]], T],
 ) -> T | None:
-    """What `read` makes of the response to a POST at the server of `home`, with a note; `None` if it gives none."""
+    """What `read` makes of the response to a POST at the server of `home`, with a note; `None` if
+    it gives none.
+    """
     if (address := server_of(home, model)) is None:
         return None
-    threading.Thread(target=importlib.import_module, args=("ragkv.retrieval",)).start()  # for `read`, meanwhile
+    # for `read`, meanwhile
+    threading.Thread(target=importlib.import_module, args=("ragkv.retrieval",)).start()
     try:
         answered = read(_asked(address, "POST", path, body))
     except FAULTS as error:
         print_note(f"the server at {address.url} does not answer this question: {error}")
         return None
-    print_note(f"the server at {address.url} (pid {address.pid}), which has this home, answered, with its settings.")
+    print_note(
+        f"the server at {address.url} (pid {address.pid}), which has this home, answered, with "
+        "its settings."
+    )
     return answered
 
 
@@ -97,10 +111,13 @@ class KeptServer:
 
     def __init__(self, home: Path, model: str, settings: Path | None, idle_s: float) -> None:
         """The arguments are those of `start_server`."""
-        self._how, self._starting = (home, model, settings, idle_s), threading.Lock()
+        self._how = (home, model, settings, idle_s)
+        self._starting = threading.Lock()
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The JSON of a response. Raises `InputError` for one that is an error, and what `start_server` raises."""
+        """The JSON of a response. Raises `InputError` for one that is an error, and what
+        `start_server` raises.
+        """
         home, model, *_ = self._how
         with self._starting:
             if (address := server_of(home, model)) is None:
@@ -114,7 +131,9 @@ class KeptServer:
             raise InputError(f"The server of {home} says: {error}") from error
 
 
-def _asked(address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+def _asked(
+    address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What `send` gives, once the server has loaded its model."""
     while not is_ready(address):
         time.sleep(POLL_S)
@@ -133,34 +152,56 @@ def is_ready(address: "ServerAddress") -> bool:
 
 
 def start_server(home: Path, model: str, settings: Path | None, idle_s: float) -> None:
-    """Start a server of `home` that ends when it was idle for `idle_s`; returns when it is there, loading its model.
+    """Start a server of `home` that ends when it was idle for `idle_s`; returns when it is there,
+    loading its model.
 
-    Raises `StoreLockedError` if another process writes to the home, and `InputError` if the server does not start.
+    Raises `StoreLockedError` if another process writes to the home, and `InputError` if the server
+    does not start.
     """
     check_unlocked(home / "kv")
-    options = ["--home", home, "--port", "0", "--idle", f"{idle_s}", *(["--model", model] if model else [])]
+    options = [
+        "--home",
+        home,
+        "--port",
+        "0",
+        "--idle",
+        f"{idle_s}",
+        *(["--model", model] if model else []),
+    ]
     options += [] if settings is None else ["--config", settings]
     log = home / "server.log"
     with log.open("wb") as out:
         command = [sys.executable, "-m", "ragkv", "serve", *map(str, options)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
     while not _is_there(server_of(home, model), process.pid):
         if process.poll() is not None:
             said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
             raise InputError(f"The server did not start; {log} ends with: {said[-1]}")
         time.sleep(POLL_S)
     process.returncode = 0  # or Python warns that it goes on without this command
-    print_note(f"a server keeps the model for the next questions, and ends when it was idle for {duration(idle_s)}.")
+    print_note(
+        "a server keeps the model for the next questions, and ends when it was idle for "
+        f"{duration(idle_s)}."
+    )
 
 
 def send(
-    address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    address: "ServerAddress",
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None,
+    timeout_s: float,
 ) -> dict[str, Any]:
     """The JSON of a response. Raises `Refused` for an error, and if another process answers."""
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)  # past any proxy
+    # past any proxy
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
         data = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, data, {"content-type": "application/json", "accept": "application/json"})
+        connection.request(
+            method, path, data, {"content-type": "application/json", "accept": "application/json"}
+        )
         response = connection.getresponse()
         if response.getheader("x-replica") != address.replica:
             raise Refused("another process listens there")
@@ -180,9 +221,16 @@ def served_answer(found: Mapping[str, Any]) -> ServedAnswer:
         token_ids=(),
         finish_reason=found["finish_reason"],
         timing=Timing(**found["timing"]),
-        reuse=Reuse(**{**reuse, "notes": tuple(reuse["notes"]), "decision": tuple(reuse["decision"])}),
+        reuse=Reuse(
+            **{**reuse, "notes": tuple(reuse["notes"]), "decision": tuple(reuse["decision"])}
+        ),
         citations=tuple(
-            Citation(one["number"] - 1, one["start"], one["end"], found["sources"][one["number"] - 1]["source"])
+            Citation(
+                one["number"] - 1,
+                one["start"],
+                one["end"],
+                found["sources"][one["number"] - 1]["source"],
+            )
             for one in found["citations"]
         ),
         spans=tuple(_span(one) for one in found["prompt"]),
@@ -207,4 +255,6 @@ def hits_of(sources: Sequence[Mapping[str, Any]]) -> "tuple[Hit, ...]":
 def _span(one: Mapping[str, Any]) -> PromptSpan:
     chunk = None if one["number"] is None else one["number"] - 1
     recomputed_at = tuple(one["recomputed_at"])
-    return PromptSpan(one["kind"], one["start"], one["tokens"], one["state"], recomputed_at, chunk, one["why"])
+    return PromptSpan(
+        one["kind"], one["start"], one["tokens"], one["state"], recomputed_at, chunk, one["why"]
+    )

@@ -1,4 +1,6 @@
-"""`ragkv serve`: starts the REST service and its web page. docs/deploy.md lists the settings without a flag here."""
+"""`ragkv serve`: starts the REST service and its web page. docs/deploy.md lists the settings
+without a flag here.
+"""
 
 import os
 import sys
@@ -23,28 +25,46 @@ def _from_settings(default: str) -> str:
     return f"{FROM_SETTINGS}, else {default}"
 
 
-Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=_from_settings("127.0.0.1"))]
-Port = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Port; 0 is any free one.", show_default=_from_settings("8000"))
+Host = Annotated[
+    str | None, typer.Option(help="Address to listen on.", show_default=_from_settings("127.0.0.1"))
 ]
-NoAuth = Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")]
-OnRay = Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve, which share a Redis server: docs/scale.md.")]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="Port; 0 is any free one.", show_default=_from_settings("8000")
+    ),
+]
+NoAuth = Annotated[
+    bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")
+]
+OnRay = Annotated[
+    bool,
+    typer.Option("--ray", help="Replicas on Ray Serve, which share a Redis server: docs/scale.md."),
+]
 Replicas = Annotated[
-    int | None, typer.Option(min=1, help="With --ray: number of replicas.", show_default=_from_settings("2"))
+    int | None,
+    typer.Option(min=1, help="With --ray: number of replicas.", show_default=_from_settings("2")),
 ]
 AnsweredBy = Annotated[
     AnswerEngine | None,
     typer.Option(
         "--engine",
-        help="Who computes answers: ragkv itself, or a vLLM server with ragkv's connector (docs/vllm.md).",
+        help="Who computes answers: ragkv itself, or a vLLM server with ragkv's connector "
+        "(docs/vllm.md).",
         show_default=_from_settings("ragkv"),
     ),
 ]
 VllmUrl = Annotated[
     str | None,
-    typer.Option(help="With --engine vllm: where vLLM listens.", show_default=_from_settings("http://127.0.0.1:8000")),
+    typer.Option(
+        help="With --engine vllm: where vLLM listens.",
+        show_default=_from_settings("http://127.0.0.1:8000"),
+    ),
 ]
-Mcp = Annotated[bool, typer.Option("--mcp", help="Also offer the documents to MCP clients, at /mcp: docs/mcp.md.")]
+Mcp = Annotated[
+    bool,
+    typer.Option("--mcp", help="Also offer the documents to MCP clients, at /mcp: docs/mcp.md."),
+]
 
 
 @with_engine_options
@@ -58,9 +78,13 @@ def serve(
     engine: AnsweredBy = None,
     vllm_url: VllmUrl = None,
     mcp: Mcp = False,
-    idle: Annotated[str | None, typer.Option(help="End when no request came for so long, such as 10m.")] = None,
+    idle: Annotated[
+        str | None, typer.Option(help="End when no request came for so long, such as 10m.")
+    ] = None,
 ) -> None:
-    """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or SIGTERM ends it."""
+    """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or
+    SIGTERM ends it.
+    """
     from ragkv.api import ServeConfig
     from ragkv.model.loading import locate
 
@@ -112,7 +136,8 @@ def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
     from ragkv.api.server import check_network_exposure
 
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    say: Any = errors.print if settings.port else (lambda _: None)  # port 0: a program started it, and reads its log
+    # port 0: a program started it, and reads its log
+    say: Any = errors.print if settings.port else (lambda _: None)
     ready = f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it."
     app = create_app(settings, on_ready=lambda: say(ready))
     if mcp:
@@ -124,4 +149,6 @@ def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
     sys.stderr.flush()
     listen(app, settings)
     sys.stderr.flush()
-    os._exit(0)  # everything is closed; the interpreter would take seconds to free the model, or wait for a thread
+    # everything is closed; the interpreter would take seconds to free the model, or wait for a
+    # thread
+    os._exit(0)

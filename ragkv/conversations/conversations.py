@@ -1,9 +1,11 @@
-"""The conversations of one engine: which there are, their turns, and which blocks their histories have.
+"""The conversations of one engine: which there are, their turns, and which blocks their histories
+have.
 
-Where their states are kept is the storage's business (`storage.py`, `redis_storage.py`). A conversation that is not
-saved has its state in its `Session` alone: the turn of a conversation that is found by its messages works on one, and
-`fork` saves it under an id once the turn is answered. No other process can see it, so none can delete it during its
-turn. It ends with its process; its blocks are then evicted like any entry that is not used.
+Where their states are kept is the storage's business (`storage.py`, `redis_storage.py`). A
+conversation that is not saved has its state in its `Session` alone: the turn of a conversation that
+is found by its messages works on one, and `fork` saves it under an id once the turn is answered. No
+other process can see it, so none can delete it during its turn. It ends with its process; its
+blocks are then evicted like any entry that is not used.
 """
 
 import logging
@@ -36,14 +38,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0  # `SWEEP_S` is how often idle conversations are looked for at most.
-REMEMBERED = 10_000  # `REMEMBERED` is the number of conversations whose last use is known here at most.
+# `REMEMBERED` is the number of conversations whose last use is known here at most.
+REMEMBERED = 10_000
 CLOCK_SKEW_S = 5.0  # `CLOCK_SKEW_S` is by how much the clocks of replicas may differ.
 
 
 class Conversations:
     """The conversations of one engine. All methods are thread-safe.
 
-    With a storage that replicas share, methods raise `SessionUnavailableError` if it does not answer.
+    With a storage that replicas share, methods raise `SessionUnavailableError` if it does not
+    answer.
     """
 
     def __init__(
@@ -55,14 +59,22 @@ class Conversations:
         storage: SessionStorage,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`runs` are what the template puts around answers. `storage` is closed with this object."""
-        self.adapter, self.runs, self.block_writer = adapter, runs, block_writer
-        self.settings, self.storage, self.clock = settings, storage, clock
-        # Guards the fields below. No thread waits for a session or a server while it holds this lock.
+        """`runs` are what the template puts around answers. `storage` is closed with this
+        object.
+        """
+        self.adapter = adapter
+        self.runs = runs
+        self.block_writer = block_writer
+        self.settings = settings
+        self.storage = storage
+        self.clock = clock
+        # Guards the fields below. No thread waits for a session or a server while it holds this
+        # lock.
         self._lock = threading.RLock()
         self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._unsaved: WeakSet[Session] = WeakSet()
-        self._seen_at: dict[str, float] = {}  # when the states seen here were used, by id, to notice older ones
+        # when the states seen here were used, by id, to notice older ones
+        self._seen_at: dict[str, float] = {}
         self._turns: set[Turn] = set()  # under way
         self._swept_at = 0.0
         self._deletions: SharedDeletions | None = None
@@ -75,8 +87,11 @@ class Conversations:
     def open(
         cls, adapter: Adapter, runs: TemplateRuns, block_writer: BlockWriter, config: EngineConfig
     ) -> "Conversations":
-        """Those on the store's Redis server if they are shared, else those of its folder, if the store may write it."""
-        settings, base = config.store, block_writer.base
+        """Those on the store's Redis server if they are shared, else those of its folder, if the
+        store may write it.
+        """
+        settings = config.store
+        base = block_writer.base
         own = config.session.directory or (None if settings.read_only else settings.directory)
         folder = None if own is None else Path(own)
         if not config.session.shared:
@@ -98,7 +113,9 @@ class Conversations:
     def session(self, session_id: str, ttl_s: float | None = None) -> Session:
         """The conversation of that id, new or as it stands. A given `ttl_s` applies from now on."""
         if not isinstance(session_id, str) or not session_id:
-            raise InputError(f"A session's id must be a string that is not empty, not {session_id!r:.80}.")
+            raise InputError(
+                f"A session's id must be a string that is not empty, not {session_id!r:.80}."
+            )
         if ttl_s is not None and not ttl_s > 0:
             raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
         with self._lock:
@@ -108,28 +125,41 @@ class Conversations:
                 if not self.storage.shared:  # otherwise `refresh` reads its state
                     self._load(session)
             self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
-        if session.lock.acquire(blocking=False):  # otherwise a turn runs, and the next one refreshes the session
+        # otherwise a turn runs, and the next one refreshes the session
+        if session.lock.acquire(blocking=False):
             try:
                 self.refresh(session)
             finally:
                 session.lock.release()
         with self._lock:
-            self._set_ttl(session, ttl_s)  # again, because the refresh may have read a state with another ttl
+            # again, because the refresh may have read a state with another ttl
+            self._set_ttl(session, ttl_s)
         return session
 
-    def unsaved(self, session_id: str, past: Session | None = None, notes: Sequence[str] = ()) -> Session:
-        """A conversation that is saved nowhere until it is forked, with the past of another one or with none.
+    def unsaved(
+        self, session_id: str, past: Session | None = None, notes: Sequence[str] = ()
+    ) -> Session:
+        """A conversation that is saved nowhere until it is forked, with the past of another one or
+        with none.
 
         `session_id` is the group of its blocks; `notes` are for the report of its first turn.
         """
-        session = Session(self, session_id, self._empty() if past is None else past.state, tuple(notes), saved=False)
+        session = Session(
+            self,
+            session_id,
+            self._empty() if past is None else past.state,
+            tuple(notes),
+            saved=False,
+        )
         with self._lock:
             self._unsaved.add(session)
         return session
 
     @contextmanager
     def turn(self, session: Session | None, ticket: Ticket | None = None) -> Iterator[Turn]:
-        """A turn of `session`, or of none. A turn that does not end leaves the session as it was."""
+        """A turn of `session`, or of none. A turn that does not end leaves the session as
+        it was.
+        """
         if session is None:
             yield Turn(self, None)
             return
@@ -144,19 +174,27 @@ class Conversations:
 
     def fork(self, session: Session, session_id: str) -> Session:
         """A conversation of that id with the same past, without a turn that is under way."""
-        past, other = session.state, self.session(session_id)
+        past = session.state
+        other = self.session(session_id)
         if other is session:
-            raise InputError(f"{session_id!r} is the id of the conversation to be forked itself: choose another.")
+            raise InputError(
+                f"{session_id!r} is the id of the conversation to be forked itself: choose another."
+            )
         with other.held():
             if other.turns:
-                raise InputError(f"There is a conversation {session_id!r} already: choose another id, or delete it.")
+                raise InputError(
+                    f"There is a conversation {session_id!r} already: choose another id, or "
+                    "delete it."
+                )
             self.commit(other, replace(past, created_at=self.clock()))
         return other
 
     # What a session and its turns need. The caller holds the session.
 
     def refresh(self, session: Session) -> None:
-        """Bring the session up to date before it is used: another replica may have changed it, or it was idle."""
+        """Bring the session up to date before it is used: another replica may have changed it, or
+        it was idle.
+        """
         if not session.saved:
             return
         if self.storage.shared:
@@ -174,7 +212,8 @@ class Conversations:
 
         If it raises, the session's state is unchanged.
         """
-        state, before = replace(state, used_at=self.clock()), session.state
+        state = replace(state, used_at=self.clock())
+        before = session.state
         # In one step with what `_set_ttl` saves; but nothing waits for a server under the lock.
         with nullcontext() if self.storage.shared else self._lock:
             if session.saved:
@@ -185,7 +224,9 @@ class Conversations:
             self.block_writer.then(partial(self.drop, unused))
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:
-        """Return when the session's last state survives a crash; a note if that is not so within `timeout_s`."""
+        """Return when the session's last state survives a crash; a note if that is not so within
+        `timeout_s`.
+        """
         return self.storage.wait_saved(session, timeout_s)
 
     def clear(self, session: Session) -> None:
@@ -194,9 +235,12 @@ class Conversations:
         if session.saved and self.storage.shared:
             self.storage.delete(session.session_id)
         with self._lock:
-            session.state, session.version, session.notes = self._empty(before.ttl_s), None, ()
+            session.state = self._empty(before.ttl_s)
+            session.version = None
+            session.notes = ()
             self._seen_at.pop(session.session_id, None)
-        if session.saved and not self.storage.shared:  # now, because a write that waits is not done any more
+        # now, because a write that waits is not done any more
+        if session.saved and not self.storage.shared:
             self.storage.delete(session.session_id)
         self.drop(self._keys(before))
 
@@ -211,9 +255,13 @@ class Conversations:
     # All conversations.
 
     def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
-        """Every conversation that has turns, the last used first; with `session_ids`, of these only."""
+        """Every conversation that has turns, the last used first; with `session_ids`, of these
+        only.
+        """
         found = self.storage.summaries(None if session_ids is None else tuple(session_ids))
-        shown = (one for one in _last_used_first(found) if one.turns and not self._idle_too_long(one))
+        shown = (
+            one for one in _last_used_first(found) if one.turns and not self._idle_too_long(one)
+        )
         return tuple(map(self._info, shown))
 
     def has(self, session_id: str) -> bool:
@@ -221,12 +269,19 @@ class Conversations:
         return any(summary.turns for summary in self.storage.summaries([session_id]))
 
     def ids(self) -> tuple[str, ...]:
-        """The ids of the conversations that have turns, in no order, without looking anything up: quick."""
+        """The ids of the conversations that have turns, in no order, without looking anything up:
+        quick.
+        """
         return self.storage.ids()
 
     def uses(self) -> dict[str, float]:
-        """When each conversation was used last (seconds since the epoch), by its id, the last used first: quick."""
-        return {summary.session_id: summary.used_at for summary in _last_used_first(self.storage.summaries())}
+        """When each conversation was used last (seconds since the epoch), by its id, the last used
+        first: quick.
+        """
+        return {
+            summary.session_id: summary.used_at
+            for summary in _last_used_first(self.storage.summaries())
+        }
 
     def delete_all(self, session_ids: Iterable[str]) -> None:
         """Delete conversations: those that replicas share also while a turn of theirs runs."""
@@ -245,15 +300,21 @@ class Conversations:
         self.drop({key for summary in found for key in summary.keys})
 
     def server_stats(self) -> RemoteStats | None:
-        """The health of the server that replicas share, as conversations see it; `None` if they share none."""
+        """The health of the server that replicas share, as conversations see it; `None` if they
+        share none.
+        """
         return self.storage.stats()
 
     def telling(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
-        """The block deletes the entries of `keys`; the replicas that share the conversations are told of it."""
+        """The block deletes the entries of `keys`; the replicas that share the conversations are
+        told of it.
+        """
         return nullcontext() if self._deletions is None else self._deletions.telling(keys)
 
     def drop(self, keys: Iterable[EntryKey]) -> None:
-        """Delete the blocks of these keys that are in no history, of any replica, and of no turn under way."""
+        """Delete the blocks of these keys that are in no history, of any replica, and of no turn
+        under way.
+        """
         if not (dropped := set(keys)):
             return
         try:
@@ -265,23 +326,27 @@ class Conversations:
             self.block_writer.delete(key)
 
     def drop_orphans(self) -> int:
-        """Have the blocks on this machine deleted that are in no conversation; returns how many there are.
+        """Have the blocks on this machine deleted that are in no conversation; returns how many
+        there are.
 
-        The block writer deletes them after what was saved before. A process that was killed in a turn leaves such
-        blocks, and so does a deletion that this one was not told of.
+        The block writer deletes them after what was saved before. A process that was killed in a
+        turn leaves such blocks, and so does a deletion that this one was not told of.
         """
         blocks = self.block_writer.on_this_machine()
         if blocks:
             blocks -= self._used_keys()
         if blocks:  # some may be of another model's conversations
             blocks &= self.block_writer.own()
-            # Not at once: a turn that begins now may save the same blocks, and the block writer stores them afterwards.
+            # Not at once: a turn that begins now may save the same blocks, and the block writer
+            # stores them afterwards.
             if not self.block_writer.then(partial(self.drop, blocks)):
                 self.drop(blocks)  # the engine is being closed: no turn begins
         return len(blocks)
 
     def sweep(self) -> None:
-        """Have the conversations cleared that were idle for too long, except those of which a turn runs."""
+        """Have the conversations cleared that were idle for too long, except those of which a turn
+        runs.
+        """
         now = self.clock()
         with self._lock:
             if abs(now - self._swept_at) < SWEEP_S:  # a clock may be set back
@@ -292,7 +357,9 @@ class Conversations:
             self.block_writer.then(partial(self.session, summary.session_id))
 
     def tidy(self) -> None:
-        """Delete what no replica needs any more: idle conversations, and blocks that are in none."""
+        """Delete what no replica needs any more: idle conversations, and blocks that are
+        in none.
+        """
         self.sweep()
         self.drop_orphans()
 
@@ -315,9 +382,16 @@ class Conversations:
             return
         state = self._empty(session.state.ttl_s) if found.state is None else found.state
         with self._lock:
-            session.state, session.version, session.notes = state, found.version, found.notes
-            if state.turns and state.used_at < self._seen_at.get(session.session_id, 0.0) - CLOCK_SKEW_S:
-                session.notes += ("the conversation is older than it was here: its server was restored",)
+            session.state = state
+            session.version = found.version
+            session.notes = found.notes
+            if (
+                state.turns
+                and state.used_at < self._seen_at.get(session.session_id, 0.0) - CLOCK_SKEW_S
+            ):
+                session.notes += (
+                    "the conversation is older than it was here: its server was restored",
+                )
         self._saw(session)
 
     def _used_keys(self) -> set[EntryKey]:
@@ -356,7 +430,9 @@ class Conversations:
         sizes = zip(summary.keys, summary.key_tokens, strict=True)
         stored = sum(tokens for key, tokens in sizes if self.block_writer.stored(key))
         size = stored * self.adapter.kv_bytes_per_token
-        return SessionInfo(summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title)
+        return SessionInfo(
+            summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title
+        )
 
     def _idle_too_long(self, known: SessionState | Summary) -> bool:
         ttl_s = self.settings.ttl_s if known.ttl_s is None else known.ttl_s

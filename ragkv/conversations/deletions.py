@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TIDY_S = 600.0  # `TIDY_S` is how often stored blocks are compared with the conversations, after an outage too.
-UNTOLD = "deletions-untold.json"  # `UNTOLD` has the keys of deleted entries that others were not told of yet.
+# `TIDY_S` is how often stored blocks are compared with the conversations, after an outage too.
+TIDY_S = 600.0
+# `UNTOLD` has the keys of deleted entries that others were not told of yet.
+UNTOLD = "deletions-untold.json"
 POLL_S = 2.0  # `POLL_S` is how often a replica looks for what others deleted.
 
 
@@ -37,9 +39,12 @@ class SharedDeletions(Closing):
 
         `drop` deletes what is in no conversation; `tidy` looks for more of it, which takes longer.
         """
-        self._storage, self._drop, self._tidy = storage, drop, tidy
+        self._storage = storage
+        self._drop = drop
+        self._tidy = tidy
         self._untold = Tombstones(None if folder is None else folder / UNTOLD)
-        self._tidy_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic
+        # when the stored blocks are compared with the conversations again, monotonic
+        self._tidy_at = 0.0
         self._position = "0"  # of the last deletion that was followed
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="ragkv-sessions", daemon=True)
@@ -47,7 +52,9 @@ class SharedDeletions(Closing):
 
     @contextmanager
     def telling(self, keys: Sequence[EntryKey]) -> Iterator[None]:
-        """The block deletes the entries of `keys`. Noted first: a kill, or an outage, only delays what is told."""
+        """The block deletes the entries of `keys`. Noted first: a kill, or an outage, only delays
+        what is told.
+        """
         if keys:
             self._untold.add(*keys)
         yield
@@ -85,7 +92,8 @@ class SharedDeletions(Closing):
                     self._tidy()
                     self._tidy_at = time.monotonic() + TIDY_S
             except SessionUnavailableError as error:
-                self._tidy_at = 0.0  # the log may be lost with the server, or deletions may have left it
+                # the log may be lost with the server, or deletions may have left it
+                self._tidy_at = 0.0
                 log.debug("%s", error)
             except Exception:  # an unexpected error must not end the thread
                 log.exception("Deletions by other replicas were not followed; trying again.")

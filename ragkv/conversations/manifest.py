@@ -1,8 +1,10 @@
-"""Manifests: what a conversation consists of, saved durably. Its KV is in the store, found by the blocks' keys.
+"""Manifests: what a conversation consists of, saved durably. Its KV is in the store, found by the
+blocks' keys.
 
-A manifest is three lines of JSON: format, version and checksum; a summary, the only line that is read when an engine
-opens; the blocks with their token ids, the turns and the history. It has the token ids, so a block that the store lost
-costs computing its tokens and never the state. `storage.py` has one file a session.
+A manifest is three lines of JSON: format, version and checksum; a summary, the only line that is
+read when an engine opens; the blocks with their token ids, the turns and the history. It has the
+token ids, so a block that the store lost costs computing its tokens and never the state.
+`storage.py` has one file a session.
 """
 
 import hashlib
@@ -17,7 +19,15 @@ from ragkv.store import EntryKey, Identity
 FORMAT = "ragkv-session"  # `FORMAT` is what every manifest says of itself.
 VERSION = 1  # `VERSION` is the only one that is read.
 # `NOT_A_MANIFEST` is what `decode` and `Summary.from_json` raise for bytes that are no manifest.
-NOT_A_MANIFEST = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
+NOT_A_MANIFEST = (
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +48,11 @@ class Summary:
         """The summary of a conversation; `base` is the engine's identity."""
         history = state.history
         keys = {block.key(base): len(block.token_ids) for block in history.blocks}
-        turns, used_at, ttl_s = len(state.turns), state.used_at, state.ttl_s
-        sizes, title = tuple(keys.values()), state.title
+        turns = len(state.turns)
+        used_at = state.used_at
+        ttl_s = state.ttl_s
+        sizes = tuple(keys.values())
+        title = state.title
         return cls(session_id, turns, len(history), used_at, ttl_s, tuple(keys), sizes, title)
 
     @classmethod
@@ -66,9 +79,12 @@ class ManifestVersionError(Exception):
     """A manifest has a version that this code does not read. The argument is that version."""
 
 
-def encode(summary: Summary, state: SessionState, base: Identity, secret: str | None = None) -> bytes:
+def encode(
+    summary: Summary, state: SessionState, base: Identity, secret: str | None = None
+) -> bytes:
     """A manifest's three lines. With a `secret` the checksum proves that the writer knows it."""
-    rows: dict[EntryKey, int] = {}  # row in the table, by the block's key: each entry is written once
+    # row in the table, by the block's key: each entry is written once
+    rows: dict[EntryKey, int] = {}
     table: list[Any] = []
     histories: list[Any] = []
     before = History()
@@ -79,11 +95,20 @@ def encode(summary: Summary, state: SessionState, base: Identity, secret: str | 
             key = block.key(base)
             if key not in rows:
                 rows[key] = len(table)
-                row = [block.context, block.prefix_digest, block.frequencies, block.token_ids, block.index]
+                row = [
+                    block.context,
+                    block.prefix_digest,
+                    block.frequencies,
+                    block.token_ids,
+                    block.index,
+                ]
                 table.append([*row, True] if block.fused else row)
             new_blocks.append([rows[key], block.start, block.stop])
         same_parts = _common(before.parts, history.parts)
-        new_parts = [[part.kind.value, part.tokens, part.turn, part.source] for part in history.parts[same_parts:]]
+        new_parts = [
+            [part.kind.value, part.tokens, part.turn, part.source]
+            for part in history.parts[same_parts:]
+        ]
         histories.append([same_blocks, new_blocks, history.tail, same_parts, new_parts])
         before = history
     body = {
@@ -91,7 +116,8 @@ def encode(summary: Summary, state: SessionState, base: Identity, secret: str | 
         "created_at": state.created_at,
         "turns": [turn.at for turn in state.turns],
         "blocks": table,
-        "histories": histories,  # at the start of each turn, then the current one; each as a change of the previous one
+        # at the start of each turn, then the current one; each as a change of the previous one
+        "histories": histories,
     }
     rest = f"{summary.to_json()}\n{json.dumps(body, separators=(',', ':'))}\n".encode()
     header = {"format": FORMAT, "version": VERSION, "checksum": _checksum(rest, secret)}
@@ -101,8 +127,8 @@ def encode(summary: Summary, state: SessionState, base: Identity, secret: str | 
 def decode(session_id: str, data: bytes, base: Identity, secret: str | None = None) -> SessionState:
     """Inverse of `encode`.
 
-    Raises `ManifestVersionError`; and one of `NOT_A_MANIFEST` if `data` is no manifest of this session, of this model
-    and of this tenant.
+    Raises `ManifestVersionError`; and one of `NOT_A_MANIFEST` if `data` is no manifest of this
+    session, of this model and of this tenant.
     """
     first, _, rest = data.partition(b"\n")
     header = json.loads(first)
@@ -121,15 +147,29 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
         ((context, prefix, frequencies, tuple(ids), index), bool(fused))
         for context, prefix, frequencies, ids, index, *fused in body["blocks"]
     ]
-    histories, before = [], History()
+    histories = []
+    before = History()
     for same_blocks, new_blocks, tail, same_parts, new_parts in body["histories"]:
         # An earlier version wrote a fourth number.
-        blocks = (replace(Block(*table[row][0], *place[:2]), fused=table[row][1]) for row, *place in new_blocks)
-        parts = (Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in new_parts)
-        before = History((*before.blocks[:same_blocks], *blocks), tuple(tail), (*before.parts[:same_parts], *parts))
+        blocks = (
+            replace(Block(*table[row][0], *place[:2]), fused=table[row][1])
+            for row, *place in new_blocks
+        )
+        parts = (
+            Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in new_parts
+        )
+        before = History(
+            (*before.blocks[:same_blocks], *blocks),
+            tuple(tail),
+            (*before.parts[:same_parts], *parts),
+        )
         histories.append(before)
-    turns = tuple(PastTurn(began, at) for began, at in zip(histories[:-1], body["turns"], strict=True))
-    used_at, ttl_s, title = summary["used_at"], summary["ttl_s"], summary["title"]
+    turns = tuple(
+        PastTurn(began, at) for began, at in zip(histories[:-1], body["turns"], strict=True)
+    )
+    used_at = summary["used_at"]
+    ttl_s = summary["ttl_s"]
+    title = summary["title"]
     return SessionState(turns, histories[-1], body["created_at"], used_at, ttl_s, title)
 
 

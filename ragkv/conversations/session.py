@@ -1,4 +1,6 @@
-"""One conversation, as its user holds it. Its state is an immutable `SessionState`, which `Conversations` replaces."""
+"""One conversation, as its user holds it. Its state is an immutable `SessionState`, which
+`Conversations` replaces.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +33,9 @@ class SessionInfo:
 
 
 class SessionOwner(Protocol):
-    """What a session and its turns need of `Conversations`. The caller of a method holds the session."""
+    """What a session and its turns need of `Conversations`. The caller of a method holds the
+    session.
+    """
 
     adapter: Adapter
     runs: TemplateRuns  # what the template puts around answers
@@ -58,15 +62,22 @@ class Session:
     """One conversation. `Engine.session` makes it; `lock` lets one turn run at a time."""
 
     def __init__(
-        self, owner: SessionOwner, session_id: str, state: SessionState, notes: tuple[str, ...] = (), saved: bool = True
+        self,
+        owner: SessionOwner,
+        session_id: str,
+        state: SessionState,
+        notes: tuple[str, ...] = (),
+        saved: bool = True,
     ) -> None:
-        self.session_id, self.saved = session_id, saved
+        self.session_id = session_id
+        self.saved = saved
         self.lock = threading.Lock()
         self.state = state
         self.notes = notes  # for the report of the next turn
         self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
         self.first_title = ""  # the title from the next turn on, unless it has one
-        self.write: Future[str | None] | None = None  # the last one to disk; its result is a note if it failed
+        # the last one to disk; its result is a note if it failed
+        self.write: Future[str | None] | None = None
         self.deleted = False
         self.owner = owner
         self._thread: int | None = None  # the thread that holds the session
@@ -92,9 +103,11 @@ class Session:
         return Past(self.state.history, self.notes)
 
     def wait_saved(self, timeout_s: float) -> str | None:
-        """Return when the last turn survives a crash; a note for its report if that is not so within `timeout_s`.
+        """Return when the last turn survives a crash; a note for its report if that is not so
+        within `timeout_s`.
 
-        Call it when the turn has ended: the session is not held meanwhile, and its next turn may run.
+        Call it when the turn has ended: the session is not held meanwhile, and its next turn may
+        run.
         """
         return self.owner.wait_saved(self, timeout_s)
 
@@ -104,12 +117,16 @@ class Session:
             self.owner.clear(self)
 
     def delete(self) -> None:
-        """Delete the conversation: its manifest, and its blocks in every tier where no other session has them."""
+        """Delete the conversation: its manifest, and its blocks in every tier where no other
+        session has them.
+        """
         with self.held():
             self.owner.delete(self)
 
     def fork(self, session_id: str) -> "Session":
-        """A new conversation with the same past; both share its blocks. Raises `InputError` if that id has turns."""
+        """A new conversation with the same past; both share its blocks. Raises `InputError` if that
+        id has turns.
+        """
         return self.owner.fork(self, session_id)
 
     def rewind(self, turns: int = 1) -> None:
@@ -120,31 +137,45 @@ class Session:
         with self.held():
             past = self.state.turns
             if not 1 <= turns <= len(past):
-                raise InputError(f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}.")
-            self.owner.commit(self, replace(self.state, turns=past[:-turns], history=past[-turns].began))
+                raise InputError(
+                    f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}."
+                )
+            self.owner.commit(
+                self, replace(self.state, turns=past[:-turns], history=past[-turns].began)
+            )
 
     def discard(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Drop these ranges of indices from the history now; returns how many tokens were dropped."""
+        """Drop these ranges of indices from the history now; returns how many tokens were
+        dropped.
+        """
         with self.held():
             history = self.state.history
             dropped = merged(ranges, len(history))
             return self._replace(history.without(dropped) if dropped else history)
 
     def follow(self, token_ids: Sequence[int]) -> int:
-        """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins; returns their tokens.
+        """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins;
+        returns their tokens.
 
-        For a conversation whose text someone else keeps: all that follows the blocks is part of the prompt.
+        For a conversation whose text someone else keeps: all that follows the blocks is part of the
+        prompt.
         """
         with self.held():
-            history, blocks, at = self.state.history, list[Block](), 0
+            history = self.state.history
+            blocks = list[Block]()
+            at = 0
             for block in history.blocks:
-                if block.kept_ids != tuple(token_ids[at : at + len(block)]) or at + len(block) == len(token_ids):
+                if block.kept_ids != tuple(token_ids[at : at + len(block)]) or at + len(
+                    block
+                ) == len(token_ids):
                     break
                 blocks.append(block)
                 at += len(block)
             parts = (Part(PartKind.CHUNK, at),) if at else ()
             if len(history) > at:
-                self.owner.commit(self, replace(self.state, turns=(), history=History(tuple(blocks), (), parts)))
+                self.owner.commit(
+                    self, replace(self.state, turns=(), history=History(tuple(blocks), (), parts))
+                )
             return at
 
     def _replace(self, history: History) -> int:
@@ -156,17 +187,22 @@ class Session:
 
     @contextmanager
     def held(self, ticket: Ticket | None = None) -> Iterator[None]:
-        """Hold the session, and bring it up to date. Raises what `ticket` raises while this thread waits for it.
+        """Hold the session, and bring it up to date. Raises what `ticket` raises while this thread
+        waits for it.
 
-        Raises `InputError` if the session was deleted, or if this thread holds it already: it would wait for itself.
+        Raises `InputError` if the session was deleted, or if this thread holds it already: it would
+        wait for itself.
         """
         if self._thread == threading.get_ident() and self.lock.locked():
             raise InputError(
-                f"Session {self.session_id!r} has an answer under way on this thread: finish or close its stream first."
+                f"Session {self.session_id!r} has an answer under way on this thread: finish or "
+                "close its stream first."
             )
         with acquired(self.lock, no_check if ticket is None else ticket.check):
             if self.deleted:
-                raise InputError(f"Session {self.session_id!r} was deleted; ask the engine for a new one.")
+                raise InputError(
+                    f"Session {self.session_id!r} was deleted; ask the engine for a new one."
+                )
             self._thread = threading.get_ident()
             try:
                 self.owner.refresh(self)

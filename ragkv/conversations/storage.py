@@ -1,4 +1,5 @@
-"""Where the states of conversations are kept: the contract, and a folder of manifests on this machine.
+"""Where the states of conversations are kept: the contract, and a folder of manifests on this
+machine.
 
 The Redis server that replicas share is the other one (`redis_storage.py`).
 """
@@ -37,11 +38,12 @@ class StoredState:
 class SessionStorage(Closing, ABC):
     """Keeps the states of conversations. All methods are thread-safe.
 
-    A session's `version` names the state that it has; `load` and `save` set or compare it. The caller of a method that
-    takes a session holds it.
+    A session's `version` names the state that it has; `load` and `save` set or compare it. The
+    caller of a method that takes a session holds it.
     """
 
-    shared = False  # whether other processes change the states, so that they are read again before they are used
+    # whether other processes change the states, so that they are read again before they are used
+    shared = False
 
     @abstractmethod
     def load(self, session_id: str, known: str | None) -> StoredState | None:
@@ -53,7 +55,8 @@ class SessionStorage(Closing, ABC):
 
     @abstractmethod
     def delete(self, session_id: str, known: str | None = None) -> None:
-        """Keep the conversation no longer; if other processes may have changed it, only in the version `known`.
+        """Keep the conversation no longer; if other processes may have changed it, only in the
+        version `known`.
 
         The version of its session, if it has one, was set to `None` before.
         """
@@ -63,7 +66,9 @@ class SessionStorage(Closing, ABC):
         """The summaries of all conversations that are kept, or of those of these ids."""
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:
-        """Return when the session's last state survives a crash; a note if that is not so within `timeout_s`."""
+        """Return when the session's last state survives a crash; a note if that is not so within
+        `timeout_s`.
+        """
         return None  # `save` returned when it did
 
     def ids(self) -> tuple[str, ...]:
@@ -79,27 +84,33 @@ class SessionStorage(Closing, ABC):
 
 
 class FolderStorage(SessionStorage):
-    """Manifests in a folder of this machine, written by a background thread; the state in memory is the newest one.
+    """Manifests in a folder of this machine, written by a background thread; the state in memory is
+    the newest one.
 
-    A manifest is written under another name, synced and renamed, so a kill leaves either the previous one or this one.
-    One that cannot be read is moved aside and never overwritten. The manifest of another model has another name.
+    A manifest is written under another name, synced and renamed, so a kill leaves either the
+    previous one or this one. One that cannot be read is moved aside and never overwritten. The
+    manifest of another model has another name.
     """
 
     def __init__(self, directory: str | Path | None, base: Identity) -> None:
-        """Under `sessions/` of the store's directory; with `None` conversations live in memory alone.
+        """Under `sessions/` of the store's directory; with `None` conversations live in memory
+        alone.
 
-        `base` is the engine's identity. Its context does not count: only another model makes ids and KV useless.
+        `base` is the engine's identity. Its context does not count: only another model makes ids
+        and KV useless.
         """
         self._folder = None if directory is None else Path(directory) / "sessions"
         self._base = base
         model = replace(base, context="").to_json()
         self._model_digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
         self._other_models: set[str] = set()  # hashed ids of other models' conversations
-        self._unwritten: dict[str, Session] = {}  # whose state is not on disk; this keeps them alive
+        # whose state is not on disk; this keeps them alive
+        self._unwritten: dict[str, Session] = {}
         self._versions = count(1)
         self._writing = threading.Lock()  # one write at a time
         self._writer: Background[None] = Background(0, "ragkv-manifests")
-        self._summaries = {} if self._folder is None else self._found_in(self._folder)  # by id, of the newest states
+        # by id, of the newest states
+        self._summaries = {} if self._folder is None else self._found_in(self._folder)
 
     def load(self, session_id: str, known: str | None) -> StoredState | None:
         if self._folder is None or known is not None:
@@ -112,15 +123,25 @@ class FolderStorage(SessionStorage):
             note = "the conversation of that id is another model's: this one starts empty"
             return StoredState(None, None, (note,) if other else ())
         except OSError as error:
-            log.warning("The manifest %s cannot be read: %s. Its conversation starts empty.", path, error)
-            return StoredState(None, None, (f"the conversation could not be read ({error.strerror}): it starts empty",))
+            log.warning(
+                "The manifest %s cannot be read: %s. Its conversation starts empty.", path, error
+            )
+            return StoredState(
+                None,
+                None,
+                (f"the conversation could not be read ({error.strerror}): it starts empty",),
+            )
         try:
             return StoredState(str(next(self._versions)), decode(session_id, data, self._base))
         except ManifestVersionError as error:
-            why, suffix = f"is of version {error}", "other-version"
+            why = f"is of version {error}"
+            suffix = "other-version"
         except NOT_A_MANIFEST as error:
-            why, suffix = f"is damaged ({error})", "damaged"
-        log.warning("The manifest %s %s. It was moved aside; its conversation starts empty.", path, why)
+            why = f"is damaged ({error})"
+            suffix = "damaged"
+        log.warning(
+            "The manifest %s %s. It was moved aside; its conversation starts empty.", path, why
+        )
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(f".{suffix}"))
         return StoredState(None, None, (f"the conversation's manifest {why}: it starts empty",))
@@ -133,8 +154,12 @@ class FolderStorage(SessionStorage):
             return
         write = session.write = Future[str | None]()
         # The job keeps the session alive until it is written.
-        if not self._writer.submit(Job(lambda: write.set_result(self._write(session, version, state)))):
-            write.set_result("the conversation was not written to disk, because the engine is being closed")
+        if not self._writer.submit(
+            Job(lambda: write.set_result(self._write(session, version, state)))
+        ):
+            write.set_result(
+                "the conversation was not written to disk, because the engine is being closed"
+            )
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:
         if session.write is None:
@@ -143,7 +168,8 @@ class FolderStorage(SessionStorage):
             return session.write.result(timeout_s)
         except TimeoutError:
             return (
-                f"the conversation was not written to disk within {timeout_s:g} s: it is lost if the process is killed"
+                f"the conversation was not written to disk within {timeout_s:g} s: it is lost "
+                "if the process is killed"
             )
 
     def delete(self, session_id: str, known: str | None = None) -> None:
@@ -159,7 +185,11 @@ class FolderStorage(SessionStorage):
 
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
         known = self._summaries
-        return tuple(known.values()) if session_ids is None else tuple(filter(None, map(known.get, session_ids)))
+        return (
+            tuple(known.values())
+            if session_ids is None
+            else tuple(filter(None, map(known.get, session_ids)))
+        )
 
     def flush(self) -> None:
         self._writer.flush()
@@ -168,7 +198,9 @@ class FolderStorage(SessionStorage):
         self._writer.close()
 
     def _found_in(self, folder: Path) -> dict[str, Summary]:
-        """The summaries of this model's manifests. Temporary files of a killed process are deleted."""
+        """The summaries of this model's manifests. Temporary files of a killed process are
+        deleted.
+        """
         with contextlib.suppress(OSError):
             for orphan in folder.glob("*.tmp"):
                 orphan.unlink()
@@ -180,7 +212,8 @@ class FolderStorage(SessionStorage):
                 continue
             try:
                 with path.open(encoding="utf-8") as file:
-                    header, line = json.loads(file.readline()), file.readline()
+                    header = json.loads(file.readline())
+                    line = file.readline()
                 if header["version"] == VERSION:
                     summary = Summary.from_json(line)
                     found[summary.session_id] = summary
@@ -189,20 +222,29 @@ class FolderStorage(SessionStorage):
         return found
 
     def _write(self, session: Session, version: str, state: SessionState) -> str | None:
-        """Write a state that was saved. If that fails, returns a note, which the next turn reports too."""
+        """Write a state that was saved. If that fails, returns a note, which the next turn reports
+        too.
+        """
         assert self._folder is not None
         try:
             with self._writing:
-                if session.version != version:  # a newer state is written by its own job, or it was deleted
+                # a newer state is written by its own job, or it was deleted
+                if session.version != version:
                     return None
                 if state.turns or len(state.history):
                     make_private_folder(self._folder)
-                    data = encode(Summary.of(session.session_id, state, self._base), state, self._base)
+                    data = encode(
+                        Summary.of(session.session_id, state, self._base), state, self._base
+                    )
                     replace_file(self._path(session.session_id), data)
                 else:
                     self._unlink(session.session_id)
         except OSError as error:
-            log.warning("Session %r cannot be written to disk: %s. It lives in memory.", session.session_id, error)
+            log.warning(
+                "Session %r cannot be written to disk: %s. It lives in memory.",
+                session.session_id,
+                error,
+            )
             note = f"the conversation could not be written to disk ({error.strerror})"
             self._unwritten[session.session_id] = session
             session.notes = (note,)

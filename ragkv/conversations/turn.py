@@ -1,8 +1,9 @@
 """One turn of a conversation while it runs (CachedAttention section 3.1).
 
-The turn reads the history as it is. It hands blocks of new KV to the block writer while they are made. Once the answer
-is complete the turn becomes part of the history in one step. A turn that fails or is abandoned leaves the session as it
-was, and its blocks are deleted. The planner decides which blocks are exact.
+The turn reads the history as it is. It hands blocks of new KV to the block writer while they are
+made. Once the answer is complete the turn becomes part of the history in one step. A turn that
+fails or is abandoned leaves the session as it was, and its blocks are deleted. The planner decides
+which blocks are exact.
 """
 
 import secrets
@@ -13,7 +14,16 @@ from dataclasses import replace
 from functools import partial
 
 from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
-from ragkv.prompt.history import SAVE_WAIT_S, Block, Chain, History, Part, PartKind, PastTurn, SessionState
+from ragkv.prompt.history import (
+    SAVE_WAIT_S,
+    Block,
+    Chain,
+    History,
+    Part,
+    PartKind,
+    PastTurn,
+    SessionState,
+)
 from ragkv.runtime import Closing
 from ragkv.store import EntryKey, TurnSize, ids_digest
 from ragkv.types import Answer, TokenEvent
@@ -22,15 +32,21 @@ from .session import Session, SessionOwner
 
 
 class Turn(Closing):
-    """A turn of a conversation, which cuts the KV that it makes into blocks; or of none, and then nothing is kept."""
+    """A turn of a conversation, which cuts the KV that it makes into blocks; or of none, and then
+    nothing is kept.
+    """
 
     def __init__(self, owner: SessionOwner, session: Session | None) -> None:
-        self._owner, self._writer = owner, owner.block_writer
-        self._session, self._before = session, SessionState() if session is None else session.state
+        self._owner = owner
+        self._writer = owner.block_writer
+        self._session = session
+        self._before = SessionState() if session is None else session.state
         self.past = Past() if session is None else session.past
-        self._taint = secrets.token_hex(16)  # in the context of inexact blocks, so that only this session finds them
+        # in the context of inexact blocks, so that only this session finds them
+        self._taint = secrets.token_hex(16)
         self._saved: list[EntryKey] = []
-        self._unsaved: deque[Callable[[float], bool]] = deque()  # blocks the writer has no room for yet, as calls
+        # blocks the writer has no room for yet, as calls
+        self._unsaved: deque[Callable[[float], bool]] = deque()
         self._ended = session is None
 
     @property
@@ -44,12 +60,16 @@ class Turn(Closing):
         return tuple(self._saved)
 
     def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
-        """The prompt's KV is complete: save blocks of history that were computed again, then complete new ones."""
+        """The prompt's KV is complete: save blocks of history that were computed again, then
+        complete new ones.
+        """
         if self._session is None:
             return
-        self._prompt, self._made = prompt, prefill.turn_kv
+        self._prompt = prompt
+        self._made = prefill.turn_kv
         self._ids = list(prompt.token_ids)
-        self._prefix_digest, self._chain = ids_digest(prompt.prefix), Chain(prompt.prefix)
+        self._prefix_digest = ids_digest(prompt.prefix)
+        self._chain = Chain(prompt.prefix)
         self._at = len(prompt.prefix)  # position behind the last block
         self._blocks = list(prompt.history.blocks)
         for number, block in enumerate(prompt.history.blocks):
@@ -61,7 +81,8 @@ class Turn(Closing):
         self._save_complete_blocks()
 
     def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:
-        """The answer has one more token: save blocks as they become complete. An `Answer` finishes the turn.
+        """The answer has one more token: save blocks as they become complete. An `Answer` finishes
+        the turn.
 
         Returns the event as the caller gets it.
         """
@@ -75,23 +96,36 @@ class Turn(Closing):
     def end(self, answer: tuple[int, ...] = ()) -> tuple[str, ...]:
         """Make the turn part of the history: tokens with KV become blocks, the others the tail.
 
-        Waits until the writer has all blocks, at most `SAVE_WAIT_S`; the returned notes say if it had to.
+        Waits until the writer has all blocks, at most `SAVE_WAIT_S`; the returned notes say if it
+        had to.
         """
         if self._session is None:
             return ()
-        prompt, runs, made = self._prompt, self._owner.runs, self._made
+        prompt = self._prompt
+        runs = self._owner.runs
+        made = self._made
         between = runs.after_answer + runs.before_next_turn
         self._ids = [*prompt.token_ids, *answer]
         whole = (*self._ids, *between)
-        if made is not None and self._owner.adapter.rope.frequencies(len(whole) + 1) == made.frequencies:
+        if (
+            made is not None
+            and self._owner.adapter.rope.frequencies(len(whole) + 1) == made.frequencies
+        ):
             self._save_complete_blocks()
-            if self._at < self._recorded_to(made):  # `_save_complete_blocks` left no bound of exactness in it
+            # `_save_complete_blocks` left no bound of exactness in it
+            if self._at < self._recorded_to(made):
                 self._add_block(made, self._recorded_to(made))
         else:  # the next prompt is longer and has other RoPE frequencies: it cannot use this KV
             self._blocks = list(prompt.history.blocks)
             self._at = len(prompt.prefix) + sum(map(len, self._blocks))
-        parts = [*prompt.parts, Part(PartKind.ANSWER, len(answer)), Part(PartKind.BETWEEN, len(between))]
-        own_parts = tuple(replace(part, turn=len(self._before.turns)) for part in parts if len(part))
+        parts = [
+            *prompt.parts,
+            Part(PartKind.ANSWER, len(answer)),
+            Part(PartKind.BETWEEN, len(between)),
+        ]
+        own_parts = tuple(
+            replace(part, turn=len(self._before.turns)) for part in parts if len(part)
+        )
         history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
         turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
         self._session.notes, notes = (), self._wait_for_writer()
@@ -117,7 +151,8 @@ class Turn(Closing):
         return min(made.record.filled_to, len(self._ids))
 
     def _save_complete_blocks(self) -> None:
-        made, size = self._made, self._owner.settings.block_tokens
+        made = self._made
+        size = self._owner.settings.block_tokens
         while made is not None:
             stop = self._at + size
             if self._at < made.exact_until < stop:  # so that what is exact has a block of its own
@@ -137,45 +172,69 @@ class Turn(Closing):
     def _save(self, made: TurnKV, stop: int, index: int) -> Block:
         """Hand the KV from `_at` to `stop` to the block writer, as block number `index`."""
         ids = tuple(self._ids[self._at : stop])
-        context = self._chain.context(made.frequencies, "" if stop <= made.exact_until else self._taint)
+        context = self._chain.context(
+            made.frequencies, "" if stop <= made.exact_until else self._taint
+        )
         fused = made.fused and stop > made.exact_until
-        block = Block(context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids), fused=fused)
+        block = Block(
+            context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids), fused=fused
+        )
         if not self._saved:
-            self._writer.served(self._policy_turn(made))  # before the store's policies see its blocks
+            # before the store's policies see its blocks
+            self._writer.served(self._policy_turn(made))
         first = made.record.start
         self._saved.append(self._writer.key(block))
-        kv, scores = made.record.kv[:, :, :, self._at - first : stop - first], None
+        kv = made.record.kv[:, :, :, self._at - first : stop - first]
+        scores = None
         if fused and made.scores is not None:
-            scores = made.scores.new_zeros(len(ids), made.scores.shape[1])  # 0 for the answer, which has no scores
+            # 0 for the answer, which has no scores
+            scores = made.scores.new_zeros(len(ids), made.scores.shape[1])
             own = made.scores[self._at : stop]
             scores[: len(own)] = own
-        self._unsaved.append(partial(self._writer.save, block, kv, self._group, scores, made.scorer))
+        self._unsaved.append(
+            partial(self._writer.save, block, kv, self._group, scores, made.scorer)
+        )
         self._hand_over(0.0)
         return block
 
     def _hand_over(self, wait_s: float) -> None:
-        """Give the writer the blocks that it has room for, in order; for room, wait at most `wait_s` in all."""
+        """Give the writer the blocks that it has room for, in order; for room, wait at most
+        `wait_s` in all.
+        """
         until = time.monotonic() + wait_s
         while self._unsaved and self._unsaved[0](max(0.0, until - time.monotonic())):
             self._unsaved.popleft()
 
     def _wait_for_writer(self) -> tuple[str, ...]:
-        """Wait for room for the blocks that are left; notes say how long, and how many blocks are lost."""
+        """Wait for room for the blocks that are left; notes say how long, and how many blocks are
+        lost.
+        """
         if not self._unsaved:
             return ()
         began = time.monotonic()
         self._hand_over(SAVE_WAIT_S)
-        waited = f"the turn's end waited {time.monotonic() - began:.1f} s for storage to take its history"
+        waited = (
+            f"the turn's end waited {time.monotonic() - began:.1f} s for storage to take "
+            "its history"
+        )
         if not self._unsaved:
             return (waited,)
-        return (f"{waited}; {len(self._unsaved)} blocks are not saved, and the next turn computes them again",)
+        return (
+            f"{waited}; {len(self._unsaved)} blocks are not saved, and the next turn computes "
+            "them again",
+        )
 
     def _policy_turn(self, made: TurnKV) -> TurnSize:
-        """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""
-        prompt, turns = self._prompt, self._before.turns
-        size, now = self._owner.settings.block_tokens, self._owner.clock()
+        """This turn as eviction policies see it; the answer counts with its most tokens, as its
+        length is unknown.
+        """
+        prompt = self._prompt
+        turns = self._before.turns
+        size = self._owner.settings.block_tokens
+        now = self._owner.clock()
         held = len(prompt.history.blocks)
-        covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))  # tokens in front of the new blocks
+        # tokens in front of the new blocks
+        covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))
         return TurnSize(
             at=now,
             request=0,
@@ -196,6 +255,8 @@ class Turn(Closing):
 
 
 def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:
-    """How many blocks of at most `size` tokens hold start ... stop - 1, cut where they are exact no more."""
+    """How many blocks of at most `size` tokens hold start ... stop - 1, cut where they are exact no
+    more.
+    """
     cut = min(max(start, exact_until), stop)
     return -(-(cut - start) // size) - (-(stop - cut) // size)

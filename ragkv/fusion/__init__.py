@@ -1,4 +1,6 @@
-"""Fusion: builds the KV of one prompt from many stored entries and recomputes the tokens that a selector chooses."""
+"""Fusion: builds the KV of one prompt from many stored entries and recomputes the tokens that a
+selector chooses.
+"""
 
 from .fusor import Fused, Fusing, Fusor
 from .pipeline import LayerReader, Readers

@@ -1,8 +1,10 @@
-"""The controller's estimators: recompute time, loading time, storage cost and TTFT (CacheBlend section 5.1).
+"""The controller's estimators: recompute time, loading time, storage cost and TTFT (CacheBlend
+section 5.1).
 
-Pure functions of a profile; times in seconds, lengths in tokens. T_recompute is the time one layer keeps the model busy
-while the next layers load: placing reused KV, and computing the selected tokens, the question and the cache misses. The
-paper's `r x Prefill` counts the selected tokens only, so it has less work to hide the loading behind.
+Pure functions of a profile; times in seconds, lengths in tokens. T_recompute is the time one layer
+keeps the model busy while the next layers load: placing reused KV, and computing the selected
+tokens, the question and the cache misses. The paper's `r x Prefill` counts the selected tokens
+only, so it has less work to hide the loading behind.
 """
 
 from collections.abc import Sequence
@@ -15,14 +17,16 @@ from .profile import Profile
 
 BYTES_PER_GB = 1e9  # `BYTES_PER_GB` is a gigabyte as storage is sold.
 MARGIN = 1.05  # Fusing pays if it is faster by the factor `MARGIN`,
-UNPROFILED_S = 8e-4  # after `UNPROFILED_S`, what a profile leaves out: finding entries and selecting.
+# after `UNPROFILED_S`, what a profile leaves out: finding entries and selecting.
+UNPROFILED_S = 8e-4
 
 
 class Selection(Enum):
     """When a selector knows its tokens, which decides how much work there is while entries load."""
 
     STATIC = "static"  # before anything is loaded
-    CHECKING = "checking"  # every candidate passes layer 0; later layers recompute the ratio's share
+    # every candidate passes layer 0; later layers recompute the ratio's share
+    CHECKING = "checking"
     ASKING = "asking"  # after a first pass over everything loaded; the second pass hides no loading
 
 
@@ -31,16 +35,24 @@ class Shape:
     """The token counts of a request, which do not depend on the ratio."""
 
     fused_tokens: int  # N, the candidates: reused, neither exact nor forced
-    forced_rows: int  # computed in every layer: question, template, cache misses, history without KV
+    # computed in every layer: question, template, cache misses, history without KV
+    forced_rows: int
     prompt_tokens: int  # S
     selection: Selection = Selection.STATIC
-    leading_rows: int = 0  # those of the forced rows before the first candidate: a second pass leaves them out
-    unasked_rows: int = 0  # those of the forced rows that the first pass of an asking selector leaves out
+    # those of the forced rows before the first candidate: a second pass leaves them out
+    leading_rows: int = 0
+    # those of the forced rows that the first pass of an asking selector leaves out
+    unasked_rows: int = 0
 
     def __post_init__(self) -> None:
-        if self.fused_tokens < 0 or self.forced_rows < 0 or self.fused_tokens + self.forced_rows > self.prompt_tokens:
+        if (
+            self.fused_tokens < 0
+            or self.forced_rows < 0
+            or self.fused_tokens + self.forced_rows > self.prompt_tokens
+        ):
             raise ValueError(
-                f"A prompt of {self.prompt_tokens} tokens cannot have {self.fused_tokens} fused and "
+                f"A prompt of {self.prompt_tokens} tokens cannot have {self.fused_tokens} fused "
+                "and "
                 f"{self.forced_rows} forced tokens."
             )
 
@@ -61,11 +73,12 @@ class Load:
 
 
 def recompute_s(profile: Profile, ratio: float, shape: Shape) -> float:
-    """T_recompute of a layer from the second on: placing reused KV, and computing the selected tokens, the question and
-    the cache misses.
+    """T_recompute of a layer from the second on: placing reused KV, and computing the selected
+    tokens, the question and the cache misses.
 
-    In the last layer only keys and values of the rows, and one row's output, are computed; the profile counts its time
-    in the other layers. With an ASKING selector it is of the pass that loads and does not depend on the ratio.
+    In the last layer only keys and values of the rows, and one row's output, are computed; the
+    profile counts its time in the other layers. With an ASKING selector it is of the pass that
+    loads and does not depend on the ratio.
     """
     return _passes(profile, ratio, shape)[0][-1]
 
@@ -73,7 +86,8 @@ def recompute_s(profile: Profile, ratio: float, shape: Shape) -> float:
 def load_s(profile: Profile, loads: Sequence[Load]) -> float:
     """T_load of a layer from any mix of tiers.
 
-    The times of the slices are added: reader threads take them in prompt order, so tiers do not read in parallel.
+    The times of the slices are added: reader threads take them in prompt order, so tiers do not
+    read in parallel.
     """
     return sum(_slice_s(profile, load) for load in loads)
 
@@ -81,9 +95,10 @@ def load_s(profile: Profile, loads: Sequence[Load]) -> float:
 def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> float:
     """Time to first token of the pipeline, which reads layer l + 1 while it fuses layer l.
 
-    It is the sum of the first layer's load, for each layer the maximum of its recompute and the next layer's load, and
-    the last row's logits. Entries that a static selector recomputes entirely are neither read nor placed. A prompt of
-    which nothing is loaded takes as long as its prefill, which was measured by itself.
+    It is the sum of the first layer's load, for each layer the maximum of its recompute and the
+    next layer's load, and the last row's logits. Entries that a static selector recomputes entirely
+    are neither read nor placed. A prompt of which nothing is loaded takes as long as its prefill,
+    which was measured by itself.
     """
     if shape.selection is Selection.STATIC and ratio >= 1.0 and shape.fused_tokens:
         loads = [load for load in loads if not load.fused]
@@ -96,7 +111,9 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
 
 
 def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float:
-    """Time to first token if all fused chunks are computed; exact chunks and history are loaded as before."""
+    """Time to first token if all fused chunks are computed; exact chunks and history are loaded as
+    before.
+    """
     kept = [load for load in loads if not is_fused_chunk(load)]
     rows = min(shape.prompt_tokens, shape.forced_rows + shape.fused_tokens)
     return ttft_s(profile, Shape(0, rows, shape.prompt_tokens), 0.0, kept)
@@ -118,16 +135,25 @@ def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig)
 
 
 def _slice_s(profile: Profile, load: Load) -> float:
-    """Seconds to read one layer of `load`; on a GPU its copy runs in parallel with the next slice's read."""
-    read_s = profile.tier(load.tier).slice_s(load.tokens * profile.stored_bytes_per_token / profile.layers)
+    """Seconds to read one layer of `load`; on a GPU its copy runs in parallel with the next slice's
+    read.
+    """
+    read_s = profile.tier(load.tier).slice_s(
+        load.tokens * profile.stored_bytes_per_token / profile.layers
+    )
     if profile.copy_bytes_per_s is None:
         return read_s
-    return max(read_s, load.tokens * profile.kv_bytes_per_token / profile.layers / profile.copy_bytes_per_s)
+    return max(
+        read_s, load.tokens * profile.kv_bytes_per_token / profile.layers / profile.copy_bytes_per_s
+    )
 
 
 def _passes(profile: Profile, ratio: float, shape: Shape) -> tuple[list[float], float]:
-    """Seconds of each layer but the last in the pass that loads, and seconds of the pass after it, if any."""
-    layers, keys = max(1, profile.layers - 1), shape.prompt_tokens
+    """Seconds of each layer but the last in the pass that loads, and seconds of the pass after it,
+    if any.
+    """
+    layers = max(1, profile.layers - 1)
+    keys = shape.prompt_tokens
     placing = profile.place_token_layer_s * shape.placed_tokens
     selected = ratio * shape.fused_tokens
     selected_s = profile.recompute.at(shape.forced_rows + selected, keys)

@@ -7,11 +7,14 @@ import numpy as np
 
 from .profile import LengthFit, RecomputeFit, TierSpeed, TimedPoint
 
-LEAST_SHARE = 0.01  # A bandwidth can be told from the latency if bytes take at least this share of a slice's time.
+# A bandwidth can be told from the latency if bytes take at least this share of a slice's time.
+LEAST_SHARE = 0.01
 
 
 def fit_length(times: Mapping[int, Sequence[float]]) -> LengthFit:
-    """Seconds over a length, of several times each. Squares make up half the longest at most, as noise is in them."""
+    """Seconds over a length, of several times each. Squares make up half the longest at most, as
+    noise is in them.
+    """
     medians = {length: statistics.median(several) for length, several in times.items()}
     columns = [[1.0, float(length), length + length**2 / max(medians)] for length in medians]
     fixed_s, linear_s, both_s = _fit(columns, list(medians.values()))
@@ -31,18 +34,23 @@ def fit_recompute(
         for rows, keys, placed in medians
     ]
     fixed_s, second_s, per_row_s, per_row_key_s = _fit(columns, list(medians.values()))
-    if not per_row_s + per_row_key_s:  # noise hides what rows take: as if they took all, else computing would seem free
-        fixed_s, second_s = 0.0, 0.0
+    # noise hides what rows take: as if they took all, else computing would seem free
+    if not per_row_s + per_row_key_s:
+        fixed_s = 0.0
+        second_s = 0.0
         (per_row_s,) = _fit([[float(rows)] for rows, _, _ in medians], list(medians.values()))
     placed_s, per_key_s = (second_s, 0.0) if with_placing else (0.0, second_s)
-    return RecomputeFit(fixed_s, per_key_s, per_row_s, per_row_key_s), placed_s if with_placing else None
+    return RecomputeFit(
+        fixed_s, per_key_s, per_row_s, per_row_key_s
+    ), placed_s if with_placing else None
 
 
 def fit_tier(times: Sequence[tuple[float, float]], in_place: bool = False) -> TierSpeed:
     """A tier's latency and speed; `times` are the bytes of a slice and the seconds that it takes.
 
-    The speed is 0 seconds a byte if slices are used `in_place`, because nothing reads their bytes, and if the bytes are
-    less than `LEAST_SHARE` of the largest slice's time: then the fit's slope is noise or a rounding error.
+    The speed is 0 seconds a byte if slices are used `in_place`, because nothing reads their bytes,
+    and if the bytes are less than `LEAST_SHARE` of the largest slice's time: then the fit's slope
+    is noise or a rounding error.
     """
     seconds = [took for _, took in times]
     latency_s, per_byte_s = _fit([[1.0, size] for size, _ in times], seconds)
@@ -54,9 +62,12 @@ def fit_tier(times: Sequence[tuple[float, float]], in_place: bool = False) -> Ti
 
 
 def _fit(columns: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """Coefficients of least relative squared error. A coefficient that would be negative is left out, as 0."""
+    """Coefficients of least relative squared error. A coefficient that would be negative is left
+    out, as 0.
+    """
     weights = 1.0 / np.maximum(np.array(times), 1e-9)
-    matrix, wanted = np.array(columns) * weights[:, None], np.array(times) * weights
+    matrix = np.array(columns) * weights[:, None]
+    wanted = np.array(times) * weights
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
     used = [column for column in range(matrix.shape[1]) if np.abs(matrix[:, column]).max() > 0]
     while used:

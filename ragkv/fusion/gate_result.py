@@ -1,8 +1,9 @@
-"""The quality gate's result: the fastest setting that stays close to full recompute, and how it was found.
+"""The quality gate's result: the fastest setting that stays close to full recompute, and how it was
+found.
 
-`ragkv gate --apply` saves it next to the store, under the engine's identity (weights, RoPE, dtype, prefix, ...) and the
-settings that it stands in for, so another model never reads it, and an engine whose settings name another selector or
-ratio keeps its own.
+`ragkv gate --apply` saves it next to the store, under the engine's identity (weights, RoPE, dtype,
+prefix, ...) and the settings that it stands in for, so another model never reads it, and an engine
+whose settings name another selector or ratio keeps its own.
 """
 
 import hashlib
@@ -25,7 +26,8 @@ FILE_NAME = "gate.json"
 class Tolerance:
     """How far a fused prompt may be from a full prefill, on average over the next tokens."""
 
-    agreement: float = 0.98  # share of equal predictions, among tokens of which the full prefill is sure
+    # share of equal predictions, among tokens of which the full prefill is sure
+    agreement: float = 0.98
     kl: float = 0.05  # nats per token, full prefill against fused
 
     def __str__(self) -> str:
@@ -72,21 +74,29 @@ class GateResult:
 
     tolerance: Tolerance
     points: tuple[Point, ...]
-    confirmations: tuple[Point, ...]  # the fastest that kept the tolerance, on prompts that did not choose them
+    # the fastest that kept the tolerance, on prompts that did not choose them
+    confirmations: tuple[Point, ...]
     source: str  # what the prompts were made of
     machine: str
     left_out: int = 0  # prompts that are longer than the model's context
 
     @property
     def answer(self) -> Point | None:
-        """The fastest setting that kept the tolerance twice; `None`: a full prefill is the fastest."""
-        return next((one for one in self.confirmations if one.keeps(self.tolerance) and one.sooner > 1.0), None)
+        """The fastest setting that kept the tolerance twice; `None`: a full prefill is the
+        fastest.
+        """
+        return next(
+            (one for one in self.confirmations if one.keeps(self.tolerance) and one.sooner > 1.0),
+            None,
+        )
 
     def __str__(self) -> str:
         if (answer := self.answer) is not None:
             return (
-                f"{answer.setting}: {answer.sooner:.1f}x sooner first token than full recompute, {answer.agreed} on "
-                f"{answer.prompts} prompts that did not choose it; nothing faster stays within {self.tolerance}"
+                f"{answer.setting}: {answer.sooner:.1f}x sooner first token than full recompute, "
+                f"{answer.agreed} on "
+                f"{answer.prompts} prompts that did not choose it; nothing faster stays within "
+                f"{self.tolerance}"
             )
         best = max(self.confirmations or self.points, key=lambda point: point.agreement_bound)
         if not any(point.keeps(self.tolerance) for point in self.points):
@@ -94,18 +104,25 @@ class GateResult:
         elif not self.confirmations:
             why = f"no setting within {self.tolerance} of it is faster"
         else:
-            why = f"no faster setting stays within {self.tolerance} of it on {best.prompts} other prompts"
+            why = (
+                f"no faster setting stays within {self.tolerance} of it on {best.prompts} "
+                "other prompts"
+            )
         kl = f"KL {best.kl:.3f} (at most {best.kl_bound:.3f})"
-        return f"full recompute: {why}; the closest, {best.setting}: {best.agreed}, {kl}, {best.sooner:.1f}x"
+        return (
+            f"full recompute: {why}; the closest, {best.setting}: {best.agreed}, {kl}, "
+            f"{best.sooner:.1f}x"
+        )
 
 
 def candidates(points: Sequence[Point], tolerance: Tolerance) -> list[Point]:
     """The points that keep the tolerance, the fastest first.
 
-    The means of all higher ratios of the same selector must keep it, too: below one that does not, a setting passes by
-    chance.
+    The means of all higher ratios of the same selector must keep it, too: below one that does not,
+    a setting passes by chance.
     """
-    found, failed = list[Point](), set[str]()
+    found = list[Point]()
+    failed = set[str]()
     for point in sorted(points, key=lambda one: -one.ratio):
         if not point.keeps_mean(tolerance):
             failed.add(point.selector)
@@ -114,21 +131,34 @@ def candidates(points: Sequence[Point], tolerance: Tolerance) -> list[Point]:
     return sorted(found, key=lambda point: -point.sooner)
 
 
-def save(result: GateResult, directory: str | Path, identity: Identity, fusion: FusionConfig) -> Path:
-    """Save `result` in `directory` for engines of `identity` with these settings; returns the file's path."""
+def save(
+    result: GateResult, directory: str | Path, identity: Identity, fusion: FusionConfig
+) -> Path:
+    """Save `result` in `directory` for engines of `identity` with these settings; returns the
+    file's path.
+    """
     return save_measurement(Path(directory) / FILE_NAME, _key(identity, fusion), asdict(result))
 
 
 def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> GateResult | None:
-    """The result that was applied to such an engine; `None` if there is none, or none that can be read."""
+    """The result that was applied to such an engine; `None` if there is none, or none that can be
+    read.
+    """
     try:
         found = read_measurements(Path(directory) / FILE_NAME).get(_key(identity, fusion))
         if found is None:
             return None
-        points = {name: tuple(Point(**point) for point in found[name]) for name in ("points", "confirmations")}
+        points = {
+            name: tuple(Point(**point) for point in found[name])
+            for name in ("points", "confirmations")
+        }
         return GateResult(**{**found, "tolerance": Tolerance(**found["tolerance"]), **points})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        log.warning("The gate result in %s cannot be read (%s). Run `ragkv gate --apply` again.", directory, error)
+        log.warning(
+            "The gate result in %s cannot be read (%s). Run `ragkv gate --apply` again.",
+            directory,
+            error,
+        )
         return None
 
 

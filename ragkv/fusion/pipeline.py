@@ -1,13 +1,16 @@
-"""Reads layer slices ahead of the fusor (CacheBlend section 5, "pipelining KV loading and recompute").
+"""Reads layer slices ahead of the fusor (CacheBlend section 5, "pipelining KV loading and
+recompute").
 
-While layer l is fused, reader threads read the layers l+1 ... l+B into a ring of buffers that requests reuse one after
-another. On CUDA the buffers are page-locked and copied on a separate stream, ordered by events, without a device-wide
-wait. Slices that already lie in memory are used in place. A damaged entry raises `EntryDamagedError` with its key.
+While layer l is fused, reader threads read the layers l+1 ... l+B into a ring of buffers that
+requests reuse one after another. On CUDA the buffers are page-locked and copied on a separate
+stream, ordered by events, without a device-wide wait. Slices that already lie in memory are used in
+place. A damaged entry raises `EntryDamagedError` with its key.
 
-The layers read ahead are the read buffer of CachedAttention section 3.2.1. The paper's `S_buf = B (T_load L_hist -
-T_pref L_new)` bytes is the amount by which loading falls behind computing over a whole pass. In layers it is their
-number times the share of the loading time that computing does not hide. Reading starts before the request gets the
-compute lock, so a deeper buffer fills while other requests compute.
+The layers read ahead are the read buffer of CachedAttention section 3.2.1. The paper's `S_buf = B
+(T_load L_hist - T_pref L_new)` bytes is the amount by which loading falls behind computing over a
+whole pass. In layers it is their number times the share of the loading time that computing does not
+hide. Reading starts before the request gets the compute lock, so a deeper buffer fills while other
+requests compute.
 """
 
 import math
@@ -26,9 +29,11 @@ MOST_BYTES = 256 * 1024**2  # `MOST_BYTES` bounds one request's read buffers, wh
 UNMEASURED = 2  # `UNMEASURED` is how many layers are read ahead before anything was measured.
 WEIGHT = 0.3  # `WEIGHT` is the share of the latest measurement in a running mean.
 REUSABLE_BUFFERS = 2
-REUSABLE_BYTES = 64 * 1024**2  # A buffer of at most `REUSABLE_BYTES` is kept for reuse; larger ones are given back.
+# A buffer of at most `REUSABLE_BYTES` is kept for reuse; larger ones are given back.
+REUSABLE_BYTES = 64 * 1024**2
 
-_ALIGNMENT = 64  # In bytes: the slice of each lease begins at a multiple of it, so that it can have any dtype.
+# In bytes: the slice of each lease begins at a multiple of it, so that it can have any dtype.
+_ALIGNMENT = 64
 
 _Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, D) of one layer
 
@@ -36,8 +41,9 @@ _Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, 
 class Readers(Closing):
     """An engine's reader threads and their reusable buffers. Thread-safe.
 
-    Buffers are reused because the system fills fresh memory with zeros, page by page, at the first write. For a request
-    that reads small slices the buffers are a third of the bytes it reads, and the disk would wait meanwhile.
+    Buffers are reused because the system fills fresh memory with zeros, page by page, at the first
+    write. For a request that reads small slices the buffers are a third of the bytes it reads, and
+    the disk would wait meanwhile.
     """
 
     def __init__(self, threads: int) -> None:
@@ -46,8 +52,11 @@ class Readers(Closing):
         self._reusable: deque[torch.Tensor] = deque(maxlen=REUSABLE_BUFFERS)
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
-        """A host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA `device`."""
-        if device.type != "cpu":  # torch reuses these itself: it knows which of them a copy still reads
+        """A host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA
+        `device`.
+        """
+        # torch reuses these itself: it knows which of them a copy still reads
+        if device.type != "cpu":
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         try:
             buffer = self._reusable.popleft()
@@ -69,21 +78,38 @@ class LayerReader(Closing):
     """Reads the slices of several leases for one request, layer by layer."""
 
     def __init__(
-        self, leases: Sequence[Lease], layers: int, ahead: int, readers: Readers, device: torch.device
+        self,
+        leases: Sequence[Lease],
+        layers: int,
+        ahead: int,
+        readers: Readers,
+        device: torch.device,
     ) -> None:
         """`ahead` is how many layers are read before they are needed."""
-        self._leases, self._layers, self._readers, self._ahead = leases, layers, readers, ahead
+        self._leases = leases
+        self._layers = layers
+        self._readers = readers
+        self._ahead = ahead
         depth = min(layers, ahead + 1)
         infos = [None if lease.in_place else lease.info for lease in leases]
-        strides = [0 if info is None else info.layer_bytes + -info.layer_bytes % _ALIGNMENT for info in infos]
+        strides = [
+            0 if info is None else info.layer_bytes + -info.layer_bytes % _ALIGNMENT
+            for info in infos
+        ]
         self._buffer: torch.Tensor | None = readers.take(depth * sum(strides), device)
         rows = self._buffer[: depth * sum(strides)].view(depth, sum(strides))
         self._ring = [_views(infos, row.split(strides)) for row in rows]
         self._copier = _Copier(device) if device.type == "cuda" else None
-        # Threads also send what lies in memory to a CUDA device: a copy out of memory that is not page-locked blocks.
-        threaded = [i for i, info in enumerate(infos) if info is not None or self._copier is not None]
-        # Each thread gets several leases: one task per slice would cost more than checking a slice of 256 KiB.
-        self._shares = [share for i in range(readers.threads) if (share := threaded[i :: readers.threads])]
+        # Threads also send what lies in memory to a CUDA device: a copy out of memory that is not
+        # page-locked blocks.
+        threaded = [
+            i for i, info in enumerate(infos) if info is not None or self._copier is not None
+        ]
+        # Each thread gets several leases: one task per slice would cost more than checking a slice
+        # of 256 KiB.
+        self._shares = [
+            share for i in range(readers.threads) if (share := threaded[i :: readers.threads])
+        ]
         self._pending: dict[int, list[Future[_Slices]]] = {}  # by layer
         self.waited_s = 0.0  # time the fusor waited for slices
         self._read_s: list[float] = []  # of each slice that a thread read
@@ -93,17 +119,23 @@ class LayerReader(Closing):
             self._submit(layer)
 
     def layer(self, layer: int) -> list[torch.Tensor]:
-        """The slices (2, G, T, D) of `layer`, one per lease, on the device; valid until the next call or `close`.
+        """The slices (2, G, T, D) of `layer`, one per lease, on the device; valid until the next
+        call or `close`.
 
         Must be called for every layer in ascending order. Raises `EntryDamagedError`.
         """
         self._submit(layer + self._ahead)  # without read-ahead this is the layer itself
         began = time.perf_counter()
-        read = {index: piece for future in self._pending[layer] for index, piece in future.result().items()}
+        read = {
+            index: piece
+            for future in self._pending[layer]
+            for index, piece in future.result().items()
+        }
         del self._pending[layer]
         self.waited_s += time.perf_counter() - began
         slices = [
-            read[index] if index in read else _slice(lease, layer, None) for index, lease in enumerate(self._leases)
+            read[index] if index in read else _slice(lease, layer, None)
+            for index, lease in enumerate(self._leases)
         ]
         return slices if self._copier is None else self._copier.arrived(layer, slices)
 
@@ -115,12 +147,16 @@ class LayerReader(Closing):
         return counts
 
     def measured(self) -> tuple[int, float]:
-        """Bytes the threads read, and the seconds this would take one after another at their joint bandwidth."""
+        """Bytes the threads read, and the seconds this would take one after another at their joint
+        bandwidth.
+        """
         read = [lease.stored_bytes for lease in self._leases if not lease.in_place]
         return sum(read), sum(self._read_s) / max(1, min(len(read), self._readers.threads))
 
     def close(self) -> None:
-        """Wait for running reads, because the next request gets their buffer; then return the buffer."""
+        """Wait for running reads, because the next request gets their buffer; then return the
+        buffer.
+        """
         for futures in self._pending.values():
             for future in futures:
                 if not future.cancel():
@@ -132,13 +168,16 @@ class LayerReader(Closing):
 
     def _submit(self, layer: int) -> None:
         if layer < self._layers:
-            self._pending[layer] = [self._readers.pool.submit(self._read_share, share, layer) for share in self._shares]
+            self._pending[layer] = [
+                self._readers.pool.submit(self._read_share, share, layer) for share in self._shares
+            ]
 
     def _read_share(self, share: Sequence[int], layer: int) -> _Slices:
         return {index: self._read_lease(index, layer) for index in share}
 
     def _read_lease(self, index: int, layer: int) -> torch.Tensor:
-        lease, buffer = self._leases[index], self._ring[layer % len(self._ring)][index]
+        lease = self._leases[index]
+        buffer = self._ring[layer % len(self._ring)][index]
         if self._copier is not None:
             self._copier.wait_reusable(buffer)
         began = time.perf_counter()
@@ -148,8 +187,12 @@ class LayerReader(Closing):
         return found if self._copier is None else self._copier.send(found, layer, buffer)
 
 
-def _views(infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """The buffers of one layer: a view (2, G, T, D) per lease, or `None` where the slice is used in place."""
+def _views(
+    infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The buffers of one layer: a view (2, G, T, D) per lease, or `None` where the slice is used in
+    place.
+    """
     return [
         None if info is None else piece[: info.layer_bytes].view(info.dtype).view(info.shape)
         for info, piece in zip(infos, pieces, strict=True)
@@ -163,24 +206,31 @@ def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None) -> torch.Tenso
     except Exception as error:
         if isinstance(error, EntryDamagedError) and error.key == lease.info.key:
             raise
-        raise EntryDamagedError(lease.info.key, f"layer {layer} cannot be read ({error})") from error
+        raise EntryDamagedError(
+            lease.info.key, f"layer {layer} cannot be read ({error})"
+        ) from error
 
 
 def layers_ahead(load_s: float, compute_s: float, layers: int) -> int:
-    """S_buf in layers of the request's own KV, at least 1: one layer is read while the one before is computed.
+    """S_buf in layers of the request's own KV, at least 1: one layer is read while the one before
+    is computed.
 
-    `load_s` is T_load L_hist and `compute_s` T_pref L_new; a layer takes load_s / layers at any bandwidth B.
+    `load_s` is T_load L_hist and `compute_s` T_pref L_new; a layer takes load_s / layers at any
+    bandwidth B.
     """
     share = 0.0 if load_s <= 0.0 else max(0.0, load_s - compute_s) / load_s
     return min(layers, max(1, math.ceil(share * layers)))
 
 
 class Speeds:
-    """Running means of how fast an engine reads and computes; `None` before the first measurement."""
+    """Running means of how fast an engine reads and computes; `None` before the first
+    measurement.
+    """
 
     def __init__(self) -> None:
         self._byte_s: float | None = None
-        self.row_layer_s: float | None = None  # seconds of a row in a layer, placing reused KV included
+        # seconds of a row in a layer, placing reused KV included
+        self.row_layer_s: float | None = None
 
     def add_read(self, size_bytes: int, seconds: float) -> None:
         """Add a measurement of reading."""
@@ -191,7 +241,9 @@ class Speeds:
         self.row_layer_s = _mean(self.row_layer_s, row_layers, seconds)
 
     def ahead(self, size_bytes: int, row_layers: int, layers: int) -> int:
-        """Layers to read ahead in a pass that reads `size_bytes` and computes `row_layers` over `layers` layers."""
+        """Layers to read ahead in a pass that reads `size_bytes` and computes `row_layers` over
+        `layers` layers.
+        """
         if self._byte_s is None or self.row_layer_s is None or size_bytes == 0:
             return UNMEASURED
         wanted = layers_ahead(self._byte_s * size_bytes, self.row_layer_s * row_layers, layers)
@@ -209,7 +261,8 @@ class _Copier:
     """Copies from host to device on its own stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._sent: dict[int, torch.cuda.Event] = {}  # the last copy out of each host buffer
         self._ready: dict[int, list[torch.cuda.Event]] = {}  # by layer
 

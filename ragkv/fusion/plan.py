@@ -1,9 +1,9 @@
 """The plan of a prompt: which tokens are reused exactly, which are fused and which are computed.
 
-A plan is made before anything is loaded and never changes. Exact are the prefix and every span whose stored KV was made
-behind the same tokens and under the same RoPE frequencies, such as a chunk right behind the prefix. Always computed are
-the question, the template, text between chunks, chunks without an entry, and the last token, because its logits are
-needed.
+A plan is made before anything is loaded and never changes. Exact are the prefix and every span
+whose stored KV was made behind the same tokens and under the same RoPE frequencies, such as a chunk
+right behind the prefix. Always computed are the question, the template, text between chunks, chunks
+without an entry, and the last token, because its logits are needed.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ import torch
 
 from ragkv.store import Lease
 
-# A question of more than `MOST_ASKING_ROWS` rows, such as a conversation sent as one, asks with its last ones alone.
+# A question of more than `MOST_ASKING_ROWS` rows, such as a conversation sent as one, asks with its
+# last ones alone.
 MOST_ASKING_ROWS = 64
 
 
@@ -48,7 +49,8 @@ class Span:
     lease: Lease | None = None  # its stored KV; None if it is computed
     chunk: int | None = None  # index into the request's chunks
     offset: int = 0  # the first token of the entry that is used
-    scores: torch.Tensor | None = None  # (T, 1 + C) of its entry, if they were looked up and are there
+    # (T, 1 + C) of its entry, if they were looked up and are there
+    scores: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -56,12 +58,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The N tokens a selector may choose from: those of fused spans, without a forced last token."""
+    """The N tokens a selector may choose from: those of fused spans, without a forced last
+    token.
+    """
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
     offset: torch.Tensor  # (N,) position within the span
     sensitivity: torch.Tensor | None  # (N,) float32; None if an entry has no scores
-    topics: torch.Tensor | None = None  # (N, C) float32 topics of each token; None without learned scores
+    # (N, C) float32 topics of each token; None without learned scores
+    topics: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return self.positions.numel()
@@ -90,7 +95,8 @@ class Plan:
     @property
     def question_rows(self) -> int:
         """How many rows are computed behind all others: the question and the template's tail."""
-        length, count = self.token_ids.numel(), self.forced.numel()
+        length = self.token_ids.numel()
+        count = self.forced.numel()
         return int((self.forced == torch.arange(length - count, length)).sum())
 
     @property
@@ -99,14 +105,19 @@ class Plan:
         return max(0, self.question_rows - MOST_ASKING_ROWS)
 
     def asking(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and forced positions of the pass in which the question asks: a long one's end in its place."""
-        start, left_out = self.token_ids.numel() - self.question_rows, self.unasked_rows
+        """Token ids and forced positions of the pass in which the question asks: a long one's end
+        in its place.
+        """
+        start = self.token_ids.numel() - self.question_rows
+        left_out = self.unasked_rows
         ids = torch.cat((self.token_ids[:start], self.token_ids[start + left_out :]))
         return ids, self.forced[: self.forced.numel() - left_out]
 
     @property
     def leading_rows(self) -> int:
-        """How many forced rows stand before the first candidate: they see nothing that a pass changes later."""
+        """How many forced rows stand before the first candidate: they see nothing that a pass
+        changes later.
+        """
         return int(torch.searchsorted(self.forced, self.candidates.positions[:1]).sum())
 
     def with_history_as_it_is(self) -> "Plan":
@@ -138,7 +149,9 @@ def _candidates(spans: Sequence[Span], last: int) -> Candidates:
     known = torch.cat(scores).float() if fused and len(scores) == len(fused) else None  # (N, 1 + C)
     return Candidates(
         torch.cat([empty, *positions]),
-        torch.cat([empty, *(there - span.start for span, there in zip(fused, positions, strict=True))]),
+        torch.cat(
+            [empty, *(there - span.start for span, there in zip(fused, positions, strict=True))]
+        ),
         None if known is None else known[:, 0].contiguous(),
         known[:, 1:] if known is not None and known.shape[1] > 1 else None,
     )

@@ -1,8 +1,10 @@
-"""A profile: the measured speeds of one model on one machine, from which the controller estimates (CacheBlend 5.1).
+"""A profile: the measured speeds of one model on one machine, from which the controller estimates
+(CacheBlend 5.1).
 
-`ragkv profile` measures it once and saves it next to the store. It is valid only for its model, dtype, device and
-machine; for any other it is refused with the differences. The paper takes a share of one figure, `Prefill(LLM, L)`.
-Here recompute has its own fit, because a row costs more in a small pass than in a large one. Times in seconds.
+`ragkv profile` measures it once and saves it next to the store. It is valid only for its model,
+dtype, device and machine; for any other it is refused with the differences. The paper takes a share
+of one figure, `Prefill(LLM, L)`. Here recompute has its own fit, because a row costs more in a
+small pass than in a large one. Times in seconds.
 """
 
 import hashlib
@@ -23,7 +25,8 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
 VERSION = 3
-MOST_TOKENS = 2**31  # `MOST_TOKENS` is the answer where a prefill's time does not depend on its length.
+# `MOST_TOKENS` is the answer where a prefill's time does not depend on its length.
+MOST_TOKENS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,21 @@ class Subject:
     @property
     def key(self) -> str:
         """Hex digest under which a profile is saved."""
-        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
     def differences(self, other: Self) -> tuple[str, ...]:
         """The fields that differ in `other`, such as "threads is 2, not 8"."""
-        pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return tuple(f"{name} is {_short(mine)}, not {_short(its)}" for name, mine, its in pairs if mine != its)
+        pairs = (
+            (field.name, getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)
+        )
+        return tuple(
+            f"{name} is {_short(mine)}, not {_short(its)}"
+            for name, mine, its in pairs
+            if mine != its
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,8 @@ class TierSpeed:
     """How fast a tier delivers slices: a fit, latency + bytes, and measurements at some sizes."""
 
     latency_s: float
-    per_byte_s: float  # 0 if slices are used in place, or if the bytes' share of the time is too small to measure
+    # 0 if slices are used in place, or if the bytes' share of the time is too small to measure
+    per_byte_s: float
     points: tuple[TimedPoint, ...] = ()  # by ascending size
 
     @property
@@ -109,21 +122,26 @@ class TierSpeed:
 
     def times(self, factor: float) -> "TierSpeed":
         """A tier on which everything takes `factor` times as long."""
-        points = tuple(replace(point, measured_s=point.measured_s * factor) for point in self.points)
+        points = tuple(
+            replace(point, measured_s=point.measured_s * factor) for point in self.points
+        )
         return TierSpeed(self.latency_s * factor, self.per_byte_s * factor, points)
 
     def slice_s(self, size: float) -> float:
-        """Seconds of a slice of `size` bytes: interpolated between the measured sizes, beyond them by the fit.
+        """Seconds of a slice of `size` bytes: interpolated between the measured sizes, beyond them
+        by the fit.
 
         Measurements come first because disks and threads have steps that no single fit follows.
         """
         if not self.points:
             return self.latency_s + size * self.per_byte_s
-        low, low_s = 0.0, min(self.latency_s, self.points[0].measured_s)
+        low = 0.0
+        low_s = min(self.latency_s, self.points[0].measured_s)
         for point in self.points:
             if size <= point.size:
                 return low_s + (point.measured_s - low_s) * (size - low) / (point.size - low)
-            low, low_s = point.size, point.measured_s
+            low = point.size
+            low_s = point.measured_s
         return low_s + (size - low) * self.per_byte_s
 
 
@@ -145,12 +163,21 @@ class Profile:
     def __post_init__(self) -> None:
         for name, value in _numbers(asdict(self), ""):
             if not math.isfinite(value) or value < 0:
-                raise ProfileError(f"{name} is {value}; it must be finite and not negative. Measure again.")
-        if min(self.layers, self.kv_bytes_per_token) < 1 or 0 in (self.stored_bytes_per_token, self.copy_bytes_per_s):
-            raise ProfileError("A profile needs at least one layer, one byte a token and a copy bandwidth above 0.")
+                raise ProfileError(
+                    f"{name} is {value}; it must be finite and not negative. Measure again."
+                )
+        if min(self.layers, self.kv_bytes_per_token) < 1 or 0 in (
+            self.stored_bytes_per_token,
+            self.copy_bytes_per_s,
+        ):
+            raise ProfileError(
+                "A profile needs at least one layer, one byte a token and a copy bandwidth above 0."
+            )
 
     def corrected(self, factor: float, tiers: Mapping[str, TierSpeed]) -> "Profile":
-        """Of a machine on which computing takes `factor` times as long, and reading is as fast as `tiers`."""
+        """Of a machine on which computing takes `factor` times as long, and reading is as fast as
+        `tiers`.
+        """
         return replace(
             self,
             tiers=tiers,
@@ -161,8 +188,11 @@ class Profile:
         )
 
     def tokens_within(self, ttft_s: float) -> int:
-        """The most tokens of a prompt whose prefill takes `ttft_s` at most (xi of the T-LRU paper); 0 if none does."""
-        fit, missing = self.prefill, self.prefill.fixed_s - ttft_s
+        """The most tokens of a prompt whose prefill takes `ttft_s` at most (xi of the T-LRU paper);
+        0 if none does.
+        """
+        fit = self.prefill
+        missing = self.prefill.fixed_s - ttft_s
         if missing >= 0.0:
             return 0
         if not fit.per_token_squared_s:
@@ -174,14 +204,17 @@ class Profile:
         """The speed of a tier; raises `ProfileError` with the measured tiers' names."""
         if name not in self.tiers:
             known = ", ".join(sorted(self.tiers))
-            raise ProfileError(f"The profile has no tier {name!r}; it has {known}. Measure again: `ragkv profile`.")
+            raise ProfileError(
+                f"The profile has no tier {name!r}; it has {known}. Measure again: `ragkv profile`."
+            )
         return self.tiers[name]
 
     def check(self, subject: Subject) -> None:
         """Raise `ProfileError` with the differences unless this was measured on `subject`."""
         if different := self.subject.differences(subject):
             raise ProfileError(
-                f"The profile is of another model or machine: {'; '.join(different)}. Measure: `ragkv profile`."
+                f"The profile is of another model or machine: {'; '.join(different)}. Measure: "
+                "`ragkv profile`."
             )
 
     @classmethod
@@ -190,37 +223,48 @@ class Profile:
         try:
             return typing.cast(Self, build(cls, values))
         except (ConfigError, TypeError, AttributeError, OverflowError) as error:
-            raise ProfileError(f"Not a profile of this version ({error}). Measure: `ragkv profile`.") from error
+            raise ProfileError(
+                f"Not a profile of this version ({error}). Measure: `ragkv profile`."
+            ) from error
 
 
 def save(profile: Profile, directory: str | Path) -> Path:
-    """Save `profile` in `directory`, replacing an earlier one of the same subject; returns the file's path."""
+    """Save `profile` in `directory`, replacing an earlier one of the same subject; returns the
+    file's path.
+    """
     return save_measurement(Path(directory) / FILE_NAME, profile.subject.key, asdict(profile))
 
 
 def load(directory: str | Path, subject: Subject) -> Profile:
     """The profile of `subject` saved in `directory`.
 
-    Raises `ProfileError` if there is none; if there are profiles of other subjects, it says how the nearest differs.
+    Raises `ProfileError` if there is none; if there are profiles of other subjects, it says how the
+    nearest differs.
     """
     try:
         values = read_measurements(Path(directory) / FILE_NAME)
     except ValueError as error:
-        raise ProfileError(f"The profiles cannot be read: {error}. Measure again: `ragkv profile`.") from error
+        raise ProfileError(
+            f"The profiles cannot be read: {error}. Measure again: `ragkv profile`."
+        ) from error
     if subject.key in values:
         profile = Profile.from_dict(values[subject.key])
         profile.check(subject)  # someone may have edited the values under this key
         return profile
     others = [Profile.from_dict(value) for value in values.values()]
     if not others:
-        raise ProfileError(f"No profile in {directory} yet: an idle server measures one, or `ragkv profile` now.")
+        raise ProfileError(
+            f"No profile in {directory} yet: an idle server measures one, or `ragkv profile` now."
+        )
     nearest = min(others, key=lambda other: len(other.subject.differences(subject)))
     nearest.check(subject)
     raise AssertionError("a profile of the wanted subject is saved under another key")
 
 
 def read_measurements(path: Path) -> dict[str, Any]:
-    """The values in `path`, a JSON object, by key; none without such a file. Raises `ValueError` for other files."""
+    """The values in `path`, a JSON object, by key; none without such a file. Raises `ValueError`
+    for other files.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -233,7 +277,9 @@ def read_measurements(path: Path) -> dict[str, Any]:
 
 
 def save_measurement(path: Path, key: str, value: Any) -> Path:
-    """Set `key` in `path` to `value`, replacing the whole file; an unreadable file is replaced with a warning."""
+    """Set `key` in `path` to `value`, replacing the whole file; an unreadable file is replaced with
+    a warning.
+    """
     make_private_folder(path.parent)
     try:
         values = read_measurements(path)
@@ -259,4 +305,8 @@ def _numbers(value: Any, name: str) -> typing.Iterator[tuple[str, float]]:
 def _short(value: object) -> str:
     """A value for a message; digests are cut."""
     text = str(value)
-    return f"{text[:12]}..." if len(text) == 32 and all(c in "0123456789abcdef" for c in text) else repr(value)
+    return (
+        f"{text[:12]}..."
+        if len(text) == 32 and all(c in "0123456789abcdef" for c in text)
+        else repr(value)
+    )

@@ -1,14 +1,16 @@
-"""Selectors: which of N candidate tokens are recomputed, ceil(ratio N) per layer. One contract; chosen by name.
+"""Selectors: which of N candidate tokens are recomputed, ceil(ratio N) per layer. One contract;
+chosen by name.
 
 There are three kinds, which differ in when they know their tokens:
 
-- A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on; keys and values of
-  layer 0 do not depend on context, so nothing is approximate there.
-- A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation, which is
-  `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV, K before RoPE, in float32 (CacheBlend section 4.3). It only
-  decides how many tokens remain in each layer; the fusor keeps those with the highest deviation.
-- An `AskingSelector` (ours, docs/selection.md) gets the question's attention from a first pass of the computed rows
-  over all reused KV. From then on it works like a static one.
+- A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on; keys
+  and values of layer 0 do not depend on context, so nothing is approximate there.
+- A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation,
+  which is `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV, K before RoPE, in float32
+  (CacheBlend section 4.3). It only decides how many tokens remain in each layer; the fusor keeps
+  those with the highest deviation.
+- An `AskingSelector` (ours, docs/selection.md) gets the question's attention from a first pass of
+  the computed rows over all reused KV. From then on it works like a static one.
 """
 
 import math
@@ -28,10 +30,12 @@ def budget(ratio: float, count: int) -> int:
 
 
 def with_floor(ratio: float, count: int, floor_tokens: int) -> float:
-    """The ratio that recomputes at least `floor_tokens` of N = `count` candidates, or all of fewer; 0 stays 0.
+    """The ratio that recomputes at least `floor_tokens` of N = `count` candidates, or all of fewer;
+    0 stays 0.
 
-    A ratio is a share, and of a prompt of short chunks a share is a token or two: less than one reference to another
-    chunk needs. So few more rows cost next to nothing, because the weights are read in any case.
+    A ratio is a share, and of a prompt of short chunks a share is a token or two: less than one
+    reference to another chunk needs. So few more rows cost next to nothing, because the weights are
+    read in any case.
     """
     if ratio <= 0.0 or budget(ratio, count) >= min(floor_tokens, count):
         return ratio
@@ -59,18 +63,22 @@ class CheckingSelector(Selector):
 
     @abstractmethod
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
-        """How many of the N = `count` candidates are recomputed in `layer` >= 1; `None`: as in the layer before."""
+        """How many of the N = `count` candidates are recomputed in `layer` >= 1; `None`: as in the
+        layer before.
+        """
 
 
 class AskingSelector(Selector):
-    """Knows its tokens after a first pass that measures the question's attention; that pass counts as compute."""
+    """Knows its tokens after a first pass that measures the question's attention; that pass counts
+    as compute.
+    """
 
     @abstractmethod
     def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
         """`budget(ratio, N)` indices into the candidates, ascending.
 
-        `attention` (N,) float32 is the attention of the question's rows to each candidate, averaged over rows, heads
-        and the later half of the layers.
+        `attention` (N,) float32 is the attention of the question's rows to each candidate, averaged
+        over rows, heads and the later half of the layers.
         """
 
 
@@ -121,7 +129,9 @@ class FirstK(StaticSelector):
 
 
 class HKVD(CheckingSelector):
-    """Checks once, at layer 1 (CacheBlend section 4.3); its tokens are recomputed in every later layer."""
+    """Checks once, at layer 1 (CacheBlend section 4.3); its tokens are recomputed in every later
+    layer.
+    """
 
     name = "hkvd"
 
@@ -132,8 +142,9 @@ class HKVD(CheckingSelector):
 class GradualHKVD(CheckingSelector):
     """The paper's gradual filtering (figure 9): each layer filters the tokens of the layer before.
 
-    The share falls linearly from r1 = min(1, 1.5 r) at layer 1 to 2 r - r1 at the last layer, so its mean is r. The
-    paper says "slightly higher" and "slightly less" without numbers; these numbers are ours.
+    The share falls linearly from r1 = min(1, 1.5 r) at layer 1 to 2 r - r1 at the last layer, so
+    its mean is r. The paper says "slightly higher" and "slightly less" without numbers; these
+    numbers are ours.
     """
 
     name = "hkvd-gradual"
@@ -148,7 +159,9 @@ class GradualHKVD(CheckingSelector):
 
 
 class Sensitivity(StaticSelector):
-    """The highest stored scores over all chunks together. Without a check layer, compute equals the ratio."""
+    """The highest stored scores over all chunks together. Without a check layer, compute equals the
+    ratio.
+    """
 
     name = "sensitivity"
     needs_scores = True
@@ -161,7 +174,9 @@ class Sensitivity(StaticSelector):
 
 
 class Attention(AskingSelector):
-    """The tokens that the question attends to most, for one extra pass of the question's rows. Needs no scores."""
+    """The tokens that the question attends to most, for one extra pass of the question's rows.
+    Needs no scores.
+    """
 
     name = "attention"
 
@@ -188,6 +203,12 @@ def make_selector(name: str | Selector) -> Selector:
 
 def usable(selector: Selector, candidates: Candidates, ratio: float) -> tuple[Selector, str | None]:
     """`selector`, or its replacement and the reason while some entries have no scores."""
-    if not selector.needs_scores or candidates.sensitivity is not None or not budget(ratio, len(candidates)):
+    if (
+        not selector.needs_scores
+        or candidates.sensitivity is not None
+        or not budget(ratio, len(candidates))
+    ):
         return selector, None
-    return SELECTORS[UNSCORED](), f"{selector.name}: some entries have no sensitivity scores yet; {UNSCORED} was used"
+    return SELECTORS[
+        UNSCORED
+    ](), f"{selector.name}: some entries have no sensitivity scores yet; {UNSCORED} was used"

@@ -1,12 +1,15 @@
-"""The quality gate: the fastest setting that stays close to full recompute, for this model, corpus and machine.
+"""The quality gate: the fastest setting that stays close to full recompute, for this model, corpus
+and machine.
 
-It compares the next tokens under fusion with those under a full prefill, for several selectors and ratios; the same
-passes give the times. With questions of the user the next tokens are those of the answers by full recompute. Without
-any, prompts are made of the user's own text (`gate_prompts.py`), so it works for any model.
+It compares the next tokens under fusion with those under a full prefill, for several selectors and
+ratios; the same passes give the times. With questions of the user the next tokens are those of the
+answers by full recompute. Without any, prompts are made of the user's own text (`gate_prompts.py`),
+so it works for any model.
 
-What looks best on the prompts that choose among many settings is partly luck. So the fastest that keeps the tolerance
-is measured again, on prompts that did not choose it, and only these numbers are reported. (CacheBlend section 5.1 takes
-r* = 15 % from the figure of one model.) Errors of the implementation, such as a missing rotation, show here too.
+What looks best on the prompts that choose among many settings is partly luck. So the fastest that
+keeps the tolerance is measured again, on prompts that did not choose it, and only these numbers are
+reported. (CacheBlend section 5.1 takes r* = 15 % from the figure of one model.) Errors of the
+implementation, such as a missing rotation, show here too.
 """
 
 import math
@@ -29,11 +32,13 @@ from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
-SELECTORS = ("none", "attention", "sensitivity", "hkvd", "hkvd-gradual")  # These are tried besides the config's.
+# These are tried besides the config's.
+SELECTORS = ("none", "attention", "sensitivity", "hkvd", "hkvd-gradual")
 NEXT_TOKENS = 16  # A prompt's question has so many tokens, and so many are compared behind it.
 LEAST_PROMPTS = 6  # At least so many prompts choose, however long they take.
 CONFIRMED = 3  # At most so many settings are measured again, until one keeps the tolerance.
-SURE = math.log(2)  # A full recompute is sure of a token whose logit is `SURE` above the next: twice as likely.
+# A full recompute is sure of a token whose logit is `SURE` above the next: twice as likely.
+SURE = math.log(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +47,18 @@ class Probe:
 
     chunks: tuple[Chunk, ...]
     question: tuple[int, ...]
-    following: tuple[int, ...] = ()  # goes on right behind the chunks and the question; empty: the answer counts
+    # goes on right behind the chunks and the question; empty: the answer counts
+    following: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], text: Sequence[int]) -> Self:
-        """The start of `text` (at least one token) is the question, and what follows in it the next tokens."""
+        """The start of `text` (at least one token) is the question, and what follows in it the next
+        tokens.
+        """
         question = min(NEXT_TOKENS, len(text) // 2)
-        return cls(tuple(chunks), tuple(text[:question]), tuple(text[question : question + NEXT_TOKENS]))
+        return cls(
+            tuple(chunks), tuple(text[:question]), tuple(text[question : question + NEXT_TOKENS])
+        )
 
 
 class GateSetting(NamedTuple):
@@ -70,14 +80,17 @@ class _Measurements:
     """What was measured of one setting, one value per prompt."""
 
     kls: list[float] = field(default_factory=list)  # nats per token
-    agreements: list[float] = field(default_factory=list)  # without the prompts where full prefill is never sure
+    # without the prompts where full prefill is never sure
+    agreements: list[float] = field(default_factory=list)
     sure: list[int] = field(default_factory=list)  # tokens of these that were compared
     fused_s: list[float] = field(default_factory=list)
     full_s: list[float] = field(default_factory=list)
 
     def add(self, full: _ProbePass, fused: _ProbePass) -> None:
         """Passes over one prompt."""
-        self.kls.append(float((full.log_probs.exp() * (full.log_probs - fused.log_probs)).sum(-1).mean()))
+        self.kls.append(
+            float((full.log_probs.exp() * (full.log_probs - fused.log_probs)).sum(-1).mean())
+        )
         equal = _equal(full.log_probs, fused.log_probs)
         if len(equal):
             self.agreements.append(float(equal.float().mean()))
@@ -87,9 +100,11 @@ class _Measurements:
 
     def point(self, setting: GateSetting) -> Point:
         """Means and one-sided 95 % bounds, and medians of times."""
-        # A few prompts without any difference do not prove that there is none: the bound counts one more prompt, in
-        # which one token differs.
-        doubted = [*self.agreements, 1.0 - 1.0 / statistics.fmean(self.sure)] if self.sure else [0.0]
+        # A few prompts without any difference do not prove that there is none: the bound counts one
+        # more prompt, in which one token differs.
+        doubted = (
+            [*self.agreements, 1.0 - 1.0 / statistics.fmean(self.sure)] if self.sure else [0.0]
+        )
         return Point(
             selector=setting.selector.name,
             ratio=setting.ratio,
@@ -97,7 +112,9 @@ class _Measurements:
             kl_bound=statistics.fmean(self.kls) + _margin(self.kls),
             agreement=statistics.fmean(self.agreements) if self.agreements else 0.0,
             agreement_bound=statistics.fmean(doubted) - _margin(doubted),
-            sooner=statistics.median(full / fused for full, fused in zip(self.full_s, self.fused_s, strict=True)),
+            sooner=statistics.median(
+                full / fused for full, fused in zip(self.full_s, self.fused_s, strict=True)
+            ),
             fused_s=statistics.median(self.fused_s),
             full_s=statistics.median(self.full_s),
             prompts=len(self.kls),
@@ -115,21 +132,28 @@ def gate(
     limit_s: float = math.inf,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> GateResult:
-    """The fastest setting of `engine` that keeps `tolerance` over `probes`: half of them choose, half confirm.
+    """The fastest setting of `engine` that keeps `tolerance` over `probes`: half of them choose,
+    half confirm.
 
-    `source` says in the result what the probes were made of. Without `selectors` they are the config's, and `SELECTORS`
-    as far as chunks have the scores they need. After `limit_s` it goes on with the prompts it has measured by then.
-    `on_progress(done, total)` is called after each prompt. Prompts that are longer than the model's context are left
-    out and counted. Raises `InputError` without probes, and `PromptTooLongError` if fewer than six fit.
+    `source` says in the result what the probes were made of. Without `selectors` they are the
+    config's, and `SELECTORS` as far as chunks have the scores they need. After `limit_s` it goes on
+    with the prompts it has measured by then. `on_progress(done, total)` is called after each
+    prompt. Prompts that are longer than the model's context are left out and counted. Raises
+    `InputError` without probes, and `PromptTooLongError` if fewer than six fit.
     """
-    began, tolerance = time.monotonic(), tolerance or Tolerance()
+    began = time.monotonic()
+    tolerance = tolerance or Tolerance()
     if not probes:
         raise InputError(
-            "The gate has no prompts: it needs documents with at least three passages, and questions that find two."
+            "The gate has no prompts: it needs documents with at least three passages, and "
+            "questions that find two."
         )
-    fitting, settings = _fitting(engine, probes), _settings(engine, selectors, ratios)
-    random.Random(0).shuffle(fitting)  # the same every time: neighbours in a corpus choose and confirm
-    choosing, confirming = fitting[::2], fitting[1::2] or fitting
+    fitting = _fitting(engine, probes)
+    settings = _settings(engine, selectors, ratios)
+    # the same every time: neighbours in a corpus choose and confirm
+    random.Random(0).shuffle(fitting)
+    choosing = fitting[::2]
+    confirming = fitting[1::2] or fitting
     done = 0
 
     def on_probe() -> None:
@@ -148,17 +172,25 @@ def gate(
         if confirmations[-1].keeps(tolerance):
             break
     left_out = len(probes) - len(fitting)
-    return GateResult(tolerance, tuple(points), tuple(confirmations), source, _machine(engine), left_out)
+    return GateResult(
+        tolerance, tuple(points), tuple(confirmations), source, _machine(engine), left_out
+    )
 
 
 def save(engine: Engine, result: GateResult) -> Path | None:
-    """Apply `result` to `engine` from now on, and save it for later engines like it on the same store directory.
+    """Apply `result` to `engine` from now on, and save it for later engines like it on the same
+    store directory.
 
     Returns the file, or `None` if the engine has no directory.
     """
     engine.intake.apply_gate_result(result)
-    directory, measured_as = engine.config.store.directory, engine.entries.encoder.measured_as
-    return None if directory is None else gate_result.save(result, directory, measured_as, engine.config.fusion)
+    directory = engine.config.store.directory
+    measured_as = engine.entries.encoder.measured_as
+    return (
+        None
+        if directory is None
+        else gate_result.save(result, directory, measured_as, engine.config.fusion)
+    )
 
 
 def _measured(
@@ -174,14 +206,21 @@ def _measured(
         if number >= LEAST_PROMPTS and time.monotonic() > until_s:
             break
         engine.warm(probe.chunks)
-        engine.prefill(probe.question or (0,), probe.chunks, ratio=0.0)  # The first chunk gets its exact KV:
+        # The first chunk gets its exact KV:
+        engine.prefill(probe.question or (0,), probe.chunks, ratio=0.0)
         engine.flush()  # the first setting would not find it, and the others would.
         text = probe.following
         if not text:
-            text = engine.answer(probe.question, probe.chunks, reuse="none", max_new_tokens=NEXT_TOKENS).token_ids
+            text = engine.answer(
+                probe.question, probe.chunks, reuse="none", max_new_tokens=NEXT_TOKENS
+            ).token_ids
         before = _next_tokens(engine, probe, text, None)
-        at = number % len(settings)  # rotated, so that no setting is always measured right behind a full prefill
-        fused = {index: _next_tokens(engine, probe, text, settings[index]) for index in range(-at, len(settings) - at)}
+        # rotated, so that no setting is always measured right behind a full prefill
+        at = number % len(settings)
+        fused = {
+            index: _next_tokens(engine, probe, text, settings[index])
+            for index in range(-at, len(settings) - at)
+        }
         after_s = _next_tokens(engine, probe, text, None).first_token_s
         full = before._replace(first_token_s=(before.first_token_s + after_s) / 2)
         for index, one in fused.items():
@@ -190,7 +229,9 @@ def _measured(
     return [one.point(setting) for one, setting in zip(found, settings, strict=True)]
 
 
-def _settings(engine: Engine, selectors: Sequence[str | Selector], ratios: Sequence[float]) -> list[GateSetting]:
+def _settings(
+    engine: Engine, selectors: Sequence[str | Selector], ratios: Sequence[float]
+) -> list[GateSetting]:
     """Every selector at every ratio."""
     encoder = engine.entries.encoder
     chosen = {one.name: one for one in map(make_selector, selectors)}
@@ -201,7 +242,11 @@ def _settings(engine: Engine, selectors: Sequence[str | Selector], ratios: Seque
     if any(one.needs_scores for one in chosen.values()):
         encoder.make_scores()
     ascending = sorted(set(ratios))
-    return [GateSetting(one, ratio) for one in chosen.values() for ratio in (ascending if one.uses_ratio else (0.0,))]
+    return [
+        GateSetting(one, ratio)
+        for one in chosen.values()
+        for ratio in (ascending if one.uses_ratio else (0.0,))
+    ]
 
 
 def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
@@ -209,31 +254,46 @@ def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
 
     Raises `PromptTooLongError` if some do not, and the others are fewer than `LEAST_PROMPTS`.
     """
-    context, runs = engine.model.adapter.context_length, engine.intake.runs
+    context = engine.model.adapter.context_length
+    runs = engine.intake.runs
     others = len(runs.before_documents) + len(runs.after_question) + NEXT_TOKENS
     separator = len(engine.intake.separator)
 
     def length(probe: Probe) -> int:
-        return others + max(1, len(probe.question)) + sum(len(chunk) + separator for chunk in probe.chunks)
+        return (
+            others
+            + max(1, len(probe.question))
+            + sum(len(chunk) + separator for chunk in probe.chunks)
+        )
 
     fitting = [probe for probe in probes if context is None or length(probe) <= context]
     if len(fitting) < min(LEAST_PROMPTS, len(probes)):
         raise PromptTooLongError(
-            f"{len(probes) - len(fitting)} of the gate's {len(probes)} prompts are longer than the model's context of "
-            f"{context} tokens, and the others are too few to measure. Use fewer (-k) or shorter passages."
+            f"{len(probes) - len(fitting)} of the gate's {len(probes)} prompts are longer than "
+            "the model's context of "
+            f"{context} tokens, and the others are too few to measure. Use fewer (-k) or shorter "
+            "passages."
         )
     return fitting
 
 
 @torch.no_grad()
-def _next_tokens(engine: Engine, probe: Probe, text: tuple[int, ...], setting: GateSetting | None) -> _ProbePass:
-    """A prefill with `setting`, `None` for full recompute, and what it expects of each token of `text`."""
+def _next_tokens(
+    engine: Engine, probe: Probe, text: tuple[int, ...], setting: GateSetting | None
+) -> _ProbePass:
+    """A prefill with `setting`, `None` for full recompute, and what it expects of each token of
+    `text`.
+    """
     question = probe.question or text[:1]
     if setting is None:
         prefill = engine.prefill(question, probe.chunks, ratio=0.0, selector="none", reuse="none")
     else:
-        prefill = engine.prefill(question, probe.chunks, ratio=setting.ratio, selector=setting.selector)
-    kv, adapter, logits = prefill.fused.kv, engine.model.adapter, list[torch.Tensor]()
+        prefill = engine.prefill(
+            question, probe.chunks, ratio=setting.ratio, selector=setting.selector
+        )
+    kv = prefill.fused.kv
+    adapter = engine.model.adapter
+    logits = list[torch.Tensor]()
     if probe.following:  # the template's tail is left out: the text goes on right behind the chunks
         kv.length = len(prefill.token_ids) - len(question) - len(engine.intake.runs.after_question)
         text = probe.question + text

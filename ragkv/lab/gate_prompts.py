@@ -1,7 +1,9 @@
-"""Prompts for the quality gate, made by retrieval: of questions, or of a corpus whose questions are not known.
+"""Prompts for the quality gate, made by retrieval: of questions, or of a corpus whose questions are
+not known.
 
-Of these a piece of a passage is the question that finds the chunks of the prompt, and what follows it in that passage
-are the next tokens. The passage itself is left out, or they could be copied from it.
+Of these a piece of a passage is the question that finds the chunks of the prompt, and what follows
+it in that passage are the next tokens. The passage itself is left out, or they could be copied from
+it.
 """
 
 import json
@@ -15,11 +17,13 @@ from ragkv.retrieval.rag.rag import DEFAULT_K, Rag
 from ragkv.types import Chunk
 
 MOST_PROMPTS = 200  # At most so many prompts are made of documents; questions are all used.
-LEAST_CHUNKS = 2  # A prompt has at least so many chunks: the first one directly follows the prefix, so it is exact.
+# A prompt has at least so many chunks: the first one directly follows the prefix, so it is exact.
+LEAST_CHUNKS = 2
 
 
 def gate_prompts(rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = ()) -> list[Probe]:
-    """Prompts of `k` retrieved passages: one a question, else `MOST_PROMPTS` at most, evenly spread over the corpus.
+    """Prompts of `k` retrieved passages: one a question, else `MOST_PROMPTS` at most, evenly spread
+    over the corpus.
 
     Questions that find fewer than two passages are left out; a tiny corpus gives no prompts.
     """
@@ -36,15 +40,21 @@ def gate_prompts(rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = ()) ->
 
 
 def read_questions(file: Path) -> list[str]:
-    """The questions of a file: one a line, or JSON lines with the field `question`. Raises `InputError`."""
+    """The questions of a file: one a line, or JSON lines with the field `question`. Raises
+    `InputError`.
+    """
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [
+            line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
+        ]
         if file.suffix == ".jsonl":
             lines = [json.loads(line)["question"] for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"No questions can be read from {file}: {error!r}.") from error
     if not lines or not all(isinstance(line, str) for line in lines):
-        raise InputError(f"{file} has no questions: give one a line, or JSON lines with the field question.")
+        raise InputError(
+            f"{file} has no questions: give one a line, or JSON lines with the field question."
+        )
     return lines
 
 
@@ -56,14 +66,20 @@ def _of_documents(rag: Rag, k: int) -> Iterator[Probe]:
     passages = rag.index.passages()
     step = max(1, -(-len(passages) // MOST_PROMPTS))
     chosen = passages[::step]
-    pieces = max(1, -(-MOST_PROMPTS // max(1, len(chosen))))  # of a passage: a small corpus gives several each
+    # of a passage: a small corpus gives several each
+    pieces = max(1, -(-MOST_PROMPTS // max(1, len(chosen))))
     for passage in chosen:
         chunk = rag.chunk(passage)
         starts = range(0, max(1, len(chunk) - 2 * NEXT_TOKENS + 1), NEXT_TOKENS)
         for start in starts[:pieces]:
             text = chunk.token_ids[start : start + 2 * NEXT_TOKENS]
-            query = rag.engine.tokenizer.decode(list(text[:NEXT_TOKENS])) if rag.engine.tokenizer else passage.text
-            found = rag.index.search(query, k + 1)  # the best first, of which the passage itself goes
+            query = (
+                rag.engine.tokenizer.decode(list(text[:NEXT_TOKENS]))
+                if rag.engine.tokenizer
+                else passage.text
+            )
+            # the best first, of which the passage itself goes
+            found = rag.index.search(query, k + 1)
             hits = [hit for hit in found if hit.passage.text != passage.text][:k]
             if len(hits) >= LEAST_CHUNKS:
                 yield Probe.of(_chunks(rag, rag.in_order(hits)), text)

@@ -1,4 +1,6 @@
-"""Models: adapters that run layers over chosen rows, rotary tables, row attention, prompt KV, decoding."""
+"""Models: adapters that run layers over chosen rows, rotary tables, row attention, prompt KV,
+decoding.
+"""
 
 from .adapter import Adapter
 from .attention import LayerPass, Watch

@@ -1,8 +1,9 @@
 """Adapters: run the layers of a transformer one at a time over chosen rows of a prompt.
 
-The base class handles the llama architecture; `families.py` has the differences of other families. The model is never
-changed: an adapter works on shallow copies of its layers, which share every weight and differ in a few modules (see
-`layers.py`). It knows nothing of entries, chunks or selection.
+The base class handles the llama architecture; `families.py` has the differences of other families.
+The model is never changed: an adapter works on shallow copies of its layers, which share every
+weight and differ in a few modules (see `layers.py`). It knows nothing of entries, chunks or
+selection.
 """
 
 import sys
@@ -25,9 +26,11 @@ class Adapter:
     """A decoder-only model with the llama architecture."""
 
     model_types: ClassVar[tuple[str, ...]] = (
-        *("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2"),  # one kind of layer
+        # one kind of layer
+        *("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2"),
         *("qwen2", "qwen3"),  # `layer_types` names the sliding layers
-        *("glm4", "stablelm"),  # RoPE rotates the first dimensions of each head, as many as the table has
+        # RoPE rotates the first dimensions of each head, as many as the table has
+        *("glm4", "stablelm"),
     )
     attention_name: ClassVar[str] = "self_attn"
     cache_argument: ClassVar[str] = "past_key_values"
@@ -41,17 +44,23 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
-        views = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
+        views = [
+            attending_view(layer, self.attention_name, in_tiles=on_cpu)
+            for layer in self.body.layers
+        ]
         (self._head, *self.layers), self.packed_bytes = with_copies(
             [self.model.get_output_embeddings(), *views], packed_bytes, self.device
         )
-        self.windows = [self.window(layer) for layer in range(self.layer_count)]  # a config is slow to read
+        # a config is slow to read
+        self.windows = [self.window(layer) for layer in range(self.layer_count)]
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
         ones = torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device)
         self._identity = (ones, torch.zeros_like(ones))
         module = sys.modules[type(self.body).__module__]
-        self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.apply_rotary_pos_emb
+        self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
+            module.apply_rotary_pos_emb
+        )
         self._in_halves = self._rotates_in_halves(rotary_dims)
         self.kv_heads, self.head_dim = self._measure_kv()
         self._plain: list[PlainLayer] | None = None  # the same layers, called directly
@@ -79,7 +88,9 @@ class Adapter:
 
     @property
     def context_length(self) -> int | None:
-        """The maximum length of prompt and answer; `None` if the config sets none (dynamic RoPE)."""
+        """The maximum length of prompt and answer; `None` if the config sets none (dynamic
+        RoPE).
+        """
         parameters = getattr(self.config, "rope_parameters", None) or {}
         if parameters.get("rope_type") == "dynamic":
             return None
@@ -109,10 +120,11 @@ class Adapter:
         return self.scale_logits(self._head(self.body.norm(hidden)))[0].float()
 
     def wait_for_device(self) -> None:
-        """Block until the device has computed what this thread queued on its current stream; a CPU queues nothing.
+        """Block until the device has computed what this thread queued on its current stream; a CPU
+        queues nothing.
 
-        Every pass ends with it. Threads hand over results, and their streams may differ; without it, times would be
-        those of queueing kernels.
+        Every pass ends with it. Threads hand over results, and their streams may differ; without
+        it, times would be those of queueing kernels.
         """
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
@@ -142,40 +154,61 @@ class Adapter:
 
     # Families inherit these
 
-    def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), computed in float32."""
+    def rotate(
+        self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), computed in
+        float32.
+        """
         return self.rotate_in_float32(layer, raw, cos, sin).type_as(raw)
 
-    def rotate_in_float32(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Like `rotate`, but the result stays float32 and the caller rounds it; `raw` itself without RoPE."""
+    def rotate_in_float32(
+        self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Like `rotate`, but the result stays float32 and the caller rounds it; `raw` itself
+        without RoPE.
+        """
         if not self.rotates(layer):
             return raw
         rotary_dims = cos.shape[-1]
         whole = rotary_dims == raw.shape[-1]
         part = (raw if whole else raw[..., :rotary_dims]).float()
-        rotated = self._rotate_halves(part, cos, sin) if self._in_halves else self._rotate_by_model(part, cos, sin)
+        rotated = (
+            self._rotate_halves(part, cos, sin)
+            if self._in_halves
+            else self._rotate_by_model(part, cos, sin)
+        )
         return rotated if whole else torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
 
-    def _rotate_by_model(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        _, rotated = self._apply_rotary(raw[:, :0], raw, cos, sin)  # zero query heads: only keys are rotated
+    def _rotate_by_model(
+        self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        # zero query heads: only keys are rotated
+        _, rotated = self._apply_rotary(raw[:, :0], raw, cos, sin)
         return rotated
 
     @staticmethod
     def _rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """raw cos + rotate_half(raw) sin; for many rows with half of the memory passes of the model's own function."""
+        """raw cos + rotate_half(raw) sin; for many rows with half of the memory passes of the
+        model's own function.
+        """
         raw_first, raw_second = raw.chunk(2, dim=-1)
-        rotated, half = raw * cos, raw.shape[-1] // 2
+        rotated = raw * cos
+        half = raw.shape[-1] // 2
         if raw.shape[2] <= FEW_ROWS:
             return rotated.addcmul_(torch.cat((-raw_second, raw_first), dim=-1), sin)
         sin_first, sin_second = sin.chunk(2, dim=-1)
-        rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)  # slices: training may not change chunks
+        # slices: training may not change chunks
+        rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)
         rotated[..., half:].addcmul_(raw_first, sin_second)
         return rotated
 
     def _rotates_in_halves(self, rotary_dims: int) -> bool:
         """Whether the model's rotary function equals `_rotate_halves`; tested on random numbers."""
         generator = torch.Generator().manual_seed(0)
-        raw, cos, sin = (torch.randn((1, 3, rotary_dims), generator=generator).to(self.device) for _ in range(3))
+        raw, cos, sin = (
+            torch.randn((1, 3, rotary_dims), generator=generator).to(self.device) for _ in range(3)
+        )
         raw = torch.stack((raw, -2 * raw), dim=1)  # (1, 2, 3, rotary dims)
         return rotary_dims % 2 == 0 and torch.allclose(
             self._rotate_by_model(raw, cos, sin), self._rotate_halves(raw, cos, sin), atol=1e-5
@@ -191,19 +224,26 @@ class Adapter:
         record: Recording | None = None,
         watch: attention.Watch | None = None,
     ) -> torch.Tensor:
-        """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over all of it."""
+        """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend
+        over all of it.
+        """
         part = KVRows(kv, rows, self.windows, record, watch)
         step = self.joint_pass(layer, [part], *tables.of(self.rope_kind(layer), rows))
         return self.call_layer(layer, hidden, rows, step)
 
-    def joint_pass(self, layer: int, parts: Sequence[PromptRows], cos: torch.Tensor, sin: torch.Tensor) -> JointPass:
-        """What `layer` is given for the rows of all `parts`; cos and sin, each (1, R, rotary dims), are of these."""
+    def joint_pass(
+        self, layer: int, parts: Sequence[PromptRows], cos: torch.Tensor, sin: torch.Tensor
+    ) -> JointPass:
+        """What `layer` is given for the rows of all `parts`; cos and sin, each (1, R, rotary dims),
+        are of these.
+        """
         return JointPass(layer, parts, lambda raw: self.rotate(layer, raw, cos, sin))
 
     def project_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raw keys and values of `layer`, each (1, G, R, D), from hidden (1, R, E), without its attention.
+        """Raw keys and values of `layer`, each (1, G, R, D), from hidden (1, R, E), without its
+        attention.
 
         `step` is given them, too.
         """
@@ -213,14 +253,18 @@ class Adapter:
             return captured.k_raw, captured.v
         raise AssertionError("a layer finished without updating its cache")
 
-    def call_layer(self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass) -> torch.Tensor:
+    def call_layer(
+        self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass
+    ) -> torch.Tensor:
         """Call `layer` on hidden (1, R, E): `step` takes its raw queries, keys and values."""
         plain = None if self._plain is None else self._plain[layer]
         if plain is None or any(plain.hooks):
             return self._call(self.layers[layer], hidden, rows, step)
         return plain(hidden, step)
 
-    def _call(self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, step: Cache) -> torch.Tensor:
+    def _call(
+        self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, step: Cache
+    ) -> torch.Tensor:
         out = view(
             hidden,
             attention_mask=step,
@@ -241,14 +285,18 @@ class Adapter:
 
     @torch.no_grad()
     def _use_plain_layers(self) -> None:
-        """Leave out what changes no bit of the first layer: a rotation by 0, and torch's calls between parts."""
-        wanted, self._plain = self._first_layer(), plain_layers(self.layers, self.attention_name)
+        """Leave out what changes no bit of the first layer: a rotation by 0, and torch's calls
+        between parts.
+        """
+        wanted = self._first_layer()
+        self._plain = plain_layers(self.layers, self.attention_name)
         if self._plain is not None and not _is_same(self._first_layer, wanted):
             self._plain = None
 
     def _first_layer(self) -> torch.Tensor:
         """What the first layer makes of some tokens, (1, 3, E)."""
-        tokens, rows = torch.arange(3, device=self.device) % self.vocabulary, Rows.span(0, 3, self.device)
+        tokens = torch.arange(3, device=self.device) % self.vocabulary
+        rows = Rows.span(0, 3, self.device)
         return self.run_layer(0, self.embed(tokens), rows, self.new_kv(3), self.rope.tables(3))
 
 

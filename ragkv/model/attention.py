@@ -1,9 +1,10 @@
 """Attention of scattered prompt rows over all keys, masked by absolute position.
 
-Row i at position p_i sees exactly the keys j with j <= p_i, and j > p_i - window on sliding layers. Public CacheBlend
-code masks scattered rows with a bottom-right triangle, which lets them see the future (CacheBlend section 4.2 leaves
-the mask open). A layer receives a `LayerPass` in place of its cache and its mask, so a pass carries its own state: that
-of one prompt's rows (`promptkv.py`), of prompts that decode together (`batching.py`), or of runs (`token_runs.py`).
+Row i at position p_i sees exactly the keys j with j <= p_i, and j > p_i - window on sliding layers.
+Public CacheBlend code masks scattered rows with a bottom-right triangle, which lets them see the
+future (CacheBlend section 4.2 leaves the mask open). A layer receives a `LayerPass` in place of its
+cache and its mask, so a pass carries its own state: that of one prompt's rows (`promptkv.py`), of
+prompts that decode together (`batching.py`), or of runs (`token_runs.py`).
 """
 
 import math
@@ -19,43 +20,67 @@ from .cpu.product_speed import multiplies_bfloat16
 from .rows import TILE_ROWS, Rows, pause
 
 IMPLEMENTATION = "ragkv_rows"
-# A block of scattered rows has at least so many: SDPA tiles 192 folded rows and more by 64, fewer by 32.
+# A block of scattered rows has at least so many: SDPA tiles 192 folded rows and more by 64, fewer
+# by 32.
 FEWEST_ROWS = 28
 MOST_ROWS = 96
-# On a device a block has up to so many rows, because a kernel launch costs more there than reading masked keys.
+# On a device a block has up to so many rows, because a kernel launch costs more there than reading
+# masked keys.
 MOST_ROWS_ON_DEVICE = 512
-# Rows that decode attend over whole blocks of so many keys, those of one block together, and a KV head's queries are at
-# least and at most so many: then MKL, which SDPA calls, adds in the same order for any rows. SDPA tiles 32 queries.
-KEY_BLOCK, LEAST_QUERIES, MOST_QUERIES = 64, 4, 32
-# Biases up to this size are kept from layer to layer of a pass; larger ones are made again in each layer.
+# Rows that decode attend over whole blocks of so many keys, those of one block together, and a KV
+# head's queries are at least and at most so many: then MKL, which SDPA calls, adds in the same
+# order for any rows. SDPA tiles 32 queries.
+KEY_BLOCK = 64
+LEAST_QUERIES = 4
+MOST_QUERIES = 32
+# Biases up to this size are kept from layer to layer of a pass; larger ones are made again in each
+# layer.
 CACHED_BYTES = 64 << 20
 
 
 class LayerPass(Cache):
-    """What a layer gets as its cache and as its mask: it takes the keys and values, and computes the attention."""
+    """What a layer gets as its cache and as its mask: it takes the keys and values, and computes
+    the attention.
+    """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        softcap: float | None,
     ) -> torch.Tensor:
-        """Queries (1, H, R, D) before RoPE, keys and values as `update` returned them -> (1, H, R, D)."""
+        """Queries (1, H, R, D) before RoPE, keys and values as `update` returned them -> (1, H, R,
+        D).
+        """
         raise NotImplementedError
 
     def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, scaling: float, softcap: float | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        scaling: float,
+        softcap: float | None,
     ) -> torch.Tensor:
         """`update` and `attend` at once: all (1, heads, R, D) before RoPE -> (1, H, R, D)."""
         return self.attend(q, *self.update(k, v, layer), scaling, softcap)
 
 
 class Watch:
-    """Collects the attention of the last rows of a pass: the mean over them, over heads and over the layers added."""
+    """Collects the attention of the last rows of a pass: the mean over them, over heads and over
+    the layers added.
+    """
 
     def __init__(self, rows: int, length: int, device: torch.device) -> None:
         """Of the last `rows` rows, to each of `length` positions."""
-        self._rows, self._sum = rows, torch.zeros(length, device=device)
+        self._rows = rows
+        self._sum = torch.zeros(length, device=device)
         self._layers = 0
 
     def add(
@@ -68,8 +93,10 @@ class Watch:
         softcap: float | None,
     ) -> None:
         """Add one layer: the last queries (1, H, R, D) of `rows` over keys (1, G, S, D)."""
-        kv_heads, stop = k_rot.shape[1], rows.stop
-        asking, queries = rows.positions[-self._rows :, None], q_rot[0, :, -self._rows :]
+        kv_heads = k_rot.shape[1]
+        stop = rows.stop
+        asking = rows.positions[-self._rows :, None]
+        queries = q_rot[0, :, -self._rows :]
         queries = queries.reshape(kv_heads, -1, q_rot.shape[3])  # (G, H / G * rows, D)
         scores = torch.matmul(queries.float(), k_rot[0, :, :stop].float().transpose(1, 2)) * scaling
         if softcap is not None:
@@ -118,18 +145,26 @@ def attend(
         return attend_one(q_rot, k_rot, v, window, scaling, softcap)
     if is_whole_prompt(rows, window) and softcap is None:
         return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling)
-    out = q_rot.new_empty((1, count, heads, head_dim))  # the layout the layer expects, so it copies nothing
+    # the layout the layer expects, so it copies nothing
+    out = q_rot.new_empty((1, count, heads, head_dim))
     for block, bias in _blocks(rows, window, q_rot, kv_heads):
         keys = slice(block.low, block.high)
         pause()
         done = _attend_span(
-            q_rot[:, :, block.start : block.stop], k_rot[:, :, keys], v[:, :, keys], bias, scaling, softcap
+            q_rot[:, :, block.start : block.stop],
+            k_rot[:, :, keys],
+            v[:, :, keys],
+            bias,
+            scaling,
+            softcap,
         )
         out[:, block.start : block.stop] = done.transpose(1, 2)
     return out.transpose(1, 2)
 
 
-def _attend_causally(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
+def _attend_causally(
+    q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, scaling: float
+) -> torch.Tensor:
     """Attention of rows (1, H, R, D) over keys and values (1, G, R, D) up to their own."""
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
@@ -137,7 +172,8 @@ def _attend_causally(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, 
         return functional.scaled_dot_product_attention(
             q_rot, k_rot, v, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
         )
-    out = q_rot.new_empty((1, count, heads, head_dim))  # the layout the layer expects, so it copies nothing
+    # the layout the layer expects, so it copies nothing
+    out = q_rot.new_empty((1, count, heads, head_dim))
     group = heads // kv_heads
     for head in range(kv_heads):  # the same bits as all at once
         pause()
@@ -160,9 +196,12 @@ def attend_one(
     scaling: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Exact attention of the last position's row, q_rot (1, H, 1, D), over keys (1, G, S, D): (1, H, 1, D)."""
+    """Exact attention of the last position's row, q_rot (1, H, 1, D), over keys (1, G, S, D): (1,
+    H, 1, D).
+    """
     if window is not None and (low := k_rot.shape[2] - window) > 0:
-        k_rot, v = k_rot[:, :, low:], v[:, :, low:]
+        k_rot = k_rot[:, :, low:]
+        v = v[:, :, low:]
     return _attend_span(q_rot, k_rot, v, None, scaling, softcap)
 
 
@@ -180,44 +219,67 @@ def attend_decoding(
     scaling: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Exact attention of rows in a step, (1, H, R, D); on a CPU each has the bits that it has in a step of its own.
+    """Exact attention of rows in a step, (1, H, R, D); on a CPU each has the bits that it has in a
+    step of its own.
 
-    Keys and values (1, G, T, D) go on to the end of the last row's block; what follows its position is finite.
+    Keys and values (1, G, T, D) go on to the end of the last row's block; what follows its position
+    is finite.
     """
-    count, on_cpu = q_rot.shape[2], q_rot.device.type == "cpu"
+    count = q_rot.shape[2]
+    on_cpu = q_rot.device.type == "cpu"
     together = on_cpu and softcap is None and (window is None or rows.stop <= window)
-    start, most = rows.stop - count, 1 if on_cpu else count
+    start = rows.stop - count
+    most = 1 if on_cpu else count
     if together:
-        most = min(max(1, MOST_QUERIES * k_rot.shape[1] // q_rot.shape[1]), KEY_BLOCK - start % KEY_BLOCK)
+        most = min(
+            max(1, MOST_QUERIES * k_rot.shape[1] // q_rot.shape[1]), KEY_BLOCK - start % KEY_BLOCK
+        )
     if count > most:
         if (parts := rows.blocks.get(most)) is None:  # all layers need them
-            parts = rows.blocks[most] = [Rows(rows.positions[:most], start), Rows(rows.positions[most:], start + most)]
+            parts = rows.blocks[most] = [
+                Rows(rows.positions[:most], start),
+                Rows(rows.positions[most:], start + most),
+            ]
         split = zip(torch.split(q_rot, [most, count - most], dim=2), parts, strict=True)
-        return torch.cat([attend_decoding(q, k_rot, v, part, window, scaling, softcap) for q, part in split], dim=2)
+        return torch.cat(
+            [attend_decoding(q, k_rot, v, part, window, scaling, softcap) for q, part in split],
+            dim=2,
+        )
     if together:
         return _attend_blocks(q_rot, k_rot, v, rows, scaling)
-    return attend(q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], rows, window, scaling, softcap)
+    return attend(
+        q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], rows, window, scaling, softcap
+    )
 
 
 def _attend_blocks(
     q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, rows: Rows, scaling: float
 ) -> torch.Tensor:
-    """Attention of few contiguous rows (1, H, R, D) over whole blocks of keys (1, G, T, D): (1, H, R, D)."""
+    """Attention of few contiguous rows (1, H, R, D) over whole blocks of keys (1, G, T, D): (1, H,
+    R, D).
+    """
     (_, kv_heads, _, head_dim), stop = k_rot.shape, whole_blocks(rows.stop)
     queries = q_rot.reshape(1, kv_heads, -1, head_dim)
     if spare := max(0, LEAST_QUERIES - queries.shape[2]):
         queries = functional.pad(queries, (0, 0, 0, spare))
     if (bias := rows.blocks.get(q_rot.dtype)) is None:
-        last = functional.pad(rows.positions.repeat(q_rot.shape[1] // kv_heads), (0, spare))[:, None]
+        last = functional.pad(rows.positions.repeat(q_rot.shape[1] // kv_heads), (0, spare))[
+            :, None
+        ]
         unseen = torch.arange(stop) > last
-        bias = rows.blocks[q_rot.dtype] = torch.zeros(unseen.shape, dtype=q_rot.dtype).masked_fill_(unseen, -math.inf)
-    k_rot, v = k_rot.narrow(2, 0, stop), v.narrow(2, 0, stop)
+        bias = rows.blocks[q_rot.dtype] = torch.zeros(unseen.shape, dtype=q_rot.dtype).masked_fill_(
+            unseen, -math.inf
+        )
+    k_rot = k_rot.narrow(2, 0, stop)
+    v = v.narrow(2, 0, stop)
     out = _attend_span(queries, k_rot, v, bias, scaling, None)
     return (out.narrow(2, 0, out.shape[2] - spare) if spare else out).reshape(q_rot.shape)
 
 
 def is_whole_prompt(rows: Rows, window: int | None) -> bool:
-    """Whether the rows are all positions from 0 on, without a window: then the plain causal kernel is exact."""
+    """Whether the rows are all positions from 0 on, without a window: then the plain causal kernel
+    is exact.
+    """
     return rows.start == 0 and len(rows) > 1 and (window is None or window >= len(rows))
 
 
@@ -232,16 +294,22 @@ class RowBlock:
 
 
 def cut_blocks(positions: Sequence[int], window: int | None, most_rows: int) -> list[RowBlock]:
-    """Blocks of the rows at ascending `positions`: many rows where these are dense, few where they are scattered.
+    """Blocks of the rows at ascending `positions`: many rows where these are dense, few where they
+    are scattered.
 
-    A block reads keys up to its last row's position, so about half of rows x span is computed but masked. On the other
-    hand every block has a fixed cost. So a block ends where rows x span exceeds `most_rows` squared.
+    A block reads keys up to its last row's position, so about half of rows x span is computed but
+    masked. On the other hand every block has a fixed cost. So a block ends where rows x span
+    exceeds `most_rows` squared.
     """
-    blocks, start = [], 0
+    blocks = []
+    start = 0
     for stop in range(1, len(positions) + 1):
         if stop < len(positions) and stop - start < most_rows:
             rows = stop + 1 - start
-            if rows <= FEWEST_ROWS or rows * (positions[stop] - positions[start] + 1) <= most_rows**2:
+            if (
+                rows <= FEWEST_ROWS
+                or rows * (positions[stop] - positions[start] + 1) <= most_rows**2
+            ):
                 continue
         low = 0 if window is None else max(0, positions[start] - window + 1)
         blocks.append(RowBlock(start, stop, low, positions[stop - 1] + 1))
@@ -252,8 +320,11 @@ def cut_blocks(positions: Sequence[int], window: int | None, most_rows: int) -> 
 def _blocks(
     rows: Rows, window: int | None, q_rot: torch.Tensor, kv_heads: int
 ) -> Iterator[tuple[RowBlock, torch.Tensor | None]]:
-    """The blocks of `rows` and their biases; both are equal in all layers of a pass, so the rows cache them."""
-    dtype, group = q_rot.dtype, q_rot.shape[1] // kv_heads
+    """The blocks of `rows` and their biases; both are equal in all layers of a pass, so the rows
+    cache them.
+    """
+    dtype = q_rot.dtype
+    group = q_rot.shape[1] // kv_heads
     cached = rows.blocks.get((window, group, dtype))
     if cached is None:
         most = MOST_ROWS if rows.positions.device.type == "cpu" else MOST_ROWS_ON_DEVICE
@@ -266,20 +337,29 @@ def _blocks(
         yield block, _bias(rows, block, window, group, dtype) if bias is None else bias
 
 
-def _bias(rows: Rows, block: RowBlock, window: int | None, group: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """0 where a row of the block sees a key and -inf elsewhere, (group * R, N); `None` if every row sees all.
+def _bias(
+    rows: Rows, block: RowBlock, window: int | None, group: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """0 where a row of the block sees a key and -inf elsewhere, (group * R, N); `None` if every row
+    sees all.
 
     Not bool, because SDPA would convert it again in every layer, which cost 5 % of a fused prefill.
     """
     allowed = allowed_keys(rows.positions[block.start : block.stop], block.low, block.high, window)
     if allowed is None:
         return None
-    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(
+        ~allowed, float("-inf")
+    )
     return bias.repeat(group, 1)
 
 
-def allowed_keys(positions: torch.Tensor, low: int, high: int, window: int | None) -> torch.Tensor | None:
-    """Which of the keys low ... high - 1 each row sees, (R, high - low) bool; `None` if every row sees all."""
+def allowed_keys(
+    positions: torch.Tensor, low: int, high: int, window: int | None
+) -> torch.Tensor | None:
+    """Which of the keys low ... high - 1 each row sees, (R, high - low) bool; `None` if every row
+    sees all.
+    """
     if positions.numel() == 1:
         return None  # low and high are the row's own range
     keys = torch.arange(low, high, device=positions.device)
@@ -297,22 +377,34 @@ def _attend_span(
     scaling: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of rows (1, H, R, D) over keys and values (1, G, N, D), `bias` (H / G * R, N) added to the scores."""
+    """Attention of rows (1, H, R, D) over keys and values (1, G, N, D), `bias` (H / G * R, N) added
+    to the scores.
+    """
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
-    # Fold the query heads of a KV head into rows, else masked SDPA copies K and V once per query head.
+    # Fold the query heads of a KV head into rows, else masked SDPA copies K and V once per query
+    # head.
     q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
     if softcap is None:
-        out = functional.scaled_dot_product_attention(q_rot, k_rot, v, attn_mask=bias, scale=scaling)
+        out = functional.scaled_dot_product_attention(
+            q_rot, k_rot, v, attn_mask=bias, scale=scaling
+        )
         return out.reshape(1, heads, count, head_dim)
     dtype = q_rot.dtype
     if dtype is torch.bfloat16 and q_rot.device.type == "cpu" and not multiplies_bfloat16():
-        q_rot, k_rot, v = q_rot.float(), k_rot.float(), v.float()  # products are several times as fast
+        # products are several times as fast
+        q_rot = q_rot.float()
+        k_rot = k_rot.float()
+        v = v.float()
     scores = torch.matmul(q_rot, k_rot.transpose(2, 3)).float() * scaling
     scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v).to(dtype).reshape(1, heads, count, head_dim)
+    return (
+        torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
+        .to(dtype)
+        .reshape(1, heads, count, head_dim)
+    )
 
 
 def register() -> None:

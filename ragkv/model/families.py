@@ -1,4 +1,6 @@
-"""Adapters of the model families that differ from llama, and the registry of adapters by `model_type`."""
+"""Adapters of the model families that differ from llama, and the registry of adapters by
+`model_type`.
+"""
 
 from typing import Any, ClassVar
 
@@ -10,7 +12,9 @@ from .adapter import Adapter
 
 
 class Granite(Adapter):
-    """Multiplies embeddings in the model's forward and divides logits. Other scales are inside its layers."""
+    """Multiplies embeddings in the model's forward and divides logits. Other scales are inside its
+    layers.
+    """
 
     model_types = ("granite",)
 
@@ -46,7 +50,9 @@ class SmolLM3(Adapter):
 
 
 class Softcapped(Adapter):
-    """gemma2: caps final logits. `row_attention` caps the scores and `embed_tokens` scales embeddings."""
+    """gemma2: caps final logits. `row_attention` caps the scores and `embed_tokens` scales
+    embeddings.
+    """
 
     model_types = ("gemma2",)
 
@@ -56,7 +62,9 @@ class Softcapped(Adapter):
 
 
 class Gemma3(Softcapped):
-    """Has one rotary table for local layers and one for global layers. Final capping is optional."""
+    """Has one rotary table for local layers and one for global layers. Final capping is
+    optional.
+    """
 
     model_types = ("gemma3_text",)
 
@@ -75,7 +83,9 @@ class Gemma3(Softcapped):
 
 
 class GPTNeoX(Adapter):
-    """Uses other module names. Its layers ignore `past_key_values` silently; their cache argument is `layer_past`."""
+    """Uses other module names. Its layers ignore `past_key_values` silently; their cache argument
+    is `layer_past`.
+    """
 
     model_types = ("gpt_neox",)
     attention_name: ClassVar[str] = "attention"

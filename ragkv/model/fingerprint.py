@@ -1,4 +1,5 @@
-"""The model's part of an entry's identity: digests of its weights, architecture, RoPE and tokenizer.
+"""The model's part of an entry's identity: digests of its weights, architecture, RoPE and
+tokenizer.
 
 A change that affects keys or values must change one of them; any other change should not.
 """
@@ -18,7 +19,14 @@ from .adapter import Adapter
 
 # Settings that do not affect keys and values.
 _IRRELEVANT = (
-    *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "problem_type"),
+    *(
+        "_name_or_path",
+        "architectures",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "problem_type",
+    ),
     *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id"),
     *("use_cache", "output_hidden_states", "output_attentions", "return_dict"),
     *("attention_dropout", "initializer_range"),
@@ -28,30 +36,37 @@ _IRRELEVANT = (
 
 # A model whose weights were rounded after it was loaded has its digest under this attribute.
 _ROUNDED_DIGEST = "ragkv_rounded_digest"
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # The address of an object in memory is another one in every process.
+# The address of an object in memory is another one in every process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def weights_digest(model: torch.nn.Module) -> str:
     """Digest of the name, shape, dtype and bytes of every parameter and persistent buffer.
 
-    Quantised weights and the adapters of PEFT count with their settings. Raises `UnsupportedModelError` for weights
-    that cannot be read.
+    Quantised weights and the adapters of PEFT count with their settings. Raises
+    `UnsupportedModelError` for weights that cannot be read.
     """
     try:
         return _digest_of(model, torch.Tensor.detach)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise UnsupportedModelError(
-            f"The weights of this {type(model).__name__} cannot be read ({str(error)[:200]}), so its stored KV could "
-            "not be told from another model's. Load the model unquantised; docs/models.md lists the kinds that work."
+            f"The weights of this {type(model).__name__} cannot be read ({str(error)[:200]}), so "
+            "its stored KV could "
+            "not be told from another model's. Load the model unquantised; docs/models.md lists "
+            "the kinds that work."
         ) from error
 
 
 def rounded_digest(model: torch.nn.Module) -> str:
-    """Digest of the weights in bfloat16: equal whether a file was loaded in float32 or bfloat16, or then rounded."""
+    """Digest of the weights in bfloat16: equal whether a file was loaded in float32 or bfloat16, or
+    then rounded.
+    """
     remembered: str | None = getattr(model, _ROUNDED_DIGEST, None)
     if remembered is not None:
         return remembered
-    return _digest_of(model, lambda tensor: tensor.detach().bfloat16() if tensor.is_floating_point() else tensor)
+    return _digest_of(
+        model, lambda tensor: tensor.detach().bfloat16() if tensor.is_floating_point() else tensor
+    )
 
 
 def remember_rounded_digest(model: torch.nn.Module) -> None:
@@ -62,11 +77,13 @@ def remember_rounded_digest(model: torch.nn.Module) -> None:
 def _digest_of(model: torch.nn.Module, convert: Callable[[Any], Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(model.state_dict().items()):
-        if not isinstance(value, torch.Tensor):  # a setting that a quantised layer saves with its weights
+        # a setting that a quantised layer saves with its weights
+        if not isinstance(value, torch.Tensor):
             digest.update(f"{name}:{value!r}:".encode())
             continue
         for part, tensor in _plain_parts(name, value):
-            flat = convert(tensor).cpu().contiguous().view(-1)  # one at a time: all would need the model's memory again
+            # one at a time: all would need the model's memory again
+            flat = convert(tensor).cpu().contiguous().view(-1)
             digest.update(f"{part}:{tuple(tensor.shape)}:{flat.dtype}:".encode())
             if flat.numel():
                 digest.update(xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy()))
@@ -82,7 +99,8 @@ def _plain_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.T
         yield name, tensor
         return
     parts, settings = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    kind = f"{type(tensor).__name__}{_ADDRESS.sub('', str(settings))}"  # says how activations are quantised, too
+    # says how activations are quantised, too
+    kind = f"{type(tensor).__name__}{_ADDRESS.sub('', str(settings))}"
     for part in sorted(parts):
         yield from _plain_parts(f"{name}.{kind}.{part}", getattr(tensor, part))
 
@@ -93,24 +111,35 @@ def flattens(tensor: torch.Tensor) -> bool:
 
 
 def adapter_state(module: Any) -> str | None:
-    """What of a PEFT layer changes its results and is no tensor: active adapters and their scales; `None` elsewhere."""
+    """What of a PEFT layer changes its results and is no tensor: active adapters and their scales;
+    `None` elsewhere.
+    """
     if not hasattr(module, "active_adapters") or not hasattr(module, "scaling"):
         return None
-    scales = {name: float(value) for name, value in sorted(module.scaling.items()) if name in module.active_adapters}
-    disabled, merged = getattr(module, "disable_adapters", False), getattr(module, "merged_adapters", [])
+    scales = {
+        name: float(value)
+        for name, value in sorted(module.scaling.items())
+        if name in module.active_adapters
+    }
+    disabled = getattr(module, "disable_adapters", False)
+    merged = getattr(module, "merged_adapters", [])
     return f"{module.active_adapters}:{scales}:{disabled}:{merged}"
 
 
 def architecture_digest(adapter: Adapter) -> str:
     """Digest of the config's settings that affect the computation, without RoPE."""
-    settings = {name: value for name, value in adapter.config.to_dict().items() if name not in _IRRELEVANT}
+    settings = {
+        name: value for name, value in adapter.config.to_dict().items() if name not in _IRRELEVANT
+    }
     return _digest({"adapter": type(adapter).__name__, **settings})
 
 
 def rope_digest(adapter: Adapter) -> str:
     """Digest of the RoPE parameters, including nested ones."""
     config = adapter.config
-    lengths = getattr(config, "max_position_embeddings", None) if adapter.rope.depends_on_length else None
+    lengths = (
+        getattr(config, "max_position_embeddings", None) if adapter.rope.depends_on_length else None
+    )
     return _digest({"rope": getattr(config, "rope_parameters", None), "original_length": lengths})
 
 
@@ -122,7 +151,8 @@ def tokenizer_digest(tokenizer: Any | None) -> str:
     if backend is None:
         return _digest(tokenizer.get_vocab())
     rules = json.loads(backend.to_str())
-    return _digest({**rules, "truncation": None, "padding": None})  # these two are state of the last call
+    # these two are state of the last call
+    return _digest({**rules, "truncation": None, "padding": None})
 
 
 def _digest(values: dict[str, Any]) -> str:

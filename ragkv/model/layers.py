@@ -1,11 +1,13 @@
-"""A model's layers as they are driven: shallow copies that share every weight, called directly where that is the same.
+"""A model's layers as they are driven: shallow copies that share every weight, called directly
+where that is the same.
 
-A view attends through `row_attention` and runs its MLP in tiles of rows, which needs less memory in long passes. The
-model itself is never changed.
+A view attends through `row_attention` and runs its MLP in tiles of rows, which needs less memory in
+long passes. The model itself is never changed.
 
-Most families' layers norm, attend and run an MLP, and do nothing else. In a decoding step a call takes longer than its
-work, so `PlainLayer` calls the parts directly, and few rows have one product for queries, keys and values, and one for
-gate and up, if their copies can be joined. The adapter uses it only if a trial gives the bits of the model's own layer.
+Most families' layers norm, attend and run an MLP, and do nothing else. In a decoding step a call
+takes longer than its work, so `PlainLayer` calls the parts directly, and few rows have one product
+for queries, keys and values, and one for gate and up, if their copies can be joined. The adapter
+uses it only if a trial gives the bits of the model's own layer.
 """
 
 import copy
@@ -25,8 +27,20 @@ Part = Callable[[torch.Tensor], torch.Tensor]
 # The names of the norms of a layer: before and behind attention, before and behind the MLP.
 LAYER_NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (
     ("input_layernorm", None, "post_attention_layernorm", None),  # llama and most others
-    ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),  # gemma
-    ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),  # glm4
+    # gemma
+    (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    # glm4
+    (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    ),
 )
 
 # The parts of a usual attention.
@@ -36,7 +50,9 @@ MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}  # of a usual MLP
 
 
 class InTiles(torch.nn.Module):
-    """An MLP that runs over `TILE_ROWS` rows at a time: equal results, less memory, 8 % less time on a CPU."""
+    """An MLP that runs over `TILE_ROWS` rows at a time: equal results, less memory, 8 % less time
+    on a CPU.
+    """
 
     def __init__(self, whole: torch.nn.Module) -> None:
         super().__init__()
@@ -66,48 +82,66 @@ def attending_view(layer: torch.nn.Module, attention_name: str, in_tiles: bool) 
 
 
 def _is_dense(mlp: torch.nn.Module) -> bool:
-    """Whether all its weights are in linear layers. Experts are not tiled: they run better with many rows."""
+    """Whether all its weights are in linear layers. Experts are not tiled: they run better with
+    many rows.
+    """
     own = (part for part in mlp.modules() if next(part.parameters(recurse=False), None) is not None)
     return all(isinstance(part, torch.nn.Linear) for part in own)
 
 
 class PlainLayer:
-    """A layer whose parts are called directly: attention and MLP, each with norms, each added to what it got."""
+    """A layer whose parts are called directly: attention and MLP, each with norms, each added to
+    what it got.
+    """
 
     def __init__(
-        self, view: torch.nn.Module, attention_name: str, norms: tuple[str, str | None, str, str | None]
+        self,
+        view: torch.nn.Module,
+        attention_name: str,
+        norms: tuple[str, str | None, str, str | None],
     ) -> None:
         """`norms` is one of `LAYER_NORMS`."""
         parts: Any = view._modules
-        attn, mlp = parts[attention_name], getattr(parts["mlp"], "whole", parts["mlp"])
+        attn = parts[attention_name]
+        mlp = getattr(parts["mlp"], "whole", parts["mlp"])
         self.hooks = _hooks_of(view)  # if any is not empty, `__call__` would leave it out
         first, behind, second, behind_mlp = norms
         self._first: Part = parts[first].forward
         self._second: Part = parts[second].forward
         self._behind: Part | None = None if behind is None else parts[behind].forward
         self._behind_mlp: Part | None = None if behind_mlp is None else parts[behind_mlp].forward
-        self._head_dim, self._scaling, self._layer = attn.head_dim, attn.scaling, attn.layer_idx
+        self._head_dim = attn.head_dim
+        self._scaling = attn.scaling
+        self._layer = attn.layer_idx
         self._softcap: float | None = getattr(attn, "attn_logit_softcapping", None)
         projections = [attn._modules[f"{name}_proj"] for name in "qkv"]
         self._qkv = joined(projections)
         self._heads = [len(one.weight) // attn.head_dim for one in projections] if self._qkv else []
         self._projections: list[Part] = [one.forward for one in projections]
-        self._head_norms: list[Part] = [norm.forward for name in "qk" if (norm := attn._modules.get(f"{name}_norm"))]
+        self._head_norms: list[Part] = [
+            norm.forward for name in "qk" if (norm := attn._modules.get(f"{name}_norm"))
+        ]
         self._out: Part = attn.o_proj.forward
         self._mlp: Part = parts["mlp"].forward
-        self._gate_up = joined([mlp.gate_proj, mlp.up_proj]) if mlp._modules.keys() == MLP_PARTS else None
+        self._gate_up = (
+            joined([mlp.gate_proj, mlp.up_proj]) if mlp._modules.keys() == MLP_PARTS else None
+        )
         if self._gate_up is not None:
             self._act: Part = mlp.act_fn.forward
             self._down: Part = mlp.down_proj.forward
 
     def __call__(self, hidden: torch.Tensor, step: LayerPass) -> torch.Tensor:
         """Hidden (1, R, E) -> (1, R, E)."""
-        rows, normed = hidden.shape[1], self._first(hidden)
+        rows = hidden.shape[1]
+        normed = self._first(hidden)
         if self._qkv is not None and rows <= FEW_ROWS:
             heads = self._qkv.product(normed[0]).view(1, rows, -1, self._head_dim).transpose(1, 2)
             q, k, v = torch.split_with_sizes(heads, self._heads, 1)
         else:
-            q, k, v = (part(normed).view(1, rows, -1, self._head_dim).transpose(1, 2) for part in self._projections)
+            q, k, v = (
+                part(normed).view(1, rows, -1, self._head_dim).transpose(1, 2)
+                for part in self._projections
+            )
         if self._head_norms:
             q, k = (norm(heads) for norm, heads in zip(self._head_norms, (q, k), strict=True))
         out = step.run(q, k, v, self._layer, self._scaling, self._softcap)  # (1, H, R, D)
@@ -123,15 +157,25 @@ class PlainLayer:
 
 
 def plain_layers(views: list[torch.nn.Module], attention_name: str) -> list[PlainLayer] | None:
-    """The layers of `views`; `None` if they have other parts than usual, or are not all of one kind.
+    """The layers of `views`; `None` if they have other parts than usual, or are not all of one
+    kind.
 
     The caller tests that the first one gives the same bits.
     """
-    parts, attentions = views[0]._modules, [getattr(view, attention_name) for view in views]
-    if any(a._modules.keys() - HEAD_NORMS != PROJECTIONS or "forward" in vars(a) for a in attentions):
+    parts = views[0]._modules
+    attentions = [getattr(view, attention_name) for view in views]
+    if any(
+        a._modules.keys() - HEAD_NORMS != PROJECTIONS or "forward" in vars(a) for a in attentions
+    ):
         return None
-    kinds = {(type(view), *(type(getattr(part, "whole", part)) for part in view._modules.values())) for view in views}
-    norms = next((one for one in LAYER_NORMS if {attention_name, "mlp", *filter(None, one)} == parts.keys()), None)
+    kinds = {
+        (type(view), *(type(getattr(part, "whole", part)) for part in view._modules.values()))
+        for view in views
+    }
+    norms = next(
+        (one for one in LAYER_NORMS if {attention_name, "mlp", *filter(None, one)} == parts.keys()),
+        None,
+    )
     if norms is None or None in parts.values() or len(kinds) > 1:
         return None
     return [PlainLayer(view, attention_name, norms) for view in views]
@@ -139,5 +183,7 @@ def plain_layers(views: list[torch.nn.Module], attention_name: str) -> list[Plai
 
 def _hooks_of(view: torch.nn.Module) -> tuple[dict[int, Any], ...]:
     """What holds the hooks of all modules of a layer, those that are added later, too."""
-    own = (hooks for part in view.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks))
+    own = (
+        hooks for part in view.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)
+    )
     return (*own, torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)

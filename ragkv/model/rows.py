@@ -1,9 +1,11 @@
-"""The rows of a pass, which are the prompt positions that are computed in it, and pauses within a layer of it.
+"""The rows of a pass, which are the prompt positions that are computed in it, and pauses within a
+layer of it.
 
-The thread that computes many rows lets others compute between two parts of a layer. Without pauses a token of another
-request waits for a whole layer, which takes long where the prompt is long. A layer calls `pause` between the tiles of
-its MLP and the heads or blocks of its attention. What happens then is up to the pass, which says so by `pausing`: a
-layer of transformers takes no argument for it, so it is kept for the thread.
+The thread that computes many rows lets others compute between two parts of a layer. Without pauses
+a token of another request waits for a whole layer, which takes long where the prompt is long. A
+layer calls `pause` between the tiles of its MLP and the heads or blocks of its attention. What
+happens then is up to the pass, which says so by `pausing`: a layer of transformers takes no
+argument for it, so it is kept for the thread.
 """
 
 import threading
@@ -26,7 +28,8 @@ class Rows:
 
     positions: torch.Tensor  # (R,) int64
     start: int | None  # the first position where they are contiguous, else None
-    blocks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # attention's cache
+    # attention's cache
+    blocks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def stop(self) -> int:
@@ -41,7 +44,9 @@ class Rows:
         return cls(positions, int(positions[0]) if contiguous else None)
 
     def on(self, device: torch.device) -> "Rows":
-        """The same rows on `device`; what the host knows of them is not read back, because the host would wait."""
+        """The same rows on `device`; what the host knows of them is not read back, because the host
+        would wait.
+        """
         if self.positions.device == device:
             return self
         moved = Rows(self.positions.to(device), self.start)
@@ -60,8 +65,11 @@ class Rows:
 
 @contextmanager
 def pausing(pause: Callable[[], None] | None) -> Iterator[None]:
-    """Inside the block, layers that this thread runs call `pause` between their parts. What it raises ends the pass."""
-    before, _thread.pause = getattr(_thread, "pause", None), pause
+    """Inside the block, layers that this thread runs call `pause` between their parts. What it
+    raises ends the pass.
+    """
+    before = getattr(_thread, "pause", None)
+    _thread.pause = pause
     try:
         yield
     finally:
@@ -69,7 +77,9 @@ def pausing(pause: Callable[[], None] | None) -> Iterator[None]:
 
 
 def pause() -> None:
-    """Let others compute, if this thread's pass allows it; they may run the same layers meanwhile, on this thread."""
+    """Let others compute, if this thread's pass allows it; they may run the same layers meanwhile,
+    on this thread.
+    """
     if (call := getattr(_thread, "pause", None)) is not None:
         with pausing(None):
             call()

@@ -1,8 +1,10 @@
-"""Many runs of tokens in one pass, each behind a context of its own whose KV is there: how chunks are encoded.
+"""Many runs of tokens in one pass, each behind a context of its own whose KV is there: how chunks
+are encoded.
 
-The rows of all runs are rows of one hidden (1, R, E), so projections, MLPs and experts run once for all of them, in
-every family; only attention goes run by run. The KV of a run is that of a pass of its own, to rounding: a matrix
-product may add in another order if it has more rows. This file knows no chunks and no entries.
+The rows of all runs are rows of one hidden (1, R, E), so projections, MLPs and experts run once for
+all of them, in every family; only attention goes run by run. The KV of a run is that of a pass of
+its own, to rounding: a matrix product may add in another order if it has more rows. This file knows
+no chunks and no entries.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,8 @@ PASS_ROWS = {"cpu": 512, "cuda": 4096}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What stands before a run: the raw KV (L, 2, G, T, D) of pieces, one behind the other from position 0 on.
+    """What stands before a run: the raw KV (L, 2, G, T, D) of pieces, one behind the other from
+    position 0 on.
 
     Pieces may lack the last layers, if these are not computed.
     """
@@ -52,7 +55,8 @@ class ReusedTokens:
     """Tokens of a run that are not computed: they keep the KV they have behind another text."""
 
     kv: torch.Tensor  # (L, 2, G, T, D) raw, of all tokens of the run
-    computed: torch.Tensor  # (R,) ascending places of the tokens that are computed, int64 on the model's device
+    # (R,) ascending places of the tokens that are computed, int64 on the model's device
+    computed: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,16 @@ class TokenRun:
 
 @torch.no_grad()
 def raw_kv(
-    adapter: Adapter, runs: Sequence[TokenRun], between: Callable[[], None] = lambda: None, layers: range | None = None
+    adapter: Adapter,
+    runs: Sequence[TokenRun],
+    between: Callable[[], None] = lambda: None,
+    layers: range | None = None,
 ) -> list[torch.Tensor]:
-    """The raw KV (L, 2, G, T, D) of each run, on the model's device; T is without the tokens that are skipped.
+    """The raw KV (L, 2, G, T, D) of each run, on the model's device; T is without the tokens that
+    are skipped.
 
-    With `layers` it is the KV of these layers only, and later ones are not computed. `between` is called between
-    layers, so that others may compute; an exception it raises ends the work.
+    With `layers` it is the KV of these layers only, and later ones are not computed. `between` is
+    called between layers, so that others may compute; an exception it raises ends the work.
     """
     found = list[torch.Tensor]()
     for together in _passes(runs, PASS_ROWS[adapter.device.type]):
@@ -96,7 +104,8 @@ def _passes(runs: Sequence[TokenRun], most_rows: int) -> Iterator[Sequence[Token
     for at, run in enumerate(runs):
         if at > start and rows + run.row_count > most_rows:
             yield runs[start:at]
-            start, rows = at, 0
+            start = at
+            rows = 0
         rows += run.row_count
     if runs:
         yield runs[start:]
@@ -106,21 +115,31 @@ class _RunsPass:
     """Runs that are computed together."""
 
     def __init__(self, adapter: Adapter, runs: Sequence[TokenRun], layers: range) -> None:
-        self._adapter, self._layers = adapter, layers
+        self._adapter = adapter
+        self._layers = layers
         tables = {stop: adapter.rope.tables(stop) for stop in {run.stop for run in runs}}
         spans = {(len(run.context), run.stop) for run in runs}
-        rows = {span: Rows.span(*span, adapter.device) for span in spans}  # runs of equal positions share their masks
+        # runs of equal positions share their masks
+        rows = {span: Rows.span(*span, adapter.device) for span in spans}
         # By context and frequencies: rotated keys, and values, of the layer that is computed now.
         self._placed: dict[tuple[int, str], Seen] = {}
         self._runs = [
-            _RunPass(adapter, run, layers, rows[len(run.context), run.stop], tables[run.stop], self._placed)
+            _RunPass(
+                adapter,
+                run,
+                layers,
+                rows[len(run.context), run.stop],
+                tables[run.stop],
+                self._placed,
+            )
             for run in runs
         ]
         self._sizes = [len(run.rows) for run in self._runs]
 
     def run(self, between: Callable[[], None]) -> list[torch.Tensor]:
         """The raw KV of each run."""
-        adapter, last = self._adapter, self._layers[-1]
+        adapter = self._adapter
+        last = self._layers[-1]
         hidden = adapter.embed(torch.cat([run.token_ids for run in self._runs]))
         rows = Rows(torch.cat([run.rows.positions for run in self._runs]), None)
         rotations = {kind: self._rotation(kind) for kind in adapter.rope_kinds()}
@@ -137,7 +156,9 @@ class _RunsPass:
         return [run.found for run in self._runs]
 
     def _rotation(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, each (1, R, rotary dims), of all rows, with the frequencies of each run's own length."""
+        """cos and sin, each (1, R, rotary dims), of all rows, with the frequencies of each run's
+        own length.
+        """
         parts = [run.tables.rows(kind, run.rows.positions) for run in self._runs]
         cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
         return cos, sin
@@ -156,15 +177,22 @@ class _RunPass:
         placed: dict[tuple[int, str], Seen],
     ) -> None:
         """`rows` are those of all its tokens."""
-        self._adapter, self._run, self._layers, self.tables, self._placed = adapter, run, layers, tables, placed
-        self.token_ids = torch.tensor(run.token_ids, dtype=torch.int64, device=adapter.device)  # of its rows
+        self._adapter = adapter
+        self._run = run
+        self._layers = layers
+        self.tables = tables
+        self._placed = placed
+        # of its rows
+        self.token_ids = torch.tensor(run.token_ids, dtype=torch.int64, device=adapter.device)
         if run.reused is None:
             self.rows = rows
             self.found = adapter.new_recording(run.skip, len(run.token_ids)).kv[: len(layers)]
         else:  # tokens that are not computed have their KV
             self.rows = Rows(len(run.context) + run.reused.computed, None)
             self.token_ids = self.token_ids[run.reused.computed]
-            self.found = run.reused.kv[layers.start : layers.stop].to(adapter.device, adapter.dtype, copy=True)
+            self.found = run.reused.kv[layers.start : layers.stop].to(
+                adapter.device, adapter.dtype, copy=True
+            )
 
     def record(self, layer: int, k_raw: torch.Tensor, v: torch.Tensor) -> None:
         """Keep what is wanted of its keys and values (1, G, R, D) of a layer."""
@@ -175,12 +203,16 @@ class _RunPass:
             self.found[at, 1][:, computed] = v[0, :, self._run.skip :]
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
-        """Record what a layer made, each (1, G, R, D); keys and values of the context and of all the run's tokens."""
+        """Record what a layer made, each (1, G, R, D); keys and values of the context and of all
+        the run's tokens.
+        """
         self.record(layer, k_raw, v)
-        context, reused = self._run.context, self._run.reused
+        context = self._run.context
+        reused = self._run.reused
         if reused is not None:
             own_k, own_v = self._placed_at(len(context), layer, reused.kv[layer])
-            k_rot, v = own_k.index_copy(2, reused.computed, k_rot), own_v.index_copy(2, reused.computed, v)
+            k_rot = own_k.index_copy(2, reused.computed, k_rot)
+            v = own_v.index_copy(2, reused.computed, v)
         if not context.pieces:
             return k_rot, v
         name = (id(context), self.tables.frequencies)
@@ -190,12 +222,16 @@ class _RunPass:
         before_k, before_v = self._placed[name]
         return torch.cat((before_k, k_rot), dim=2), torch.cat((before_v, v), dim=2)
 
-    def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None
+    ) -> torch.Tensor:
         """Queries (1, H, R, D) over what `put` returned: (1, H, R, D)."""
         return attend(q_rot, *seen, self.rows, self._adapter.window(layer), scaling, cap)
 
     def _placed_at(self, start: int, layer: int, kv: torch.Tensor) -> Seen:
-        """Raw KV (2, G, T, D) of a layer placed at `start`: rotated keys, and values, each (1, G, T, D)."""
+        """Raw KV (2, G, T, D) of a layer placed at `start`: rotated keys, and values, each (1, G,
+        T, D).
+        """
         kv = kv.to(self._adapter.device, self._adapter.dtype)
         cos, sin = self.tables.span(self._adapter.rope_kind(layer), start, start + kv.shape[2])
         return self._adapter.rotate(layer, kv[:1], cos, sin), kv[1:]

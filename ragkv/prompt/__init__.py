@@ -1,6 +1,15 @@
-"""One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no sessions."""
+"""One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no
+sessions.
+"""
 
-from .generation import ActiveAnswer, AnswerBackend, AnswerEvents, AnswerGenerator, ModelBackend, cite
+from .citations import cite
+from .generation import (
+    ActiveAnswer,
+    AnswerBackend,
+    AnswerEvents,
+    AnswerGenerator,
+    ModelBackend,
+)
 from .intake import MAX_LOGPROBS, Intake
 from .load_control import LoadControl
 from .planner import Planner

@@ -1,7 +1,9 @@
-"""What becomes of every run of a prompt: exact, fused or computed. Pure: nothing is looked up, opened or changed here.
+"""What becomes of every run of a prompt: exact, fused or computed. Pure: nothing is looked up,
+opened or changed here.
 
-The planner asks `wishes` first, which knows from the places in the prompt what stored KV is wanted; then it looks that
-up; then `classify` makes the plan of what was found. Which spans are exact is decided in this file and nowhere else.
+The planner asks `wishes` first, which knows from the places in the prompt what stored KV is wanted;
+then it looks that up; then `classify` makes the plan of what was found. Which spans are exact is
+decided in this file and nowhere else.
 """
 
 from collections import Counter
@@ -40,9 +42,12 @@ class FoundRun:
     """What is stored of a chunk or block."""
 
     lease: Lease | None = None  # None: nothing usable is stored, or nothing was wanted
-    scores: torch.Tensor | None = None  # (T, 1 + C) of the scorer in use, if they were wanted and are there
-    is_damaged: bool = False  # an entry was there, and was found damaged while it was read for this request
-    in_place: bool = False  # it is computed: what is stored is not exact here, and exact KV is made behind this request
+    # (T, 1 + C) of the scorer in use, if they were wanted and are there
+    scores: torch.Tensor | None = None
+    # an entry was there, and was found damaged while it was read for this request
+    is_damaged: bool = False
+    # it is computed: what is stored is not exact here, and exact KV is made behind this request
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +67,23 @@ class Planned:
 
     plan: Plan
     missed: tuple[int, ...]  # indices of chunks that were looked up and have no usable entry
-    unused: Mapping[int, str] = field(default_factory=dict)  # why KV is not reused, by the index of the chunk
-    recomputed_blocks: tuple[int, ...] = ()  # indices of history blocks that this pass computes, to be stored again
+    # why KV is not reused, by the index of the chunk
+    unused: Mapping[int, str] = field(default_factory=dict)
+    # indices of history blocks that this pass computes, to be stored again
+    recomputed_blocks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()  # what became of inexact history, and which storage does not answer
     scorer: str = ""  # that made the scores of the plan's spans
 
 
 def wishes(prompt: Prompt, method: PrefillMethod, frequencies: str) -> Wishes:
-    """What stored KV is wanted for `prompt`, whose RoPE frequencies have the digest `frequencies`."""
-    prefix, blocks = prompt.prefix, prompt.history.blocks
+    """What stored KV is wanted for `prompt`, whose RoPE frequencies have the digest
+    `frequencies`.
+    """
+    prefix = prompt.prefix
+    blocks = prompt.history.blocks
     found = zip(blocks, exact_blocks(prefix, blocks, frequencies), strict=True)
-    digest, approximate = ids_digest(prefix), method.inexact_use != "recompute"
+    digest = ids_digest(prefix)
+    approximate = method.inexact_use != "recompute"
 
     def block_wish(block: Block, is_exact: bool) -> RunWish:
         if method.reuse == "none":
@@ -86,14 +97,20 @@ def wishes(prompt: Prompt, method: PrefillMethod, frequencies: str) -> Wishes:
         return RunWish(is_exact)
 
     def chunk_wish(index: int) -> RunWish:
-        # A chunk right behind the application's prefix was encoded behind exactly what precedes it here.
+        # A chunk right behind the application's prefix was encoded behind exactly what precedes it
+        # here.
         is_exact = index == 0 and not prompt.history and prompt.own_prefix
         if index in prompt.plain:
             return RunWish(is_exact, is_wanted=False)
         if method.reuse == "none":
-            return RunWish(is_exact, is_wanted=False, why_not="the request asks for a full recompute")
+            return RunWish(
+                is_exact, is_wanted=False, why_not="the request asks for a full recompute"
+            )
         if method.reuse == "prefix" and not is_exact:
-            only = "the request asks for exact reuse, which only a passage right behind the prefix can have"
+            only = (
+                "the request asks for exact reuse, which only a passage right behind the "
+                "prefix can have"
+            )
             return RunWish(is_exact, is_wanted=False, why_not=only)
         return RunWish(is_exact)
 
@@ -105,10 +122,11 @@ def wishes(prompt: Prompt, method: PrefillMethod, frequencies: str) -> Wishes:
 
 
 def leaves_choice(block: Block, wish: RunWish, lease: Lease, method: PrefillMethod) -> bool:
-    """Whether the tokens of a block are candidates, if they have the scores that the selector may need.
+    """Whether the tokens of a block are candidates, if they have the scores that the selector may
+    need.
 
-    Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an answer decoded with
-    KCache and what saw any of these are used as they are.
+    Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an
+    answer decoded with KCache and what saw any of these are used as they are.
     """
     inexact = not (wish.is_exact and lease.info.lossless)
     return inexact and method.inexact_use == "select" and block.fused
@@ -116,7 +134,8 @@ def leaves_choice(block: Block, wish: RunWish, lease: Lease, method: PrefillMeth
 
 def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt) -> Planned:
     """The plan of a prompt of which `found` is stored."""
-    length, prefix = len(prompt.token_ids), len(prompt.prefix)
+    length = len(prompt.token_ids)
+    prefix = len(prompt.prefix)
     spans: list[Span] = []
     if prefix:
         state = SpanState.COMPUTED if found.prefix is None else SpanState.EXACT
@@ -124,10 +143,14 @@ def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: Found
     chunks = list(_chunk_spans(prompt, method, wished, found))
     spans += [*_history_spans(prompt, method, wished, found), *chunks]
     if prompt.question:
-        spans.append(Span(SpanKind.QUESTION, length - len(prompt.question), length, SpanState.COMPUTED))
+        spans.append(
+            Span(SpanKind.QUESTION, length - len(prompt.question), length, SpanState.COMPUTED)
+        )
 
     runs = zip(wished.chunks, found.chunks, strict=True)
-    missed = tuple(index for index, (wish, run) in enumerate(runs) if wish.is_wanted and run.lease is None)
+    missed = tuple(
+        index for index, (wish, run) in enumerate(runs) if wish.is_wanted and run.lease is None
+    )
     unused = {
         span.chunk: _why_unused(wished.chunks[span.chunk], found.chunks[span.chunk])
         for span in chunks
@@ -138,13 +161,26 @@ def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: Found
         for index, (wish, run) in enumerate(zip(wished.blocks, found.blocks, strict=True))
         if run.lease is None and (wish.is_wanted or wish.why_not)
     }
-    without = f"{len(missed)} chunks that are not stored here were computed" if missed else "no chunk was missing here"
+    without = (
+        f"{len(missed)} chunks that are not stored here were computed"
+        if missed
+        else "no chunk was missing here"
+    )
     away = (f"{kind} does not answer: {without}" for kind in found.away if method.reuse != "none")
     notes = (*_history_notes(prompt, method, wished, found, lost), *away)
-    return Planned(Plan.of(torch.tensor(prompt.token_ids), spans), missed, unused, tuple(lost), notes, found.scorer)
+    return Planned(
+        Plan.of(torch.tensor(prompt.token_ids), spans),
+        missed,
+        unused,
+        tuple(lost),
+        notes,
+        found.scorer,
+    )
 
 
-def _history_spans(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt) -> Iterator[Span]:
+def _history_spans(
+    prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt
+) -> Iterator[Span]:
     """The history's spans, in order: its blocks, then the tail, which no KV is stored of."""
     at = len(prompt.prefix)
     for block, wish, run in zip(prompt.history.blocks, wished.blocks, found.blocks, strict=True):
@@ -173,7 +209,9 @@ def _block_state(block: Block, wish: RunWish, run: FoundRun, method: PrefillMeth
     return SpanState.APPROXIMATE
 
 
-def _chunk_spans(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt) -> Iterator[Span]:
+def _chunk_spans(
+    prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt
+) -> Iterator[Span]:
     """The spans of chunks and of the text between them, in order."""
     at = len(prompt.prefix) + len(prompt.history)
     for ids, index in prompt.body:
@@ -189,13 +227,16 @@ def _chunk_spans(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: F
         at = stop
 
 
-def _chunk_state(wish: RunWish, run: FoundRun, method: PrefillMethod, frequencies: str) -> SpanState:
+def _chunk_state(
+    wish: RunWish, run: FoundRun, method: PrefillMethod, frequencies: str
+) -> SpanState:
     if run.lease is None:
         return SpanState.COMPUTED
     info = run.lease.info
     if wish.is_exact and info.lossless and not info.is_expected and info.frequencies == frequencies:
         return SpanState.EXACT
-    # Expected KV suits a prompt's beginning badly (docs/selection.md); computed KV gives the answer that exact KV will.
+    # Expected KV suits a prompt's beginning badly (docs/selection.md); computed KV gives the answer
+    # that exact KV will.
     return SpanState.FUSED if method.reuse == "fused" and not run.in_place else SpanState.COMPUTED
 
 
@@ -220,7 +261,8 @@ def _history_notes(
     lost: Mapping[int, str],
 ) -> Iterator[str]:
     """Why history is computed, and why inexact history is not among the candidates."""
-    blocks, tokens = prompt.history.blocks, Counter[str]()
+    blocks = prompt.history.blocks
+    tokens = Counter[str]()
     for index, why in lost.items():
         tokens[why] += len(blocks[index])
     yield from (f"{count} history tokens recomputed: {why}" for why, count in tokens.items())
@@ -232,4 +274,7 @@ def _history_notes(
         and leaves_choice(block, wish, run.lease, method)
     )
     if unscored:
-        yield f"{unscored} history tokens are not exact and were used as they are: they have no scores"
+        yield (
+            f"{unscored} history tokens are not exact and were used as they are: they have no "
+            "scores"
+        )

@@ -1,16 +1,23 @@
-"""Drafts from the prompt: answers over passages copy from them, so what followed the last tokens there may follow here.
+"""Drafts from the prompt: answers over passages copy from them, so what followed the last tokens
+there may follow here.
 
-A decoding step of a few rows takes hardly longer than one of a single row, because both read all weights. So the
-tokens behind an earlier place with the same last tokens are verified in one step: each is kept that the model would
-have chosen anyway. The answer is the same with and without drafts, greedy or sampled.
+A decoding step of a few rows takes hardly longer than one of a single row, because both read all
+weights. So the tokens behind an earlier place with the same last tokens are verified in one step:
+each is kept that the model would have chosen anyway. The answer is the same with and without
+drafts, greedy or sampled.
 """
 
 from collections.abc import Sequence
 
-LONGEST_MATCH, SHORTEST_MATCH = 3, 2  # So many of the last tokens must be found again; more are tried first.
-FIRST_DRAFTS = 3  # The first step has so many drafts. All accepted: twice as many next time; else as many as were.
-MOST_LOST = 0.03  # Drafts that turn out wrong may cost an answer this share of its time without drafts.
-GRANTED = 36  # So many tokens count as decoded before an answer: else it could lose nothing at its beginning.
+# So many of the last tokens must be found again; more are tried first.
+LONGEST_MATCH = 3
+SHORTEST_MATCH = 2
+# The first step has so many drafts. All accepted: twice as many next time; else as many as were.
+FIRST_DRAFTS = 3
+# Drafts that turn out wrong may cost an answer this share of its time without drafts.
+MOST_LOST = 0.03
+# So many tokens count as decoded before an answer: else it could lose nothing at its beginning.
+GRANTED = 36
 
 
 class Drafts:
@@ -18,13 +25,18 @@ class Drafts:
 
     def __init__(self, prompt_ids: Sequence[int], most: int) -> None:
         """A step has at most `most` drafts; 0 turns them off."""
-        self._ids, self._begin = list(prompt_ids), len(prompt_ids) - GRANTED
-        self._ends: dict[tuple[int, ...], int] = {}  # the last place behind each run of tokens, but for the very end
-        self._indexed = 0  # `_ends` has the runs before so many ids: none before the first token is out
-        self._most, self._length = most, FIRST_DRAFTS
+        self._ids = list(prompt_ids)
+        self._begin = len(prompt_ids) - GRANTED
+        # the last place behind each run of tokens, but for the very end
+        self._ends: dict[tuple[int, ...], int] = {}
+        # `_ends` has the runs before so many ids: none before the first token is out
+        self._indexed = 0
+        self._most = most
+        self._length = FIRST_DRAFTS
         self._plain_s = 0.0  # of a step without drafts; 0 before the first one
         self._lost_s = 0.0  # by all steps with drafts
-        self._risk_s = 0.0  # by the next one if its drafts are wrong: the least that one took longer than `_plain_s`
+        # by the next one if its drafts are wrong: the least that one took longer than `_plain_s`
+        self._risk_s = 0.0
         self.proposed = self.accepted = 0
 
     def add(self, token: int) -> None:
@@ -32,8 +44,12 @@ class Drafts:
         self._ids.append(token)
 
     def propose(self, room: int) -> tuple[int, ...]:
-        """Tokens that may follow, at most `room`; none if nothing like it stood before, or if drafts do not pay."""
-        if not self._most or self._lost_s + self._risk_s >= MOST_LOST * self._plain_s * (len(self._ids) - self._begin):
+        """Tokens that may follow, at most `room`; none if nothing like it stood before, or if
+        drafts do not pay.
+        """
+        if not self._most or self._lost_s + self._risk_s >= MOST_LOST * self._plain_s * (
+            len(self._ids) - self._begin
+        ):
             return ()
         for at in range(self._indexed, len(self._ids)):
             for length in range(SHORTEST_MATCH, min(LONGEST_MATCH, at) + 1):
@@ -50,7 +66,9 @@ class Drafts:
             self._plain_s = 0.8 * self._plain_s + 0.2 * seconds if self._plain_s else seconds
             return
         self._length = 2 * drafted if accepted == drafted else max(SHORTEST_MATCH, accepted)
-        longer_s = min(seconds - self._plain_s, drafted * self._plain_s)  # beyond that it was disturbed
+        # beyond that it was disturbed
+        longer_s = min(seconds - self._plain_s, drafted * self._plain_s)
         self._risk_s = min(self._risk_s, longer_s) if self.proposed else longer_s
         self._lost_s += longer_s - accepted * self._plain_s
-        self.proposed, self.accepted = self.proposed + drafted, self.accepted + accepted
+        self.proposed = self.proposed + drafted
+        self.accepted = self.accepted + accepted

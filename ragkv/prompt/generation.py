@@ -1,7 +1,8 @@
-"""From a laid out prompt to an answer, token by token, and who computes it: the model here, or another server."""
+"""From a laid out prompt to an answer, token by token, and who computes it: the model here, or
+another server.
+"""
 
-import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -10,23 +11,24 @@ import torch
 from ragkv.model import Adapter
 from ragkv.model.decode.sampling import Sampler
 from ragkv.model.decode.stopping import TextStream, end_tokens
-from ragkv.runtime.words import words
 from ragkv.scheduling import DecodeBatch
 from ragkv.store import PrefetchHint
-from ragkv.types import Answer, Chunk, Citation, TokenEvent, TokenLogprob
+from ragkv.types import Answer, TokenEvent, TokenLogprob
 
+from .citations import cite
 from .drafts import Drafts
 from .planner import Planner
 from .prefill import Prefiller
 from .request import ActiveRequest, Prefill, Request
 
-_MARKER = re.compile(r"\[(\d+)\]")  # `_MARKER` is how an answer names a chunk, by its number from 1.
-
-AnswerEvents = Generator[TokenEvent | Answer, None, None]  # the tokens of an answer, then the answer
+# the tokens of an answer, then the answer
+AnswerEvents = Generator[TokenEvent | Answer, None, None]
 
 
 class AnswerBackend(Protocol):
-    """Serves prompts that are laid out. Holds no request's state; any number of threads may call it."""
+    """Serves prompts that are laid out. Holds no request's state; any number of threads may call
+    it.
+    """
 
     makes_kv: bool  # whether a prompt's KV and logits are made here: `begin` sets a `Prefill`
 
@@ -47,11 +49,14 @@ class AnswerBackend(Protocol):
 
 
 class ActiveAnswer:
-    """An answer while its tokens come, from this model or another server: its text, why it ended, and its report."""
+    """An answer while its tokens come, from this model or another server: its text, why it ended,
+    and its report.
+    """
 
     def __init__(self, active: ActiveRequest, tokenizer: Any | None) -> None:
         request = active.request
-        self._active, self._text = active, TextStream(tokenizer, request.stop, as_written=request.raw)
+        self._active = active
+        self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
         self.drafts = Drafts((), 0)  # of another server's answer none are known
@@ -99,7 +104,9 @@ class ActiveAnswer:
             text=self._text.text,
             token_ids=tuple(self.tokens),
             finish_reason=self.reason,
-            timing=replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s, **counts),
+            timing=replace(
+                served.timing, first_token_s=self._first_token_s, decode_s=decode_s, **counts
+            ),
             reuse=served.reuse,
             citations=cite(self._text.text, self._active.request.chunks),
             spans=served.spans,
@@ -113,9 +120,14 @@ class ActiveAnswer:
 class AnswerGenerator:
     """Decodes answers for one model. Holds no request's state."""
 
-    def __init__(self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch, most_drafts: int) -> None:
+    def __init__(
+        self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch, most_drafts: int
+    ) -> None:
         """A step verifies at most `most_drafts` tokens that are found in the prompt."""
-        self.device, self.tokenizer, self._batch, self._most_drafts = adapter.device, tokenizer, batch, most_drafts
+        self.device = adapter.device
+        self.tokenizer = tokenizer
+        self._batch = batch
+        self._most_drafts = most_drafts
         self.end_tokens = end_tokens(adapter.model, tokenizer)
 
     def stream(self, active: ActiveRequest) -> AnswerEvents:
@@ -126,11 +138,14 @@ class AnswerGenerator:
         prefill = active.prefill
         assert isinstance(prefill, Prefill)
         drafts = Drafts(prefill.token_ids.tolist(), self._most_drafts)
-        answer, rows = _SampledAnswer(active, prefill.token_ids, self, drafts), prefill.logits.unsqueeze(0)
+        answer = _SampledAnswer(active, prefill.token_ids, self, drafts)
+        rows = prefill.logits.unsqueeze(0)
         prepared = () if answer.constraint is None else (answer.constraint.prepare,)
         tried: tuple[int, ...] = ()
         took_s = 0.0
-        with self._batch.slot(prefill.fused.kv, prefill.turn_kv.record if prefill.turn_kv else None) as slot:
+        with self._batch.slot(
+            prefill.fused.kv, prefill.turn_kv.record if prefill.turn_kv else None
+        ) as slot:
             while True:
                 accepted = 0
                 for logits, draft in zip(rows, (*tried, None), strict=True):
@@ -138,7 +153,8 @@ class AnswerGenerator:
                     if is_right := not answer.ended and answer.tokens[-1] == draft:
                         accepted += 1
                     else:
-                        slot.keep(len(tried), accepted)  # before anybody sees the token: its KV is not there yet
+                        # before anybody sees the token: its KV is not there yet
+                        slot.keep(len(tried), accepted)
                     if event is not None:
                         yield event
                     if not is_right:
@@ -147,7 +163,8 @@ class AnswerGenerator:
                 if answer.ended:
                     break
                 tried = drafts.propose(slot.room)
-                rows, took_s = slot.verify(answer.tokens[-1], tried, meanwhile=prepared), self._batch.step_s
+                rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)
+                took_s = self._batch.step_s
         yield from answer.finish()
 
 
@@ -157,7 +174,9 @@ class ModelBackend:
     makes_kv = True
 
     def __init__(self, planner: Planner, prefiller: Prefiller, generator: AnswerGenerator) -> None:
-        self._planner, self._prefiller, self._generator = planner, prefiller, generator
+        self._planner = planner
+        self._prefiller = prefiller
+        self._generator = generator
 
     def check(self, request: Request) -> None:
         """Whatever the intake lets through is served."""
@@ -176,24 +195,34 @@ class _SampledAnswer(ActiveAnswer):
     """An answer whose tokens are chosen here."""
 
     def __init__(
-        self, active: ActiveRequest, prompt_ids: torch.Tensor, generator: AnswerGenerator, drafts: Drafts
+        self,
+        active: ActiveRequest,
+        prompt_ids: torch.Tensor,
+        generator: AnswerGenerator,
+        drafts: Drafts,
     ) -> None:
         super().__init__(active, generator.tokenizer)
         self.drafts = drafts
         grammar = active.request.grammar
         self.constraint = None if grammar is None else grammar.start()
         self._ends = generator.end_tokens if self.constraint is None else self.constraint.end_tokens
-        self._sampler = Sampler(active.request.sampling, prompt_ids.to(generator.device), self._ends, self.constraint)
+        self._sampler = Sampler(
+            active.request.sampling, prompt_ids.to(generator.device), self._ends, self.constraint
+        )
 
     def choose(self, logits: torch.Tensor) -> TokenEvent | None:
-        """Choose the token after `logits` (V,); `None` for an end token, which is not part of the answer."""
+        """Choose the token after `logits` (V,); `None` for an end token, which is not part of the
+        answer.
+        """
         token = self._sampler.choose(logits)
         if token in self._ends:
             self.end()
             return None
         self.drafts.add(token)
         alternatives = self._active.request.logprobs
-        event = self.add(token, None if alternatives is None else token_logprob(logits, token, alternatives))
+        event = self.add(
+            token, None if alternatives is None else token_logprob(logits, token, alternatives)
+        )
         if self.constraint is not None and self.constraint.finished:
             self.reason = "stop"
         return event
@@ -203,45 +232,15 @@ class _SampledAnswer(ActiveAnswer):
         """Also a note on an answer that was cut before it had its form."""
         if self.constraint is None or self.constraint.complete:
             return super().notes
-        what = "a stop string" if self._text.stopped else f"max_new_tokens={self._active.request.max_new_tokens}"
-        return (*super().notes, f"the answer does not have its response format: {what} ended it before")
-
-
-def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
-    """One citation for each chunk that contains the answer or that it names as `[n]`.
-
-    Whole words count, in any of their writings and whatever stands between them: a line break, `**bold**`.
-    """
-    named = {int(number) - 1 for number in _MARKER.findall(answer)} & set(range(len(chunks)))
-    plain = _MARKER.sub(lambda marker: "" if int(marker[1]) - 1 in named else marker[0], answer).strip().strip(".")
-    found = []
-    for index, chunk in enumerate(chunks):
-        span = _place_of(plain, chunk.text)
-        source = str(chunk.metadata.get("source", ""))
-        if span is not None:
-            found.append(Citation(index, *span, source))
-        elif index in named:
-            found.append(Citation(index, 0, len(chunk.text), source))
-    return tuple(found)
-
-
-def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
-    """Where the words of `phrase` first stand in `text`, with the marks around them that both have."""
-    wanted, there = list(words(phrase)), list(words(text))
-    if not wanted:
-        return None
-    joined = "".join(f"\n{word.text}" for word in there) + "\n"
-    at = joined.find("".join(f"\n{word.text}" for word in wanted) + "\n")
-    if at < 0:
-        return None
-    first = joined.count("\n", 0, at)
-    start, end = there[first].start, there[first + len(wanted) - 1].end
-    before, after = phrase[: wanted[0].start], phrase[wanted[-1].end :]
-    while before and text[max(0, start - 1) : start] == before[-1]:
-        start, before = start - 1, before[:-1]
-    while after and text[end : end + 1] == after[0]:
-        end, after = end + 1, after[1:]
-    return start, end
+        what = (
+            "a stop string"
+            if self._text.stopped
+            else f"max_new_tokens={self._active.request.max_new_tokens}"
+        )
+        return (
+            *super().notes,
+            f"the answer does not have its response format: {what} ended it before",
+        )
 
 
 def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenLogprob:

@@ -1,4 +1,6 @@
-"""Intake: validates and tokenizes what callers give. What a request is refused for is found here, before any work."""
+"""Intake: validates and tokenizes what callers give. What a request is refused for is found here,
+before any work.
+"""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +24,10 @@ from .shared_model import SharedModel
 if TYPE_CHECKING:
     from ragkv.fusion.gate_result import GateResult
 
-MAX_NEW_TOKENS = 64  # An answer has at most `MAX_NEW_TOKENS` tokens where the caller gives no limit.
-MAX_LOGPROBS = 20  # With each token at most `MAX_LOGPROBS` probable ones are reported, as OpenAI does.
+# An answer has at most `MAX_NEW_TOKENS` tokens where the caller gives no limit.
+MAX_NEW_TOKENS = 64
+# With each token at most `MAX_LOGPROBS` probable ones are reported, as OpenAI does.
+MAX_LOGPROBS = 20
 
 
 class Intake:
@@ -32,24 +36,42 @@ class Intake:
     def __init__(self, model: SharedModel, runs: TemplateRuns, config: EngineConfig) -> None:
         self.runs = runs
         self.default_selector = "attention"  # where neither the config nor a request names one
-        self._model, self._tokenizer, self._config = model, model.tokenizer, config
-        self._vocabulary, self._context_length = model.adapter.vocabulary, model.adapter.context_length or sys.maxsize
+        self._model = model
+        self._tokenizer = model.tokenizer
+        self._config = config
+        self._vocabulary = model.adapter.vocabulary
+        self._context_length = model.adapter.context_length or sys.maxsize
         self._gate_result: GateResult | None = None
         self._check_ids(runs.before_documents)
         # Without a tokenizer all is given as ids, and nothing stands between chunks.
-        self.separator = self.encode(config.prompt.separator) if config.prompt.separator and self._tokenizer else ()
+        self.separator = (
+            self.encode(config.prompt.separator)
+            if config.prompt.separator and self._tokenizer
+            else ()
+        )
 
-    def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """A chunk of text or ids. Raises `InputError` if it has no tokens, or ids that the model does not know."""
-        chunk = Chunk(self.encode(content), content if isinstance(content, str) else "", dict(metadata or {}))
+    def chunk(
+        self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None
+    ) -> Chunk:
+        """A chunk of text or ids. Raises `InputError` if it has no tokens, or ids that the model
+        does not know.
+        """
+        chunk = Chunk(
+            self.encode(content), content if isinstance(content, str) else "", dict(metadata or {})
+        )
         return self._checked(chunk)
 
     def chunks(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
         """Chunks from chunks, texts and id sequences. Raises what `chunk` raises."""
         check_kind("chunks", chunks, Iterable)
         if isinstance(chunks, str | Chunk):
-            raise InputError("One chunk was given where a sequence of chunks is needed: put it in a list.")
-        return tuple(self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks)
+            raise InputError(
+                "One chunk was given where a sequence of chunks is needed: put it in a list."
+            )
+        return tuple(
+            self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk)
+            for chunk in chunks
+        )
 
     def encode(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
         """Text as ids, without special tokens; ids as they are."""
@@ -89,7 +111,8 @@ class Intake:
     ) -> Request:
         """A request whose answer is decoded. Raises `InputError`."""
         request = self.prefill_request(question, chunks, options, known=AnswerOptions)
-        max_new_tokens, stop = options.get("max_new_tokens", MAX_NEW_TOKENS), options.get("stop", ())
+        max_new_tokens = options.get("max_new_tokens", MAX_NEW_TOKENS)
+        stop = options.get("stop", ())
         check_kind("max_new_tokens", max_new_tokens, int)
         check_kind("stop", stop, str, Iterable)
         if max_new_tokens < 1:
@@ -97,7 +120,10 @@ class Intake:
         logprobs = options.get("logprobs")
         is_count = isinstance(logprobs, int) and not isinstance(logprobs, bool)
         if logprobs is not None and not (is_count and 0 <= logprobs <= MAX_LOGPROBS):
-            raise InputError(f"logprobs is {logprobs!r}; it must be a whole number in [0, {MAX_LOGPROBS}], or None.")
+            raise InputError(
+                f"logprobs is {logprobs!r}; it must be a whole number in [0, {MAX_LOGPROBS}], or "
+                "None."
+            )
         TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
         form = options.get("response_format")
         check_kind("response_format", form, ResponseFormat, type(None))
@@ -114,15 +140,19 @@ class Intake:
         )
 
     def prompt(self, request: Request, past: Past) -> Prompt:
-        """The prompt's runs. History is cut until it and the answer fit the context (CachedAttention section 3.4).
+        """The prompt's runs. History is cut until it and the answer fit the context
+        (CachedAttention section 3.4).
 
-        An answer that does not fit even without history is cut to what fits; then history may leave it
-        `MAX_NEW_TOKENS`. Raises `PromptTooLongError` if no token of an answer fits.
+        An answer that does not fit even without history is cut to what fits; then history may leave
+        it `MAX_NEW_TOKENS`. Raises `PromptTooLongError` if no token of an answer fits.
         """
-        runs, chunks, asked = self.runs, request.chunks, request.max_new_tokens
+        runs = self.runs
+        chunks = request.chunks
+        asked = request.max_new_tokens
         prefix = () if request.raw else runs.before_documents
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
-            prefix, chunks = chunks[0].token_ids, chunks[1:]
+            prefix = chunks[0].token_ids
+            chunks = chunks[1:]
         question = request.question + (() if request.raw else runs.after_question)
         alone = Prompt(
             prefix=prefix,
@@ -131,7 +161,9 @@ class Intake:
             question=question + request.given_answer,
             plain=frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
             separator=request.separator,
-            excerpts={index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Excerpt)},
+            excerpts={
+                index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Excerpt)
+            },
             own_prefix=prefix == runs.before_documents,
             question_tokens=len(request.question),
         )
@@ -143,10 +175,21 @@ class Intake:
         history, note = fitted(past.history, self._context_length - others, self._config.session)
         self._check_length(length + len(history), min(asked, 1))
         room = asked if fits else self._context_length - length - len(history)
-        cut = None if fits else f"the answer may have {room} tokens, not {asked}: the context is {self._context_length}"
+        cut = (
+            None
+            if fits
+            else f"the answer may have {room} tokens, not {asked}: the context is "
+            f"{self._context_length}"
+        )
         sources = [str(chunk.metadata.get("source", "")) for chunk in chunks]
-        parts = [Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at]) for ids, at in alone.body]
-        parts += [Part(PartKind.QUESTION, len(question)), Part(PartKind.ANSWER, len(request.given_answer))]
+        parts = [
+            Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at])
+            for ids, at in alone.body
+        ]
+        parts += [
+            Part(PartKind.QUESTION, len(question)),
+            Part(PartKind.ANSWER, len(request.given_answer)),
+        ]
         return replace(
             alone,
             history=history,
@@ -156,24 +199,34 @@ class Intake:
         )
 
     def method(self, options: PrefillOptions) -> PrefillMethod:
-        """How to make a prompt's KV: the options, else the config's, as far as the gate result allows."""
+        """How to make a prompt's KV: the options, else the config's, as far as the gate result
+        allows.
+        """
         fusion = self._config.fusion
-        ratio, reuse = options.get("ratio", fusion.ratio), options.get("reuse", "fused")
+        ratio = options.get("ratio", fusion.ratio)
+        reuse = options.get("reuse", "fused")
         controlled = ratio is None
         if ratio is None:
             ratio = R_STAR
         if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
             raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
         if reuse not in get_args(ReuseMode):
-            raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
+            raise InputError(
+                f"reuse is {reuse!r}; it must be one of "
+                f"{', '.join(map(repr, get_args(ReuseMode)))}."
+            )
         selector = options.get("selector")
         method = PrefillMethod(
             ratio=float(ratio),
-            selector=make_selector(selector if selector is not None else fusion.selector or self.default_selector),
+            selector=make_selector(
+                selector if selector is not None else fusion.selector or self.default_selector
+            ),
             reuse=reuse,
             inexact_history=self._config.session.inexact_history,
             controlled=controlled and reuse == "fused",
-            named=frozenset(options.keys() & {"ratio"} | ({"selector"} if selector is not None else set())),
+            named=frozenset(
+                options.keys() & {"ratio"} | ({"selector"} if selector is not None else set())
+            ),
         )
         names_ratio = options.get("ratio") is not None
         if not names_ratio:  # a named ratio is taken as it is
@@ -181,16 +234,24 @@ class Intake:
         return self._gated(method, names_ratio, selector is not None)
 
     def apply_gate_result(self, gate_result: "GateResult | None") -> None:
-        """From now on follow the quality gate's result in every request, as far as it names no setting itself."""
+        """From now on follow the quality gate's result in every request, as far as it names no
+        setting itself.
+        """
         self._gate_result = gate_result
 
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
-        """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
+        """Raise `PromptTooLongError` for a chunk that does not fit the context behind the
+        prefix.
+        """
         for chunk in chunks:
             self._check_length(len(self.runs.before_documents) + len(chunk), 0)
 
-    def _gated(self, method: PrefillMethod, names_ratio: bool, names_selector: bool) -> PrefillMethod:
-        """What the gate's result makes of a request that may name a ratio or a selector, which win."""
+    def _gated(
+        self, method: PrefillMethod, names_ratio: bool, names_selector: bool
+    ) -> PrefillMethod:
+        """What the gate's result makes of a request that may name a ratio or a selector,
+        which win.
+        """
         result = self._gate_result
         if result is None or method.reuse != "fused":
             return method
@@ -198,7 +259,9 @@ class Intake:
         if answer is None:
             if names_ratio or names_selector:
                 return method
-            return replace(method, reuse="none", controlled=False, notes=(f"quality gate: {result}",))
+            return replace(
+                method, reuse="none", controlled=False, notes=(f"quality gate: {result}",)
+            )
         if names_selector and method.selector.name != answer.selector:
             return method
         if not names_selector:
@@ -206,7 +269,8 @@ class Intake:
         if not names_ratio:
             method = replace(method, ratio=answer.ratio)
         taken = " and ".join(
-            ([] if names_selector else [answer.selector]) + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
+            ([] if names_selector else [answer.selector])
+            + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
         )
         return replace(method, notes=(f"quality gate: {taken}",) if taken else ())
 
@@ -217,7 +281,8 @@ class Intake:
     def _check_length(self, length: int, headroom: int) -> None:
         if length + headroom > self._context_length:
             raise PromptTooLongError(
-                f"The prompt has {length} tokens and needs room for {headroom} of an answer; the model's context is "
+                f"The prompt has {length} tokens and needs room for {headroom} of an answer; the "
+                "model's context is "
                 f"{self._context_length}. Give fewer or shorter chunks."
             )
 
@@ -232,12 +297,18 @@ class Intake:
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocabulary):
             wrong = next(token for token in token_ids if not 0 <= token < self._vocabulary)
-            raise InputError(f"Token id {wrong} is not in the model's vocabulary of {self._vocabulary}.")
+            raise InputError(
+                f"Token id {wrong} is not in the model's vocabulary of {self._vocabulary}."
+            )
 
 
 def _check_names(options: Mapping[str, Any], known: type[PrefillOptions]) -> None:
     """Python does not check the names of a TypedDict's keys, so this does."""
     for name in options.keys() - known.__annotations__.keys():
         near = get_close_matches(name, known.__annotations__, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(sorted(known.__annotations__))}."
+        hint = (
+            f"Did you mean {near[0]!r}?"
+            if near
+            else f"Known options: {', '.join(sorted(known.__annotations__))}."
+        )
         raise InputError(f"Unknown option {name!r}. {hint}")

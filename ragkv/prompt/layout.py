@@ -1,9 +1,9 @@
 """The layout of a prompt as runs of token ids.
 
-A prompt is prefix, history, chunks with the text between them, question and tail, concatenated as ids. Nothing is
-decoded and tokenized again, and each run is tokenized alone, so a chunk has the same ids at any place. A chat template
-is rendered once with marks in place of the messages and split at them into four fixed runs. History stands before the
-chunks, so that it is an exact prefix.
+A prompt is prefix, history, chunks with the text between them, question and tail, concatenated as
+ids. Nothing is decoded and tokenized again, and each run is tokenized alone, so a chunk has the
+same ids at any place. A chat template is rendered once with marks in place of the messages and
+split at them into four fixed runs. History stands before the chunks, so that it is an exact prefix.
 """
 
 import operator
@@ -21,7 +21,8 @@ _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 class TemplateRuns:
     """The fixed ids around the variable parts of a prompt."""
 
-    before_documents: tuple[int, ...]  # the application's prefix: BOS, system text, start of the user turn
+    # the application's prefix: BOS, system text, start of the user turn
+    before_documents: tuple[int, ...]
     after_question: tuple[int, ...] = ()  # the end of the user turn, the start of the answer
     after_answer: tuple[int, ...] = ()  # the end of the answer
     before_next_turn: tuple[int, ...] = ()  # the start of the next user turn
@@ -38,12 +39,16 @@ def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) 
 
 
 def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
-    """Text from outside as ids, without control tokens; ids as they are. Raises `InputError` without a tokenizer."""
+    """Text from outside as ids, without control tokens; ids as they are. Raises `InputError`
+    without a tokenizer.
+    """
     if not isinstance(text_or_ids, str):
         try:
             return tuple(operator.index(token) for token in text_or_ids)
         except TypeError as error:
-            raise InputError(f"Give text or a sequence of integer token ids, not {text_or_ids!r:.80}.") from error
+            raise InputError(
+                f"Give text or a sequence of integer token ids, not {text_or_ids!r:.80}."
+            ) from error
     return encode_outside(tokenizer, text_or_ids)
 
 
@@ -54,7 +59,8 @@ def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
     except Exception as error:  # a template may raise anything for roles it does not support
         if not system:
             raise UnsupportedModelError(
-                f"The tokenizer's chat template cannot be split around a question and an answer: {error}. "
+                "The tokenizer's chat template cannot be split around a question and an answer: "
+                f"{error}. "
                 "Set tokenizer.chat_template to None for the plain layout."
             ) from error
         runs = None
@@ -74,9 +80,12 @@ def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
         return None
     turns = [*first, {"role": "assistant", "content": answer}]
     _, closing = _parted(_render(tokenizer, turns, False), answer)
-    _, rest = _parted(_render(tokenizer, [*turns, {"role": "user", "content": again}], True), answer)
+    _, rest = _parted(
+        _render(tokenizer, [*turns, {"role": "user", "content": again}], True), answer
+    )
     between, _ = _parted(rest, again)
-    if not between.startswith(closing):  # the template formats a past answer differently from the last one
+    # the template formats a past answer differently from the last one
+    if not between.startswith(closing):
         closing = ""
     return TemplateRuns(
         encode_markup(tokenizer, prefix),
@@ -87,7 +96,9 @@ def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], generation_prompt: bool) -> str:
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+    text: str = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=generation_prompt
+    )
     return text
 
 

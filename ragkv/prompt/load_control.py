@@ -1,10 +1,12 @@
-"""Applies the loading controller to a request's plan: which chunks to load, and the ratio (CacheBlend section 5.2).
+"""Applies the loading controller to a request's plan: which chunks to load, and the ratio
+(CacheBlend section 5.2).
 
-Holds the engine's profile, which is read when a request first leaves its ratio to the controller. Without a profile a
-request is served at r*, and its report says why. An error of the controller never fails a request. What requests took
-is compared with the profile's estimate, and corrects the speeds once it is clearly another. With a profile, a chunk
-that would load from shared storage slower than it is computed is computed, also when the caller gave the ratio: there
-the speed of the store's latest reads counts, not the speed when the profile was made.
+Holds the engine's profile, which is read when a request first leaves its ratio to the controller.
+Without a profile a request is served at r*, and its report says why. An error of the controller
+never fails a request. What requests took is compared with the profile's estimate, and corrects the
+speeds once it is clearly another. With a profile, a chunk that would load from shared storage
+slower than it is computed is computed, also when the caller gave the ratio: there the speed of the
+store's latest reads counts, not the speed when the profile was made.
 """
 
 import os
@@ -22,7 +24,16 @@ import torch
 
 from ragkv.config import PricesConfig
 from ragkv.errors import ProfileError, RagKVError
-from ragkv.fusion import AskingSelector, CheckingSelector, Fused, Plan, Selector, Span, SpanKind, SpanState
+from ragkv.fusion import (
+    AskingSelector,
+    CheckingSelector,
+    Fused,
+    Plan,
+    Selector,
+    Span,
+    SpanKind,
+    SpanState,
+)
 from ragkv.fusion.controller import Steady, belongs_in_memory, choose_computed, decide
 from ragkv.fusion.estimators import Load, Selection, Shape, load_s, ttft_s
 from ragkv.fusion.profile import FILE_NAME, Profile, Subject, TierSpeed, load
@@ -34,7 +45,8 @@ if TYPE_CHECKING:
     from .request import PrefillMethod
 
 OUTCOMES = 8  # The median of the latest `OUTCOMES` requests corrects a speed.
-FORGET_S = 600.0  # A tier not read for `FORGET_S` has the profile's speed: else it would stay slow for ever.
+# A tier not read for `FORGET_S` has the profile's speed: else it would stay slow for ever.
+FORGET_S = 600.0
 COMPUTE = "compute"  # `COMPUTE` names the outcome of computing, beside those of tiers.
 
 
@@ -60,13 +72,18 @@ class LoadControl:
         speeds: Callable[[], Mapping[str, float]] = dict,
         on_profile: Callable[[Profile], object] = lambda _: None,
     ) -> None:
-        """Use the profile of this model, and of entries of `identity`, that is saved in `directory`, if there is one.
+        """Use the profile of this model, and of entries of `identity`, that is saved in
+        `directory`, if there is one.
 
-        `method` gives that of requests which name none, `speeds` those of remote tiers; `on_profile` is called with
-        every profile that is used from then on.
+        `method` gives that of requests which name none, `speeds` those of remote tiers;
+        `on_profile` is called with every profile that is used from then on.
         """
-        self._adapter, self.identity, self.directory = adapter, identity, directory
-        self.prices, self._method, self._speeds = prices, method, speeds
+        self._adapter = adapter
+        self.identity = identity
+        self.directory = directory
+        self.prices = prices
+        self._method = method
+        self._speeds = speeds
         self._on_profile = on_profile
         self._profile: Profile | None = None
         self._refusal: str | None = None  # why the saved profile is not used
@@ -78,7 +95,9 @@ class LoadControl:
     @cached_property
     def subject(self) -> Subject:
         """The model and machine that a profile is saved for."""
-        adapter, identity, device = self._adapter, self.identity, self._adapter.device
+        adapter = self._adapter
+        identity = self.identity
+        device = self._adapter.device
         return Subject(
             weights=identity.weights,
             architecture=identity.architecture,
@@ -100,10 +119,13 @@ class LoadControl:
         if self._profile is None and self._refusal is None:
             try:
                 if self.directory is None:
-                    raise ProfileError("The engine has no store directory, so no profile was saved for it.")
+                    raise ProfileError(
+                        "The engine has no store directory, so no profile was saved for it."
+                    )
                 self.apply_profile(load(self.directory, self.subject))
             except ProfileError as error:
-                self._refusal = str(error)  # read once: whoever else may measure this store is not running
+                # read once: whoever else may measure this store is not running
+                self._refusal = str(error)
         if self._profile is None:
             raise ProfileError(self._refusal)
         return self._profile
@@ -119,8 +141,11 @@ class LoadControl:
         self._profile = profile
         self._on_profile(profile)
 
-    def decide(self, plan: Plan, selector: Selector, ratio: float, *, controlled: bool) -> Controlled:
-        """Choose the spans to compute instead of load and, if `controlled`, the ratio, which is at least `ratio`.
+    def decide(
+        self, plan: Plan, selector: Selector, ratio: float, *, controlled: bool
+    ) -> Controlled:
+        """Choose the spans to compute instead of load and, if `controlled`, the ratio, which is at
+        least `ratio`.
 
         At a given ratio only chunks of shared storage are computed.
         """
@@ -131,32 +156,48 @@ class LoadControl:
                 decision = decide(profile, _shape(plan, selector), loads, ratio, self.prices)
             else:
                 speeds = self._speeds()
-                loads = [replace(load, fixed=load.fixed or load.tier not in speeds) for load in loads]
+                loads = [
+                    replace(load, fixed=load.fixed or load.tier not in speeds) for load in loads
+                ]
                 decision = choose_computed(profile, _shape(plan, selector), loads, ratio)
         except RagKVError as error:  # there is no profile, or a tier was not measured
-            return Controlled(plan, ratio, (f"ratio {ratio:.0%} = r*: {error}",) if controlled else ())
+            return Controlled(
+                plan, ratio, (f"ratio {ratio:.0%} = r*: {error}",) if controlled else ()
+            )
         computed = [spans[i] for i in decision.computed]
-        return Controlled(_computing(plan, computed), decision.ratio, (*decision.why, *(why if decision.why else ())))
+        return Controlled(
+            _computing(plan, computed),
+            decision.ratio,
+            (*decision.why, *(why if decision.why else ())),
+        )
 
     def learn(self, plan: Plan, selector: Selector, ratio: float, fused: Fused) -> None:
-        """Compare what a pass took, without steps of other requests, with the profile's estimate."""
+        """Compare what a pass took, without steps of other requests, with the profile's
+        estimate.
+        """
         if (profile := self._profile) is None:
             return
         spans, loads = _loads(plan)
-        at_once = replace(profile, tiers={load.tier: TierSpeed(0.0, 0.0) for load in loads}, copy_bytes_per_s=None)
+        at_once = replace(
+            profile, tiers={load.tier: TierSpeed(0.0, 0.0) for load in loads}, copy_bytes_per_s=None
+        )
         if fused.prompts == 1:  # else the time is that of all
             computing_s = ttft_s(at_once, _shape(plan, selector), ratio, loads)
             self._compare(COMPUTE, fused.prefill_s - fused.load_s - fused.others_s, computing_s)
         leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
         tiers = {lease.kind.value for lease in leases}
         if len(tiers) == 1 and (tier := tiers.pop()) in profile.tiers:
-            share = fused.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)  # the rest is computed
-            loading_s = load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
+            # the rest is computed
+            share = fused.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
+            loading_s = (
+                load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
+            )
             self._compare(tier, fused.read_s, share * loading_s)
 
     def _compare(self, name: str, took_s: float, expected_s: float) -> None:
         if took_s > 0.0 and expected_s > 0.0:
-            forgotten, self._seen_at[name] = self._forgotten(name), time.monotonic()
+            forgotten = self._forgotten(name)
+            self._seen_at[name] = time.monotonic()
             # The first that is seen again counts for all: it is the one that was tried.
             self._outcomes[name].extend([took_s / expected_s] * (OUTCOMES if forgotten else 1))
 
@@ -170,29 +211,48 @@ class LoadControl:
             profile, _ = self._corrected()
         except RagKVError:
             return True
-        return belongs_in_memory(profile, tokens, _when(method.selector), method.ratio, self.prices, used, room)
+        return belongs_in_memory(
+            profile, tokens, _when(method.selector), method.ratio, self.prices, used, room
+        )
 
     def _corrected(self) -> tuple[Profile, tuple[str, ...]]:
-        """The profile with the present speeds of tiers, and a sentence if they differ clearly from the profile's."""
+        """The profile with the present speeds of tiers, and a sentence if they differ clearly from
+        the profile's.
+        """
         factors = {
             name: self._steady.of(name, statistics.median(seen))
             for name, seen in list(self._outcomes.items())
             if len(seen) == OUTCOMES and not self._forgotten(name)
         }
-        tiers = {kind: speed.times(factors.get(kind, 1.0)) for kind, speed in self.profile.tiers.items()}
+        tiers = {
+            kind: speed.times(factors.get(kind, 1.0)) for kind, speed in self.profile.tiers.items()
+        }
         # The present speeds of remote tiers include round trips, so a slice adds no latency.
         for kind, speed in self._speeds().items():
             tiers[kind] = TierSpeed(0.0, 1.0 / self._steady.of(f"{kind} speed", speed))
         changed = [f"{name} {factor:.2g}" for name, factor in factors.items() if factor != 1.0]
-        why = (f"corrected: lately times were those of the profile by {', '.join(changed)}",) if changed else ()
+        why = (
+            (f"corrected: lately times were those of the profile by {', '.join(changed)}",)
+            if changed
+            else ()
+        )
         return self.profile.corrected(factors.get(COMPUTE, 1.0), tiers), why
 
 
 def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:
     """The spans of a prompt that are read, without the prefix, which the engine holds."""
-    spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX and span.lease is not None]
+    spans = [
+        span
+        for span in plan.loaded()
+        if span.kind is not SpanKind.PREFIX and span.lease is not None
+    ]
     loads = [
-        Load(span.lease.kind.value, len(span), span.state is SpanState.FUSED, span.kind is not SpanKind.CHUNK)
+        Load(
+            span.lease.kind.value,
+            len(span),
+            span.state is SpanState.FUSED,
+            span.kind is not SpanKind.CHUNK,
+        )
         for span in spans
         if span.lease is not None
     ]
@@ -201,10 +261,13 @@ def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:
 
 def _shape(plan: Plan, selector: Selector) -> Shape:
     """How many tokens of a prompt are fused and computed, and when `selector` knows its tokens."""
-    fused, forced = len(plan.candidates), plan.forced.numel()
+    fused = len(plan.candidates)
+    forced = plan.forced.numel()
     if not selector.uses_ratio:  # it selects none of the candidates, or all
         fused, forced = 0, forced + (fused if selector.name == "all" else 0)
-    return Shape(fused, forced, plan.token_ids.numel(), _when(selector), plan.leading_rows, plan.unasked_rows)
+    return Shape(
+        fused, forced, plan.token_ids.numel(), _when(selector), plan.leading_rows, plan.unasked_rows
+    )
 
 
 def _when(selector: Selector) -> Selection:
@@ -226,6 +289,7 @@ def _computing(plan: Plan, spans: Sequence[Span]) -> Plan:
     if not spans:
         return plan
     changed = [
-        replace(span, state=SpanState.COMPUTED, lease=None, offset=0) if span in spans else span for span in plan.spans
+        replace(span, state=SpanState.COMPUTED, lease=None, offset=0) if span in spans else span
+        for span in plan.spans
     ]
     return Plan.of(plan.token_ids, changed)

@@ -1,4 +1,5 @@
-"""From a prompt to a plan: looks up what is stored of its runs, and has them classified (`classify.py`).
+"""From a prompt to a plan: looks up what is stored of its runs, and has them classified
+(`classify.py`).
 
 Leases are opened here and closed by the caller's exit stack.
 """
@@ -15,11 +16,21 @@ from ragkv.scheduling import Scheduler
 from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
 from ragkv.store import EntryKey, HintedEntry, Identity, Lease, PrefetchHint, Store
 
-from .classify import FoundPrompt, FoundRun, Planned, RunWish, Wishes, classify, leaves_choice, wishes
+from .classify import (
+    FoundPrompt,
+    FoundRun,
+    Planned,
+    RunWish,
+    Wishes,
+    classify,
+    leaves_choice,
+    wishes,
+)
 from .request import ActiveRequest, PrefillMethod, Prompt
 
-# A first passage of at most `MOST_IN_PLACE` tokens, as retrieval cuts them, is computed until its exact entry is there.
-# Longer ones are fused: a document that was stored ahead shall not be computed when a question comes.
+# A first passage of at most `MOST_IN_PLACE` tokens, as retrieval cuts them, is computed until its
+# exact entry is there. Longer ones are fused: a document that was stored ahead shall not be
+# computed when a question comes.
 MOST_IN_PLACE = 512
 
 
@@ -38,34 +49,57 @@ class Planner:
     ) -> None:
         """`background` is given every chunk whose entry is missing or lacks scores.
 
-        `unused_note` says why stored entries are not reused; the first report of a cache miss has it.
+        `unused_note` says why stored entries are not reused; the first report of a cache miss has
+        it.
         """
-        self.adapter, self._encoder, self._store, self._scheduler = adapter, encoder, store, scheduler
+        self.adapter = adapter
+        self._encoder = encoder
+        self._store = store
+        self._scheduler = scheduler
         self._scores = StoredScores(encoder, store)
-        self._block_writer, self._background = block_writer, background
+        self._block_writer = block_writer
+        self._background = background
         self._unreported = (unused_note,) if unused_note else ()
 
     def plan(self, active: ActiveRequest, leases: ExitStack) -> Planned:
-        """The plan of a request's prompt, its leases opened on `leases`. A damaged entry counts as a cache miss.
+        """The plan of a request's prompt, its leases opened on `leases`. A damaged entry counts as
+        a cache miss.
 
         Acquires the compute lock if the prefix has to be encoded.
         """
-        prompt, method = active.prompt, active.request.method
+        prompt = active.prompt
+        method = active.request.method
         if method.reuse == "fused" and method.selector.needs_scores:
             self._encoder.make_scores()
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
         if not active.damaged:  # else what waits is what this request missed itself
-            wanted = ((ids, wish) for ids, wish in zip(prompt.stored_ids, wished.chunks, strict=True) if wish.is_wanted)
-            firsts = ((self._encoder.preferred(is_exact=wish.is_exact)[0], ids) for ids, wish in wanted)
+            wanted = (
+                (ids, wish)
+                for ids, wish in zip(prompt.stored_ids, wished.chunks, strict=True)
+                if wish.is_wanted
+            )
+            firsts = (
+                (self._encoder.preferred(is_exact=wish.is_exact)[0], ids) for ids, wish in wanted
+            )
             self._background.finish(firsts, active.ticket.check)
         found = self._look_up(prompt, method, wished, active.damaged, leases)
         planned = classify(prompt, method, wished, found)
-        fused = [run.lease for wish, run in zip(wished.chunks, found.chunks, strict=True) if not wish.is_exact]
-        if old := sum(lease is not None and lease.info.identity != self._encoder.identity for lease in fused):
-            note = f"{old} chunks were fused from KV encoded alone; expected KV is made in the background"
+        fused = [
+            run.lease
+            for wish, run in zip(wished.chunks, found.chunks, strict=True)
+            if not wish.is_exact
+        ]
+        if old := sum(
+            lease is not None and lease.info.identity != self._encoder.identity for lease in fused
+        ):
+            note = (
+                f"{old} chunks were fused from KV encoded alone; expected KV is made in the "
+                "background"
+            )
             planned = replace(planned, notes=(*planned.notes, note))
         if planned.missed:
-            planned, self._unreported = replace(planned, notes=(*planned.notes, *self._unreported)), ()
+            planned = replace(planned, notes=(*planned.notes, *self._unreported))
+            self._unreported = ()
         return planned
 
     def weighted_by_question(self, plan: Plan, prompt: Prompt) -> Plan:
@@ -74,8 +108,12 @@ class Planner:
         return plan if scorer is None else scorer.weighted_by_question(plan, prompt.dialogue_ids)
 
     def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
-        """What `plan` will look up in the store, as far as it is known before: history in order, then chunks."""
-        prompt, method, of_blocks = active.prompt, active.request.method, self._encoder.alone
+        """What `plan` will look up in the store, as far as it is known before: history in order,
+        then chunks.
+        """
+        prompt = active.prompt
+        method = active.request.method
+        of_blocks = self._encoder.alone
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
         scored = self._encoder.makes_scores
         block_scored = scored and method.inexact_use == "select"
@@ -83,13 +121,22 @@ class Planner:
         def stored(ids: tuple[int, ...], wish: RunWish) -> Identity:
             """Of the entry that will be read, or of the one that is wanted if none is stored."""
             preferred = self._encoder.preferred(is_exact=wish.is_exact)
-            return next((one for one in preferred if self._store.contains(one.key(ids))), preferred[0])
+            return next(
+                (one for one in preferred if self._store.contains(one.key(ids))), preferred[0]
+            )
 
         def hint(identity: Identity, ids: tuple[int, ...], group: str, scored: bool) -> HintedEntry:
-            return HintedEntry(identity, ids, self._encoder.entry_bytes(len(ids), identity), group, scored)
+            return HintedEntry(
+                identity, ids, self._encoder.entry_bytes(len(ids), identity), group, scored
+            )
 
         blocks = [
-            hint(block.identity(of_blocks), block.token_ids, active.session_id, block_scored and block.fused)
+            hint(
+                block.identity(of_blocks),
+                block.token_ids,
+                active.session_id,
+                block_scored and block.fused,
+            )
             for block, wish in zip(prompt.history.blocks, wished.blocks, strict=True)
             if wish.is_wanted
         ]
@@ -101,19 +148,31 @@ class Planner:
         return PrefetchHint((*blocks, *chunks))
 
     def _look_up(
-        self, prompt: Prompt, method: PrefillMethod, wished: Wishes, damaged: Container[EntryKey], leases: ExitStack
+        self,
+        prompt: Prompt,
+        method: PrefillMethod,
+        wished: Wishes,
+        damaged: Container[EntryKey],
+        leases: ExitStack,
     ) -> FoundPrompt:
-        """What is stored of the runs that are wanted; missing chunks are given to the background encoder."""
-        scorer = self._encoder.scorer if self._encoder.makes_scores else None  # of this whole look-up
+        """What is stored of the runs that are wanted; missing chunks are given to the background
+        encoder.
+        """
+        # of this whole look-up
+        scorer = self._encoder.scorer if self._encoder.makes_scores else None
 
         def opened(key: EntryKey, find: Callable[[], Lease | None]) -> Lease | None:
-            """The lease that `find` gives, opened on `leases`; `None` also for an entry known to be damaged."""
+            """The lease that `find` gives, opened on `leases`; `None` also for an entry known to be
+            damaged.
+            """
             lease = None if key in damaged else find()
             return None if lease is None else self._of_this_model(leases.enter_context(lease))
 
         def find_block(block: Block, wish: RunWish) -> FoundRun:
             writer = self._block_writer
-            lease = opened(writer.key(block), lambda: writer.lease(block)) if wish.is_wanted else None
+            lease = (
+                opened(writer.key(block), lambda: writer.lease(block)) if wish.is_wanted else None
+            )
             if lease is None or scorer is None or not method.selector.needs_scores:
                 return FoundRun(lease)
             if not leaves_choice(block, wish, lease, method):
@@ -133,11 +192,16 @@ class Planner:
             scores = None if lease is None else self._scores.find(ids)
             is_best = lease is not None and lease.info.identity == preferred[0]
             if not is_best:
-                self._background.add(ids, preferred[0])  # now, so that a deletion from here on cancels it
-            elif scores is None and self._encoder.makes_scores and identity == self._encoder.identity:
+                # now, so that a deletion from here on cancels it
+                self._background.add(ids, preferred[0])
+            elif (
+                scores is None and self._encoder.makes_scores and identity == self._encoder.identity
+            ):
                 self._background.add(ids)
             in_place = wish.is_exact and not is_best and len(ids) <= MOST_IN_PLACE
-            return FoundRun(lease, scores, any(identity.key(ids) in damaged for identity in preferred), in_place)
+            return FoundRun(
+                lease, scores, any(identity.key(ids) in damaged for identity in preferred), in_place
+            )
 
         prefix = None
         if method.reuse != "none" and prompt.own_prefix:
@@ -148,6 +212,10 @@ class Planner:
         return FoundPrompt(prefix, blocks, chunks, name, tuple(self._store.away()))
 
     def _of_this_model(self, lease: Lease) -> Lease | None:
-        """The lease; `None` if its KV has another model's shape: who can write to shared storage can forge it."""
+        """The lease; `None` if its KV has another model's shape: who can write to shared storage
+        can forge it.
+        """
         info = lease.info
-        return lease if (info.layers, info.kv_heads, info.head_dim) == self.adapter.kv_shape else None
+        return (
+            lease if (info.layers, info.kv_heads, info.head_dim) == self.adapter.kv_shape else None
+        )

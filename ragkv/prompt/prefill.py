@@ -1,7 +1,8 @@
 """Prefilling: one prompt's KV and last logits, and the report of how they were made.
 
-Plan, load and fuse, report. An entry that turns out damaged while it is read becomes a cache miss of this request, and
-the pass starts again without it: the rows of a cache miss must have passed every earlier layer.
+Plan, load and fuse, report. An entry that turns out damaged while it is read becomes a cache miss
+of this request, and the pass starts again without it: the rows of a cache miss must have passed
+every earlier layer.
 """
 
 import time
@@ -17,7 +18,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fused, Fusing, Fusor, Plan, Selector, Span, SpanKind, SpanState, budget, usable, with_floor
+from ragkv.fusion import (
+    Fused,
+    Fusing,
+    Fusor,
+    Plan,
+    Selector,
+    Span,
+    SpanKind,
+    SpanState,
+    budget,
+    usable,
+    with_floor,
+)
 from ragkv.model import Recording
 from ragkv.scheduling import Scheduler
 from ragkv.types import PromptSpan, Reuse, Timing
@@ -55,15 +68,21 @@ class Prefiller:
         load_control: LoadControl,
         offloading: "Offloading | None",
     ) -> None:
-        """Between two layers the scheduler may decode a step for others. `offloading` is given where KCache is on."""
-        self.adapter, self.scheduler = planner.adapter, scheduler
-        self._planner, self._fusor = planner, fusor
-        self._load_control, self._offloading = load_control, offloading
+        """Between two layers the scheduler may decode a step for others. `offloading` is given
+        where KCache is on.
+        """
+        self.adapter = planner.adapter
+        self.scheduler = scheduler
+        self._planner = planner
+        self._fusor = fusor
+        self._load_control = load_control
+        self._offloading = offloading
 
     def prefill(self, active: ActiveRequest) -> Prefill:
         """Prefill the request's prompt. Its first layers are read while others still compute.
 
-        Raises what the request's ticket raises, while it waits for the compute lock and between layers.
+        Raises what the request's ticket raises, while it waits for the compute lock and between
+        layers.
         """
         fused: Fused | None = None
         alone = False
@@ -71,11 +90,19 @@ class Prefiller:
             with ExitStack() as leases:
                 looked_up = time.perf_counter()
                 todo = self._decide(active, leases)
-                plan, selector, headroom = todo.planned.plan, todo.selector, active.request.max_new_tokens
+                plan = todo.planned.plan
+                selector = todo.selector
+                headroom = active.request.max_new_tokens
                 record = self._recording(active, todo.planned) if active.keep else None
-                new_kv = None if self._offloading is None else self._offloading.new_kv(len(plan.token_ids))
+                new_kv = (
+                    None
+                    if self._offloading is None
+                    else self._offloading.new_kv(len(plan.token_ids))
+                )
                 check = active.ticket.check
-                fusing = Fusing(self._fusor, plan, selector, todo.ratio, headroom, record, check, new_kv)
+                fusing = Fusing(
+                    self._fusor, plan, selector, todo.ratio, headroom, record, check, new_kv
+                )
                 leases.enter_context(fusing)
                 active.lookup_s += time.perf_counter() - looked_up
                 compute = partial(self._fusor.fuse, between=self.scheduler.between_layers)
@@ -98,7 +125,9 @@ class Prefiller:
         selector, fallback = usable(method.selector, planned.plan.candidates, method.ratio)
         if fallback is not None:
             planned = replace(planned, plan=planned.plan.with_history_as_it_is())
-        loads = self._load_control.decide(planned.plan, selector, method.ratio, controlled=method.controlled)
+        loads = self._load_control.decide(
+            planned.plan, selector, method.ratio, controlled=method.controlled
+        )
         plan = loads.plan
         if selector.needs_scores:
             plan = self._planner.weighted_by_question(plan, active.prompt)
@@ -106,8 +135,11 @@ class Prefiller:
         notes = (*planned.notes, *method.notes, *filter(None, (fallback, floor)))
         return _Decided(replace(planned, plan=plan), selector, ratio, notes, loads.why)
 
-    def _prefilled(self, active: ActiveRequest, todo: _Decided, fused: Fused, record: Recording | None) -> Prefill:
-        plan, prompt = todo.planned.plan, active.prompt
+    def _prefilled(
+        self, active: ActiveRequest, todo: _Decided, fused: Fused, record: Recording | None
+    ) -> Prefill:
+        plan = todo.planned.plan
+        prompt = active.prompt
         timing = Timing(
             queue_s=active.queue_s + fused.others_s,
             lookup_s=active.lookup_s,
@@ -128,8 +160,12 @@ class Prefiller:
         )
 
     def _recording(self, active: ActiveRequest, planned: Planned) -> Recording | None:
-        """A recording of all tokens that have no block; `None` where no longer prompt could use it (dynamic RoPE)."""
-        prompt, rope, length = active.prompt, self.adapter.rope, len(planned.plan.token_ids)
+        """A recording of all tokens that have no block; `None` where no longer prompt could use it
+        (dynamic RoPE).
+        """
+        prompt = active.prompt
+        rope = self.adapter.rope
+        length = len(planned.plan.token_ids)
         if rope.frequencies(length) != rope.frequencies(length + 1):
             return None
         blocks = prompt.history.blocks
@@ -137,23 +173,41 @@ class Prefiller:
         start = len(prompt.prefix) + sum(map(len, reused))
         return self.adapter.new_recording(start, length + active.request.max_new_tokens)
 
-    def _turn_kv(self, active: ActiveRequest, record: Recording, planned: Planned, fused: Fused) -> TurnKV:
-        plan, length = planned.plan, len(planned.plan.token_ids)
+    def _turn_kv(
+        self, active: ActiveRequest, record: Recording, planned: Planned, fused: Fused
+    ) -> TurnKV:
+        plan = planned.plan
+        length = len(planned.plan.token_ids)
         stale = any(len(plan.candidates) > chosen.numel() for chosen in fused.selected_by_layer)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
-        # An answer decoded over the largest attention weights alone is not what a full prefill computes.
-        end = record.stop if self._offloading is None or self._offloading.refusal(length) else length
+        # An answer decoded over the largest attention weights alone is not what a full prefill
+        # computes.
+        end = (
+            record.stop if self._offloading is None or self._offloading.refusal(length) else length
+        )
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
-        exact_until, frequencies = min(exact_until, end), self.adapter.rope.frequencies(length)
+        exact_until = min(exact_until, end)
+        frequencies = self.adapter.rope.frequencies(length)
         chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
         leaves_stale = stale and any(span.state is SpanState.FUSED for span in chunks)
         selects = leaves_stale and active.request.method.inexact_history == "select"
         scores = _scores_left(plan, fused) if planned.scorer and selects else None
-        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, leaves_stale, scores, planned.scorer)
+        return TurnKV(
+            record,
+            planned.recomputed_blocks,
+            exact_until,
+            frequencies,
+            leaves_stale,
+            scores,
+            planned.scorer,
+        )
 
     def _report(self, active: ActiveRequest, todo: _Decided, fused: Fused) -> Reuse:
-        plan, missed = todo.planned.plan, todo.planned.missed
-        length, forced, recomputed = len(plan.token_ids), plan.forced.numel(), fused.selected_by_layer[-1].numel()
+        plan = todo.planned.plan
+        missed = todo.planned.missed
+        length = len(plan.token_ids)
+        forced = plan.forced.numel()
+        recomputed = fused.selected_by_layer[-1].numel()
         exact = sum(
             len(span) - (span.stop == length)  # the last token is always computed
             for span in plan.spans
@@ -161,7 +215,11 @@ class Prefiller:
         )
         repaired = _history_note(plan, fused) if todo.ratio else None
         refused = self._offloading.refusal(length) if self._offloading else None
-        joined = f"computed in one pass with {fused.prompts - 1} other prompts" if fused.prompts > 1 else None
+        joined = (
+            f"computed in one pass with {fused.prompts - 1} other prompts"
+            if fused.prompts > 1
+            else None
+        )
         notes = (*todo.notes, repaired, refused, joined)
         return Reuse(
             exact=exact,
@@ -181,21 +239,32 @@ class Prefiller:
 
 def _history_note(plan: Plan, fused: Fused) -> str | None:
     """How much of the history was among the candidates, and how much of it was recomputed."""
-    spans = [span for span in plan.spans if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED]
+    spans = [
+        span
+        for span in plan.spans
+        if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED
+    ]
     if not spans:
         return None
     selected = fused.selected_by_layer[-1]
     count = sum(int(((selected >= span.start) & (selected < span.stop)).sum()) for span in spans)
-    return f"{count} of {sum(map(len, spans))} history tokens that are not exact were recomputed for this question"
+    return (
+        f"{count} of {sum(map(len, spans))} history tokens that are not exact were recomputed "
+        "for this question"
+    )
 
 
 def _scores_left(plan: Plan, fused: Fused) -> torch.Tensor | None:
-    """The scores (S, 1 + C) float16 with which a prompt's tokens become history; `None` if a fused chunk has none.
+    """The scores (S, 1 + C) float16 with which a prompt's tokens become history; `None` if a fused
+    chunk has none.
 
-    A token that was computed, or recomputed now, saw what the next turn will find before it, as far as that is not
-    recomputed then. So its score is 0, and the next question's budget goes to the others.
+    A token that was computed, or recomputed now, saw what the next turn will find before it, as far
+    as that is not recomputed then. So its score is 0, and the next question's budget goes to the
+    others.
     """
-    spans = [span for span in plan.spans if span.kind is SpanKind.CHUNK and span.state is SpanState.FUSED]
+    spans = [
+        span for span in plan.spans if span.kind is SpanKind.CHUNK and span.state is SpanState.FUSED
+    ]
     if not spans or any(span.scores is None for span in spans):
         return None
     found = [(span, span.scores) for span in spans if span.scores is not None]
@@ -206,13 +275,18 @@ def _scores_left(plan: Plan, fused: Fused) -> torch.Tensor | None:
     return scores
 
 
-def _floored(selector: Selector, count: int, ratio: float, floor_tokens: int) -> tuple[float, str | None]:
-    """The ratio by which at least `floor_tokens` of `count` candidates are recomputed, and a note if it is higher."""
+def _floored(
+    selector: Selector, count: int, ratio: float, floor_tokens: int
+) -> tuple[float, str | None]:
+    """The ratio by which at least `floor_tokens` of `count` candidates are recomputed, and a note
+    if it is higher.
+    """
     raised = with_floor(ratio, count, floor_tokens) if selector.uses_ratio else ratio
     if raised == ratio:
         return ratio, None
     return raised, (
-        f"floor: {budget(raised, count)} of {count} fused tokens were recomputed; ratio {ratio:.3g} would be "
+        f"floor: {budget(raised, count)} of {count} fused tokens were recomputed; ratio "
+        f"{ratio:.3g} would be "
         f"{budget(ratio, count)} (fusion.floor_tokens)"
     )
 
@@ -222,20 +296,32 @@ def prompt_spans(
 ) -> tuple[PromptSpan, ...]:
     """The runs of a prompt, in order. They cover it, and their sums are those of `Reuse`.
 
-    `selected` (C,) are the positions recomputed in the last layer, ascending. `unused` says why chunks were not looked
-    up or not found, by their index; the other computed chunks were found, and left to be computed.
+    `selected` (C,) are the positions recomputed in the last layer, ascending. `unused` says why
+    chunks were not looked up or not found, by their index; the other computed chunks were found,
+    and left to be computed.
     """
-    length, positions = plan.token_ids.numel(), selected.tolist()
+    length = plan.token_ids.numel()
+    positions = selected.tolist()
     spans = (span for span in plan.spans if len(span))
     pieces = (_pieces(span, length, positions, prompt.question_tokens, unused) for span in spans)
     return tuple(chain.from_iterable(pieces))
 
 
 def _pieces(
-    span: Span, length: int, selected: Sequence[int], question_tokens: int, unused: Mapping[int, str]
+    span: Span,
+    length: int,
+    selected: Sequence[int],
+    question_tokens: int,
+    unused: Mapping[int, str],
 ) -> Iterator[PromptSpan]:
-    """Cut a span into pieces of one kind and one state. The last token of a prompt is always computed."""
-    why = unused.get(span.chunk, SLOWER) if span.chunk is not None and span.state is SpanState.COMPUTED else None
+    """Cut a span into pieces of one kind and one state. The last token of a prompt is always
+    computed.
+    """
+    why = (
+        unused.get(span.chunk, SLOWER)
+        if span.chunk is not None and span.state is SpanState.COMPUTED
+        else None
+    )
     if span.kind is SpanKind.QUESTION:
         cut = min(span.start + question_tokens, span.stop)
         kinds = [("question", span.start, cut), ("template", cut, span.stop)]
@@ -245,8 +331,12 @@ def _pieces(
         reused = stop if span.state is SpanState.COMPUTED else min(stop, length - 1)
         if start < reused:
             among = slice(bisect_left(selected, start), bisect_left(selected, reused))
-            here = tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
+            here = (
+                tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
+            )
             state = "fused" if span.state is SpanState.APPROXIMATE else span.state.value
             yield PromptSpan(kind, start, reused - start, state, here, span.chunk, why)
         if reused < stop and start < stop:
-            yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), span.chunk)
+            yield PromptSpan(
+                kind, max(start, reused), stop - max(start, reused), "computed", (), span.chunk
+            )

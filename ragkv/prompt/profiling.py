@@ -1,9 +1,11 @@
-"""Measures a profile: how long one model takes on one machine, with the adapter, fusor and leases that requests use.
+"""Measures a profile: how long one model takes on one machine, with the adapter, fusor and leases
+that requests use.
 
-Entries of random numbers stand in for documents; their values do not change the time. Every measurement acquires the
-compute lock, so requests run between two of them. Times are medians over rounds, and no time falls with a length. The
-disk is measured in separate files next to the store's, which are dropped from the page cache before they are read.
-An engine that has no profile measures a quick one by itself, while no request runs.
+Entries of random numbers stand in for documents; their values do not change the time. Every
+measurement acquires the compute lock, so requests run between two of them. Times are medians over
+rounds, and no time falls with a length. The disk is measured in separate files next to the store's,
+which are dropped from the page cache before they are read. An engine that has no profile measures a
+quick one by itself, while no request runs.
 """
 
 import itertools
@@ -27,7 +29,17 @@ from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.runtime import Closing, make_private_folder, openmp
 from ragkv.scheduling import Scheduler
-from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryLease, MemoryTier, Tier, TierKind
+from ragkv.store import (
+    LRU,
+    DiskTier,
+    Entry,
+    EntryInfo,
+    Lease,
+    MemoryLease,
+    MemoryTier,
+    Tier,
+    TierKind,
+)
 
 from .load_control import LoadControl
 
@@ -37,33 +49,46 @@ QUIET_S = 3.0  # An engine measures by itself after `QUIET_S` without a request.
 
 LENGTHS = (128, 384, 768, 1536)  # Prompts of so many tokens S are timed.
 QUICK_LENGTHS = (128, 384, 768)
-LONG_S = 1.0  # A quick profile times no prompt beyond one that took `LONG_S`, because requests wait for it.
+# A quick profile times no prompt beyond one that took `LONG_S`, because requests wait for it.
+LONG_S = 1.0
 RATIOS = (0.0, 0.1, 0.3, 0.7)
 CHUNK_TOKENS = 128
 QUESTION_TOKENS = 32
 SLICE_TOKENS = (64, 128, 256, 512)  # Entries of so many tokens are read from a tier.
 TIER_ENTRIES = 4
-ROUNDS, QUICK_ROUNDS = 5, 2
-TIER_ROUNDS, QUICK_TIER_ROUNDS = 9, 3  # Reads are short, so they have more rounds.
+ROUNDS = 5
+QUICK_ROUNDS = 2
+# Reads are short, so they have more rounds.
+TIER_ROUNDS = 9
+QUICK_TIER_ROUNDS = 3
 BUDGET_S = 90.0  # No further round starts after this time.
 COPY_BYTES = 64 * 2**20
 
 
 class Profiler(Closing):
-    """Measures the profile of one engine: when it is asked to, and once by itself if there is none."""
+    """Measures the profile of one engine: when it is asked to, and once by itself if there
+    is none.
+    """
 
     def __init__(self, load_control: LoadControl, fusor: Fusor, scheduler: Scheduler) -> None:
-        self._load_control, self._fusor, self._scheduler = load_control, fusor, scheduler
+        self._load_control = load_control
+        self._fusor = fusor
+        self._scheduler = scheduler
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def measure(self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None) -> Profile:
-        """Measure, and use the profile from now on; half a billion weights take a minute or two on a laptop.
+    def measure(
+        self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None
+    ) -> Profile:
+        """Measure, and use the profile from now on; half a billion weights take a minute or two on
+        a laptop.
 
-        It is saved for later engines like this one on the same store directory. `quick` uses shorter prompts and fewer
-        rounds. `on_progress(done, total)` is called after each measurement.
+        It is saved for later engines like this one on the same store directory. `quick` uses
+        shorter prompts and fewer rounds. `on_progress(done, total)` is called after each
+        measurement.
         """
-        control, report = self._load_control, on_progress or (lambda _done, _total: None)
+        control = self._load_control
+        report = on_progress or (lambda _done, _total: None)
         profile = _Measuring(control, self._fusor, self._scheduler, quick, report).profile()
         control.apply_profile(profile)
         if control.directory is not None:
@@ -75,7 +100,9 @@ class Profiler(Closing):
         try:
             _ = self._load_control.profile
         except ProfileError as error:
-            log.info("The loading controller measures this machine while no request runs. %s", error)
+            log.info(
+                "The loading controller measures this machine while no request runs. %s", error
+            )
             self._thread = threading.Thread(target=self._run, name="ragkv-profiler", daemon=True)
             self._thread.start()
 
@@ -116,17 +143,24 @@ class _Measuring:
         quick: bool,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self._control, self._fusor, self._scheduler = control, fusor, scheduler
-        self._adapter, self._on_progress = fusor.adapter, on_progress
+        self._control = control
+        self._fusor = fusor
+        self._scheduler = scheduler
+        self._adapter = fusor.adapter
+        self._on_progress = on_progress
         self._longest_s = LONG_S if quick else BUDGET_S
-        self._rounds, self._tier_rounds = (QUICK_ROUNDS, QUICK_TIER_ROUNDS) if quick else (ROUNDS, TIER_ROUNDS)
+        self._rounds, self._tier_rounds = (
+            (QUICK_ROUNDS, QUICK_TIER_ROUNDS) if quick else (ROUNDS, TIER_ROUNDS)
+        )
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
         self._identity = control.identity
         self._generator = torch.Generator().manual_seed(0)
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
         self._done = 0
-        self._total = self._rounds * len(self._lengths) * (len(RATIOS) + 1) + 2 * len(SLICE_TOKENS) + 1
+        self._total = (
+            self._rounds * len(self._lengths) * (len(RATIOS) + 1) + 2 * len(SLICE_TOKENS) + 1
+        )
 
     def profile(self) -> Profile:
         """Measure everything."""
@@ -137,7 +171,9 @@ class _Measuring:
         if (directory := self._control.directory) is not None:
             make_private_folder(Path(directory))
             with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
-                tiers[TierKind.DISK.value] = self._tier(DiskTier(scratch, 2**62, LRU()), Path(scratch))
+                tiers[TierKind.DISK.value] = self._tier(
+                    DiskTier(scratch, 2**62, LRU()), Path(scratch)
+                )
         self._step(self._total - self._done)
         return Profile(
             subject=self._control.subject,
@@ -149,7 +185,9 @@ class _Measuring:
             place_token_layer_s=placing_s,
             start_s=start_s,
             tiers=tiers,
-            copy_bytes_per_s=_copy_bytes_per_s(adapter.device) if adapter.device.type == "cuda" else None,
+            copy_bytes_per_s=_copy_bytes_per_s(adapter.device)
+            if adapter.device.type == "cuda"
+            else None,
         )
 
     # Passes of the model
@@ -173,12 +211,17 @@ class _Measuring:
         entries = self._entries(CHUNK_TOKENS, -(-max(self._lengths) // CHUNK_TOKENS))
         inner = max(1, self._adapter.layer_count - 1)
         full: dict[int, list[float]] = defaultdict(list)
-        layers: dict[tuple[int, int, int], list[float]] = defaultdict(list)  # by rows, keys, placed tokens
+        # by rows, keys, placed tokens
+        layers: dict[tuple[int, int, int], list[float]] = defaultdict(list)
         placing: list[float] = []
         self._pass(self._fused_plan(entries, self._lengths[0])[0], 0.3)  # warm-up
         for _ in range(self._rounds):
             for length in self._lengths:
-                if len(full) > 1 and max(map(min, full.values())) > self._longest_s and length not in full:
+                if (
+                    len(full) > 1
+                    and max(map(min, full.values())) > self._longest_s
+                    and length not in full
+                ):
                     break
                 spans = [Span(SpanKind.QUESTION, 0, length, SpanState.COMPUTED)]
                 _, whole_s, _ = self._pass(Plan.of(self._ids(length).cpu(), spans), 0.0)
@@ -187,7 +230,9 @@ class _Measuring:
                 for ratio in RATIOS:
                     plan, placed = self._fused_plan(entries, length)
                     rows, whole_s, fuse_s = self._pass(plan, ratio)
-                    layers[rows, length, placed].append(max(0.0, whole_s - fuse_s - start_s) / inner)
+                    layers[rows, length, placed].append(
+                        max(0.0, whole_s - fuse_s - start_s) / inner
+                    )
                     placing.append(fuse_s / (inner * placed))
                     self._step()
             if time.perf_counter() - self._began > BUDGET_S:
@@ -197,12 +242,16 @@ class _Measuring:
         return fit_length(full), fit, placing_s
 
     def _pass(self, plan: Plan, ratio: float) -> tuple[int, float, float]:
-        """One pass: its rows R in each layer, its seconds without waiting for slices, and those of placing.
+        """One pass: its rows R in each layer, its seconds without waiting for slices, and those of
+        placing.
 
         Placing is timed on a CPU alone, else it is 0: a GPU does it asynchronously.
         """
         adapter = self._adapter
-        with Fusing(self._fusor, plan, make_selector("first-k"), ratio) as fusing, self._scheduler.turn():
+        with (
+            Fusing(self._fusor, plan, make_selector("first-k"), ratio) as fusing,
+            self._scheduler.turn(),
+        ):
             adapter.wait_for_device()
             began = time.perf_counter()
             self._fusor.fuse([fusing])
@@ -213,13 +262,18 @@ class _Measuring:
         return rows, whole_s, fused.fuse_s if adapter.device.type == "cpu" else 0.0
 
     def _fused_plan(self, entries: Sequence[Entry], length: int) -> tuple[Plan, int]:
-        """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are placed."""
+        """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are
+        placed.
+        """
         question = min(QUESTION_TOKENS, length // 4)
-        spans, at = [], 0
+        spans = []
+        at = 0
         for number, entry in enumerate(entries):
             stop = min(at + entry.info.tokens, length - question)
             if at < stop:
-                spans.append(Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, MemoryLease(entry), number))
+                spans.append(
+                    Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, MemoryLease(entry), number)
+                )
                 at = stop
         spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         return Plan.of(self._ids(length).cpu(), spans), at
@@ -236,7 +290,9 @@ class _Measuring:
     # Tiers
 
     def _tier(self, tier: Tier, files: Path | None = None) -> TierSpeed:
-        """How fast a tier delivers slices to a request's readers. Sizes alternate, because a disk's speed drifts."""
+        """How fast a tier delivers slices to a request's readers. Sizes alternate, because a disk's
+        speed drifts.
+        """
         layers = self._adapter.layer_count
         groups = [self._entries(tokens, TIER_ENTRIES) for tokens in SLICE_TOKENS]
         for entry in itertools.chain(*groups):
@@ -252,20 +308,28 @@ class _Measuring:
                     leases = [held.enter_context(_lease(tier, entry)) for entry in entries]
                     rounds[tokens].append(self._reading_s(leases) / (len(leases) * layers))
                     slices[tokens] = leases[0].stored_bytes / layers
-                    in_place = self._adapter.device.type == "cpu" and all(lease.in_place for lease in leases)
+                    in_place = self._adapter.device.type == "cpu" and all(
+                        lease.in_place for lease in leases
+                    )
         tier.close()
         self._step(len(SLICE_TOKENS))
         self._stored_bytes_per_token = slices[SLICE_TOKENS[-1]] * layers / SLICE_TOKENS[-1]
-        medians = itertools.accumulate((statistics.median(several) for several in rounds.values()), max)
+        medians = itertools.accumulate(
+            (statistics.median(several) for several in rounds.values()), max
+        )
         times = [(slices[tokens], took) for tokens, took in zip(SLICE_TOKENS, medians, strict=True)]
         return fit_tier(times, in_place)
 
     def _reading_s(self, leases: Sequence[Lease]) -> float:
-        """Seconds to read every layer as a first request does: with the same threads, `UNMEASURED` layers ahead."""
+        """Seconds to read every layer as a first request does: with the same threads, `UNMEASURED`
+        layers ahead.
+        """
         adapter = self._adapter
         began = time.perf_counter()
         readers = self._fusor.readers
-        with LayerReader(leases, adapter.layer_count, UNMEASURED, readers, adapter.device) as reader:
+        with LayerReader(
+            leases, adapter.layer_count, UNMEASURED, readers, adapter.device
+        ) as reader:
             for layer in range(adapter.layer_count):
                 reader.layer(layer)
             adapter.wait_for_device()
@@ -281,12 +345,16 @@ class _Measuring:
         for number in range(count):
             ids = (tokens, number) * (tokens // 2) + (number,) * (tokens % 2)
             info = EntryInfo(self._identity.key(ids), self._identity, ids, "", *adapter.kv_shape)
-            made.append(Entry(info, torch.randn(shape, generator=self._generator).to(adapter.dtype)))
+            made.append(
+                Entry(info, torch.randn(shape, generator=self._generator).to(adapter.dtype))
+            )
         return made
 
     def _ids(self, count: int) -> torch.Tensor:
         """Random token ids (count,), on the device."""
-        return torch.randint(0, self._adapter.vocabulary, (count,), generator=self._generator).to(self._adapter.device)
+        return torch.randint(0, self._adapter.vocabulary, (count,), generator=self._generator).to(
+            self._adapter.device
+        )
 
     def _step(self, count: int = 1) -> None:
         self._done += count
@@ -297,7 +365,11 @@ def _lengths(context: int | None, wanted: Sequence[int]) -> tuple[int, ...]:
     """The wanted lengths that fit the context; if fewer than two do, fractions of the context."""
     limit = context or max(wanted)
     fitting = tuple(length for length in wanted if length <= limit)
-    return fitting if len(fitting) > 1 else tuple(sorted({max(8, limit // 4), max(8, limit // 2), max(8, limit)}))
+    return (
+        fitting
+        if len(fitting) > 1
+        else tuple(sorted({max(8, limit // 4), max(8, limit // 2), max(8, limit)}))
+    )
 
 
 def _copy_bytes_per_s(device: torch.device) -> float:
@@ -316,7 +388,9 @@ def _copy_bytes_per_s(device: torch.device) -> float:
 def _lease(tier: Tier, entry: Entry) -> Lease:
     lease = tier.lease(entry.info.identity, entry.info.token_ids)
     if lease is None:
-        raise StoreError(f"A measured entry is not in the {tier.kind.value} tier. Is its device full?")
+        raise StoreError(
+            f"A measured entry is not in the {tier.kind.value} tier. Is its device full?"
+        )
     return lease
 
 

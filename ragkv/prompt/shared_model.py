@@ -10,7 +10,12 @@ from ragkv.config import EngineConfig
 from ragkv.errors import InputError
 from ragkv.model import Adapter, Context, adapt
 from ragkv.model.decode.stopping import end_tokens
-from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
+from ragkv.model.fingerprint import (
+    architecture_digest,
+    rope_digest,
+    tokenizer_digest,
+    weights_digest,
+)
 from ragkv.model.loading import READER, DtypeChoice
 from ragkv.runtime import limit_kernel_caches
 from ragkv.runtime.outside_text import TokenCounter
@@ -36,15 +41,24 @@ class SharedModel:
     contexts: dict[tuple[int, ...], Context] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig, choice: DtypeChoice | None = None) -> Self:
-        """Adapt a loaded transformers model. Raises `UnsupportedModelError` if its KV cannot be fused exactly.
+    def of(
+        cls,
+        model: Any,
+        tokenizer: Any | None,
+        config: EngineConfig,
+        choice: DtypeChoice | None = None,
+    ) -> Self:
+        """Adapt a loaded transformers model. Raises `UnsupportedModelError` if its KV cannot be
+        fused exactly.
 
-        `choice` says why it was loaded in its dtype; `None`: the caller loaded it. Raises `InputError` for a name.
+        `choice` says why it was loaded in its dtype; `None`: the caller loaded it. Raises
+        `InputError` for a name.
         """
         if isinstance(model, str | os.PathLike):
             raise InputError(
                 f"Engine takes a loaded model, not the name {str(model)!r}. Load it by name with "
-                f"Engine.from_pretrained({str(model)!r}), or with transformers, and pass model and tokenizer."
+                f"Engine.from_pretrained({str(model)!r}), or with transformers, and pass model "
+                "and tokenizer."
             )
         limit_kernel_caches()
         adapter = adapt(model, config.packed_bytes)
@@ -57,7 +71,9 @@ class SharedModel:
             tokenizer=tokenizer_digest(tokenizer),
             context="",
         )
-        choice = choice or DtypeChoice(identity.dtype, f"{identity.dtype}, in which the model was given")
+        choice = choice or DtypeChoice(
+            identity.dtype, f"{identity.dtype}, in which the model was given"
+        )
         log.info("The model computes in %s.", choice.why)
         turns = ModelTurns(adapter)
         return cls(adapter, tokenizer, identity, turns, choice)
@@ -77,5 +93,7 @@ class SharedModel:
 
     @cached_property
     def count_tokens(self) -> TokenCounter:
-        """Tells how many tokens a text has, without special tokens. Raises `InputError` without a tokenizer."""
+        """Tells how many tokens a text has, without special tokens. Raises `InputError` without a
+        tokenizer.
+        """
         return TokenCounter(self.tokenizer)

@@ -4,8 +4,8 @@
     report = index.ingest(Document(name, text) for name, text in texts.items())
     hits = index.search("who wrote it?", k=5, where={"year": {"gte": 2000}})
 
-`ragkv.retrieval.rag` reads files and folders. This package knows no model, no engine and no KV. Without any extra it
-retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
+`ragkv.retrieval.rag` reads files and folders. This package knows no model, no engine and no KV.
+Without any extra it retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
 """
 
 from .database import Database, index_bytes, look_into, state_of
@@ -17,7 +17,16 @@ from .filters import Where
 from .index import Index
 from .retrievers import RETRIEVERS
 from .splitter import Splitter
-from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, IngestReport, Metadata, Passage
+from .values import (
+    Document,
+    DocumentSummary,
+    FileRecord,
+    Hit,
+    IndexStats,
+    IngestReport,
+    Metadata,
+    Passage,
+)
 
 __all__ = [
     "LOADERS",

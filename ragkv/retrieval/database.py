@@ -1,8 +1,10 @@
-"""The index on disk: one SQLite file with documents, passages, vectors and terms. Nothing in it is pickled.
+"""The index on disk: one SQLite file with documents, passages, vectors and terms. Nothing in it is
+pickled.
 
-It uses a rollback journal, not a write-ahead log: one file, readable from a read-only directory, and in its old state
-after a kill. Deleted text is overwritten (`secure_delete`), its terms leave the full-text table, and the file shrinks.
-What is stored is linear in what was given: source and metadata once for a document, one row for a text.
+It uses a rollback journal, not a write-ahead log: one file, readable from a read-only directory,
+and in its old state after a kill. Deleted text is overwritten (`secure_delete`), its terms leave
+the full-text table, and the file shrinks. What is stored is linear in what was given: source and
+metadata once for a document, one row for a text.
 """
 
 import json
@@ -17,11 +19,28 @@ from typing import Any
 import numpy as np
 
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.runtime import Closing, FileState, check_stopped, create_private, make_private_folder, sqlite_files
+from ragkv.runtime import (
+    Closing,
+    FileState,
+    check_stopped,
+    create_private,
+    make_private_folder,
+    sqlite_files,
+)
 
 from .filters import EVERYTHING, Condition
 from .terms import terms
-from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, TextNumbers, Vectors, digest, with_place
+from .values import (
+    Document,
+    DocumentSummary,
+    FileRecord,
+    IndexStats,
+    Passage,
+    TextNumbers,
+    Vectors,
+    digest,
+    with_place,
+)
 
 # A higher `FORMAT` refuses the files of earlier versions.
 FORMAT = "3"
@@ -54,7 +73,9 @@ class _NoIndexError(StoreError):
 
 
 class Database(Closing):
-    """Documents, their passages, the distinct texts of the passages, and the texts' vectors and terms. Thread-safe."""
+    """Documents, their passages, the distinct texts of the passages, and the texts' vectors and
+    terms. Thread-safe.
+    """
 
     def __init__(self, directory: Path | None, read_only: bool = False) -> None:
         """Opens or creates the file; `None`: in memory."""
@@ -69,7 +90,8 @@ class Database(Closing):
         except StoreError:
             if directory is None or not read_only or not (directory / f"{FILE}-journal").exists():
                 raise
-            Database(directory).close()  # only a writer can undo a transaction in which a process was killed
+            # only a writer can undo a transaction in which a process was killed
+            Database(directory).close()
             self._open()
 
     def _open(self) -> None:
@@ -99,10 +121,14 @@ class Database(Closing):
                 try:
                     make_private_folder(self.directory)
                 except OSError as error:
-                    raise StoreError(f"Cannot make a directory for an index at {self.directory}: {error}.") from error
+                    raise StoreError(
+                        f"Cannot make a directory for an index at {self.directory}: {error}."
+                    ) from error
                 with suppress(OSError):  # SQLite says what is wrong
                     create_private(self.directory / FILE)
-        return sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(
+            uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False
+        )
 
     def _create(self) -> None:
         if self.read_only:
@@ -116,7 +142,10 @@ class Database(Closing):
                 self._new_revision()
 
     def _has_tables(self) -> bool:
-        return self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone() is not None
+        return (
+            self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone()
+            is not None
+        )
 
     def _no_index(self) -> "_NoIndexError":
         return _NoIndexError(f"No index at {self.directory}. Ingest documents into it first.")
@@ -128,18 +157,24 @@ class Database(Closing):
             try:
                 yield
             except sqlite3.Error as error:
-                stopped, self._stopped = self._stopped, None
+                stopped = self._stopped
+                self._stopped = None
                 if stopped is not None:
                     raise stopped from None
                 why = str(error)
                 if "readonly" in why:
-                    raise StoreReadOnlyError(f"The index at {self.directory} cannot be written: {why}.") from error
+                    raise StoreReadOnlyError(
+                        f"The index at {self.directory} cannot be written: {why}."
+                    ) from error
                 if "disk is full" in why:
                     hint = "Free some space: the index is as it was before."
                 elif "not a database" in why or "malformed" in why:
                     hint = "The file is damaged: delete the directory and ingest again."
                 else:
-                    hint = "Check that the directory can be read and written, and that no other process locks it."
+                    hint = (
+                        "Check that the directory can be read and written, and that no other "
+                        "process locks it."
+                    )
                 raise StoreError(f"The index at {self.directory} failed: {why}. {hint}") from error
 
     @contextmanager
@@ -163,7 +198,8 @@ class Database(Closing):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commits all of the block or nothing, even after a kill. Other writers wait: keep the block short.
+        """Commits all of the block or nothing, even after a kill. Other writers wait: keep the
+        block short.
 
         A cancelled request ends it, until it is being committed.
         """
@@ -180,7 +216,9 @@ class Database(Closing):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """All reads of the block see one state, whatever other processes write. A cancelled request ends it."""
+        """All reads of the block see one state, whatever other processes write. A cancelled request
+        ends it.
+        """
         with self._locked():
             self._connection.execute("BEGIN")
             try:
@@ -230,21 +268,32 @@ class Database(Closing):
 
     def document(self, document_id: str) -> Document | None:
         """A document as it was ingested."""
-        rows = self._rows("SELECT text, source, metadata, page_starts FROM documents WHERE id = ?", (document_id,))
+        rows = self._rows(
+            "SELECT text, source, metadata, page_starts FROM documents WHERE id = ?", (document_id,)
+        )
         if not rows:
             return None
         text, source, metadata, page_starts = rows[0]
-        return Document(document_id, text, source, json.loads(metadata), tuple(json.loads(page_starts)))
+        return Document(
+            document_id, text, source, json.loads(metadata), tuple(json.loads(page_starts))
+        )
 
     def passages(self, document_id: str | None = None) -> list[Passage]:
         """The passages of one document, or all, in order."""
-        condition, parameters = ("1", ()) if document_id is None else ("document_id = ?", (document_id,))
+        condition, parameters = (
+            ("1", ()) if document_id is None else ("document_id = ?", (document_id,))
+        )
         rows = self._rows(f"{PASSAGE} WHERE {condition} ORDER BY place", parameters)
         return [passage for _, passage in self._passages(rows)]
 
     def _passages(self, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Passage]]:
-        """Text number and passage of rows of `PASSAGE`. Passages of one document share its source and metadata."""
-        sql = "SELECT id, source, metadata FROM documents WHERE id IN (SELECT value FROM json_each(?))"
+        """Text number and passage of rows of `PASSAGE`. Passages of one document share its source
+        and metadata.
+        """
+        sql = (
+            "SELECT id, source, metadata FROM documents WHERE id IN (SELECT value FROM "
+            "json_each(?))"
+        )
         documents = self._rows(sql, (_json(list({row[2] for row in rows})),))
         shared = {name: (source, json.loads(metadata)) for name, source, metadata in documents}
         for number, passage_id, document_id, text, start, end, page, section in rows:
@@ -253,7 +302,9 @@ class Database(Closing):
             yield number, Passage(passage_id, document_id, text, *place)
 
     def document_page(self, after: int, limit: int) -> list[DocumentSummary]:
-        """The next `limit` documents in order of ingestion, after the position `after`; 0: from the beginning."""
+        """The next `limit` documents in order of ingestion, after the position `after`; 0: from the
+        beginning.
+        """
         sql = """SELECT id, source, metadata, length(text),
             (SELECT count(*) FROM passages WHERE document_id = documents.id), rowid
             FROM documents WHERE rowid > ? ORDER BY rowid LIMIT ?"""
@@ -280,7 +331,9 @@ class Database(Closing):
         return dict(self._rows(sql, (_json(list(document_ids)),)))
 
     def first_passages(self, numbers: Sequence[int], where: Condition) -> dict[int, Passage]:
-        """The first passage of each text that meets `where`; texts without one are left out. Others are not read."""
+        """The first passage of each text that meets `where`; texts without one are left out. Others
+        are not read.
+        """
         sql = f"""{PASSAGE} WHERE place IN (SELECT min(place) FROM passages
             WHERE text_number IN (SELECT value FROM json_each(?)) AND {where.sql} GROUP BY text_number)"""
         return dict(self._passages(self._rows(sql, [_json(numbers), *where.parameters])))
@@ -292,12 +345,20 @@ class Database(Closing):
 
     def texts_of(self, numbers: Sequence[int]) -> dict[int, str]:
         """The texts of these numbers, in order; unknown numbers are left out."""
-        sql = "SELECT number, text FROM texts WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number"
+        sql = (
+            "SELECT number, text FROM texts WHERE number IN (SELECT value FROM json_each(?)) "
+            "ORDER BY number"
+        )
         return dict(self._rows(sql, (_json(list(numbers)),)))
 
-    def rank_by_terms(self, wanted: Iterable[str], k: int, where: Condition) -> list[tuple[int, float]]:
-        """Number and BM25 score of the best `k` texts with one of the terms; equal scores by ascending number."""
-        # Quoted words are terms, whatever else they mean in SQLite's query language; `rank` is a negative score.
+    def rank_by_terms(
+        self, wanted: Iterable[str], k: int, where: Condition
+    ) -> list[tuple[int, float]]:
+        """Number and BM25 score of the best `k` texts with one of the terms; equal scores by
+        ascending number.
+        """
+        # Quoted words are terms, whatever else they mean in SQLite's query language; `rank` is a
+        # negative score.
         match = " OR ".join(f'"{term}"' for term in dict.fromkeys(wanted))
         sql = f"""SELECT rowid, -rank FROM terms WHERE terms MATCH ?
             AND EXISTS (SELECT 1 FROM passages WHERE text_number = terms.rowid AND {where.sql})
@@ -305,17 +366,30 @@ class Database(Closing):
         return self._rows(sql, [match, *where.parameters, k]) if match else []
 
     def vectors(self) -> tuple[TextNumbers, Vectors]:
-        """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the revision changes."""
+        """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the
+        revision changes.
+        """
         with self._lock:
             revision = self.fact("revision") or ""
             if self._vectors is None or self._vectors[0] != revision:
                 dimension = int(self.fact("dimension") or 1)
-                sql = f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} ORDER BY number"
+                sql = (
+                    f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} "
+                    "ORDER BY number"
+                )
                 rows = self._rows(sql)
                 joined = b"".join(row[1] for row in rows)
-                vectors = np.frombuffer(joined, dtype="<f4").astype(np.float32, copy=False).reshape(-1, dimension)
+                vectors = (
+                    np.frombuffer(joined, dtype="<f4")
+                    .astype(np.float32, copy=False)
+                    .reshape(-1, dimension)
+                )
                 counts = [len(row[1]) // (4 * dimension) for row in rows]
-                self._vectors = revision, np.repeat(np.array([row[0] for row in rows], dtype=np.int64), counts), vectors
+                self._vectors = (
+                    revision,
+                    np.repeat(np.array([row[0] for row in rows], dtype=np.int64), counts),
+                    vectors,
+                )
             return self._vectors[1:]
 
     def held(self, texts: Iterable[str]) -> set[str]:
@@ -348,29 +422,46 @@ class Database(Closing):
         if number is None:
             sql = "INSERT INTO texts (hash, text) VALUES (?, ?) RETURNING number"
             number = int(self._value(sql, digest(text), text))
-            self._rows("INSERT INTO terms (rowid, words) VALUES (?, ?)", (number, " ".join(terms(text))))
+            self._rows(
+                "INSERT INTO terms (rowid, words) VALUES (?, ?)", (number, " ".join(terms(text)))
+            )
         return number
 
     def _put_vectors(self, texts: Iterable[str], vectors: Iterable[Vectors]) -> None:
         """Stores the vectors (W, D) of texts."""
         for text, several in zip(texts, vectors, strict=True):
             blob = np.ascontiguousarray(several, dtype="<f4").tobytes()
-            self._rows("UPDATE texts SET vectors = ? WHERE number = ?", (blob, self._put_text(text)))
+            self._rows(
+                "UPDATE texts SET vectors = ? WHERE number = ?", (blob, self._put_text(text))
+            )
 
-    def _put_document(self, document: Document, content_hash: str, passages: Iterable[Passage]) -> None:
+    def _put_document(
+        self, document: Document, content_hash: str, passages: Iterable[Passage]
+    ) -> None:
         """Adds or replaces a document and its passages."""
         self._delete_document(document.id)
-        metadata, page_starts = _json(document.metadata), _json(document.page_starts)
+        metadata = _json(document.metadata)
+        page_starts = _json(document.page_starts)
         values = (document.id, content_hash, document.text, document.source, metadata, page_starts)
         self._rows("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", values)
         sql = """INSERT INTO passages (id, document_id, text_number, span_start, span_end, page, section)
             VALUES (?, ?, ?, ?, ?, ?, ?)"""
         for one in passages:
-            self._rows(sql, (one.id, document.id, self._put_text(one.text), *one.span, one.page, one.section))
+            self._rows(
+                sql,
+                (one.id, document.id, self._put_text(one.text), *one.span, one.page, one.section),
+            )
 
     def _put_file(self, record: FileRecord) -> None:
         """Adds or replaces the record of a file."""
-        values = (record.path, record.size, record.mtime_ns, record.digest, record.method, _json(record.documents))
+        values = (
+            record.path,
+            record.size,
+            record.mtime_ns,
+            record.digest,
+            record.method,
+            _json(record.documents),
+        )
         self._rows("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def _delete_document(self, document_id: str) -> None:
@@ -382,8 +473,11 @@ class Database(Closing):
         rows = self._rows(f"DELETE FROM texts WHERE NOT {IN_USE} RETURNING number")
         if rows:
             numbers = _json([row[0] for row in rows])
-            self._rows("DELETE FROM terms WHERE rowid IN (SELECT value FROM json_each(?))", (numbers,))
-            # Only a merge takes deleted terms out of the full-text table: its secure-delete is newer than SQLite 3.40.
+            self._rows(
+                "DELETE FROM terms WHERE rowid IN (SELECT value FROM json_each(?))", (numbers,)
+            )
+            # Only a merge takes deleted terms out of the full-text table: its secure-delete is
+            # newer than SQLite 3.40.
             self._rows("INSERT INTO terms (terms) VALUES ('optimize')")
 
 
@@ -411,7 +505,9 @@ def index_bytes(directory: Path) -> int:
 
 
 def state_of(directory: Path) -> FileState | None:
-    """A value that every transaction on the database in `directory` changes; `None` if there is none."""
+    """A value that every transaction on the database in `directory` changes; `None` if there is
+    none.
+    """
     try:
         return sqlite_files.state_of(directory / FILE)
     except OSError:

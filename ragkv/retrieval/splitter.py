@@ -1,7 +1,9 @@
-"""Splits documents into passages of a counted number of tokens. It counts by a callable and knows no tokenizer.
+"""Splits documents into passages of a counted number of tokens. It counts by a callable and knows
+no tokenizer.
 
-langchain-text-splitters chooses where to cut. The spans are computed here, because its own start index mixes tokens and
-characters when lengths are counted in tokens. Invariant: `document.text[start:end] == passage.text`, always.
+langchain-text-splitters chooses where to cut. The spans are computed here, because its own start
+index mixes tokens and characters when lengths are counted in tokens. Invariant:
+`document.text[start:end] == passage.text`, always.
 """
 
 import bisect
@@ -18,8 +20,8 @@ from ragkv.runtime import Check, no_check
 
 from .values import Document, Passage, digest, with_place
 
-# `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next passage (white space is
-# then stripped from it).
+# `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next
+# passage (white space is then stripped from it).
 PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
 # Of a heading `TITLE_CHARS` are kept, and of all headings above a passage together `SECTION_CHARS`.
@@ -31,12 +33,15 @@ _FENCE = re.compile(r"[> \t]*(`{3,}[^`]*|~{3,}.*)?")
 
 @dataclass(frozen=True, slots=True)
 class Splitter:
-    """Cuts documents into passages of at most `tokens` tokens, at headings, paragraphs, lines, sentences or words.
+    """Cuts documents into passages of at most `tokens` tokens, at headings, paragraphs, lines,
+    sentences or words.
 
-    Headings are looked for in Markdown only: by the source's suffix, or by `metadata["format"] == "markdown"`.
+    Headings are looked for in Markdown only: by the source's suffix, or by `metadata["format"] ==
+    "markdown"`.
     """
 
-    count_tokens: Callable[[str], int] = field(repr=False)  # tokens of a text, without special tokens
+    # tokens of a text, without special tokens
+    count_tokens: Callable[[str], int] = field(repr=False)
     tokens: int = 512  # most tokens of a passage
     tokenizer_id: str = ""  # names the tokenizer: documents are split again when it changes
 
@@ -50,7 +55,9 @@ class Splitter:
         return f"recursive-3:{self.tokens}:{self.tokenizer_id}"
 
     def split(self, document: Document, check: Check = no_check) -> list[Passage]:
-        """The passages of `document`, in order; none if it is blank. What `check` raises ends the splitting."""
+        """The passages of `document`, in order; none if it is blank. What `check` raises ends the
+        splitting.
+        """
         markdown = _is_markdown(document)
         headings, sections = _sections(document.text) if markdown else ([], [])
         occurrences: Counter[str] = Counter()
@@ -68,7 +75,9 @@ class Splitter:
         return passages
 
     def _spans(self, text: str, markdown: bool, check: Check) -> Iterator[tuple[int, int]]:
-        """Where passages are. A line that only opens or closes code is none: it stays with the one before, or goes."""
+        """Where passages are. A line that only opens or closes code is none: it stays with the one
+        before, or goes.
+        """
 
         @lru_cache(maxsize=1 << 16)  # the library counts the same words over and over
         def count(piece: str) -> int:
@@ -88,7 +97,9 @@ class Splitter:
         if waiting is not None:
             yield waiting
 
-    def _pieces(self, text: str, markdown: bool, count: Callable[[str], int]) -> list[tuple[int, int]]:
+    def _pieces(
+        self, text: str, markdown: bool, count: Callable[[str], int]
+    ) -> list[tuple[int, int]]:
         """The spans that the library chooses."""
         from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
 
@@ -114,7 +125,9 @@ class Splitter:
 
 
 def _is_inside(text: str, at: int) -> bool:
-    """Whether `at` is inside of what a reader sees as one character: a letter with its marks, a joined emoji."""
+    """Whether `at` is inside of what a reader sees as one character: a letter with its marks, a
+    joined emoji.
+    """
     here = text[at]
     return (
         unicodedata.category(here)[0] == "M"
@@ -127,7 +140,9 @@ def _is_inside(text: str, at: int) -> bool:
 def _halve_until_it_fits(
     text: str, start: int, end: int, count: Callable[[str], int], tokens: int
 ) -> Iterator[tuple[int, int]]:
-    """The span, halved if needed: joined pieces may have a few more tokens than the sum of their counts."""
+    """The span, halved if needed: joined pieces may have a few more tokens than the sum of their
+    counts.
+    """
     if end - start <= 1 or count(text[start:end]) <= tokens:
         if text[start:end].strip():
             yield start, end
@@ -145,7 +160,11 @@ def _halve_until_it_fits(
 
 def _is_markdown(document: Document) -> bool:
     declared = document.metadata.get("format")
-    return declared == "markdown" if declared else PurePath(document.source).suffix.lower() in (".md", ".markdown")
+    return (
+        declared == "markdown"
+        if declared
+        else PurePath(document.source).suffix.lower() in (".md", ".markdown")
+    )
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
@@ -164,7 +183,9 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
 def _sections(text: str) -> tuple[list[int], list[tuple[str, ...]]]:
     """Where each heading stands, and the titles from the top down to it."""
-    places, sections, path = list[int](), list[tuple[str, ...]](), list[tuple[int, str]]()
+    places = list[int]()
+    sections = list[tuple[str, ...]]()
+    path = list[tuple[int, str]]()
     for place, level, title in _headings(text):
         path = [(above, name) for above, name in path if above < level] + [(level, title)]
         places.append(place)
@@ -173,21 +194,31 @@ def _sections(text: str) -> tuple[list[int], list[tuple[str, ...]]]:
 
 
 def _section(titles: Sequence[str]) -> str:
-    """The section of a citation, as in "Guide > Install". Each passage has one, so of a long one the end is kept."""
+    """The section of a citation, as in "Guide > Install". Each passage has one, so of a long one
+    the end is kept.
+    """
     joined = " > ".join(titles)
     return joined if len(joined) <= SECTION_CHARS else f"...{joined[-SECTION_CHARS:]}"
 
 
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:
-    """The offset, level and title of each ATX heading. A very long title is cut: every passage below repeats it."""
+    """The offset, level and title of each ATX heading. A very long title is cut: every passage
+    below repeats it.
+    """
     for offset, line, code in _lines(text):
         if not code and (heading := re.match(r"(#{1,6})[ \t]+(?=\S)", line)):
             title = line[heading.end() :].rstrip()
             closed = title.rstrip("#")
             title = closed.rstrip() if closed.endswith((" ", "\t")) else title
-            yield offset, len(heading[1]), title if len(title) <= TITLE_CHARS else f"{title[:TITLE_CHARS]}..."
+            yield (
+                offset,
+                len(heading[1]),
+                title if len(title) <= TITLE_CHARS else f"{title[:TITLE_CHARS]}...",
+            )
 
 
 def _mask_code_comments(text: str) -> str:
     """A text of equal length in which no line of code looks like a heading."""
-    return "\n".join("%" + line[1:] if code and line.startswith("#") else line for _, line, code in _lines(text))
+    return "\n".join(
+        "%" + line[1:] if code and line.startswith("#") else line for _, line, code in _lines(text)
+    )

@@ -1,7 +1,8 @@
-"""The values of retrieval: documents are ingested, passages are stored, hits and reports are returned.
+"""The values of retrieval: documents are ingested, passages are stored, hits and reports are
+returned.
 
-A passage's text is exactly the document's text at its span. No title, rank or score is ever put into it, because the
-KV of a chunk is stored under the text.
+A passage's text is exactly the document's text at its span. No title, rank or score is ever put
+into it, because the KV of a chunk is stored under the text.
 """
 
 import hashlib
@@ -39,21 +40,39 @@ class Document:
     def content_hash(self, salt: str = "") -> str:
         """A hash of everything that affects the index. `salt` stands for the way the text is split.
 
-        Raises `DocumentError` if the metadata is not JSON, or if a string holds NUL or half a surrogate pair.
+        Raises `DocumentError` if the metadata is not JSON, or if a string holds NUL or half a
+        surrogate pair.
         """
         check_kind("A document's id", self.id, str)
         check_kind(f"The text of document {self.id!r}", self.text, str)
         try:
-            metadata = json.dumps(self.metadata, sort_keys=True, ensure_ascii=False, allow_nan=False)
+            metadata = json.dumps(
+                self.metadata, sort_keys=True, ensure_ascii=False, allow_nan=False
+            )
         except (TypeError, ValueError) as error:
-            raise DocumentError(f"Metadata of document {self.id!r} is not JSON: {error}. Use JSON values.") from error
+            raise DocumentError(
+                f"Metadata of document {self.id!r} is not JSON: {error}. Use JSON values."
+            ) from error
         if _NUL.search(metadata) or "\0" in f"{self.id}{self.source}{self.text}":
-            raise DocumentError(f"Document {self.id!r} or its metadata holds NUL, where SQLite ends a text. Remove it.")
+            raise DocumentError(
+                f"Document {self.id!r} or its metadata holds NUL, where SQLite ends a text. "
+                "Remove it."
+            )
         try:
-            return digest(salt, self.id, self.source, metadata, ",".join(map(str, self.page_starts)), self.text)
+            return digest(
+                salt,
+                self.id,
+                self.source,
+                metadata,
+                ",".join(map(str, self.page_starts)),
+                self.text,
+            )
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            message = f"Document {self.id!r} holds {half!r}, half a character. Decode it with the right encoding."
+            message = (
+                f"Document {self.id!r} holds {half!r}, half a character. Decode it with "
+                "the right encoding."
+            )
             raise DocumentError(message) from error
 
 
@@ -71,34 +90,43 @@ class DocumentSummary:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What an index knows of a file that it has read, to tell whether the file must be read again."""
+    """What an index knows of a file that it has read, to tell whether the file must be
+    read again.
+    """
 
     path: str  # absolute
     size: int
     mtime_ns: int  # 0: it had changed so shortly before that a later change may have the same time
     digest: str  # of its bytes
     method: str  # how it was decoded and split
-    documents: Mapping[str, str] = field(default_factory=dict, hash=False)  # the hash of each of its documents, by id
+    # the hash of each of its documents, by id
+    documents: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
     """A piece of a document: retrieved, cited, and encoded as one chunk."""
 
-    id: str  # a digest of the document id, the text and how often the text occurred before in the document
+    # a digest of the document id, the text and how often the text occurred before in the document
+    id: str
     document_id: str
     text: str
     span: tuple[int, int]  # start, end: character offsets in the document's text
     source: str = ""  # the document's
-    metadata: Metadata = field(default_factory=dict, hash=False)  # the document's, with `page` and `section` if known
+    # the document's, with `page` and `section` if known
+    metadata: Metadata = field(default_factory=dict, hash=False)
     page: int | None = None  # where it begins, from 1, if the format has pages
     section: str | None = None  # the headings above it, as in "Guide > Install"
     __repr__ = brief
 
 
 def with_place(metadata: Metadata, page: int | None, section: str | None) -> Metadata:
-    """A passage's metadata: a view of its document's, which all passages share, with its own page and section."""
-    own = {name: value for name, value in (("page", page), ("section", section)) if value is not None}
+    """A passage's metadata: a view of its document's, which all passages share, with its own page
+    and section.
+    """
+    own = {
+        name: value for name, value in (("page", page), ("section", section)) if value is not None
+    }
     return ChainMap(own, cast(dict[str, Any], metadata)) if own else metadata
 
 
@@ -120,7 +148,8 @@ class IngestReport:
     unchanged: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()  # the ids that were there
     removed_passages: tuple[Passage, ...] = ()  # of changed and deleted documents
-    forgotten_passages: tuple[Passage, ...] = ()  # the removed ones whose text no document holds any more
+    # the removed ones whose text no document holds any more
+    forgotten_passages: tuple[Passage, ...] = ()
     embedded_texts: int = 0  # distinct texts sent to the embedder
     __repr__ = brief
 
@@ -138,7 +167,9 @@ class IndexStats:
 
 
 def digest(*parts: str) -> str:
-    """A stable hash of some strings (blake2b, 32 hex digits). Lengths are hashed too: ("ab", "") is not ("a", "b")."""
+    """A stable hash of some strings (blake2b, 32 hex digits). Lengths are hashed too: ("ab", "") is
+    not ("a", "b").
+    """
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part.encode()

@@ -1,4 +1,6 @@
-"""Threads, files, memory and addresses, below everything else: knows no model, no prompt and no store."""
+"""Threads, files, memory and addresses, below everything else: knows no model, no prompt and no
+store.
+"""
 
 from . import openmp
 from .addresses import is_loopback

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
 
-# `POLL_S` is how often `check` is called while a thread waits, which cannot wait for two events. Many threads may wait.
+# `POLL_S` is how often `check` is called while a thread waits, which cannot wait for two events.
+# Many threads may wait.
 POLL_S = 0.1
 
 
@@ -15,7 +16,9 @@ def no_check() -> None:
 
 
 @contextmanager
-def acquired(lock: "threading.Lock | threading.RLock | threading.Semaphore", check: Check) -> Iterator[None]:
+def acquired(
+    lock: "threading.Lock | threading.RLock | threading.Semaphore", check: Check
+) -> Iterator[None]:
     """Hold `lock`; what `check` raises ends the wait for it."""
     while not lock.acquire(timeout=POLL_S):
         check()
@@ -30,8 +33,11 @@ _thread = threading.local()
 
 @contextmanager
 def stopped_by(check: Check) -> Iterator[None]:
-    """Inside the block, what `check` raises ends this thread's work also where it has no batches, as in a query."""
-    before, _thread.stop = getattr(_thread, "stop", no_check), check
+    """Inside the block, what `check` raises ends this thread's work also where it has no batches,
+    as in a query.
+    """
+    before = getattr(_thread, "stop", no_check)
+    _thread.stop = check
     try:
         yield
     finally:

@@ -1,13 +1,16 @@
-"""A lock that is fair to owners, the queue that decides who is next, and the owner of a thread's work.
+"""A lock that is fair to owners, the queue that decides who is next, and the owner of a thread's
+work.
 
-An owner is a tenant of a server; `working_for` tells a thread for which one it works. The lock's next holder is of the
-owner that held it for the least time, and first come first served for one owner: a tenant with one request waits for
-one batch of another tenant, however many requests the other one has (start-time fair queueing). An urgent wait goes in
-front of its own owner's others, never of another owner's: else who asks much would keep others from searching.
+An owner is a tenant of a server; `working_for` tells a thread for which one it works. The lock's
+next holder is of the owner that held it for the least time, and first come first served for one
+owner: a tenant with one request waits for one batch of another tenant, however many requests the
+other one has (start-time fair queueing). An urgent wait goes in front of its own owner's others,
+never of another owner's: else who asks much would keep others from searching.
 
-A plain lock is not enough for a model. A thread that waits must be able to leave the queue because another thread has
-done its work (`dismiss`), and a holder must be able to let another owner go first in the middle of its work
-(`give_way`), so that nobody waits for all that another one sent. Pure Python.
+A plain lock is not enough for a model. A thread that waits must be able to leave the queue because
+another thread has done its work (`dismiss`), and a holder must be able to let another owner go
+first in the middle of its work (`give_way`), so that nobody waits for all that another one sent.
+Pure Python.
 """
 
 import threading
@@ -21,7 +24,8 @@ from .batches import POLL_S, Check, no_check
 
 T = TypeVar("T")
 
-QUANTUM_S = 0.02  # `QUANTUM_S` is how long an owner is served before another one is due that used less.
+# `QUANTUM_S` is how long an owner is served before another one is due that used less.
+QUANTUM_S = 0.02
 
 _thread = threading.local()
 
@@ -29,7 +33,8 @@ _thread = threading.local()
 @contextmanager
 def working_for(owner: str) -> Iterator[None]:
     """Inside the block, what this thread waits for and uses counts for `owner`."""
-    before, _thread.owner = current_owner(), owner
+    before = current_owner()
+    _thread.owner = owner
     try:
         yield
     finally:
@@ -42,11 +47,14 @@ def current_owner() -> str:
 
 
 class TimeShareQueue(Generic[T]):
-    """Waiting items. The next one is the oldest of the owner that used least. Not safe for threads, but for `bool`."""
+    """Waiting items. The next one is the oldest of the owner that used least. Not safe for threads,
+    but for `bool`.
+    """
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; none is empty
-        # What each owner used, in seconds. An owner that was away starts where the others are: it is not owed the time.
+        # What each owner used, in seconds. An owner that was away starts where the others are: it
+        # is not owed the time.
         self._used_s: dict[str, float] = {}
         self._level_s = 0.0  # what the owner that was served last had used when it began
 
@@ -54,7 +62,9 @@ class TimeShareQueue(Generic[T]):
         return sum(map(len, self._items.values()))
 
     def __bool__(self) -> bool:
-        """Whether an item waits. Another thread may change the queue meanwhile: counting would then raise."""
+        """Whether an item waits. Another thread may change the queue meanwhile: counting would then
+        raise.
+        """
         return bool(self._items)
 
     @property
@@ -63,11 +73,15 @@ class TimeShareQueue(Generic[T]):
         return set(self._items)
 
     def add(self, owner: str, item: T, before: Callable[[T], bool] = lambda _: False) -> None:
-        """Add an item of `owner`, behind its others or in front of the first one for which `before` is true."""
+        """Add an item of `owner`, behind its others or in front of the first one for which `before`
+        is true.
+        """
         if owner not in self._items:
             self._used_s[owner] = self._used(owner)
         items = self._items.setdefault(owner, deque())
-        items.insert(next((place for place, other in enumerate(items) if before(other)), len(items)), item)
+        items.insert(
+            next((place for place, other in enumerate(items) if before(other)), len(items)), item
+        )
 
     def remove(self, owner: str, item: T) -> bool:
         """Remove an item; whether it was here."""
@@ -91,7 +105,9 @@ class TimeShareQueue(Generic[T]):
         """`owner` is served from now on."""
         self._level_s = max(self._level_s, self._used(owner))
         self._used_s = {
-            one: used_s for one, used_s in self._used_s.items() if used_s > self._level_s or one in self._items
+            one: used_s
+            for one, used_s in self._used_s.items()
+            if used_s > self._level_s or one in self._items
         }
 
     def charge(self, owner: str, seconds: float) -> None:
@@ -99,7 +115,9 @@ class TimeShareQueue(Generic[T]):
         self._used_s[owner] = self._used(owner) + seconds
 
     def is_due(self, owner: str, seconds: float) -> bool:
-        """Whether another owner waits that used less than `owner`, which has been served for `seconds` now."""
+        """Whether another owner waits that used less than `owner`, which has been served for
+        `seconds` now.
+        """
         used_s = self._used(owner) + seconds - QUANTUM_S
         return any(self._used(other) < used_s for other in self._items if other != owner)
 
@@ -111,17 +129,22 @@ class Wait:
     """One attempt to get a lock, for the owner of this thread's work."""
 
     def __init__(self, urgent: bool = False) -> None:
-        self.owner, self.urgent = current_owner(), urgent
+        self.owner = current_owner()
+        self.urgent = urgent
         self.over = threading.Event()  # set when the wait ends
         self.granted = False
         self.dismissed = False
 
 
 class FairLock:
-    """A thread that releases the lock hands it to the owner that used least; urgent waits overtake others of theirs."""
+    """A thread that releases the lock hands it to the owner that used least; urgent waits overtake
+    others of theirs.
+    """
 
     def __init__(self, leaving: Callable[[], object] = lambda: None) -> None:
-        """`leaving` is called by a thread that has to wait, and by one that is about to hand the lock on."""
+        """`leaving` is called by a thread that has to wait, and by one that is about to hand the
+        lock on.
+        """
         self._leaving = leaving
         self._guard = threading.Lock()
         self._holder: Wait | None = None
@@ -172,7 +195,8 @@ class FairLock:
             self._leaving()
             while not wait.over.wait(None if check is no_check else POLL_S):
                 check()
-        except BaseException:  # the wait was interrupted: never grant the lock to a thread that has left
+        # the wait was interrupted: never grant the lock to a thread that has left
+        except BaseException:
             self.dismiss((wait,))
             if wait.granted:
                 self.release()
@@ -180,14 +204,18 @@ class FairLock:
         return wait.granted
 
     def release(self, coming_back: bool = False) -> None:
-        """Hand the lock on. `coming_back`: `leaving` is not called, because this thread will be back soon and alone."""
+        """Hand the lock on. `coming_back`: `leaving` is not called, because this thread will be
+        back soon and alone.
+        """
         if not coming_back:
             self._leaving()
         with self._guard:
             self._hand_on()
 
     def give_way(self) -> None:
-        """Let owners that used less go first, and wait for the lock again; the holder calls this at a good moment."""
+        """Let owners that used less go first, and wait for the lock again; the holder calls this at
+        a good moment.
+        """
         if not self._waiting:  # read without a lock: usually no other thread waits
             return
         with self._guard:
@@ -207,7 +235,9 @@ class FairLock:
             raise
 
     def share(self, owners: Collection[str], seconds: float) -> None:
-        """The last `seconds` were used for `owners`, an owner being named once for each row; the holder calls this."""
+        """The last `seconds` were used for `owners`, an owner being named once for each row; the
+        holder calls this.
+        """
         with self._guard:
             assert self._holder is not None
             for owner in owners:
@@ -215,7 +245,9 @@ class FairLock:
             self._since += seconds
 
     def dismiss(self, waits: Iterable[Wait]) -> None:
-        """End these waits without the lock, because their work is done. They may not have begun yet."""
+        """End these waits without the lock, because their work is done. They may not have begun
+        yet.
+        """
         with self._guard:
             for wait in waits:
                 wait.dismissed = True
@@ -224,7 +256,8 @@ class FairLock:
 
     def _grant(self, wait: Wait) -> None:
         """Needs `_guard`."""
-        self._holder, self._since = wait, time.monotonic()
+        self._holder = wait
+        self._since = time.monotonic()
         wait.granted = True
         wait.over.set()
 

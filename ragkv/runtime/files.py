@@ -6,11 +6,13 @@ import uuid
 from pathlib import Path
 
 
-def replace_file(path: Path, *pieces: bytes | bytearray | memoryview, drafts: Path | None = None) -> None:
+def replace_file(
+    path: Path, *pieces: bytes | bytearray | memoryview, drafts: Path | None = None
+) -> None:
     """Write `pieces` to `path`, durably and readable only by its owner.
 
-    The draft is written in the folder `drafts`, by default next to `path`, so after a crash the file is the old or the
-    new one. Raises `OSError`; the old file then stays as it was.
+    The draft is written in the folder `drafts`, by default next to `path`, so after a crash the
+    file is the old or the new one. Raises `OSError`; the old file then stays as it was.
     """
     draft = (drafts or path.parent) / f"{path.name}.{uuid.uuid4().hex}.tmp"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -38,7 +40,8 @@ def cache_folder(kind: str) -> Path:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder, and the missing ones above it, for their owner alone whatever the umask; existing ones stay.
+    """Make a folder, and the missing ones above it, for their owner alone whatever the umask;
+    existing ones stay.
 
     Raises `OSError`.
     """
@@ -55,7 +58,9 @@ def make_private_folder(folder: Path) -> None:
 
 
 def examples() -> Path | None:
-    """The folder with the example articles and questions: in an installation, or in a checkout; `None`: in neither."""
+    """The folder with the example articles and questions: in an installation, or in a checkout;
+    `None`: in neither.
+    """
     package = Path(__file__).parents[1]
     folders = (package / "examples", package.parent / "examples")
     return next((folder for folder in folders if (folder / "questions.jsonl").is_file()), None)

@@ -1,4 +1,6 @@
-"""Open values that are leased: opened at the first lease, closed when too many are open and nothing leases them."""
+"""Open values that are leased: opened at the first lease, closed when too many are open and nothing
+leases them.
+"""
 
 import logging
 import threading
@@ -28,25 +30,38 @@ class _Slot(Generic[V]):
 
 
 class LeasePool(Closing, Generic[K, V]):
-    """Open values by key. Thread-safe; values of other keys can be leased while one is opened or closed.
+    """Open values by key. Thread-safe; values of other keys can be leased while one is opened or
+    closed.
 
-    A leased value is never closed, except when the whole pool is. If there are too many, the value to be closed is one
-    of the group that has the most: the one that was idle longest. So a group that opens many closes its own.
+    A leased value is never closed, except when the whole pool is. If there are too many, the value
+    to be closed is one of the group that has the most: the one that was idle longest. So a group
+    that opens many closes its own.
     """
 
     def __init__(
-        self, limit: int, close: Callable[[V], None], *, group: Callable[[K], Hashable] = lambda key: key
+        self,
+        limit: int,
+        close: Callable[[V], None],
+        *,
+        group: Callable[[K], Hashable] = lambda key: key,
     ) -> None:
-        """`limit` values stay open, and more while all of them are leased. What `close` raises is logged."""
-        self._limit, self._close_value, self._group = limit, close, group
-        self._changed = threading.Condition()  # guards the table; never held while a value is opened or closed
+        """`limit` values stay open, and more while all of them are leased. What `close` raises is
+        logged.
+        """
+        self._limit = limit
+        self._close_value = close
+        self._group = group
+        # guards the table; never held while a value is opened or closed
+        self._changed = threading.Condition()
         self._slots: OrderedDict[K, _Slot[V]] = OrderedDict()  # least recently used first
-        self._closing: set[K] = set()  # keys whose value a thread is closing; they are not in `_slots`
+        # keys whose value a thread is closing; they are not in `_slots`
+        self._closing: set[K] = set()
         self._closed = False
 
     @contextmanager
     def lease(self, key: K, open_value: Callable[[], V]) -> Iterator[V]:
-        """The value of `key`, open until the lease ends; `open_value` opens it. Blocks while it is opened or closed.
+        """The value of `key`, open until the lease ends; `open_value` opens it. Blocks while it is
+        opened or closed.
 
         Raises what `open_value` raises.
         """
@@ -68,7 +83,9 @@ class LeasePool(Closing, Generic[K, V]):
             return {key: slot.value for key, slot in self._slots.items() if slot.value is not None}
 
     def discard(self, key: K, wait: bool = True) -> None:
-        """Close the value of `key` when its last lease ends; with `wait`, return after that. New leases wait."""
+        """Close the value of `key` when its last lease ends; with `wait`, return after that. New
+        leases wait.
+        """
         with self._changed:
             slot = self._slots.get(key)
             if slot is not None:
@@ -84,7 +101,8 @@ class LeasePool(Closing, Generic[K, V]):
         """Close every value, leased or not, and refuse new leases."""
         with self._changed:
             self._closed = True
-            slots, self._slots = list(self._slots.values()), OrderedDict()
+            slots = list(self._slots.values())
+            self._slots = OrderedDict()
             self._changed.notify_all()
         for slot in slots:
             self._close_slot(slot)
@@ -110,7 +128,8 @@ class LeasePool(Closing, Generic[K, V]):
     def _release(self, key: K, slot: _Slot[V]) -> None:
         with self._changed:
             slot.users -= 1
-            ended = not self._closed and not slot.users and (slot.discarded or slot.value is None)  # opening it failed
+            # opening it failed
+            ended = not self._closed and not slot.users and (slot.discarded or slot.value is None)
             if ended:
                 self._claim(key)
             self._changed.notify_all()
@@ -126,12 +145,15 @@ class LeasePool(Closing, Generic[K, V]):
                 idle = [key for key, slot in self._slots.items() if not slot.users]
                 if len(self._slots) <= self._limit or not idle:
                     return
-                key = max(idle, key=lambda key: sizes[self._group(key)])  # of equals, `max` takes the first
+                # of equals, `max` takes the first
+                key = max(idle, key=lambda key: sizes[self._group(key)])
                 slot = self._claim(key)
             self._finish(key, slot)
 
     def _claim(self, key: K) -> _Slot[V]:
-        """Take an idle slot out of the table; `_finish` must follow. The caller holds the table's lock."""
+        """Take an idle slot out of the table; `_finish` must follow. The caller holds the table's
+        lock.
+        """
         self._closing.add(key)
         return self._slots.pop(key)
 
@@ -145,7 +167,8 @@ class LeasePool(Closing, Generic[K, V]):
 
     def _close_slot(self, slot: _Slot[V]) -> None:
         with slot.lock:
-            value, slot.value = slot.value, None
+            value = slot.value
+            slot.value = None
             try:
                 if value is not None:
                     self._close_value(value)

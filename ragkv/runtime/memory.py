@@ -1,4 +1,6 @@
-"""Memory that is free, memory given back to the operating system, and what keeps a process from growing."""
+"""Memory that is free, memory given back to the operating system, and what keeps a process from
+growing.
+"""
 
 import ctypes
 import gc
@@ -7,8 +9,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# `KERNEL_CACHES` is how many compiled kernels are kept, one for each shape of a product; a model's layers for one row
-# need about ten.
+# `KERNEL_CACHES` is how many compiled kernels are kept, one for each shape of a product; a model's
+# layers for one row need about ten.
 KERNEL_CACHES = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128,  # of the process
     "LRU_CACHE_CAPACITY": 1,  # of each thread, in front of the other
@@ -18,7 +20,9 @@ _CGROUP = Path("/sys/fs/cgroup")  # `_CGROUP` has a container's limits (version 
 
 
 def available_bytes() -> int | None:
-    """Memory that this process can still take, a container's limit included; `None` if the system does not say."""
+    """Memory that this process can still take, a container's limit included; `None` if the system
+    does not say.
+    """
     found = [_free_of_machine(), _free_of_container()]
     return min((value for value in found if value is not None), default=None)
 
@@ -27,7 +31,9 @@ def _free_of_machine() -> int | None:
     """What can be taken without swapping."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        return (
+            int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        )
     return None
 
 
@@ -36,25 +42,27 @@ def _free_of_container() -> int | None:
         limit = int((_CGROUP / "memory.max").read_text())  # "max": a ValueError, so no limit
         used = int((_CGROUP / "memory.current").read_text())
         stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(stat.get("inactive_file", 0)))  # pages of files are given up when needed
+        # pages of files are given up when needed
+        return max(0, limit - used + int(stat.get("inactive_file", 0)))
     return None
 
 
 def release_memory() -> None:
     """Give back what this process has freed. No-op without GNU libc.
 
-    GNU libc keeps freed memory in an arena for each thread, so every thread that ever computed a large batch would hold
-    as much as its largest one.
+    GNU libc keeps freed memory in an arena for each thread, so every thread that ever computed a
+    large batch would hold as much as its largest one.
     """
     if (libc := _gnu_libc()) is not None:
         libc.malloc_trim(0)
 
 
 def freeze_objects() -> None:
-    """Leave all objects of this moment out of later garbage collections. Call it once, when a server has started.
+    """Leave all objects of this moment out of later garbage collections. Call it once, when a
+    server has started.
 
-    A full collection stops every thread of the process. With a model and its libraries loaded it takes half a second;
-    with their objects left out, less than a millisecond.
+    A full collection stops every thread of the process. With a model and its libraries loaded it
+    takes half a second; with their objects left out, less than a millisecond.
     """
     gc.collect()
     gc.freeze()
@@ -63,9 +71,10 @@ def freeze_objects() -> None:
 def limit_kernel_caches() -> None:
     """Keep few compiled kernels of products. Call it before the first product of this process.
 
-    In bfloat16 on a CPU, oneDNN compiles about .3 MB for each number of rows and each shape of a layer. It keeps 1,024
-    of them, and torch another 1,024 for each thread. Prompts have many lengths, so a server would grow by gigabytes.
-    With few it computes as fast: lengths seldom repeat. Values that the environment has are kept.
+    In bfloat16 on a CPU, oneDNN compiles about .3 MB for each number of rows and each shape of a
+    layer. It keeps 1,024 of them, and torch another 1,024 for each thread. Prompts have many
+    lengths, so a server would grow by gigabytes. With few it computes as fast: lengths seldom
+    repeat. Values that the environment has are kept.
     """
     for name, capacity in KERNEL_CACHES.items():
         os.environ.setdefault(name, str(capacity))

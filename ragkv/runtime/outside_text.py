@@ -1,7 +1,9 @@
-"""Text from outside as token ids. Nothing in it is a control token: no document and no message forges a turn.
+"""Text from outside as token ids. Nothing in it is a control token: no document and no message
+forges a turn.
 
-A tokenizer makes one token of a text such as "<|im_start|>", wherever it stands. In text from outside it is cut behind
-its first character, and the parts are tokenized apart. A text without control tokens keeps its ids.
+A tokenizer makes one token of a text such as "<|im_start|>", wherever it stands. In text from
+outside it is cut behind its first character, and the parts are tokenized apart. A text without
+control tokens keeps its ids.
 """
 
 import functools
@@ -14,15 +16,20 @@ from ragkv.errors import InputError
 
 
 def encode_markup(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The ids of what a chat template writes, control tokens included; without special tokens around it."""
+    """The ids of what a chat template writes, control tokens included; without special tokens
+    around it.
+    """
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def encode_outside(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The ids of `text`, without special tokens around it and control tokens in it. Raises `InputError`."""
+    """The ids of `text`, without special tokens around it and control tokens in it. Raises
+    `InputError`.
+    """
     if tokenizer is None:
         raise InputError(
-            "Text was given, but the engine has no tokenizer. Give token ids, or build the engine with a tokenizer."
+            "Text was given, but the engine has no tokenizer. Give token ids, or build the "
+            "engine with a tokenizer."
         )
     pieces = pieces_of(tokenizer, text)
     if len(pieces) == 1:
@@ -48,7 +55,9 @@ def cuts_between(pieces: list[str]) -> tuple[int, ...]:
 
 
 class TokenCounter:
-    """How many tokens a text from outside has. Pickled, it needs neither the model nor its library."""
+    """How many tokens a text from outside has. Pickled, it needs neither the model nor its
+    library.
+    """
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
@@ -76,7 +85,8 @@ class _BareTokenizer:
     def __init__(self, serialized: str, chat_template: str) -> None:
         from tokenizers import Tokenizer
 
-        self.chat_template, self._tokenizer = chat_template, Tokenizer.from_str(serialized)
+        self.chat_template = chat_template
+        self._tokenizer = Tokenizer.from_str(serialized)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.added_tokens_decoder = self._tokenizer.get_added_tokens_decoder()
@@ -84,7 +94,9 @@ class _BareTokenizer:
     def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
         if isinstance(text, list):
             return {"input_ids": [self(one, add_special_tokens)["input_ids"] for one in text]}
-        return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+        return {
+            "input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        }
 
 
 def _counter_of(serialized: str, chat_template: str) -> TokenCounter:
@@ -93,9 +105,13 @@ def _counter_of(serialized: str, chat_template: str) -> TokenCounter:
 
 @functools.lru_cache(16)
 def _control_tokens(tokenizer: Any, chat_template: str) -> re.Pattern[str] | None:
-    """Matches where a control token begins: a special token, or an added one that the chat template writes."""
+    """Matches where a control token begins: a special token, or an added one that the chat template
+    writes.
+    """
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     found = {token.content for token in added if token.special or token.content in chat_template}
-    control = [content for content in found if len(content.strip()) > 1]  # one character cannot be cut
-    first = "".join(sorted({re.escape(content[0]) for content in control}))  # most text has none of them: it is faster
+    # one character cannot be cut
+    control = [content for content in found if len(content.strip()) > 1]
+    # most text has none of them: it is faster
+    first = "".join(sorted({re.escape(content[0]) for content in control}))
     return re.compile(rf"(?=[{first}])(?={'|'.join(map(re.escape, control))})") if control else None

@@ -1,7 +1,9 @@
-"""The processor of this machine, and noticing that torch's threads share it with more work than it can do.
+"""The processor of this machine, and noticing that torch's threads share it with more work than it
+can do.
 
-The threads of a product wait for the last of them. If another program has its processor, all wait, and every product of
-a pass takes tens of times as long: a first token of 45 ms was seen to take 4.4 s. One thread waits for no other.
+The threads of a product wait for the last of them. If another program has its processor, all wait,
+and every product of a pass takes tens of times as long: a first token of 45 ms was seen to take 4.4
+s. One thread waits for no other.
 """
 
 import os
@@ -10,8 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 
 # `FEATURES` are the instructions that matter here.
-FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")
-FULL = 1.5  # `FULL` is the load for each processor that is too much: our own threads alone make it 1.
+FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "sve",
+)
+# `FULL` is the load for each processor that is too much: our own threads alone make it 1.
+FULL = 1.5
 
 
 def cpu_model() -> str:
@@ -38,15 +52,20 @@ def cores() -> int:
 
 
 def load() -> float:
-    """How many programs and threads wanted to run or waited for a disk, on the mean of the last minute."""
+    """How many programs and threads wanted to run or waited for a disk, on the mean of the last
+    minute.
+    """
     return os.getloadavg()[0]
 
 
 def crowding_hint(threads: int, found: float, processors: int) -> str | None:
-    """What to change, in a sentence, if `threads` that compute share full `processors`, by their load; else `None`."""
+    """What to change, in a sentence, if `threads` that compute share full `processors`, by their
+    load; else `None`.
+    """
     if threads < 2 or found < FULL * processors:
         return None
     return (
-        f"torch computes on {threads} threads while the processors are full (load {found:.1f} on {processors}), and "
+        f"torch computes on {threads} threads while the processors are full (load {found:.1f} on "
+        f"{processors}), and "
         "each product may wait for the others' time: set OMP_NUM_THREADS=1, or stop what else runs."
     )

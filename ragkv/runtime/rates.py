@@ -5,7 +5,8 @@ from collections import deque
 
 from ragkv.errors import ConfigError
 
-WINDOW_S = 60.0  # `WINDOW_S` is the time of which the rate is measured: what was stored already takes no time.
+# `WINDOW_S` is the time of which the rate is measured: what was stored already takes no time.
+WINDOW_S = 60.0
 
 
 class Rate:
@@ -16,7 +17,9 @@ class Rate:
         self._left = 0.0
 
     def update(self, done: float, total: float) -> None:
-        """The count is `done` now. The time before the first of them is left out: it has what is done once."""
+        """The count is `done` now. The time before the first of them is left out: it has what is
+        done once.
+        """
         now = time.monotonic()
         if done and self._seen and not self._seen[0][1]:
             self._seen.clear()
@@ -34,7 +37,11 @@ class Rate:
     @property
     def left(self) -> str:
         """Such as ", about 2 min 5 s left"; empty while nothing is known."""
-        return f", about {duration(self._left / self.per_s)} left" if self._seen and self.per_s > 0 else ""
+        return (
+            f", about {duration(self._left / self.per_s)} left"
+            if self._seen and self.per_s > 0
+            else ""
+        )
 
 
 def seconds_of(text: str) -> float:

@@ -1,6 +1,8 @@
-"""A second name for a package of `ragkv`: `fusion` at the root of a checkout is `ragkv.fusion`, with the same modules.
+"""A second name for a package of `ragkv`: `fusion` at the root of a checkout is `ragkv.fusion`,
+with the same modules.
 
-Without this, Python would load each module once more for the second name, and its classes would be other classes.
+Without this, Python would load each module once more for the second name, and its classes would be
+other classes.
 """
 
 import importlib

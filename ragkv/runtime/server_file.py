@@ -1,7 +1,8 @@
-"""The file in a home that says where its server listens, so that a command can ask the server instead.
+"""The file in a home that says where its server listens, so that a command can ask the server
+instead.
 
-The file may be left behind by a server that was killed. `load` checks that its process lives on this machine; the
-caller must still check that the process that answers names itself as `replica`.
+The file may be left behind by a server that was killed. `load` checks that its process lives on
+this machine; the caller must still check that the process that answers names itself as `replica`.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ from .files import make_private_folder, replace_file
 from .setting_values import build
 
 NAME = "server.json"  # `NAME` is the file in a home.
-LOADING = "The model is being loaded."  # /readyz gives `LOADING` as the reason until questions are answered.
+# /readyz gives `LOADING` as the reason until questions are answered.
+LOADING = "The model is being loaded."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ class ServerAddress:
 
 @contextmanager
 def announced(home: Path, address: ServerAddress) -> Iterator[None]:
-    """Keep the file of `address` in `home` while the server runs. Raises `OSError` if it cannot be written."""
+    """Keep the file of `address` in `home` while the server runs. Raises `OSError` if it cannot be
+    written.
+    """
     make_private_folder(home)
     replace_file(home / NAME, json.dumps(dataclasses.asdict(address)).encode())
     try:
@@ -58,7 +62,9 @@ def announced(home: Path, address: ServerAddress) -> Iterator[None]:
 
 
 def load(home: Path) -> ServerAddress | None:
-    """The address of the server of `home`; `None` if it has none, or one on another machine, or a dead one."""
+    """The address of the server of `home`; `None` if it has none, or one on another machine, or a
+    dead one.
+    """
     address = _read(home)
     if address is None or address.machine != socket.gethostname() or not is_loopback(address.host):
         return None
@@ -71,7 +77,9 @@ def load(home: Path) -> ServerAddress | None:
 
 def _read(home: Path) -> ServerAddress | None:
     try:
-        address: ServerAddress = build(ServerAddress, json.loads((home / NAME).read_text(encoding="utf-8")))
+        address: ServerAddress = build(
+            ServerAddress, json.loads((home / NAME).read_text(encoding="utf-8"))
+        )
     except (OSError, ValueError, TypeError, ConfigError):
         return None
     return address if address.pid > 0 else None

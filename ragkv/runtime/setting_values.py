@@ -1,4 +1,5 @@
-"""The values of settings: read from a TOML file and the environment, merged, and built into frozen dataclasses.
+"""The values of settings: read from a TOML file and the environment, merged, and built into frozen
+dataclasses.
 
 One schema serves the library, the commands and the server (docs/settings.md). Pure Python.
 """
@@ -18,8 +19,8 @@ from ragkv.errors import ConfigError
 
 PREFIX = "RAGKV_"  # `PREFIX` begins the environment variables of settings.
 FILE_VARIABLE = "RAGKV_CONFIG"  # `FILE_VARIABLE` names the settings file, for commands.
-# `_KUBERNETES_NAME` are the variables that Kubernetes sets in every pod for a service whose name is `ragkv` or begins
-# with `ragkv-`.
+# `_KUBERNETES_NAME` are the variables that Kubernetes sets in every pod for a service whose name is
+# `ragkv` or begins with `ragkv-`.
 _KUBERNETES_NAME = re.compile(
     r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -41,7 +42,9 @@ def toml_values(path: str | Path) -> dict[str, Any]:
 
 
 def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The variables with the prefix as nested mappings: `RAGKV_STORE__CODEC` is `codec` in the group `store`."""
+    """The variables with the prefix as nested mappings: `RAGKV_STORE__CODEC` is `codec` in the
+    group `store`.
+    """
     values: dict[str, Any] = {}
     for name, text in environment.items():
         is_setting = name.startswith(PREFIX) and name != FILE_VARIABLE
@@ -58,13 +61,19 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_of_kubernetes(name: str, text: str) -> bool:
-    """Whether Kubernetes set the variable: `RAGKV_SERVICE_HOST`, `RAGKV_PORT_8000_TCP`, or `RAGKV_PORT` with a URL."""
-    is_port = name.endswith("_PORT") and "__" not in name and _KUBERNETES_URL.fullmatch(text) is not None
+    """Whether Kubernetes set the variable: `RAGKV_SERVICE_HOST`, `RAGKV_PORT_8000_TCP`, or
+    `RAGKV_PORT` with a URL.
+    """
+    is_port = (
+        name.endswith("_PORT") and "__" not in name and _KUBERNETES_URL.fullmatch(text) is not None
+    )
     return is_port or _KUBERNETES_NAME.fullmatch(name) is not None
 
 
 def gather(file: str | Path | None, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The file's values, overridden by the environment's (default: the process's), as nested mappings."""
+    """The file's values, overridden by the environment's (default: the process's), as nested
+    mappings.
+    """
     values = toml_values(file) if file is not None else {}
     return overlay(values, environment_values(os.environ if environment is None else environment))
 
@@ -74,7 +83,11 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     merged = dict(below)
     for name, value in above.items():
         inner = merged.get(name)
-        merged[name] = overlay(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        merged[name] = (
+            overlay(inner, value)
+            if isinstance(inner, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return merged
 
 
@@ -87,19 +100,27 @@ def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield f"{path}{name}", value
 
 
-def build(cls: type[Any], values: Mapping[str, Any], path: str = "", siblings: tuple[str, ...] = ()) -> Any:
-    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or a wrong type.
+def build(
+    cls: type[Any], values: Mapping[str, Any], path: str = "", siblings: tuple[str, ...] = ()
+) -> Any:
+    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or
+    a wrong type.
 
-    `siblings` are names that are known at the same place but are not of `cls`: an error may suggest them.
+    `siblings` are names that are known at the same place but are not of `cls`: an error may suggest
+    them.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path.removesuffix('.') or 'A config'} is a group of settings, not {values!r:.80}.")
+        raise ConfigError(
+            f"{path.removesuffix('.') or 'A config'} is a group of settings, not {values!r:.80}."
+        )
     hints = typing.get_type_hints(cls)
     arguments = {}
     for name, value in values.items():
         if name not in hints:
             known = {**hints, **dict.fromkeys(siblings)}
-            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), known)}?")
+            raise ConfigError(
+                f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), known)}?"
+            )
         arguments[name] = _convert(hints[name], value, f"{path}{name}")
     return cls(**arguments)
 
@@ -114,9 +135,16 @@ def _nearest(name: str, hints: Mapping[str, Any]) -> str:
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if type(None) in options and (value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))):
+    if type(None) in options and (
+        value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))
+    ):
         return None
-    if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
+    if (
+        type(None) in options
+        and str not in options
+        and isinstance(value, str)
+        and value.lower() == "none"
+    ):
         return None  # TOML has no null
     wanted = next(option for option in options if option is not type(None))
     if dataclasses.is_dataclass(wanted):
@@ -143,7 +171,9 @@ def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
         try:
             value = tomllib.loads(f"list = {value}")["list"]
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} must be words separated by commas or a TOML array, not {value!r}.") from error
+            raise ConfigError(
+                f"{path} must be words separated by commas or a TOML array, not {value!r}."
+            ) from error
     elif isinstance(value, _Text):
         value = [_Text(word.strip()) for word in value.split(",") if word.strip()]
     if not isinstance(value, (list, tuple)):

@@ -1,6 +1,7 @@
 """Items from a thread, for a task that awaits them as they come.
 
-Each stream has a thread of its own. In a shared pool, streams that wait for each other could wait forever.
+Each stream has a thread of its own. In a shared pool, streams that wait for each other could wait
+forever.
 """
 
 import asyncio
@@ -15,11 +16,14 @@ T = TypeVar("T")
 
 
 class Channel(Generic[T]):
-    """Items from a thread to a task of the event loop that runs now. The thread never waits for the loop."""
+    """Items from a thread to a task of the event loop that runs now. The thread never waits for the
+    loop.
+    """
 
     def __init__(self, ahead: int | None = None) -> None:
         """The thread may be `ahead` items ahead of the reader; `None`: any number."""
-        self._loop, self._items = asyncio.get_running_loop(), asyncio.Queue[tuple[T] | BaseException | None]()
+        self._loop = asyncio.get_running_loop()
+        self._items = asyncio.Queue[tuple[T] | BaseException | None]()
         self._free = None if ahead is None else threading.Semaphore(ahead)
 
     def put(self, item: T, check: Check = no_check) -> None:
@@ -38,7 +42,8 @@ class Channel(Generic[T]):
             self._free.release()
 
     def _send(self, item: tuple[T] | BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no reader any more
+        # the loop is closed, so there is no reader any more
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -50,9 +55,14 @@ class Channel(Generic[T]):
             yield item[0]
 
 
-async def iterate_in_thread(make: Callable[[threading.Event], Generator[T]]) -> AsyncGenerator[T, None]:
-    """The items of `make(cancel)`. The event `cancel` is set when the reader stops, and then the thread ends."""
-    channel, cancel = Channel[T](), threading.Event()
+async def iterate_in_thread(
+    make: Callable[[threading.Event], Generator[T]],
+) -> AsyncGenerator[T, None]:
+    """The items of `make(cancel)`. The event `cancel` is set when the reader stops, and then the
+    thread ends.
+    """
+    channel = Channel[T]()
+    cancel = threading.Event()
 
     def run() -> None:
         try:
@@ -74,7 +84,9 @@ async def iterate_in_thread(make: Callable[[threading.Event], Generator[T]]) -> 
 
 
 async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
-    """The result of `work(cancel)` in a thread of its own. The event `cancel` is set if the task is cancelled."""
+    """The result of `work(cancel)` in a thread of its own. The event `cancel` is set if the task is
+    cancelled.
+    """
 
     def only(cancel: threading.Event) -> Generator[T]:
         yield work(cancel)

@@ -1,10 +1,12 @@
-"""The words of a text, in the form in which they are compared: for BM25, citations and passages that are looked for.
+"""The words of a text, in the form in which they are compared: for BM25, citations and passages
+that are looked for.
 
-Two writings of a word have one form: composed or not, in full width, with ligatures, in capitals, "ss" for the sharp s
-(NFKC and case folding). Marks belong to their letters: without them words of Hindi and Bengali mean something else.
-Only the points that Arabic and Hebrew are mostly written without are left out. Scripts that are written without spaces
-are cut at every character that a reader sees, because no rule finds their words. Unlike a double click (UAX 29) this
-ends a word at an apostrophe and at a dot: who asks for "example" looks for "example.com", too.
+Two writings of a word have one form: composed or not, in full width, with ligatures, in capitals,
+"ss" for the sharp s (NFKC and case folding). Marks belong to their letters: without them words of
+Hindi and Bengali mean something else. Only the points that Arabic and Hebrew are mostly written
+without are left out. Scripts that are written without spaces are cut at every character that a
+reader sees, because no rule finds their words. Unlike a double click (UAX 29) this ends a word at
+an apostrophe and at a dot: who asks for "example" looks for "example.com", too.
 """
 
 import re
@@ -15,7 +17,8 @@ from typing import NamedTuple
 import regex
 
 _UNSPACED = (
-    r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u30fc\uff70\uff9e\uff9f]&&[\p{L}\p{M}\p{N}]]"
+    r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+    r"\u30fc\uff70\uff9e\uff9f]&&[\p{L}\p{M}\p{N}]]"
 )
 # Underscores join the parts of a name; around a word they are emphasis.
 _LETTERS = rf"(?:(?!{_UNSPACED})[\p{{L}}\p{{M}}\p{{N}}][\u00ad\u200c\u200d]*+)++"
@@ -23,12 +26,14 @@ _RUNS = regex.compile(
     rf"(?V1)(?P<cut>{_UNSPACED}\p{{M}}*+)(?:{_UNSPACED}|\p{{M}})*+|{_LETTERS}(?:\p{{Pc}}++{_LETTERS})*+"
 )
 _ASCII_RUNS = re.compile(r"[^\W_]++(?:_++[^\W_]++)*+")
-# `_SARA_AM` are a nasal mark and a tone mark of Thai or Lao before a long a, in the order in which some type them.
+# `_SARA_AM` are a nasal mark and a tone mark of Thai or Lao before a long a, in the order in which
+# some type them.
 _SARA_AM = regex.compile("([\u0e4d\u0ecd])([\u0e48-\u0e4b\u0ec8-\u0ecb])(?=[\u0e32\u0eb2])")
-# `_CHARACTER` is one that a reader sees; a long a behind a nasal mark is a part of it, however both are written.
+# `_CHARACTER` is one that a reader sees; a long a behind a nasal mark is a part of it, however both
+# are written.
 _CHARACTER = regex.compile(r"\X(?:(?<=[\u0e4d\u0ecd][\u0e48-\u0e4b\u0ec8-\u0ecb]?)[\u0e32\u0eb2])?")
-# `_LEFT_OUT` are the points of Hebrew and Arabic, the stretched line of Arabic, invisible joints, and the dot that
-# lower case gives to a Turkish capital I.
+# `_LEFT_OUT` are the points of Hebrew and Arabic, the stretched line of Arabic, invisible joints,
+# and the dot that lower case gives to a Turkish capital I.
 _LEFT_OUT = regex.compile(
     "[\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed\u00ad\u200c\u200d]|(?<=i)\u0307"
 )
@@ -46,7 +51,10 @@ class Word(NamedTuple):
 def words(text: str) -> Iterator[Word]:
     """The words of `text` in order."""
     if text.isascii():  # most text, and several times as fast
-        yield from (Word(run[0].lower(), run.start(), run.end(), False) for run in _ASCII_RUNS.finditer(text))
+        yield from (
+            Word(run[0].lower(), run.start(), run.end(), False)
+            for run in _ASCII_RUNS.finditer(text)
+        )
         return
     for run in _RUNS.finditer(text):
         if run["cut"] is None:
@@ -55,7 +63,9 @@ def words(text: str) -> Iterator[Word]:
             continue
         for character in _CHARACTER.finditer(run[0]):
             if form := normal(character[0]):
-                yield Word(form, run.start() + character.start(), run.start() + character.end(), True)
+                yield Word(
+                    form, run.start() + character.start(), run.start() + character.end(), True
+                )
 
 
 def normal(word: str) -> str:

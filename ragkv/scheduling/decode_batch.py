@@ -1,10 +1,12 @@
-"""The decode batch: requests that want a token decode together. It has no thread; a waiting request does the work.
+"""The decode batch: requests that want a token decode together. It has no thread; a waiting request
+does the work.
 
-A request takes a decode slot and asks for the logits behind one token after another. The first request that acquires
-the compute lock runs one step for all requests that wait at that moment, and hands the others their logits. So rows
-join and leave at any step, a slow consumer delays only itself, and a request that never asks again delays no other. A
-prefill runs steps for waiting requests between its layers and within long ones (`model/rows.py`): a long prompt
-delays them by a part of a layer, or by one step.
+A request takes a decode slot and asks for the logits behind one token after another. The first
+request that acquires the compute lock runs one step for all requests that wait at that moment, and
+hands the others their logits. So rows join and leave at any step, a slow consumer delays only
+itself, and a request that never asks again delays no other. A prefill runs steps for waiting
+requests between its layers and within long ones (`model/rows.py`): a long prompt delays them by a
+part of a layer, or by one step.
 
 Choosing a token is up to its consumer, and an error there fails only that one.
 """
@@ -26,10 +28,12 @@ from ragkv.runtime import Closing, FairLock, Wait, current_owner, openmp
 
 log = logging.getLogger(__name__)
 
-# The leader of a step waits for so much of the last step's time for the requests that were served in it and will ask
-# again. Without it the first request steps alone and the others together: half the batch on average.
+# The leader of a step waits for so much of the last step's time for the requests that were served
+# in it and will ask again. Without it the first request steps alone and the others together: half
+# the batch on average.
 PATIENCE = 0.125
-# The most rows of a step with drafts; in 16 bits on a CPU it is `FEW_ROWS`, because more read other copies of weights.
+# The most rows of a step with drafts; in 16 bits on a CPU it is `FEW_ROWS`, because more read other
+# copies of weights.
 DRAFT_ROWS = 16
 
 
@@ -37,29 +41,37 @@ class DecodeSlot(Closing):
     """One request's place in the batch; close it when the answer is complete."""
 
     def __init__(self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None) -> None:
-        self._batch, self._kv, self._record = batch, kv, record
-        self.taken, self.owner = True, current_owner()
+        self._batch = batch
+        self._kv = kv
+        self._record = record
+        self.taken = True
+        self.owner = current_owner()
 
     def verify(
         self, token: int, drafts: Sequence[int] = (), meanwhile: Sequence[Callable[[], None]] = ()
     ) -> torch.Tensor:
-        """The logits (1 + drafts, V) float32 after `token` and after each draft. Waits until a step ran.
+        """The logits (1 + drafts, V) float32 after `token` and after each draft. Waits until a step
+        ran.
 
-        Their KV is appended (and recorded); with drafts, `keep` must follow. `meanwhile` are called once other requests
-        may run the step; they raise nothing.
+        Their KV is appended (and recorded); with drafts, `keep` must follow. `meanwhile` are called
+        once other requests may run the step; they raise nothing.
         """
         row = DecodeRow(self._kv, token, self._record, tuple(drafts))
         return self._batch.logits_after(_TokenRequest(self, row), meanwhile)
 
     def keep(self, drafted: int, accepted: int) -> None:
-        """Of the last step's drafts, which were `drafted`, only the first `accepted` are part of the answer."""
+        """Of the last step's drafts, which were `drafted`, only the first `accepted` are part of
+        the answer.
+        """
         self._kv.length -= drafted - accepted
         if self._record is not None:
             self._record.filled_to = min(self._record.filled_to, self._kv.length)
 
     @property
     def room(self) -> int:
-        """How many drafts a step may have now: none for a KV that takes none, nor while many others decode."""
+        """How many drafts a step may have now: none for a KV that takes none, nor while many others
+        decode.
+        """
         rows = min(self._kv.capacity - self._kv.length, self._batch.most_rows // self._batch.slots)
         return max(0, rows - 1) if self._kv.takes_drafts else 0
 
@@ -72,7 +84,8 @@ class _TokenRequest:
     """A request for one token, and for those behind its drafts."""
 
     def __init__(self, slot: DecodeSlot, row: DecodeRow) -> None:
-        self.slot, self.row = slot, row
+        self.slot = slot
+        self.row = row
         self.length = row.kv.length
         self.wait = Wait()
         self.logits: torch.Tensor | None = None  # (1 + drafts, V)
@@ -87,15 +100,22 @@ class DecodeBatch:
     """Decodes for many requests on one model."""
 
     def __init__(self, adapter: Adapter, lock: FairLock) -> None:
-        self._adapter, self.lock = adapter, lock
+        self._adapter = adapter
+        self.lock = lock
         on_cpu = adapter.device.type == "cpu"
-        self.most_rows = FEW_ROWS if adapter.dtype.itemsize < 4 and on_cpu else DRAFT_ROWS  # of all slots
-        if adapter.rope.depends_on_length or (on_cpu and not rows_are_alike(adapter, self.most_rows)):
-            log.info("No drafts: rows that are computed together would get other numbers than alone.")
+        # of all slots
+        self.most_rows = FEW_ROWS if adapter.dtype.itemsize < 4 and on_cpu else DRAFT_ROWS
+        if adapter.rope.depends_on_length or (
+            on_cpu and not rows_are_alike(adapter, self.most_rows)
+        ):
+            log.info(
+                "No drafts: rows that are computed together would get other numbers than alone."
+            )
             self.most_rows = 1
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
-        self._expected: set[DecodeSlot] = set()  # served by the last step, and not waiting again yet
+        # served by the last step, and not waiting again yet
+        self._expected: set[DecodeSlot] = set()
         self.slots = 0  # taken and not left
         self.step_s = 0.0  # how long the last step took
         self._stepped_at = 0.0  # when it ended
@@ -111,21 +131,26 @@ class DecodeBatch:
         return bool(self._waiting) and time.perf_counter() - self._stepped_at >= self.step_s
 
     def slot(self, kv: PromptKV, record: Recording | None = None) -> DecodeSlot:
-        """A slot for the prompt of `kv`, which has space for its answer; `record` receives the decoded KV."""
+        """A slot for the prompt of `kv`, which has space for its answer; `record` receives the
+        decoded KV.
+        """
         with self._changed:
             self.slots += 1
         return DecodeSlot(self, kv, record)
 
     def step_waiting(self) -> None:
-        """Run one step for all waiting requests. A thread that holds the compute lock calls this between two layers.
+        """Run one step for all waiting requests. A thread that holds the compute lock calls this
+        between two layers.
 
-        Steps take at most half of the time: after one, the caller computes at least as long. Errors of the step are
-        raised in the requests, not here.
+        Steps take at most half of the time: after one, the caller computes at least as long. Errors
+        of the step are raised in the requests, not here.
         """
         if self.is_due:
             self._step()
 
-    def logits_after(self, request: _TokenRequest, meanwhile: Sequence[Callable[[], None]]) -> torch.Tensor:
+    def logits_after(
+        self, request: _TokenRequest, meanwhile: Sequence[Callable[[], None]]
+    ) -> torch.Tensor:
         """The logits of a request for one token. Waits until a step ran."""
         try:
             with self._changed:
@@ -145,10 +170,13 @@ class DecodeBatch:
         return request.logits
 
     def _wait_for(self, request: _TokenRequest) -> None:
-        """Return when the request is done: another thread's step serves it, or this thread's own."""
+        """Return when the request is done: another thread's step serves it, or this
+        thread's own.
+        """
         if self.lock.acquire(request.wait):
             try:
-                with self._changed:  # latecomers of the last step are skipped, until they are served again
+                # latecomers of the last step are skipped, until they are served again
+                with self._changed:
                     self._changed.wait_for(lambda: not self._expected, self.step_s * PATIENCE)
                 while not request.done:  # a step may serve other owners' requests first
                     self._step()
@@ -172,12 +200,17 @@ class DecodeBatch:
             return
         began = time.perf_counter()
         try:
-            with pausing(None):  # the lock is kept for the whole step: its requests wait nowhere else
+            # the lock is kept for the whole step: its requests wait nowhere else
+            with pausing(None):
                 self._serve(requests)
-        finally:  # if interrupted: requests that were not served still wait for the lock, and then step themselves
+        # if interrupted: requests that were not served still wait for the lock, and then step
+        # themselves
+        finally:
             served = [request for request in requests if request.done]
             with self._changed:
-                self._waiting = [request for request in requests if not request.done] + self._waiting
+                self._waiting = [
+                    request for request in requests if not request.done
+                ] + self._waiting
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self.step_s = self._stepped_at - began
@@ -185,31 +218,46 @@ class DecodeBatch:
             self.lock.dismiss(request.wait for request in served)
 
     def _next_requests(self) -> list[_TokenRequest]:
-        """The requests of the next step, the oldest first; of several owners in turns. Needs `_changed`."""
+        """The requests of the next step, the oldest first; of several owners in turns. Needs
+        `_changed`.
+        """
         seen: Counter[str] = Counter()
-        ranked: list[tuple[int, _TokenRequest]] = []  # the number of its owner's requests that are older
+        # the number of its owner's requests that are older
+        ranked: list[tuple[int, _TokenRequest]] = []
         for request in self._waiting:
             ranked.append((seen[request.wait.owner], request))
             seen[request.wait.owner] += 1
-        # Of several owners few rows, but one of each: none must pay for many of another one. An owner may also wait to
-        # prefill, prefill between two steps, or be about to ask for its next token.
+        # Of several owners few rows, but one of each: none must pay for many of another one. An
+        # owner may also wait to prefill, prefill between two steps, or be about to ask for its next
+        # token.
         if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
             ranked.sort(key=lambda one: one[0])
             ranked = [one for place, one in enumerate(ranked) if place < FEW_ROWS or one[0] == 0]
         requests = [request for _, request in ranked]
-        if any(request.row.drafts for request in requests):  # others may have come since there was room for them
+        # others may have come since there was room for them
+        if any(request.row.drafts for request in requests):
             ends = itertools.accumulate(len(request.row.tokens) for request in requests)
-            requests = [request for request, end in zip(requests, ends, strict=True) if end <= self.most_rows]
+            requests = [
+                request
+                for request, end in zip(requests, ends, strict=True)
+                if end <= self.most_rows
+            ]
         return requests
 
     def _serve(self, requests: list[_TokenRequest]) -> None:
-        """Give every request its logits or its error. If a step for all fails, each request is tried alone."""
+        """Give every request its logits or its error. If a step for all fails, each request is
+        tried alone.
+        """
         try:
             rows = decode_rows(self._adapter, [request.row for request in requests])  # (B, V)
-            together: Iterable[torch.Tensor] = torch.split(rows, [len(request.row.tokens) for request in requests])
-            if len(requests) > 1:  # copies: a slow consumer must not keep the logits of the whole step in memory
+            together: Iterable[torch.Tensor] = torch.split(
+                rows, [len(request.row.tokens) for request in requests]
+            )
+            # copies: a slow consumer must not keep the logits of the whole step in memory
+            if len(requests) > 1:
                 together = [logits.clone() for logits in together]
-            self._adapter.wait_for_device()  # other threads read these logits, perhaps on another stream
+            # other threads read these logits, perhaps on another stream
+            self._adapter.wait_for_device()
             for request, logits in zip(requests, together, strict=True):
                 request.logits = logits
         except BaseException as error:

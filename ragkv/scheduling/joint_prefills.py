@@ -1,7 +1,9 @@
-"""Prefills that wait for the model are computed in one pass (CacheBlend figure 15c), by the thread of one of them.
+"""Prefills that wait for the model are computed in one pass (CacheBlend figure 15c), by the thread
+of one of them.
 
-The first to get the compute lock takes along its owner's others that wait, oldest first, of any engine on the model. No
-owner waits for rows of another one in its own pass. It knows no plans: how jobs are computed is up to its caller.
+The first to get the compute lock takes along its owner's others that wait, oldest first, of any
+engine on the model. No owner waits for rows of another one in its own pass. It knows no plans: how
+jobs are computed is up to its caller.
 """
 
 import threading
@@ -10,7 +12,8 @@ from typing import Any
 
 from ragkv.runtime import Check, FairLock, Wait
 
-# `JOINT_ROWS` is the most rows of a pass over several prompts, all of which wait for its end (measured: docs/log.md).
+# `JOINT_ROWS` is the most rows of a pass over several prompts, all of which wait for its end
+# (measured: docs/log.md).
 JOINT_ROWS = 512
 
 
@@ -18,7 +21,9 @@ class _WaitingJob:
     """A prefill that waits: `job` computes `rows` rows in a layer."""
 
     def __init__(self, job: Any, rows: float) -> None:
-        self.job, self.rows, self.wait = job, rows, Wait()
+        self.job = job
+        self.rows = rows
+        self.wait = Wait()
         self.taken = False  # into a pass, of this thread or another one
         self.done = threading.Event()  # that pass is over
 
@@ -27,14 +32,19 @@ class JointPrefills:
     """The prefills that wait for one model."""
 
     def __init__(self, lock: FairLock) -> None:
-        self._lock, self._guard = lock, threading.Lock()
+        self._lock = lock
+        self._guard = threading.Lock()
         self._waiting: list[_WaitingJob] = []
 
-    def run(self, job: Any, rows: float, check: Check, compute: Callable[[list[Any]], None]) -> None:
-        """Return when a pass with `job` is over. Raises what `check` raises, and what `compute` raises on this thread.
+    def run(
+        self, job: Any, rows: float, check: Check, compute: Callable[[list[Any]], None]
+    ) -> None:
+        """Return when a pass with `job` is over. Raises what `check` raises, and what `compute`
+        raises on this thread.
 
-        `compute` is called under the lock: with `job`, and with others unless they have more than `JOINT_ROWS` rows
-        together. It tells each how it ended; one that it did not tell did not end.
+        `compute` is called under the lock: with `job`, and with others unless they have more than
+        `JOINT_ROWS` rows together. It tells each how it ended; one that it did not tell did not
+        end.
         """
         place = _WaitingJob(job, rows)
         with self._guard:
@@ -55,9 +65,12 @@ class JointPrefills:
                 place.done.wait()
 
     def _joining(self, first: _WaitingJob) -> list[_WaitingJob]:
-        """`first`, and its owner's others that fit into its pass; they do not wait for the lock any more."""
+        """`first`, and its owner's others that fit into its pass; they do not wait for the lock any
+        more.
+        """
         with self._guard:
-            places, rows = [first], first.rows
+            places = [first]
+            rows = first.rows
             for place in self._waiting:
                 is_own = place is not first and place.wait.owner == first.wait.owner
                 if is_own and rows + place.rows <= JOINT_ROWS:

@@ -1,9 +1,11 @@
-"""The scheduler: which request or background work computes with the model now (CachedAttention section 3.3).
+"""The scheduler: which request or background work computes with the model now (CachedAttention
+section 3.3).
 
-The callers' threads do the work. An admission covers planning and prefill, never decoding: one admitted request
-computes while the others look up and read ahead (section 3.2.1), and an open stream delays no other request. What is
-held for a request is released however it ends. Engines on one model have a scheduler each, with a queue of its own, and
-share the `ModelTurns`. The scheduler knows no prompts. docs/scheduler.md has a drawing.
+The callers' threads do the work. An admission covers planning and prefill, never decoding: one
+admitted request computes while the others look up and read ahead (section 3.2.1), and an open
+stream delays no other request. What is held for a request is released however it ends. Engines on
+one model have a scheduler each, with a queue of its own, and share the `ModelTurns`. The scheduler
+knows no prompts. docs/scheduler.md has a drawing.
 """
 
 import threading
@@ -24,8 +26,9 @@ from ragkv.store import PrefetchHint, Store
 from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills
 
-# Beyond `workers`, requests are admitted whose prompts have at most `JOINT_TOKENS` tokens together with those that are:
-# they plan and read ahead, and then share a pass. One long prompt holds as much.
+# Beyond `workers`, requests are admitted whose prompts have at most `JOINT_TOKENS` tokens together
+# with those that are: they plan and read ahead, and then share a pass. One long prompt holds as
+# much.
 JOINT_TOKENS = 8192
 
 
@@ -33,10 +36,15 @@ class Ticket:
     """The deadline of one request, and the event that cancels it."""
 
     def __init__(
-        self, deadline_s: float | None, cancel: threading.Event | None, ended: Callable[[Exception], None]
+        self,
+        deadline_s: float | None,
+        cancel: threading.Event | None,
+        ended: Callable[[Exception], None],
     ) -> None:
         """`ended` is called once, with the first error that `check` raises."""
-        self._deadline_s, self._cancel, self._ended = deadline_s, cancel, ended
+        self._deadline_s = deadline_s
+        self._cancel = cancel
+        self._ended = ended
         self._began = time.monotonic()
         self._over = False
 
@@ -44,10 +52,13 @@ class Ticket:
         """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
         error: CancelledError | DeadlineError
         if self._cancel is not None and self._cancel.is_set():
-            error = CancelledError("The request was cancelled by its caller; what it held is released.")
+            error = CancelledError(
+                "The request was cancelled by its caller; what it held is released."
+            )
         elif self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
             error = DeadlineError(
-                f"The request's deadline of {self._deadline_s:g} s passed; what it held is released. Give it more "
+                f"The request's deadline of {self._deadline_s:g} s passed; what it held is "
+                "released. Give it more "
                 "time, ask for fewer tokens, or ask again when the queue is shorter."
             )
         else:
@@ -80,12 +91,17 @@ class QueueStats:
 
 
 class ModelTurns:
-    """What the engines on one model share: whose turn it is, the decode batch, and how many requests run."""
+    """What the engines on one model share: whose turn it is, the decode batch, and how many
+    requests run.
+    """
 
     def __init__(self, adapter: Adapter) -> None:
-        self.lock = FairLock(openmp.release_threads)  # only the thread that computes keeps an OpenMP pool
-        self.encoding = FairLock()  # of those that encode one waits for its turn, so a request waits for one chunk
-        self.batch, self.prefills = DecodeBatch(adapter, self.lock), JointPrefills(self.lock)
+        # only the thread that computes keeps an OpenMP pool
+        self.lock = FairLock(openmp.release_threads)
+        # of those that encode one waits for its turn, so a request waits for one chunk
+        self.encoding = FairLock()
+        self.batch = DecodeBatch(adapter, self.lock)
+        self.prefills = JointPrefills(self.lock)
         self.requests = 0  # that run
         self.changed = threading.Condition()  # guards `requests`
 
@@ -103,17 +119,25 @@ class Scheduler:
     """One engine's requests and background work. All methods are thread-safe."""
 
     def __init__(self, turns: ModelTurns, config: SchedulerConfig, store: Store) -> None:
-        self._turns, self._config, self._store = turns, config, store
-        self.batch, self.prefills = turns.batch, turns.prefills  # where requests are computed together
+        self._turns = turns
+        self._config = config
+        self._store = store
+        # where requests are computed together
+        self.batch = turns.batch
+        self.prefills = turns.prefills
         self._lock = threading.Lock()
         self._waiting: deque[_Place] = deque()
         self._running: set[_Place] = set()
         self._served = self._refused = self._expired = self._cancelled = 0
         self._closed = False
 
-    def ticket(self, deadline_s: float | None = None, cancel: threading.Event | None = None) -> Ticket:
+    def ticket(
+        self, deadline_s: float | None = None, cancel: threading.Event | None = None
+    ) -> Ticket:
         """A ticket for a new request. Without a deadline of its own it has the config's."""
-        return Ticket(self._config.deadline_s if deadline_s is None else deadline_s, cancel, self._count)
+        return Ticket(
+            self._config.deadline_s if deadline_s is None else deadline_s, cancel, self._count
+        )
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -125,10 +149,14 @@ class Scheduler:
             self._add_requests(-1)
 
     @contextmanager
-    def admitted(self, hint: PrefetchHint, ticket: Ticket, tokens: int = JOINT_TOKENS) -> Iterator[None]:
-        """Wait to be admitted. The store knows `hint` from when the request queues until the block ends.
+    def admitted(
+        self, hint: PrefetchHint, ticket: Ticket, tokens: int = JOINT_TOKENS
+    ) -> Iterator[None]:
+        """Wait to be admitted. The store knows `hint` from when the request queues until the block
+        ends.
 
-        Raises what `ticket.check` raises, and `QueueFullError` at once if too many wait. `tokens`: of the prompt.
+        Raises what `ticket.check` raises, and `QueueFullError` at once if too many wait. `tokens`:
+        of the prompt.
         """
         ticket.check()
         place = self._join(hint, tokens)
@@ -143,29 +171,39 @@ class Scheduler:
             self._leave(place)
 
     def wait_for_room(self, check: Check) -> None:
-        """Return when a prompt should be prepared: while others compute, few of an owner wait for the model."""
-        while len(self._running) + len(self._waiting) >= FEW_ROWS and self._turns.lock.owners - {current_owner()}:
+        """Return when a prompt should be prepared: while others compute, few of an owner wait for
+        the model.
+        """
+        while len(self._running) + len(self._waiting) >= FEW_ROWS and self._turns.lock.owners - {
+            current_owner()
+        }:
             check()
             time.sleep(POLL_S)
 
     @contextmanager
     def turn(self, check: Check = no_check) -> Iterator[None]:
-        """Compute with the model inside the block. Raises what `check` raises, and `RagKVError` once closed."""
+        """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
+        once closed.
+        """
         with self._turns.lock.hold(check=check):
             self._check_open()
             yield
 
     def between_layers(self) -> None:
-        """Let requests that wait for a token decode a step, and owners that used less compute first.
+        """Let requests that wait for a token decode a step, and owners that used less compute
+        first.
 
-        The thread whose turn it is calls this between two layers. Raises `RagKVError` if the engine was closed.
+        The thread whose turn it is calls this between two layers. Raises `RagKVError` if the engine
+        was closed.
         """
         self._turns.batch.step_waiting()
         self._turns.lock.give_way()
         self._check_open()
 
     def between_layers_of_chunks(self) -> None:
-        """The same where chunks are encoded or scored. Raises also what ends this thread's own request."""
+        """The same where chunks are encoded or scored. Raises also what ends this thread's own
+        request.
+        """
         check_stopped()
         self.between_layers()
 
@@ -175,7 +213,9 @@ class Scheduler:
         return self._turns.requests > 0
 
     def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
-        """Return when no request runs, when `hurried` is true after a `wake`, or after `timeout_s`."""
+        """Return when no request runs, when `hurried` is true after a `wake`, or after
+        `timeout_s`.
+        """
         with self._turns.changed:
             self._turns.changed.wait_for(lambda: not self.busy or hurried(), timeout_s)
 
@@ -196,7 +236,9 @@ class Scheduler:
             return QueueStats(len(self._waiting), len(self._running), *counts)
 
     def close(self) -> None:
-        """Wait for the turn under way to end, and allow no other. Answers that decode already go on."""
+        """Wait for the turn under way to end, and allow no other. Answers that decode already go
+        on.
+        """
         with self._turns.lock.hold():
             self._closed = True
 
@@ -210,15 +252,18 @@ class Scheduler:
             self._turns.changed.notify_all()
 
     def _join(self, hint: PrefetchHint, tokens: int) -> _Place:
-        limit, place = self._config.queue_limit, _Place(hint, tokens)
+        limit = self._config.queue_limit
+        place = _Place(hint, tokens)
         with self._lock:
             if (self._waiting or not self._has_room(place)) and len(self._waiting) >= limit:
                 self._refused += 1
                 raise QueueFullError(
-                    f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again later, or raise "
+                    f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again "
+                    "later, or raise "
                     "scheduler.queue_limit."
                 )
-            self._store.queued(hint)  # under the lock, so that the store sees the requests in this queue's order
+            # under the lock, so that the store sees the requests in this queue's order
+            self._store.queued(hint)
             self._waiting.append(place)
             self._admit()
         return place
@@ -231,9 +276,14 @@ class Scheduler:
             place.admitted.set()
 
     def _has_room(self, place: _Place) -> bool:
-        """Whether `place` may be admitted now: a worker is free, or its prompt is short. Needs `_lock`."""
-        workers, running = self._config.workers, len(self._running)
-        return running < workers or (workers > 1 and sum(p.tokens for p in (place, *self._running)) <= JOINT_TOKENS)
+        """Whether `place` may be admitted now: a worker is free, or its prompt is short. Needs
+        `_lock`.
+        """
+        workers = self._config.workers
+        running = len(self._running)
+        return running < workers or (
+            workers > 1 and sum(p.tokens for p in (place, *self._running)) <= JOINT_TOKENS
+        )
 
     def _leave(self, place: _Place) -> None:
         self._store.left(place.hint)

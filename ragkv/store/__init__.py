@@ -1,8 +1,8 @@
 """Where entries are stored, without any knowledge of transformers.
 
-An `Entry` is the KV of one run of tokens, without positions; its `Identity` decides who may use it. A `Store` is a
-stack of tiers that holds entries and leases them for reading. Policies need no torch, so torch loads with the first
-name that needs it.
+An `Entry` is the KV of one run of tokens, without positions; its `Identity` decides who may use it.
+A `Store` is a stack of tiers that holds entries and leases them for reading. Policies need no
+torch, so torch loads with the first name that needs it.
 """
 
 import importlib
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from .key import EntryKey
     from .prefetch import HintedEntry, PrefetchHint
     from .store import Store, StoreStats
-    from .tiers import DiskTier, Lease, MemoryLease, MemoryTier, RemoteStats, Tier, TierKind, TierStats
+    from .tiers import (
+        DiskTier,
+        Lease,
+        MemoryLease,
+        MemoryTier,
+        RemoteStats,
+        Tier,
+        TierKind,
+        TierStats,
+    )
 
 _MODULES = (".background", ".codecs", ".entry", ".key", ".prefetch", ".store", ".tiers")
 

@@ -1,7 +1,7 @@
 """A background thread with a bounded queue, so that no request waits for a disk or a server.
 
-Jobs run in the order of submission. The queue is bounded by bytes: a job that does not fit is refused, at once or after
-a wait that the caller bounds.
+Jobs run in the order of submission. The queue is bounded by bytes: a job that does not fit is
+refused, at once or after a wait that the caller bounds.
 """
 
 import logging
@@ -33,11 +33,14 @@ class Job(Generic[E]):
 
 
 class Background(Generic[E]):
-    """A bounded queue and its thread, which starts with the first job. All methods are thread-safe."""
+    """A bounded queue and its thread, which starts with the first job. All methods are
+    thread-safe.
+    """
 
     def __init__(self, capacity_bytes: int, name: str) -> None:
         """`name` is the thread's."""
-        self._capacity_bytes, self._name = capacity_bytes, name
+        self._capacity_bytes = capacity_bytes
+        self._name = name
         self._jobs: deque[Job[E]] = deque()
         self._running: Job[E] | None = None
         self._pending_bytes = 0  # of waiting jobs and the running one
@@ -52,9 +55,11 @@ class Background(Generic[E]):
             return self._pending_bytes
 
     def submit(self, job: Job[E], wait_s: float = 0.0) -> bool:
-        """Queue `job`; `False`, without calling anything, if its bytes do not fit or the thread is closing.
+        """Queue `job`; `False`, without calling anything, if its bytes do not fit or the thread is
+        closing.
 
-        With `wait_s`, wait so long for room first. Then a job that exceeds the whole queue is taken when it is empty.
+        With `wait_s`, wait so long for room first. Then a job that exceeds the whole queue is taken
+        when it is empty.
         """
 
         def fits() -> bool:
@@ -76,12 +81,16 @@ class Background(Generic[E]):
         """The entry of `key` that a waiting or running job writes, or `None`."""
         with self._changed:
             running = () if self._running is None else (self._running,)
-            return next((job.entry for job in (*self._jobs, *running) if job.key == key and job.entry), None)
+            return next(
+                (job.entry for job in (*self._jobs, *running) if job.key == key and job.entry), None
+            )
 
     def discard(self, key: EntryKey) -> bool:
-        """Drop the waiting jobs of `key` and wait until a running one is done; whether there was any.
+        """Drop the waiting jobs of `key` and wait until a running one is done; whether there was
+        any.
 
-        Does nothing when called by the background thread itself: jobs for `key` that wait then were submitted later.
+        Does nothing when called by the background thread itself: jobs for `key` that wait then were
+        submitted later.
         """
         if threading.current_thread() is self._thread:
             return False
@@ -117,10 +126,15 @@ class Background(Generic[E]):
         while (job := self._next()) is not None:
             try:
                 job.run()
-            except EntryDamagedError as error:  # Redis went away while the entry was read, for example
+            # Redis went away while the entry was read, for example
+            except EntryDamagedError as error:
                 log.warning("%s: an entry was not copied. %s", self._name, error)
             except Exception:  # a store failure never fails a request, and the next job must run
-                log.exception("%s: work for entry %s failed; going on without it.", self._name, job.key or "(none)")
+                log.exception(
+                    "%s: work for entry %s failed; going on without it.",
+                    self._name,
+                    job.key or "(none)",
+                )
             with self._changed:
                 self._running = None
                 self._pending_bytes -= job.size_bytes

@@ -1,12 +1,13 @@
 """The disk tier's directory: file names, modes, the writer's lock, and how a file becomes visible.
 
     writer.lock, writer.txt     the lock of the one writing process, and which process holds it
-    index/                      see `index.py`
-    tmp/                        files being written; files found here at open were left by a killed writer
-    entries/ab/ab12...safetensors   complete, durable files, named by their key; scores: ab12....a.safetensors
+    index/                      see `index.py` tmp/                        files being written;
+    files found here at open were left by a killed writer entries/ab/ab12...safetensors   complete,
+    durable files, named by their key; scores: ab12....a.safetensors
 
-A file is synced under `tmp/` and then renamed to `entries/`, so every visible file is complete. A reader needs only a
-key: a process that reads next to the writer either opens the file or has a miss.
+A file is synced under `tmp/` and then renamed to `entries/`, so every visible file is complete. A
+reader needs only a key: a process that reads next to the writer either opens the file or has a
+miss.
 
 This module loads no torch, so a command can see quickly that it must not write (`check_unlocked`).
 """
@@ -46,15 +47,18 @@ class EntryDirectory:
         self._lock: filelock.BaseFileLock | None = None
 
     def open_for_writing(self) -> None:
-        """Make the directory, acquire the writer's lock, remove files that a killed writer left in `tmp/`.
+        """Make the directory, acquire the writer's lock, remove files that a killed writer left in
+        `tmp/`.
 
-        Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory cannot be written.
+        Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory
+        cannot be written.
         """
         try:
             make_private_folder(self.root)
             for folder in (self._entries, self._temporary, self.index):
                 make_private_folder(folder)
-                folder.chmod(0o700)  # it may have existed with another mode; the root may hold other people's files
+                # it may have existed with another mode; the root may hold other people's files
+                folder.chmod(0o700)
             self._lock = acquire(self.root)
             for orphan in self._temporary.iterdir():
                 orphan.unlink(missing_ok=True)
@@ -87,7 +91,9 @@ class EntryDirectory:
         return self._entries / key.chunk[:2] / f"{key.to_text()}{_SUFFIX}"
 
     def scan(self) -> Iterator[tuple[EntryKey, int]]:
-        """Key and size in bytes of every entry file, in no particular order. Files may vanish meanwhile."""
+        """Key and size in bytes of every entry file, in no particular order. Files may vanish
+        meanwhile.
+        """
         for shard in _listed(self._entries):
             for file in _listed(Path(shard.path)):
                 text = file.name.removesuffix(_SUFFIX)
@@ -97,7 +103,9 @@ class EntryDirectory:
                         yield key, file.stat().st_size
 
     def write(self, key: EntryKey, pieces: "Iterable[Bytes]") -> None:
-        """Write `pieces` to the file of `key`, which becomes visible after it is durable. Raises `OSError`."""
+        """Write `pieces` to the file of `key`, which becomes visible after it is durable. Raises
+        `OSError`.
+        """
         path = self.path(key)
         if not path.parent.is_dir():
             make_private_folder(path.parent)
@@ -105,7 +113,9 @@ class EntryDirectory:
         replace_file(path, *pieces, drafts=self._temporary)
 
     def remove(self, key: EntryKey, durably: bool = False) -> None:
-        """Unlink the file of `key`, if it exists; `durably`: a power cut does not undo it. Raises `OSError`."""
+        """Unlink the file of `key`, if it exists; `durably`: a power cut does not undo it. Raises
+        `OSError`.
+        """
         with contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
             if durably:
@@ -113,7 +123,9 @@ class EntryDirectory:
 
 
 def check_unlocked(root: str | Path) -> None:
-    """Raise `StoreLockedError` if a process writes to the directory now; costs no more than a look."""
+    """Raise `StoreLockedError` if a process writes to the directory now; costs no more
+    than a look.
+    """
     root = Path(root)
     if not (root / "writer.lock").exists():
         return
@@ -145,7 +157,8 @@ def acquire(root: Path) -> filelock.BaseFileLock:
         raise _locked_error(root) from None
     # A file of its own: a process that tries to acquire the lock may truncate the lock file.
     holder = root / _HOLDER
-    with contextlib.suppress(OSError):  # needed for the message only: a store on a full disk must still open
+    # needed for the message only: a store on a full disk must still open
+    with contextlib.suppress(OSError):
         holder.touch(mode=0o600)
         holder.write_text(_this_process(), encoding="utf-8")
     return lock
@@ -158,7 +171,8 @@ def _lock_of(root: Path) -> filelock.BaseFileLock:
 def _locked_error(root: Path) -> StoreLockedError:
     holder = _lock_holder(root)
     return StoreLockedError(
-        f"The store directory {root} is written by {holder} already. Wait for it or stop it, choose another directory "
+        f"The store directory {root} is written by {holder} already. Wait for it or stop it, "
+        "choose another directory "
         "(--home on the command line), or open this one with read_only=True, as ask and search do.",
         holder,
     )

@@ -1,15 +1,19 @@
-"""Entries: the KV of one run of tokens, stored without positions, and the identity that decides who may use it.
+"""Entries: the KV of one run of tokens, stored without positions, and the identity that decides who
+may use it.
 
-Sensitivity scores lie next to their entry, as a small entry without layers. Their identity is the KV's and that of the
-network that made them, and they have a key of their own. So scores can be made anew while the KV stays.
+Sensitivity scores lie next to their entry, as a small entry without layers. Their identity is the
+KV's and that of the network that made them, and they have a key of their own. So scores can be made
+anew while the KV stays.
 
-An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its identity and its token
-ids. The stored record repeats both, so a hit is proven and does not rely on the hash alone (CacheBlend section 5.1, "KV
-cache store"; the paper hashes only the text, which would serve one model's KV to another).
+An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its
+identity and its token ids. The stored record repeats both, so a hit is proven and does not rely on
+the hash alone (CacheBlend section 5.1, "KV cache store"; the paper hashes only the text, which
+would serve one model's KV to another).
 
-Tiers hold an entry in encoded form. The identity names its codec, but an entry that this codec cannot represent (NaN,
-infinities) is stored raw: it takes more bytes, and reading returns it unchanged. An entry is encoded once and copied
-between tiers in encoded form, so it is rounded only once.
+Tiers hold an entry in encoded form. The identity names its codec, but an entry that this codec
+cannot represent (NaN, infinities) is stored raw: it takes more bytes, and reading returns it
+unchanged. An entry is encoded once and copied between tiers in encoded form, so it is rounded only
+once.
 """
 
 import functools
@@ -43,14 +47,18 @@ class Identity:
     tokenizer: str  # digest of the tokenizer, "" for none
     context: str  # digest of the token ids before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
-    codec: str = "raw"  # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
-    behind: str = ""  # digest of the neutral text between that context and an expected entry; "" for all other KV
+    # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
+    codec: str = "raw"
+    # digest of the neutral text between that context and an expected entry; "" for all other KV
+    behind: str = ""
     scorer: str = ""  # "" for KV; of scores: how they were made, with the digest of a network
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> EntryKey:
         """The digest of the KV's identity and the token ids; of scores: the same digest."""
-        digest = hashlib.blake2b(self.of_kv.to_json().encode() + ids_bytes(token_ids), digest_size=32)
+        digest = hashlib.blake2b(
+            self.of_kv.to_json().encode() + ids_bytes(token_ids), digest_size=32
+        )
         return EntryKey(digest.hexdigest(), bool(self.scorer))
 
     @property
@@ -60,7 +68,9 @@ class Identity:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, no spaces; without an empty `behind`, which older entries do not have."""
+        """Canonical JSON: sorted keys, no spaces; without an empty `behind`, which older entries do
+        not have.
+        """
         fields = asdict(self)
         if not self.behind:
             del fields["behind"]
@@ -92,19 +102,23 @@ class EntryInfo:
     key: EntryKey
     identity: Identity
     token_ids: tuple[int, ...]
-    frequencies: str  # digest of the RoPE frequencies used when it was encoded (they may depend on the length)
+    # digest of the RoPE frequencies used when it was encoded (they may depend on the length)
+    frequencies: str
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
-    group: str = ""  # the conversation it belongs to; "" for a chunk; of scores: the digest in their key
-    index: int = 0  # the number of its block in the conversation; of scores 1, so that they go before their entry
+    # the conversation it belongs to; "" for a chunk; of scores: the digest in their key
+    group: str = ""
+    # the number of its block in the conversation; of scores 1, so that they go before their entry
+    index: int = 0
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether the whole identity and every token are equal to these, not just the key."""
         return self.identity == identity and self.token_ids == tuple(token_ids)
 
     def check(self, identity: Identity, token_ids: Sequence[int]) -> bool:
-        """Whether this is the entry asked for. `False`: scores that another network made, so a miss and no damage.
+        """Whether this is the entry asked for. `False`: scores that another network made, so a miss
+        and no damage.
 
         Raises `EntryDamagedError` for anything else under the same key.
         """
@@ -134,7 +148,9 @@ class EntryInfo:
 
     @property
     def lossless(self) -> bool:
-        """Whether reading returns every bit that was computed; a span of a lossy entry is never exact."""
+        """Whether reading returns every bit that was computed; a span of a lossy entry is never
+        exact.
+        """
         return CODECS[self.identity.codec].lossless
 
     @property
@@ -150,17 +166,22 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The KV of one run of tokens, without positions; or the scores that lie next to it, and then L is 0."""
+    """The KV of one run of tokens, without positions; or the scores that lie next to it, and then L
+    is 0.
+    """
 
     info: EntryInfo
-    kv: torch.Tensor  # (L, 2, G, T, D); [:, 0] is k_raw (before RoPE, after any k-norm), [:, 1] is v
-    sensitivity: torch.Tensor | None = None  # (T, C) float16: one score a token, then the score network's outputs
+    # (L, 2, G, T, D); [:, 0] is k_raw (before RoPE, after any k-norm), [:, 1] is v
+    kv: torch.Tensor
+    # (T, C) float16: one score a token, then the score network's outputs
+    sensitivity: torch.Tensor | None = None
 
     @classmethod
     def of_scores(cls, chunk: EntryInfo, scorer: str, scores: torch.Tensor) -> "Entry":
         """The `scores` (T, C) float16 that `scorer` made for `chunk`."""
         identity = replace(chunk.identity, scorer=scorer)
-        key, group = identity.key(chunk.token_ids), chunk.key.chunk
+        key = identity.key(chunk.token_ids)
+        group = chunk.key.chunk
         info = replace(chunk, key=key, identity=identity, layers=0, group=group, index=1)
         return cls(info, torch.empty((0, *info.shape), dtype=info.dtype), scores)
 
@@ -169,13 +190,20 @@ class Entry:
         shape = (info.layers, *info.shape)
         if tuple(self.kv.shape) != shape or self.kv.dtype != info.dtype:
             found = f"{tuple(self.kv.shape)} {dtype_name(self.kv.dtype)}"
-            raise ValueError(f"An entry's KV must be {shape} {info.identity.dtype} (L, 2, G, T, D), not {found}.")
+            raise ValueError(
+                f"An entry's KV must be {shape} {info.identity.dtype} (L, 2, G, T, D), not {found}."
+            )
         scores = self.sensitivity
         if scores is not None and (
-            scores.dim() != 2 or len(scores) != info.tokens or not scores.shape[1] or scores.dtype != torch.float16
+            scores.dim() != 2
+            or len(scores) != info.tokens
+            or not scores.shape[1]
+            or scores.dtype != torch.float16
         ):
             found = f"{tuple(scores.shape)} {dtype_name(scores.dtype)}"
-            raise ValueError(f"Sensitivity must be ({info.tokens}, C) float16, with C at least 1, not {found}.")
+            raise ValueError(
+                f"Sensitivity must be ({info.tokens}, C) float16, with C at least 1, not {found}."
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -189,18 +217,22 @@ class EncodedEntry:
 
     info: EntryInfo
     codec: Codec  # of `layers`: the identity's, or `raw`
-    layers: torch.Tensor  # (L, ...) stored layers, contiguous after `compact`; the entry's own (L, 2, G, T, D) if raw
+    # (L, ...) stored layers, contiguous after `compact`; the entry's own (L, 2, G, T, D) if raw
+    layers: torch.Tensor
     sensitivity: torch.Tensor | None = None  # (T, C) float16, as in `Entry`
 
     @classmethod
     def of(cls, entry: Union[Entry, "EncodedEntry"]) -> "EncodedEntry":
-        """`entry` in its identity's codec, or `entry` itself if it is encoded. Raw entries share their tensors."""
+        """`entry` in its identity's codec, or `entry` itself if it is encoded. Raw entries share
+        their tensors.
+        """
         if isinstance(entry, EncodedEntry):
             return entry
         codec = CODECS[entry.info.identity.codec]
         layers = entry.kv if codec.in_place else _encode_layers(codec, entry)
         if layers is None:
-            codec, layers = RAW, entry.kv
+            codec = RAW
+            layers = entry.kv
         return cls(entry.info, codec, layers, entry.sensitivity)
 
     @property
@@ -214,19 +246,27 @@ class EncodedEntry:
         return self.layers.nbytes + (0 if self.sensitivity is None else self.sensitivity.nbytes)
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D): a view if the codec is `in_place`, else decoded into `out` or into a new tensor."""
+        """The slice (2, G, T, D): a view if the codec is `in_place`, else decoded into `out` or
+        into a new tensor.
+        """
         stored = self.layers[layer]
         if self.codec.in_place:
             return stored
-        return self.codec.decode(stored, torch.empty(self.info.shape, dtype=self.info.dtype) if out is None else out)
+        return self.codec.decode(
+            stored, torch.empty(self.info.shape, dtype=self.info.dtype) if out is None else out
+        )
 
     def compact(self, page_locked: bool = False) -> "EncodedEntry":
-        """This entry in host memory, contiguous, keeping nothing else alive; itself if it is so already.
+        """This entry in host memory, contiguous, keeping nothing else alive; itself if it is so
+        already.
 
-        A view would keep its whole base tensor alive, beyond a tier's capacity. With `page_locked` and CUDA, raw layers
-        are in page-locked memory, because they are copied to the device without decoding.
+        A view would keep its whole base tensor alive, beyond a tier's capacity. With `page_locked`
+        and CUDA, raw layers are in page-locked memory, because they are copied to the device
+        without decoding.
         """
-        layers = _compact(self.layers, page_locked and self.codec.in_place and torch.cuda.is_available())
+        layers = _compact(
+            self.layers, page_locked and self.codec.in_place and torch.cuda.is_available()
+        )
         scores = None if self.sensitivity is None else _compact(self.sensitivity, page_locked=False)
         if layers is self.layers and scores is self.sensitivity:
             return self
@@ -242,9 +282,13 @@ def _compact(tensor: torch.Tensor, page_locked: bool) -> torch.Tensor:
 
 
 def _encode_layers(codec: Codec, entry: Entry) -> torch.Tensor | None:
-    """The stored layers, (L, ...), on the entry's device; `None` if the codec has no code for one of them."""
+    """The stored layers, (L, ...), on the entry's device; `None` if the codec has no code for one
+    of them.
+    """
     layout = codec.layout(entry.info.shape, entry.info.dtype)
-    stored = torch.empty((entry.info.layers, *layout.shape), dtype=layout.dtype, device=entry.kv.device)
+    stored = torch.empty(
+        (entry.info.layers, *layout.shape), dtype=layout.dtype, device=entry.kv.device
+    )
     for layer, target in zip(entry.kv, stored, strict=True):
         encoded = codec.encode(layer)
         if encoded is None:
@@ -254,7 +298,9 @@ def _encode_layers(codec: Codec, entry: Entry) -> torch.Tensor | None:
 
 
 def dtype_from_name(name: str) -> torch.dtype:
-    """`"bfloat16"` -> `torch.bfloat16`; raises `ValueError` if no floating-point dtype has this name."""
+    """`"bfloat16"` -> `torch.bfloat16`; raises `ValueError` if no floating-point dtype has this
+    name.
+    """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"{name!r} is not a floating torch dtype.")

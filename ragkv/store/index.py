@@ -1,12 +1,14 @@
-"""The disk tier's index: size, last use and conversation of every entry file, kept in diskcache (SQLite).
+"""The disk tier's index: size, last use and conversation of every entry file, kept in diskcache
+(SQLite).
 
-The index makes opening fast and keeps the order of use across restarts, but it is only a hint: the entry files decide
-what is stored. At open, a row without a file is dropped, a file without a row is examined and adopted, and a broken
-index is deleted and rebuilt. So rows may be written late, and a thread of the index writes them: a SQLite connection
-belongs to one thread, and no request may wait for it. A row is never written before its entry is durable.
+The index makes opening fast and keeps the order of use across restarts, but it is only a hint: the
+entry files decide what is stored. At open, a row without a file is dropped, a file without a row is
+examined and adopted, and a broken index is deleted and rebuilt. So rows may be written late, and a
+thread of the index writes them: a SQLite connection belongs to one thread, and no request may wait
+for it. A row is never written before its entry is durable.
 
-diskcache unpickles what it reads (CVE-2025-69872). `JsonDisk` refuses pickled keys and values, and also files next to
-the database, because their names come out of the database.
+diskcache unpickles what it reads (CVE-2025-69872). `JsonDisk` refuses pickled keys and values, and
+also files next to the database, because their names come out of the database.
 """
 
 import contextlib
@@ -45,7 +47,9 @@ class Row:
 
     @classmethod
     def from_json(cls, text: str) -> "Row":
-        """A row from the text in the database. Raises `ValueError` or `TypeError` if it is not a row."""
+        """A row from the text in the database. Raises `ValueError` or `TypeError` if it is not a
+        row.
+        """
         row = cls(**json.loads(text))
         if list(map(type, astuple(row))) != [int, float, str, int] or not math.isfinite(row.used):
             raise ValueError(f"{text[:100]} is no row")
@@ -53,7 +57,9 @@ class Row:
 
 
 class JsonDisk(diskcache.Disk):  # type: ignore[misc]
-    """A serializer for diskcache that stores text only: no pickle, no files next to the database."""
+    """A serializer for diskcache that stores text only: no pickle, no files next to the
+    database.
+    """
 
     def put(self, key: object) -> tuple[str, bool]:
         return _text(key), True
@@ -72,7 +78,9 @@ class JsonDisk(diskcache.Disk):  # type: ignore[misc]
         return _text(value)
 
     def remove(self, file_path: str) -> None:
-        """Do nothing: this class writes no files, so a file name in the database was not put there by it."""
+        """Do nothing: this class writes no files, so a file name in the database was not put there
+        by it.
+        """
 
 
 class _Database(diskcache.Cache):  # type: ignore[misc]
@@ -85,7 +93,8 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
                 disk=JsonDisk,
                 eviction_policy="none",  # the tier's policy decides
                 cull_limit=0,
-                sqlite_mmap_size=0,  # with mmap, a truncated database raises SIGBUS instead of an error
+                # with mmap, a truncated database raises SIGBUS instead of an error
+                sqlite_mmap_size=0,
             )
         except BaseException:
             with contextlib.suppress(AttributeError):  # it failed before there was a connection
@@ -109,7 +118,9 @@ class DiskIndex:
         self._worker.flush()
 
     def record(self, key: EntryKey, row: Row | None) -> None:
-        """Write `row`, or delete the row of `key`, in the background. The entry file must be durable already."""
+        """Write `row`, or delete the row of `key`, in the background. The entry file must be
+        durable already.
+        """
         with self._pending_lock:
             waiting = bool(self._pending)
             self._pending[key] = row
@@ -128,15 +139,19 @@ class DiskIndex:
                 self._cache = _open(self._directory)
                 self.rows = _load(self._cache)
                 return
-            except Exception as error:  # diskcache raises anything on a damaged database; the index is only a hint
+            # diskcache raises anything on a damaged database; the index is only a hint
+            except Exception as error:
                 self._close()
-                log.warning("The index in %s cannot be used: %s. %s", self._directory, error, next_step)
+                log.warning(
+                    "The index in %s cannot be used: %s. %s", self._directory, error, next_step
+                )
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def _write(self) -> None:
         self._closing.wait(_LINGER_S)
         with self._pending_lock:
-            batch, self._pending = self._pending, {}
+            batch = self._pending
+            self._pending = {}
         if self._cache is None:
             return
         try:
@@ -148,18 +163,24 @@ class DiskIndex:
                         self._cache.set(key.to_text(), json.dumps(asdict(row)))
         except Exception as error:  # as above
             if not self._broken:  # log it once; the next open finds the entries without their rows
-                log.warning("The index in %s cannot be written: %s. The order of use is lost.", self._directory, error)
+                log.warning(
+                    "The index in %s cannot be written: %s. The order of use is lost.",
+                    self._directory,
+                    error,
+                )
             self._broken = True
 
     def _close(self) -> None:
-        cache, self._cache = self._cache, None
+        cache = self._cache
+        self._cache = None
         try:
             if cache is not None:
                 cache.close()
         except sqlite3.Error as error:
             log.warning("The index did not close cleanly: %s", error)
         if self._broken:
-            shutil.rmtree(self._directory, ignore_errors=True)  # rows are missing: the next open rebuilds it
+            # rows are missing: the next open rebuilds it
+            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _text(value: object) -> str:
@@ -173,7 +194,8 @@ def _open(directory: Path) -> _Database:
     make_private_folder(directory)  # a rebuild may have deleted it
     file = directory / "cache.db"
     file.touch(mode=0o600)  # SQLite gives its other files the same mode
-    with contextlib.closing(sqlite3.connect(file)) as connection:  # without the check, damage could hide rows unnoticed
+    # without the check, damage could hide rows unnoticed
+    with contextlib.closing(sqlite3.connect(file)) as connection:
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise StoreError(found)

@@ -1,7 +1,7 @@
 """The key of what is stored. Knows neither torch nor a tier, so policies and journals may use it.
 
-As text it names files, objects, Redis values and journal lines, and nothing else: `to_text` and `from_text` are called
-there alone, and inside the house a key is this value.
+As text it names files, objects, Redis values and journal lines, and nothing else: `to_text` and
+`from_text` are called there alone, and inside the house a key is this value.
 """
 
 import re
@@ -13,14 +13,20 @@ _TEXT = re.compile(rf"([0-9a-f]{{64}})({re.escape(_SCORES)})?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class EntryKey:
-    """Which entry, and which part of it. What lies next to KV is found, and deleted, by the KV's key alone."""
+    """Which entry, and which part of it. What lies next to KV is found, and deleted, by the KV's
+    key alone.
+    """
 
-    chunk: str  # hex digest (blake2b, 32 bytes) of the identity of the KV and of the token ids of the chunk or block
+    # hex digest (blake2b, 32 bytes) of the identity of the KV and of the token ids of the chunk or
+    # block
+    chunk: str
     is_scores: bool = False  # whether it is of the scores next to the KV
 
     @property
     def kv(self) -> "EntryKey":
-        """The key of the KV next to which the scores of this key lie; this key itself if it is KV's."""
+        """The key of the KV next to which the scores of this key lie; this key itself if it is
+        KV's.
+        """
         return EntryKey(self.chunk)
 
     @property
@@ -30,7 +36,9 @@ class EntryKey:
 
     @property
     def with_scores(self) -> tuple["EntryKey", ...]:
-        """What is deleted with this key: the scores, then the KV; scores alone if it is of scores."""
+        """What is deleted with this key: the scores, then the KV; scores alone if it is of
+        scores.
+        """
         return (self,) if self.is_scores else (self.scores, self)
 
     def to_text(self) -> str:

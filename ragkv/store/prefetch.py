@@ -1,13 +1,14 @@
 """Preparing memory for requests that wait in the queue (CachedAttention section 3.3.1).
 
-The scheduler gives the store a `PrefetchHint` for every waiting request. A thread copies the entries of the first
-requests from slower tiers into the fastest, in queue order, before the requests start. The paper prefetches for
-`C_mem / S_kv` sessions, where S_kv is their mean size. The hints name the exact sizes, so our window is exact: as many
-requests as fit into the fastest tier, without the entries of started requests.
+The scheduler gives the store a `PrefetchHint` for every waiting request. A thread copies the
+entries of the first requests from slower tiers into the fastest, in queue order, before the
+requests start. The paper prefetches for `C_mem / S_kv` sessions, where S_kv is their mean size. The
+hints name the exact sizes, so our window is exact: as many requests as fit into the fastest tier,
+without the entries of started requests.
 
-A fetch evicts nothing that is in use; what requests in front need is kept by the policy `lookahead`. When a request
-starts or gives up, nothing more is fetched for it. An entry that cannot be fetched is not tried again for the same
-request; that request will have a miss.
+A fetch evicts nothing that is in use; what requests in front need is kept by the policy
+`lookahead`. When a request starts or gives up, nothing more is fetched for it. An entry that cannot
+be fetched is not tried again for the same request; that request will have a miss.
 """
 
 import logging
@@ -43,7 +44,9 @@ class HintedEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefetchHint:
-    """All entries that one request will look up, in the order of their use. Compared by identity."""
+    """All entries that one request will look up, in the order of their use. Compared by
+    identity.
+    """
 
     entries: tuple[HintedEntry, ...] = ()
 
@@ -73,15 +76,19 @@ class Prefetcher:
 
         `None`: nothing is fetched, but the tiers' policies still learn the queue.
         """
-        self._tiers, self._fetch = tuple(tiers), fetch
-        self._queue: list[_Queued] = []  # in order of arrival; started requests stay until they leave
+        self._tiers = tuple(tiers)
+        self._fetch = fetch
+        # in order of arrival; started requests stay until they leave
+        self._queue: list[_Queued] = []
         self._version = 0  # of the queue
         self._lock = threading.Lock()
         self._worker: Background[None] = Background(0, "ragkv-prefetch")
         self.fetched = 0  # entries
 
     def queued(self, hint: PrefetchHint) -> None:
-        """A request joined the end of the queue. Policies that know the queue protect its entries."""
+        """A request joined the end of the queue. Policies that know the queue protect its
+        entries.
+        """
         request = _Queued(hint)
 
         def join(policy: Policy) -> None:
@@ -95,7 +102,9 @@ class Prefetcher:
             self._change()
 
     def started(self, hint: PrefetchHint) -> None:
-        """The request waits no longer; its entries stay protected until it has left. Ignored if unknown."""
+        """The request waits no longer; its entries stay protected until it has left. Ignored if
+        unknown.
+        """
         with self._lock:
             request = self._find(hint)
             if request is not None:
@@ -109,7 +118,8 @@ class Prefetcher:
             if request is None:
                 return
             earlier = self._queue[: self._queue.index(request)]
-            waiting = Counter(group for other in earlier for group in other.hint.groups)  # requests, by group
+            # requests, by group
+            waiting = Counter(group for other in earlier for group in other.hint.groups)
             self._queue.remove(request)
 
             def leave(policy: Policy) -> None:
@@ -136,7 +146,9 @@ class Prefetcher:
         return next((request for request in self._queue if request.hint is hint), None)
 
     def _fetch_window(self, fetch: Fetch, version: int) -> None:
-        """Fetch until the queue changes: another request may be first then, and another job looks for it."""
+        """Fetch until the queue changes: another request may be first then, and another job looks
+        for it.
+        """
         with self._lock:
             queue = list(self._queue)
         window = self._window(queue)
@@ -151,7 +163,9 @@ class Prefetcher:
         for request in queue:
             for entry in request.hint.entries:
                 here = fastest.contains(entry.key)
-                if entry.key in counted or (not here and (request.started or entry.key in request.missing)):
+                if entry.key in counted or (
+                    not here and (request.started or entry.key in request.missing)
+                ):
                     continue
                 counted.add(entry.key)
                 free_bytes -= entry.size_bytes
@@ -166,6 +180,8 @@ class Prefetcher:
             found = fetch(entry)
             self.fetched += found
         except Exception as error:  # damage included: the tier has dropped the entry
-            log.warning("Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key, error)
+            log.warning(
+                "Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key, error
+            )
         if not found:
             request.missing.add(entry.key)

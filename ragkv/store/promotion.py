@@ -1,8 +1,9 @@
-"""Copies between tiers in the background: demotion writes new entries to slower tiers, promotion copies hits upward.
+"""Copies between tiers in the background: demotion writes new entries to slower tiers, promotion
+copies hits upward.
 
-A deleted entry must not come back through a copy that was under way. So a promotion is registered before its entry is
-looked up, and a deletion cancels all promotions of its key. No copy has to ask a remote tier whether it still has the
-entry.
+A deleted entry must not come back through a copy that was under way. So a promotion is registered
+before its entry is looked up, and a deletion cancels all promotions of its key. No copy has to ask
+a remote tier whether it still has the entry.
 """
 
 import threading
@@ -21,12 +22,15 @@ from .key import EntryKey
 from .prefetch import HintedEntry
 from .tiers import Lease, Tier, TierKind
 
-# Whether an entry of so many tokens belongs in memory, if a request `used` it, or not, and if memory has room, or not.
+# Whether an entry of so many tokens belongs in memory, if a request `used` it, or not, and if
+# memory has room, or not.
 Placement = Callable[[int, bool, bool], bool]
 
 
 class Writers:
-    """One background thread for each tier, so that none waits for a server of another. Thread-safe."""
+    """One background thread for each tier, so that none waits for a server of another.
+    Thread-safe.
+    """
 
     def __init__(self, tiers: Sequence[Tier], capacity_bytes: int) -> None:
         """Each thread's queue holds at most `capacity_bytes`."""
@@ -48,14 +52,17 @@ class Writers:
         return self._threads[tier.kind].submit(job, wait_s)
 
     def write(self, tier: Tier, entry: EncodedEntry, wait_s: float = 0.0) -> bool:
-        """Write `entry` to `tier` in the background, unless it is there; `False` if it cannot. A failure is counted."""
+        """Write `entry` to `tier` in the background, unless it is there; `False` if it cannot. A
+        failure is counted.
+        """
 
         def write() -> None:
             if not tier.put(entry):
                 self._count_drop()
 
         key = entry.info.key
-        present = not tier.is_remote and tier.contains(key)  # a remote tier's `put` checks it, in the background
+        # a remote tier's `put` checks it, in the background
+        present = not tier.is_remote and tier.contains(key)
         if present or self.submit(tier, Job(write, key, entry.size_bytes, entry), wait_s):
             return True
         self._count_drop()
@@ -67,8 +74,12 @@ class Writers:
         return next((entry for entry in found if entry is not None), None)
 
     def discard(self, key: EntryKey) -> bool:
-        """Drop every job of `key` and of its scores, and wait for the running ones; whether there were any."""
-        found = [thread.discard(each) for each in key.with_scores for thread in self._threads.values()]
+        """Drop every job of `key` and of its scores, and wait for the running ones; whether there
+        were any.
+        """
+        found = [
+            thread.discard(each) for each in key.with_scores for thread in self._threads.values()
+        ]
         return any(found)
 
     def flush(self) -> None:
@@ -99,7 +110,8 @@ class Promoter:
     """Copies entries into `tiers[0]` itself, and through `writers` into the tiers between."""
 
     def __init__(self, tiers: Sequence[Tier], writers: Writers) -> None:
-        self._tiers, self._writers = tuple(tiers), writers
+        self._tiers = tuple(tiers)
+        self._writers = writers
         self.placement: Placement = lambda *_: True
         self._running: weakref.WeakSet[Promotion] = weakref.WeakSet()
         self._running_lock = threading.Lock()
@@ -131,16 +143,23 @@ class Promoter:
         return True
 
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
-        """Whether an entry belongs in the fastest tier: the placement says it of memory. Scores are small: always."""
+        """Whether an entry belongs in the fastest tier: the placement says it of memory. Scores are
+        small: always.
+        """
         if self._tiers[0].kind is not TierKind.MEMORY or info.key.is_scores:
             return True
         memory = self._tiers[0].stats()
-        room = memory.capacity_bytes is None or (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
+        room = (
+            memory.capacity_bytes is None
+            or (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
+        )
         return self.placement(info.tokens, used, room)
 
     @contextmanager
     def deleting(self, key: EntryKey | None = None) -> Iterator[None]:
-        """No promotion stores anything during the block; those of `key` and its scores, or all, are cancelled then."""
+        """No promotion stores anything during the block; those of `key` and its scores, or all, are
+        cancelled then.
+        """
         with self._lock:
             yield
             with self._running_lock:
@@ -149,7 +168,8 @@ class Promoter:
 
     def promote(self, lease: Lease, promotion: Promotion) -> None:
         """Copy a leased entry in the background, and close the lease."""
-        fastest, size = self._tiers[0], lease.stored_bytes
+        fastest = self._tiers[0]
+        size = lease.stored_bytes
         in_memory = self.in_memory(lease.info, size, used=True)
         if promotion.depth == 1 and not in_memory:
             lease.close()
@@ -180,12 +200,20 @@ class Promoter:
 
 
 class PromotingLease(Lease):
-    """A lease of a slower tier. Closing it passes the inner lease to `promote`, unless a read found damage."""
+    """A lease of a slower tier. Closing it passes the inner lease to `promote`, unless a read found
+    damage.
+    """
 
-    def __init__(self, lease: Lease, promotion: Promotion, promote: Callable[[Lease, Promotion], None]) -> None:
-        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
+    def __init__(
+        self, lease: Lease, promotion: Promotion, promote: Callable[[Lease, Promotion], None]
+    ) -> None:
+        self.info = lease.info
+        self.kind = lease.kind
+        self.sensitivity = lease.sensitivity
         self.in_place = lease.in_place
-        self._lease, self._promotion, self._damaged = lease, promotion, False
+        self._lease = lease
+        self._promotion = promotion
+        self._damaged = False
         self._promote: Callable[[Lease, Promotion], None] | None = promote
 
     @property
@@ -206,7 +234,8 @@ class PromotingLease(Lease):
         return self._lease.read_encoded()
 
     def close(self) -> None:
-        promote, self._promote = self._promote, None
+        promote = self._promote
+        self._promote = None
         if promote is None:
             return
         if self._damaged:

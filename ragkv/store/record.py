@@ -1,14 +1,17 @@
-"""The file format of one entry: safetensors, with layers that can be read alone and checksums over every byte served.
+"""The file format of one entry: safetensors, with layers that can be read alone and checksums over
+every byte served.
 
-    [8 bytes: header length][JSON header, padded with spaces to 4 KiB]       \\
-    [token_ids int64][sensitivity float16, optional][pad.head]                > the head, with one checksum
-    [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer, in the header
+    [8 bytes: header length][JSON header, padded with spaces to 4 KiB]       \\ [token_ids
+    int64][sensitivity float16, optional][pad.head]                > the head, with one checksum
+    [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer,
+    in the header
 
-A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader can open the file; the `pad.*`
-tensors exist only because that format allows no gaps between tensors. Shared storage holds the same head and layers
-(`remote/values.py`). Every kind of damage raises `EntryDamagedError`; another format version raises
-`OtherVersionError`, which is not damage. The checksum (xxh3_128) detects damage, not forgery: the directory's owner can
-compute checksums too. Identity and token ids prove that a record is the entry asked for.
+A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader can open the
+file; the `pad.*` tensors exist only because that format allows no gaps between tensors. Shared
+storage holds the same head and layers (`remote/values.py`). Every kind of damage raises
+`EntryDamagedError`; another format version raises `OtherVersionError`, which is not damage. The
+checksum (xxh3_128) detects damage, not forgery: the directory's owner can compute checksums too.
+Identity and token ids prove that a record is the entry asked for.
 """
 
 import json
@@ -31,7 +34,8 @@ Bytes = bytes | bytearray | memoryview
 Digest = Callable[[Bytes], str]  # 32 hex digits
 ALIGNMENT = 4096  # In bytes: the header ends, and every layer begins, at a multiple of it.
 FORMAT_NAME = "ragkv-entry"
-CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # The checksum's place is fixed, so that it can be blanked.
+# The checksum's place is fixed, so that it can be blanked.
+CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')
 CHECKSUM_CHARS = 32  # A checksum has so many hex digits.
 _BLANK = "0" * CHECKSUM_CHARS
 _HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
@@ -84,16 +88,23 @@ class Record:
     file_bytes: int
 
     @classmethod
-    def of(cls, entry: Entry | EncodedEntry, digest: Digest = checksum, layers_per_value: int = 0) -> "Record":
-        """The record of `entry`, which is encoded if it is not yet. Hashes every layer; shares the tensors."""
+    def of(
+        cls, entry: Entry | EncodedEntry, digest: Digest = checksum, layers_per_value: int = 0
+    ) -> "Record":
+        """The record of `entry`, which is encoded if it is not yet. Hashes every layer; shares the
+        tensors.
+        """
         encoded = EncodedEntry.of(entry).compact()
-        info, layers = encoded.info, tuple(encoded.layers)
+        info = encoded.info
+        layers = tuple(encoded.layers)
         facts = _facts(info, encoded.codec.name, [digest(bytes_of(layer)) for layer in layers])
         if layers_per_value:
             facts["layers_per_value"] = str(layers_per_value)
         scores = b"" if encoded.sensitivity is None else bytes(bytes_of(encoded.sensitivity))
         layout = encoded.codec.layout(info.shape, info.dtype)
-        head, file_bytes = _head_bytes(facts, ids_bytes(info.token_ids), scores, layers, layout, digest)
+        head, file_bytes = _head_bytes(
+            facts, ids_bytes(info.token_ids), scores, layers, layout, digest
+        )
         return cls(head, layers, file_bytes)
 
     def pieces(self) -> Iterator[Bytes]:
@@ -111,7 +122,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def read_fully(fd: int, into: memoryview, offset: int) -> int:
-    """Fill `into` from `offset` of `fd`; the number of bytes read, fewer at the end of the file. Releases the GIL."""
+    """Fill `into` from `offset` of `fd`; the number of bytes read, fewer at the end of the file.
+    Releases the GIL.
+    """
     done = 0
     while done < len(into):
         got = os.preadv(fd, [into[done:]], offset + done)
@@ -124,8 +137,9 @@ def read_fully(fd: int, into: memoryview, offset: int) -> int:
 def read_head(fd: int, key: EntryKey) -> RecordHead:
     """The verified head of the record open at `fd`, stored under `key`.
 
-    Raises `EntryDamagedError` if the head's checksum, the file's length or the key is wrong, `OtherVersionError` for
-    another format version or an unknown codec, and `OSError` if reading fails.
+    Raises `EntryDamagedError` if the head's checksum, the file's length or the key is wrong,
+    `OtherVersionError` for another format version or an unknown codec, and `OSError` if reading
+    fails.
     """
     head = parse_head(key, os.pread(fd, _HEAD_GUESS, 0), lambda size: os.pread(fd, size, 0))
     size = os.fstat(fd).st_size
@@ -134,19 +148,26 @@ def read_head(fd: int, key: EntryKey) -> RecordHead:
     return head
 
 
-def parse_head(key: EntryKey, start: bytes, first: Callable[[int], bytes], digest: Digest = checksum) -> RecordHead:
-    """As `read_head`, of a record that begins with `start`; the length of what follows the head is not checked.
+def parse_head(
+    key: EntryKey, start: bytes, first: Callable[[int], bytes], digest: Digest = checksum
+) -> RecordHead:
+    """As `read_head`, of a record that begins with `start`; the length of what follows the head is
+    not checked.
 
     `first(n)` returns its first n bytes, or all if it has fewer.
     """
     try:
         header_end, tensors, facts = _parse_header(first, start)
         if facts["version"] != str(FORMAT_VERSION):
-            raise OtherVersionError(key, f"format version {facts['version']}, this is {FORMAT_VERSION}")
+            raise OtherVersionError(
+                key, f"format version {facts['version']}, this is {FORMAT_VERSION}"
+            )
         if facts["codec"] not in CODECS:
             raise OtherVersionError(key, f"codec {facts['codec']!r}, known are {', '.join(CODECS)}")
         data_end = max(place["data_offsets"][1] for place in tensors.values())
-        head_end = header_end + (tensors["layer.0000"]["data_offsets"][0] if "layer.0000" in tensors else data_end)
+        head_end = header_end + (
+            tensors["layer.0000"]["data_offsets"][0] if "layer.0000" in tensors else data_end
+        )
         if not header_end <= head_end <= _MAX_HEAD:
             raise ValueError(f"a head of {head_end} bytes")
         head = start[:head_end] if head_end <= len(start) else first(head_end)
@@ -154,8 +175,17 @@ def parse_head(key: EntryKey, start: bytes, first: Callable[[int], bytes], diges
         return _head(key, head, header_end, tensors, facts, header_end + data_end, digest)
     except EntryDamagedError:
         raise
-    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        raise EntryDamagedError(key, f"unreadable head ({type(error).__name__}: {error})") from error
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RuntimeError,
+    ) as error:
+        raise EntryDamagedError(
+            key, f"unreadable head ({type(error).__name__}: {error})"
+        ) from error
 
 
 def read_info(path: Path, key: EntryKey) -> EntryInfo:
@@ -181,7 +211,12 @@ def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
 
 
 def _head_bytes(
-    facts: dict[str, str], ids: bytes, scores: bytes, layers: tuple[torch.Tensor, ...], layout: Layout, digest: Digest
+    facts: dict[str, str],
+    ids: bytes,
+    scores: bytes,
+    layers: tuple[torch.Tensor, ...],
+    layout: Layout,
+    digest: Digest,
 ) -> tuple[bytes, int]:
     """The head with its checksum, and the length of the whole file."""
     # 1. list every tensor in file order: (name, dtype, shape, bytes)
@@ -198,7 +233,11 @@ def _head_bytes(
     header: dict[str, Any] = {"__metadata__": facts}
     offset = 0
     for name, dtype, shape, size in plan:
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
@@ -214,7 +253,9 @@ def _pad(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:
     return [(name, "U8", (missing,), missing)] if missing else []
 
 
-def _parse_header(first: Callable[[int], bytes], start: bytes) -> tuple[int, dict[str, Any], dict[str, str]]:
+def _parse_header(
+    first: Callable[[int], bytes], start: bytes
+) -> tuple[int, dict[str, Any], dict[str, str]]:
     """The header's end, its tensors and its metadata; nothing is verified yet."""
     length = int.from_bytes(start[:8], "little")
     if not 0 < length <= _MAX_HEAD or (8 + length) % ALIGNMENT:
@@ -245,10 +286,11 @@ def _head(
     file_bytes: int,
     digest: Digest,
 ) -> RecordHead:
-    """The head as values. Its checksum was verified before, so an error here was made when it was written.
+    """The head as values. Its checksum was verified before, so an error here was made when it was
+    written.
 
-    On shared storage without a secret a head may be forged: its numbers must agree, so that reading it neither
-    allocates without bound nor fails a request.
+    On shared storage without a secret a head may be forged: its numbers must agree, so that reading
+    it neither allocates without bound nor fails a request.
     """
     layers, kv_heads, tokens, head_dim = map(int, json.loads(facts["shape"]))
     info = EntryInfo(
@@ -265,7 +307,8 @@ def _head(
     if facts["key"] != key.to_text() or info.tokens != tokens:
         raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {facts['key'][:80]}")
     spans = [tensors[f"layer.{number:04d}"]["data_offsets"] for number in range(layers)]
-    codec, checksums = CODECS[facts["codec"]], tuple(facts["layer_checksums"].split(",")) if layers else ()
+    codec = CODECS[facts["codec"]]
+    checksums = tuple(facts["layer_checksums"].split(",")) if layers else ()
     layer_bytes = codec.layout(info.shape, info.dtype).nbytes if layers else 0
     if min(layers, kv_heads - 1, head_dim - 1) < 0 or len(checksums) != layers:
         raise ValueError(f"a shape of {facts['shape']} with {len(checksums)} checksums")
@@ -273,7 +316,9 @@ def _head(
         raise ValueError(f"its layers do not have {layer_bytes} bytes")
     return RecordHead(
         info=info,
-        sensitivity=_scores(head, start, tensors["sensitivity"], tokens) if "sensitivity" in tensors else None,
+        sensitivity=_scores(head, start, tensors["sensitivity"], tokens)
+        if "sensitivity" in tensors
+        else None,
         codec=codec,
         layer_offsets=tuple(start + span[0] for span in spans),
         layer_checksums=checksums,

@@ -1,7 +1,8 @@
 """A server that answers as vLLM with ragkv's connector does, without vLLM.
 
-It speaks vLLM's completions: prompts of token ids, streams with `token_ids`, reports in `kv_transfer_params`. The
-connector's own scheduler decides what is fused and reports it; tokens come from an engine on the same model and store.
+It speaks vLLM's completions: prompts of token ids, streams with `token_ids`, reports in
+`kv_transfer_params`. The connector's own scheduler decides what is fused and reports it; tokens
+come from an engine on the same model and store.
 """
 
 import asyncio
@@ -29,13 +30,18 @@ class FakeVllm:
     """The server's state, and what the tests change in it."""
 
     def __init__(self, model: Engine, home: Path, config: EngineConfig | None = None) -> None:
-        """`home` is the one of the server in front; it exists once that server has stored something."""
-        self._model, self._home, self._config = model, home, config or EngineConfig()
+        """`home` is the one of the server in front; it exists once that server has stored
+        something.
+        """
+        self._model = model
+        self._home = home
+        self._config = config or EngineConfig()
         self._prompts: PromptScheduler | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # vLLM's scheduler is one thread
         self.engine: Engine | None = None  # the connector's, once a request came
-        self.bodies: list[dict[str, Any]] = []  # of the prompts that were asked for, reports left out
+        # of the prompts that were asked for, reports left out
+        self.bodies: list[dict[str, Any]] = []
         self.is_healthy = True
         self.has_connector = True
         self.answer_changes: dict[str, Any] = {}  # of the connector's answers to `report_of`
@@ -46,7 +52,9 @@ class FakeVllm:
         self.ends_with: str | None = None  # a finish reason, with which it breaks off politely
         self.aborted = 0  # streams whose client left
         self.open = 0  # streams under way
-        self.app = FastAPI(telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False})
+        self.app = FastAPI(
+            telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
+        )
         self.app.add_api_route("/health", self.health)
         self.app.add_api_route("/v1/completions", self.completions, methods=["POST"])
 
@@ -74,7 +82,9 @@ class FakeVllm:
         if self._prompts is None:
             store = StoreConfig(directory=str(self._home / "kv"), read_only=True)
             self.engine = self._model.with_config(replace(self._config, store=store))
-            self._prompts = PromptScheduler(self.engine, ConnectorSettings(refresh_s=60.0, home=str(self._home)))
+            self._prompts = PromptScheduler(
+                self.engine, ConnectorSettings(refresh_s=60.0, home=str(self._home))
+            )
         return self._prompts
 
     def _asked(self, body: dict[str, Any]) -> Any:
@@ -109,7 +119,8 @@ class FakeVllm:
     def _parts(self, body: dict[str, Any]) -> Iterator[str]:
         """The events of the stream: a token each; the last one of an answer says why it ended."""
         promised = self._promised(body)
-        engine, ids = self.engine, body["prompt"]
+        engine = self.engine
+        ids = body["prompt"]
         assert engine is not None
         wish = Wish.of(body["kv_transfer_params"], len(ids))
         found = layout(ids, wish, None, engine.intake.runs.before_documents) if promised else None  # type: ignore[arg-type]
@@ -117,7 +128,13 @@ class FakeVllm:
         options = {"logprobs": body["logprobs"]} if "logprobs" in body else {}
         how: Any = {"reuse": "none"} if found is None else found.options
         *tokens, answer = engine.stream(
-            question, runs, raw=True, separator="", max_new_tokens=body["max_tokens"], **how, **options
+            question,
+            runs,
+            raw=True,
+            separator="",
+            max_new_tokens=body["max_tokens"],
+            **how,
+            **options,
         )
         steps = [(one.token_id, _logprobs(one)) for one in tokens[: len(answer.token_ids)]]
         if answer.finish_reason == "stop":  # an end token
@@ -155,7 +172,13 @@ def _head() -> dict[str, Any]:
 
 
 def _part(ids: list[int], logprobs: Any, reason: str | None) -> str:
-    choice = {"index": 0, "text": "", "logprobs": logprobs, "finish_reason": reason, "token_ids": ids}
+    choice = {
+        "index": 0,
+        "text": "",
+        "logprobs": logprobs,
+        "finish_reason": reason,
+        "token_ids": ids,
+    }
     return f"data: {json.dumps({**_head(), 'choices': [choice]})}\n\n"
 
 

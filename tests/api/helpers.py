@@ -1,4 +1,6 @@
-"""Shared by the service's tests: apps on one loaded model, clients, a server on a port, the example corpus."""
+"""Shared by the service's tests: apps on one loaded model, clients, a server on a port, the example
+corpus.
+"""
 
 import functools
 import json
@@ -21,24 +23,40 @@ from tests.scheduling.helpers import begin
 from tests.scheduling.helpers import until as wait_until
 
 WORLD = Path(__file__).parents[1] / "world"  # the invented world that the bundled reader reads
-BARE = EngineConfig(store=StoreConfig(memory_bytes=0))  # config of the engine that only holds the model
-FACTS = ["The harbour of Oro was built by Lena Moss.", "The mill of Oro was built by Tam Reed in 1832."]
+# config of the engine that only holds the model
+BARE = EngineConfig(store=StoreConfig(memory_bytes=0))
+FACTS = [
+    "The harbour of Oro was built by Lena Moss.",
+    "The mill of Oro was built by Tam Reed in 1832.",
+]
 
 
 @functools.cache
 def questions() -> list[dict[str, Any]]:
     """The example questions."""
-    return [json.loads(line) for line in (WORLD / "questions.jsonl").read_text("utf-8").splitlines()]
+    return [
+        json.loads(line) for line in (WORLD / "questions.jsonl").read_text("utf-8").splitlines()
+    ]
 
 
 def corpus() -> list[tuple[str, tuple[str, bytes]]]:
     """The example corpus, as the files of a form."""
-    return [("files", (path.name, path.read_bytes())) for path in sorted((WORLD / "corpus").glob("*.md"))]
+    return [
+        ("files", (path.name, path.read_bytes()))
+        for path in sorted((WORLD / "corpus").glob("*.md"))
+    ]
 
 
-def app_on(loaded: Engine, home: Path, embedder: Embedder | None = HashEmbedder(), **config: Any) -> FastAPI:  # noqa: B008
+def app_on(
+    loaded: Engine,
+    home: Path,
+    embedder: Embedder | None = HashEmbedder(),  # noqa: B008
+    **config: Any,
+) -> FastAPI:
     """An app on a loaded model."""
-    return create_app(ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=embedder)
+    return create_app(
+        ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=embedder
+    )
 
 
 def service_of(app: FastAPI) -> Service:
@@ -60,7 +78,10 @@ def filled(client: TestClient, name: str = "facts", texts: list[str] | None = No
     """Store the one-line documents `0`, `1` ... in a collection; returns its name."""
     assert client.post("/v1/collections", json={"name": name}).status_code in (200, 201)
     documents = [{"id": str(number), "text": text} for number, text in enumerate(texts or FACTS)]
-    assert client.post(f"/v1/collections/{name}/documents", json={"documents": documents}).status_code == 201
+    assert (
+        client.post(f"/v1/collections/{name}/documents", json={"documents": documents}).status_code
+        == 201
+    )
     return name
 
 
@@ -68,7 +89,9 @@ def events(text: str) -> list[tuple[str, Any]]:
     """Parse server-sent events into (name, data)."""
     found = []
     for block in text.strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        fields = dict(
+            line.split(": ", 1) for line in block.splitlines() if not line.startswith(":")
+        )
         if data := fields.get("data"):
             found.append((fields.get("event", ""), data if data == "[DONE]" else json.loads(data)))
     return found
@@ -77,7 +100,9 @@ def events(text: str) -> list[tuple[str, Any]]:
 @contextmanager
 def on_port(app: FastAPI) -> Iterator[str]:
     """Serve the app on a port of 127.0.0.1; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
+    )
     thread = begin(server.run)
     try:
         wait_until(lambda: server.started)

@@ -1,4 +1,6 @@
-"""Servers in their own processes, which tests can signal and kill. Run as a module, it serves the small app."""
+"""Servers in their own processes, which tests can signal and kill. Run as a module, it serves the
+small app.
+"""
 
 import contextlib
 import json
@@ -36,7 +38,9 @@ class Process:
     def client(self, timeout_s: float = 60.0, **more: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, **more)
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 300.0) -> dict[str, Any]:
+    def wait_for(
+        self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 300.0
+    ) -> dict[str, Any]:
         """Wait for the next log line for which `wanted` is true."""
         while True:
             line = self._seen.get(timeout=timeout_s)
@@ -81,9 +85,16 @@ class Process:
 
 
 @contextmanager
-def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+def process(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
     """Start a server by a command that logs JSON; kill it at the end if it still runs."""
-    inherited = {**os.environ, "PYTHONPATH": str(ROOT), "RAGKV_SERVE__LOG__FORMAT": "json", **(environment or {})}
+    inherited = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RAGKV_SERVE__LOG__FORMAT": "json",
+        **(environment or {}),
+    }
     popen = subprocess.Popen(command, env=inherited, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         yield Process(popen)

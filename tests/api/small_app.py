@@ -1,4 +1,6 @@
-"""A small app with the server's middleware and monitoring routes, routes of its own, and no model."""
+"""A small app with the server's middleware and monitoring routes, routes of its own, and
+no model.
+"""
 
 import asyncio
 import sys
@@ -32,7 +34,9 @@ class SmallService(Service):
         return self._stats
 
 
-def small_app(config: ServeConfig, tenants: Sequence[TenantStats] = (), ready: bool = True) -> FastAPI:
+def small_app(
+    config: ServeConfig, tenants: Sequence[TenantStats] = (), ready: bool = True
+) -> FastAPI:
     """An app whose routes echo, fail, answer and stream. Its metrics see `tenants`."""
     app = FastAPI(docs_url=None, redoc_url=None)
     errors.install(app)

@@ -27,15 +27,22 @@ def ask(client: TestClient, **more: Any) -> Any:
 def test_ask_gives_the_engines_own_answer(client: TestClient, reader: Engine) -> None:
     client.post("/v1/collections", json={"name": "world"})
     client.post("/v1/collections/world/documents", files=corpus())
-    with reader.with_config(EngineConfig()) as engine, Rag(engine, None, embedder=HashEmbedder()) as rag:
+    with (
+        reader.with_config(EngineConfig()) as engine,
+        Rag(engine, None, embedder=HashEmbedder()) as rag,
+    ):
         rag.ingest(Document(name, data.decode(), name) for _, (name, data) in corpus())
         for one in questions()[:6]:
             own = rag.ask(one["question"])
             got = ask(client, question=one["question"], collection="world")
             assert got["answer"] == own.answer.text
-            assert [source["text"] for source in got["sources"]] == [hit.passage.text for hit in own.hits]
+            assert [source["text"] for source in got["sources"]] == [
+                hit.passage.text for hit in own.hits
+            ]
             assert got["reuse"]["recomputed"] == own.answer.reuse.recomputed
-            assert [citation["number"] - 1 for citation in got["citations"]] == [c.chunk for c in own.answer.citations]
+            assert [citation["number"] - 1 for citation in got["citations"]] == [
+                c.chunk for c in own.answer.citations
+            ]
 
 
 def test_prompt_spans_sum_to_the_reuse_counts_and_name_their_sources(client: TestClient) -> None:
@@ -47,7 +54,11 @@ def test_prompt_spans_sum_to_the_reuse_counts_and_name_their_sources(client: Tes
     }
     recomputed = sum(len(span["recomputed_at"]) for span in got["prompt"])
     reuse = got["reuse"]
-    assert of == {"exact": reuse["exact"], "fused": reuse["fused"] + recomputed, "computed": reuse["computed"]}
+    assert of == {
+        "exact": reuse["exact"],
+        "fused": reuse["fused"] + recomputed,
+        "computed": reuse["computed"],
+    }
     assert recomputed == reuse["recomputed"]
     assert [span["number"] for span in got["prompt"] if span["kind"] == "chunk"] == [1, 2]
     assert sum(of.values()) == reuse["tokens"]
@@ -63,7 +74,10 @@ def test_a_stream_sends_sources_prompt_tokens_and_the_whole_answer(client: TestC
     assert "".join(data["text"] for name, data in told if name == "token") == whole["answer"]
     assert told[0][1]["sources"] == whole["sources"]
     last = told[-1][1]
-    assert last["answer"] == whole["answer"] and last["prompt"] == whole["prompt"] == told[1][1]["prompt"]
+    assert (
+        last["answer"] == whole["answer"]
+        and last["prompt"] == whole["prompt"] == told[1][1]["prompt"]
+    )
 
 
 def test_the_request_chooses_reuse_ratio_and_selector(client: TestClient) -> None:
@@ -77,7 +91,8 @@ def test_the_request_chooses_reuse_ratio_and_selector(client: TestClient) -> Non
     left_out = ask(client)["reuse"]
     assert left_out["ratio"] == EngineConfig().fusion.ratio
     assert left_out["decision"] == []  # the tests' default is a fixed ratio
-    assert "profile" in ask(client, ratio=None)["reuse"]["decision"][0]  # the load controller was asked
+    # the load controller was asked
+    assert "profile" in ask(client, ratio=None)["reuse"]["decision"][0]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +124,9 @@ def test_a_wrong_ask_request_is_refused_and_names_the_field(
 ) -> None:
     filled(client)
     response = client.post("/v1/ask", json={**ASKED, **changed})
-    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param), (
+        response.text
+    )
 
 
 def test_sources_and_citations_of_a_document_with_pages_name_the_page(client: TestClient) -> None:
@@ -117,9 +134,15 @@ def test_sources_and_citations_of_a_document_with_pages_name_the_page(client: Te
     client.post("/v1/collections", json={"name": "pages"})
     data = sample_files.pdf("Nesibissa is a librarian.", "Nesibissa lives in Irvburg.")
     client.post("/v1/collections/pages/documents", files=[("files", ("two.pdf", data))])
-    client.post("/v1/collections/pages/documents", files=[("files", ("plain.txt", b"Irvburg lies on a river."))])
+    client.post(
+        "/v1/collections/pages/documents",
+        files=[("files", ("plain.txt", b"Irvburg lies on a river."))],
+    )
     sources = ask(client, question="Where does Nesibissa live?", collection="pages")["sources"]
-    assert {(source["document_id"], source["page"]) for source in sources} == {("plain.txt", None), ("two.pdf", 1)}
+    assert {(source["document_id"], source["page"]) for source in sources} == {
+        ("plain.txt", None),
+        ("two.pdf", 1),
+    }
     cited = citations_of("Irvburg", [SourceBody(**source) for source in sources])
     assert {(one.document_id, one.page) for one in cited} == {("plain.txt", None), ("two.pdf", 1)}
     hits = client.post("/v1/collections/pages/search", json={"query": "librarian"}).json()["hits"]

@@ -1,4 +1,6 @@
-"""/v1/chat/completions: OpenAI's shapes, documents and retrieval, named and unnamed conversations, markers."""
+"""/v1/chat/completions: OpenAI's shapes, documents and retrieval, named and unnamed conversations,
+markers.
+"""
 
 from typing import Any
 
@@ -11,10 +13,15 @@ from ragkv.api.reports import without_markers
 from .helpers import FACTS, WORLD, corpus, engine_of, events, questions
 
 HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
-DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
+DOCUMENTS = [
+    {"id": str(number), "title": f"Fact {number}", "text": text}
+    for number, text in enumerate(FACTS)
+]
 
 
-def chat(client: TestClient, messages: list[Any] | None = None, headers: Any = None, **more: Any) -> Any:
+def chat(
+    client: TestClient, messages: list[Any] | None = None, headers: Any = None, **more: Any
+) -> Any:
     model = client.get("/v1/models").json()["data"][0]["id"]
     body = {"model": model, "messages": messages or HELLO, "max_tokens": 12, **more}
     response = client.post("/v1/chat/completions", json=body, headers=headers)
@@ -38,17 +45,24 @@ def kinds(response: Any) -> dict[str, int]:
 def test_a_chat_response_has_openais_shape(talk: TestClient) -> None:
     got = chat(talk, max_tokens=12.0)  # to JSON 12.0 and 12 are the same number
     assert got["object"] == "chat.completion" and got["id"].startswith("chatcmpl-")
-    assert got["choices"][0]["finish_reason"] == "length" and got["choices"][0]["message"]["role"] == "assistant"
-    usage, reuse = got["usage"], got["ragkv"]["reuse"]
+    assert (
+        got["choices"][0]["finish_reason"] == "length"
+        and got["choices"][0]["message"]["role"] == "assistant"
+    )
+    usage = got["usage"]
+    reuse = got["ragkv"]["reuse"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (reuse["tokens"], 12)
     assert usage["total_tokens"] == reuse["tokens"] + 12
     assert usage["prompt_tokens_details"]["cached_tokens"] == reuse["exact"] + reuse["fused"]
 
 
 def test_a_chat_stream_has_the_same_content_as_the_whole_response(talk: TestClient) -> None:
-    exact = {"documents": DOCUMENTS, "ragkv": {"ratio": 1}}  # below 1, the answer depends on which entries are stored
+    # below 1, the answer depends on which entries are stored
+    exact = {"documents": DOCUMENTS, "ragkv": {"ratio": 1}}
     whole = chat(talk, **exact, stop=["zzzz"])
-    told = [data for _, data in chat(talk, **exact, stream=True, stream_options={"include_usage": True})]
+    told = [
+        data for _, data in chat(talk, **exact, stream=True, stream_options={"include_usage": True})
+    ]
     assert told.pop() == "[DONE]"
     assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(one["choices"][0]["delta"].get("content", "") for one in told[:-1])
@@ -67,12 +81,22 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(talk: TestClient) -
     assert said(chat(talk, max_tokens=40, stop=["never-said", stop])) == said(got)
 
 
-def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(talk: TestClient) -> None:
-    assert said(chat(talk)) == said(chat(talk, temperature=0)) == said(chat(talk, temperature=0.0, top_p=0.5))
+def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(
+    talk: TestClient,
+) -> None:
+    assert (
+        said(chat(talk))
+        == said(chat(talk, temperature=0))
+        == said(chat(talk, temperature=0.0, top_p=0.5))
+    )
     sampled = [said(chat(talk, temperature=1.5, seed=seed)) for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     assert said(chat(talk, top_p=0.9, seed=3)) == said(chat(talk, top_p=0.9, temperature=1, seed=3))
-    assert said(chat(talk, top_k=20, seed=3)) == said(chat(talk, top_k=20, temperature=1, seed=3)) != said(chat(talk))
+    assert (
+        said(chat(talk, top_k=20, seed=3))
+        == said(chat(talk, top_k=20, temperature=1, seed=3))
+        != said(chat(talk))
+    )
     notes = chat(talk, temperature=0, top_p=0.5)["ragkv"]["reuse"]["notes"]
     assert notes == ["decoding is greedy because temperature is 0: top_p has no effect"]
 
@@ -83,17 +107,30 @@ def test_log_probabilities_come_with_every_token_also_streamed(talk: TestClient)
     content = whole["choices"][0]["logprobs"]["content"]
     assert len(content) == 12 and all(len(one["top_logprobs"]) == 2 for one in content)
     for one in content:  # greedy: the token is the most probable one
-        assert one["logprob"] == one["top_logprobs"][0]["logprob"] >= one["top_logprobs"][1]["logprob"]
-    assert b"".join(bytes(one["bytes"]) for one in content).decode("utf-8", "replace").strip() == said(whole).strip()
+        assert (
+            one["logprob"] == one["top_logprobs"][0]["logprob"] >= one["top_logprobs"][1]["logprob"]
+        )
+    assert (
+        b"".join(bytes(one["bytes"]) for one in content).decode("utf-8", "replace").strip()
+        == said(whole).strip()
+    )
     assert chat(talk)["choices"][0]["logprobs"] is None
     streamed = [data for _, data in chat(talk, **how, stream=True)][:-1]
-    together = [one for chunk in streamed for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    together = [
+        one
+        for chunk in streamed
+        for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
     assert together == content
 
 
 @pytest.mark.parametrize("field", IGNORED)
-def test_a_field_without_effect_is_accepted_and_a_note_says_so(talk: TestClient, field: str) -> None:
-    assert chat(talk, **{field: {"any": "value"}})["ragkv"]["notes"] == [f"{field} is ignored: {IGNORED[field]}"]
+def test_a_field_without_effect_is_accepted_and_a_note_says_so(
+    talk: TestClient, field: str
+) -> None:
+    assert chat(talk, **{field: {"any": "value"}})["ragkv"]["notes"] == [
+        f"{field} is ignored: {IGNORED[field]}"
+    ]
     assert chat(talk, **{field: None})["ragkv"]["notes"] == []
     assert f"`{field}`" in (WORLD.parents[1] / "docs" / "api.md").read_text("utf-8")
 
@@ -115,19 +152,24 @@ def test_an_image_is_refused_and_the_error_says_that_it_should_be_text(client: T
     body = {"model": "reader", "messages": [{"role": "user", "content": content}]}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "messages.0.content.1.type: Input should be 'text'."
+    assert (
+        response.json()["error"]["message"] == "messages.0.content.1.type: Input should be 'text'."
+    )
 
 
 def test_documents_of_a_chat_are_chunks_whose_kv_is_stored(talk: TestClient) -> None:
     first = chat(talk, documents=DOCUMENTS)
     assert first["ragkv"]["reuse"]["missed_chunks"] == 2
     engine_of(talk.app).flush()
-    second = chat(talk, [{"role": "user", "content": "And who built the mill?"}], documents=DOCUMENTS[::-1])
+    second = chat(
+        talk, [{"role": "user", "content": "And who built the mill?"}], documents=DOCUMENTS[::-1]
+    )
     assert second["ragkv"]["reuse"]["missed_chunks"] == 0
     chunks = [span for span in second["ragkv"]["prompt"] if span["kind"] == "chunk"]
     assert [chunk["number"] for chunk in chunks] == [1, 2]
     assert [source["document_id"] for source in second["ragkv"]["sources"]] == ["1", "0"]
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > len(FACTS[0]) // 2  # the other one is computed
+    # the other one is computed
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > len(FACTS[0]) // 2
 
 
 def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> None:
@@ -135,11 +177,21 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
     client.post("/v1/collections/world/documents", files=corpus())
     cited = 0
     for one in questions()[:8]:
-        asked = client.post("/v1/ask", json={"question": one["question"], "collection": "world"}).json()
-        got = chat(client, [{"role": "user", "content": one["question"]}], rag={"collection": "world"}, max_tokens=64)
-        report, message = got["ragkv"], got["choices"][0]["message"]
+        asked = client.post(
+            "/v1/ask", json={"question": one["question"], "collection": "world"}
+        ).json()
+        got = chat(
+            client,
+            [{"role": "user", "content": one["question"]}],
+            rag={"collection": "world"},
+            max_tokens=64,
+        )
+        report = got["ragkv"]
+        message = got["choices"][0]["message"]
         numbers = [citation["number"] for citation in report["citations"]]
-        assert [source["text"] for source in report["sources"]] == [source["text"] for source in asked["sources"]]
+        assert [source["text"] for source in report["sources"]] == [
+            source["text"] for source in asked["sources"]
+        ]
         assert message["content"] == asked["answer"] + ("\u00a0" if numbers else "") + "".join(
             f"[{n}]" for n in numbers
         )
@@ -151,14 +203,20 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
     assert cited
 
 
-@pytest.mark.parametrize("said", ["rows[0]", "see list [2]", "x = [1]", "a[1][2]", "See [1] and [2]."])
+@pytest.mark.parametrize(
+    "said", ["rows[0]", "see list [2]", "x = [1]", "a[1][2]", "See [1] and [2]."]
+)
 def test_brackets_of_an_answer_stay_and_markers_of_the_server_go(said: str) -> None:
     assert without_markers(said) == said == without_markers(f"{said}\u00a0[3][12]")
 
 
 def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None:
     first = chat(talk)
-    messages = [*HELLO, {"role": "assistant", "content": said(first)}, {"role": "user", "content": "And when?"}]
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": said(first)},
+        {"role": "user", "content": "And when?"},
+    ]
     assert kinds(chat(talk, messages))["history exact"] > len(HELLO[0]["content"])
     edited = [{"role": "user", "content": "Who built the mill of Oro?"}, *messages[1:]]
     assert "history exact" not in kinds(chat(talk, edited))
@@ -179,14 +237,24 @@ def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None
 def test_an_answer_is_cut_to_what_fits(
     talk: TestClient, prompt_chars: int, asked: dict[str, int], tokens: int | None, note: str
 ) -> None:
-    body = {"model": "talker", "messages": [{"role": "user", "content": "x" * prompt_chars}], **asked}
+    body = {
+        "model": "talker",
+        "messages": [{"role": "user", "content": "x" * prompt_chars}],
+        **asked,
+    }
     response = talk.post("/v1/chat/completions", json=body)
     assert note in response.text
     if tokens is None:
-        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert (response.status_code, response.json()["error"]["code"]) == (
+            400,
+            "context_length_exceeded",
+        )
     else:
         got = response.json()
-        assert (got["choices"][0]["finish_reason"], got["usage"]["completion_tokens"]) == ("length", tokens)
+        assert (got["choices"][0]["finish_reason"], got["usage"]["completion_tokens"]) == (
+            "length",
+            tokens,
+        )
 
 
 def test_an_answer_that_is_cut_leaves_a_conversation_its_history(talk: TestClient) -> None:
@@ -201,7 +269,10 @@ def test_with_a_session_the_server_stores_the_conversation(talk: TestClient) -> 
     got = chat(talk, [{"role": "user", "content": "And when?"}], session_id="s")
     assert got["ragkv"]["session_id"] == "s"
     assert sum(span["tokens"] for span in got["ragkv"]["prompt"] if span["kind"] == "history") > 80
-    ignored = [{"role": "user", "content": "never looked at"}, {"role": "assistant", "content": "nor this"}]
+    ignored = [
+        {"role": "user", "content": "never looked at"},
+        {"role": "assistant", "content": "nor this"},
+    ]
     alike = []
     for name, more in (("f", []), ("g", ignored)):
         assert talk.post("/v1/sessions/s/fork", json={"to": name}).status_code == 201
@@ -228,8 +299,16 @@ def test_with_a_session_the_server_stores_the_conversation(talk: TestClient) -> 
         ({"stop": ["a"] * 5}, 400, "stop"),
         ({"messages": [{"role": "user", "content": []}]}, 400, "messages.0.content"),
         ({"messages": [{"role": "user", "content": ["a"]}]}, 400, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages.0.content.0.text"),
-        ({"tool_choice": "any", "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tool_choice"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            400,
+            "messages.0.content.0.text",
+        ),
+        (
+            {"tool_choice": "any", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            400,
+            "tool_choice",
+        ),
         ({"tool_choice": {"type": "tool"}, "tools": []}, 400, "tool_choice.type"),
         ({"Stop": 1}, 400, "Stop"),
         ({"temperature": 2.5}, 400, "temperature"),
@@ -248,7 +327,9 @@ def test_with_a_session_the_server_stores_the_conversation(talk: TestClient) -> 
 def test_a_wrong_chat_request_is_refused_and_names_the_field(
     client: TestClient, extra: dict[str, Any], status: int, param: str | None
 ) -> None:
-    response = client.post("/v1/chat/completions", json={"model": "reader", "messages": HELLO, **extra})
+    response = client.post(
+        "/v1/chat/completions", json={"model": "reader", "messages": HELLO, **extra}
+    )
     assert response.status_code == status, response.text
     if param is not None:
         assert response.json()["error"]["param"] == param

@@ -1,4 +1,6 @@
-"""Collections: stored documents are found, deleted ones leave nothing behind, tenants are separate."""
+"""Collections: stored documents are found, deleted ones leave nothing behind, tenants are
+separate.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,11 +38,17 @@ def test_collections_can_be_created_listed_shown_and_deleted(client: TestClient)
     assert [one["name"] for one in client.get("/v1/collections").json()["data"]] == ["a", "b"]
     assert client.get("/v1/collections/a").json()["chunks"] == 2
     assert client.delete("/v1/collections/a").json() == {"id": "a", "deleted": True}
-    assert client.get("/v1/collections/a").status_code == client.delete("/v1/collections/a").status_code == 404
+    assert (
+        client.get("/v1/collections/a").status_code
+        == client.delete("/v1/collections/a").status_code
+        == 404
+    )
     assert [one["name"] for one in client.get("/v1/collections").json()["data"]] == ["b"]
 
 
-def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(client: TestClient) -> None:
+def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(
+    client: TestClient,
+) -> None:
     filled(client)
     same = client.post(PATHS, json={"documents": [{"id": "0", "text": FACTS[0]}]}).json()
     nothing = {"encoded": 0, "present": 1, "failed": 0, "left": 0, "bytes_per_token": 4096}
@@ -55,12 +63,18 @@ def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(
 
 def test_an_uploaded_file_becomes_a_document_named_without_its_path(client: TestClient) -> None:
     client.post("/v1/collections", json={"name": "facts"})
-    assert upload(client, "../../etc/passwd.md", b"# Title\nThe harbour.").json()["added"] == ["passwd.md"]
-    assert upload(client, "C:\\docs\\b.TXT", b"\xef\xbb\xbfPlain text.").json()["added"] == ["b.TXT"]
+    assert upload(client, "../../etc/passwd.md", b"# Title\nThe harbour.").json()["added"] == [
+        "passwd.md"
+    ]
+    assert upload(client, "C:\\docs\\b.TXT", b"\xef\xbb\xbfPlain text.").json()["added"] == [
+        "b.TXT"
+    ]
     html = b"<html><head><title>Page</title></head><body><p>Words of a page.</p></body></html>"
     assert upload(client, "c.html", html).json()["added"] == ["c.html"]
     assert client.get(f"{PATHS}/c.html").json()["title"] == "Page"
-    lines = b'{"id": "x/1", "text": "First line."}\n{"text": "Second line.", "metadata": {"n": 2}}\n'
+    lines = (
+        b'{"id": "x/1", "text": "First line."}\n{"text": "Second line.", "metadata": {"n": 2}}\n'
+    )
     assert upload(client, "d.jsonl", lines).json()["added"] == ["x/1", "d.jsonl#2"]
     assert client.get(f"{PATHS}/x/1").json()["text"] == "First line."
 
@@ -79,14 +93,18 @@ def test_an_uploaded_file_becomes_a_document_named_without_its_path(client: Test
         ("x" * 300 + ".txt", b"x", 400),
     ],
 )
-def test_an_unreadable_file_is_refused(client: TestClient, name: str, data: bytes, status: int) -> None:
+def test_an_unreadable_file_is_refused(
+    client: TestClient, name: str, data: bytes, status: int
+) -> None:
     client.post("/v1/collections", json={"name": "facts"})
     response = upload(client, name, data)
     assert response.status_code == status and "/tmp" not in response.text, response.text
     assert client.get("/v1/collections/facts").json()["documents"] == 0
 
 
-def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(client: TestClient) -> None:
+def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(
+    client: TestClient,
+) -> None:
     filled(client, "one")
     filled(client, "two", FACTS[:1])
     assert entries(client) == 2
@@ -98,7 +116,9 @@ def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(clie
     assert entries(client) == 0
 
 
-def test_the_next_start_finishes_a_deletion_that_a_kill_interrupted(reader: Engine, tmp_path: Path) -> None:
+def test_the_next_start_finishes_a_deletion_that_a_kill_interrupted(
+    reader: Engine, tmp_path: Path
+) -> None:
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         filled(client, "kept", FACTS[:1])
@@ -119,10 +139,13 @@ def test_collections_sessions_and_kv_survive_a_restart(reader: Engine, tmp_path:
         assert client.get("/v1/sessions/s").json()["turns"] == 1
         fresh = client.post("/v1/ask", json={**asked, "session_id": "t"}).json()
         assert fresh["answer"] == first["answer"] and fresh["reuse"]["missed_chunks"] == 0
-        assert sum(fresh["reuse"]["bytes_by_tier"].values()) > 0  # a new process has read it, perhaps ahead
+        # a new process has read it, perhaps ahead
+        assert sum(fresh["reuse"]["bytes_by_tier"].values()) > 0
 
 
-def test_the_next_start_computes_the_kv_that_an_interrupted_ingestion_left_out(reader: Engine, tmp_path: Path) -> None:
+def test_the_next_start_computes_the_kv_that_an_interrupted_ingestion_left_out(
+    reader: Engine, tmp_path: Path
+) -> None:
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         filled(client, "other", FACTS[:1])
@@ -135,7 +158,10 @@ def test_the_next_start_computes_the_kv_that_an_interrupted_ingestion_left_out(r
 
 def test_deleting_a_text_deletes_unnamed_conversations(client: TestClient) -> None:
     filled(client)
-    body = {"model": "reader", "messages": [{"role": "user", "content": f"{FACTS[0]} Who built it?"}]}
+    body = {
+        "model": "reader",
+        "messages": [{"role": "user", "content": f"{FACTS[0]} Who built it?"}],
+    }
     client.post("/v1/chat/completions", json=body)
     engine = engine_of(client.app)
     assert engine.conversations.ids()
@@ -158,7 +184,9 @@ def two(reader: Engine, tmp_path: Path) -> Iterator[tuple[TestClient, TestClient
         yield one, client_of(app, second)
 
 
-def test_an_idle_tenant_is_closed_for_the_next_and_opened_again(two: tuple[TestClient, TestClient]) -> None:
+def test_an_idle_tenant_is_closed_for_the_next_and_opened_again(
+    two: tuple[TestClient, TestClient],
+) -> None:
     one, other = two
     tenants = service_of(one.app).tenants  # type: ignore[arg-type]
     filled(one)
@@ -169,22 +197,35 @@ def test_an_idle_tenant_is_closed_for_the_next_and_opened_again(two: tuple[TestC
     assert set(tenants.opened()) == {"alpha"}
 
 
-def test_documents_ingested_on_the_command_line_are_the_default_collection(reader: Engine, tmp_path: Path) -> None:
+def test_documents_ingested_on_the_command_line_are_the_default_collection(
+    reader: Engine, tmp_path: Path
+) -> None:
     with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
         rag = Rag(engine, tmp_path / "index", embedder=HashEmbedder())
         rag.ingest([Document("d", FACTS[0])])
         rag.close()
     with client_of(app_on(reader, tmp_path)) as client:
         assert client.get("/v1/collections").json()["data"][0]["name"] == "default"
-        assert client.post("/v1/ask", json={"question": "harbour"}).json()["sources"][0]["text"] == FACTS[0]
+        assert (
+            client.post("/v1/ask", json={"question": "harbour"}).json()["sources"][0]["text"]
+            == FACTS[0]
+        )
         filled(client, "index")  # the name of the folder in which the other one lies
-        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant, tenant.collections.lease("default") as opened:
+        with (
+            service_of(client.app).tenants.lease(ANONYMOUS) as tenant,
+            tenant.collections.lease("default") as opened,
+        ):
             client.get("/v1/collections/index/documents")
-        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant, tenant.collections.lease("default") as again:
+        with (
+            service_of(client.app).tenants.lease(ANONYMOUS) as tenant,
+            tenant.collections.lease("default") as again,
+        ):
             assert again is opened
         client.delete("/v1/collections/index")
         client.delete("/v1/collections/default")
-        assert client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()
+        assert (
+            client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()
+        )
 
 
 class Late(HashEmbedder):
@@ -199,7 +240,9 @@ class Late(HashEmbedder):
 
 
 def store(client: TestClient, count: int) -> Any:
-    documents = [{"id": str(number), "text": f"The mill {number} is new."} for number in range(count)]
+    documents = [
+        {"id": str(number), "text": f"The mill {number} is new."} for number in range(count)
+    ]
     client.post("/v1/collections", json={"name": "facts"})
     return client.post(PATHS, json={"documents": documents})
 
@@ -208,7 +251,9 @@ def test_documents_whose_embedding_is_cut_are_not_stored_and_their_vectors_are_k
     reader: Engine, tmp_path: Path
 ) -> None:
     embedder = Late()
-    with client_of(app_on(reader, tmp_path, embedder, limits=LimitsConfig(documents=100))) as client:
+    with client_of(
+        app_on(reader, tmp_path, embedder, limits=LimitsConfig(documents=100))
+    ) as client:
         assert store(client, 100).json()["error"]["code"] == "deadline_exceeded"
         assert client.get("/v1/collections/facts").json()["documents"] == 0
         embedder.late = False
@@ -216,7 +261,9 @@ def test_documents_whose_embedding_is_cut_are_not_stored_and_their_vectors_are_k
         assert len(embedder.embedded) == 100  # the first batch was committed
 
 
-def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is_left(client: TestClient) -> None:
+def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is_left(
+    client: TestClient,
+) -> None:
     client.get("/v1/collections")
     with ThreadPoolExecutor(1) as pool:
         with engine_of(client.app).scheduler.turn():  # no chunk can be computed
@@ -224,11 +271,17 @@ def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is
             wait_until(lambda: client.get("/v1/collections/facts").json().get("documents") == 60)
             service_of(client.app).cut()
         body = stored.result().json()
-    assert len(body["added"]) == 60 == body["chunks"]["encoded"] + body["chunks"]["left"] and body["chunks"]["left"] > 0
+    assert (
+        len(body["added"]) == 60 == body["chunks"]["encoded"] + body["chunks"]["left"]
+        and body["chunks"]["left"] > 0
+    )
 
 
-@pytest.mark.parametrize("count", [3, 8, 16])  # before the batch of two passages; within its layers; while it is scored
-def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(client: TestClient, count: int) -> None:
+# before the batch of two passages; within its layers; while it is scored
+@pytest.mark.parametrize("count", [3, 8, 16])
+def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(
+    client: TestClient, count: int
+) -> None:
     calls = iter(range(count))
 
     def check() -> None:
@@ -237,10 +290,18 @@ def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(client: Test
 
     store(client, 2)
     texts = [f"The mill {number} is new." for number in range(2)]
-    with service_of(client.app).tenants.lease(ANONYMOUS) as tenant, tenant.collections.lease("facts") as rag:
+    with (
+        service_of(client.app).tenants.lease(ANONYMOUS) as tenant,
+        tenant.collections.lease("facts") as rag,
+    ):
         assert tenant.engine.delete(texts) == 2
         tenant.engine.entries.encoder.make_scores()
         with stopped_by(check):
-            warmed = tenant.collections.warm("facts", rag, IngestReport(unchanged=("0", "1")), check)
+            warmed = tenant.collections.warm(
+                "facts", rag, IngestReport(unchanged=("0", "1")), check
+            )
         tenant.engine.flush()
-        assert next(calls, None) is None and len(tenant.engine.entries.lacking(texts)[0]) == 2 == warmed.left
+        assert (
+            next(calls, None) is None
+            and len(tenant.engine.entries.lacking(texts)[0]) == 2 == warmed.left
+        )

@@ -1,4 +1,6 @@
-"""The journal of deleted KV, and a follower's way through it. The follower's steps are called one by one."""
+"""The journal of deleted KV, and a follower's way through it. The follower's steps are called one
+by one.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,18 +43,25 @@ class Engine:
         return self.remotes_away
 
     def take(self) -> list[str]:
-        taken, self.dropped = self.dropped, []
+        taken = self.dropped
+        self.dropped = []
         return taken
 
 
 class Replica:
-    """A follower that runs on no thread, of a journal object of its own as in a process of its own."""
+    """A follower that runs on no thread, of a journal object of its own as in a process of
+    its own.
+    """
 
     def __init__(self, home: Path, name: str, is_new: bool = False) -> None:
-        self.journal, self.engine, self.forgot = DeletionJournal(home), Engine(is_new), 0
+        self.journal = DeletionJournal(home)
+        self.engine = Engine(is_new)
+        self.forgot = 0
         folder = home / name
         folder.mkdir(exist_ok=True)
-        self.follower = DeletionFollower(self.journal, self.engine, folder, lambda: ["a text"], self._forget, list)  # type: ignore[arg-type]
+        self.follower = DeletionFollower(
+            self.journal, self.engine, folder, lambda: ["a text"], self._forget, list
+        )  # type: ignore[arg-type]
 
     def _forget(self) -> None:
         self.forgot += 1
@@ -79,7 +88,9 @@ def test_a_text_that_is_stored_again_is_taken_out(tmp_path: Path) -> None:
     assert [NAMES[note.key] for note in journal.after(found.end).notes] == ["c"]
 
 
-def test_a_journal_is_bounded_and_says_what_it_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_is_bounded_and_says_what_it_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deletions, "KEPT", 3)
     journal = DeletionJournal(tmp_path)
     journal.add(named("a", "b"))
@@ -92,18 +103,24 @@ def test_a_journal_is_bounded_and_says_what_it_does_not_have(tmp_path: Path, mon
 
 
 def test_a_note_of_another_replica_is_applied_at_once_and_once_more(tmp_path: Path) -> None:
-    deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
+    deleting = Replica(tmp_path, "deleting")
+    replica = Replica(tmp_path, "replica")
     replica.follow()
     deleting.journal.add(named("a"))
     assert replica.follow() == ["a"]
-    assert replica.follow() == ["a"]  # a request may have stored it again while the text was deleted
+    # a request may have stored it again while the text was deleted
+    assert replica.follow() == ["a"]
     assert replica.follow(3) == []
     assert replica.forgot == 1
 
 
 @pytest.mark.parametrize("looks", range(4))
-def test_a_replica_that_is_killed_at_any_moment_follows_everything_after_its_start(tmp_path: Path, looks: int) -> None:
-    """It is killed after so many looks at the journal, before or after it has dropped what is noted."""
+def test_a_replica_that_is_killed_at_any_moment_follows_everything_after_its_start(
+    tmp_path: Path, looks: int
+) -> None:
+    """It is killed after so many looks at the journal, before or after it has dropped what is
+    noted.
+    """
     replica = Replica(tmp_path, "replica")
     replica.follow()
     replica.journal.add(named("a"))
@@ -113,8 +130,11 @@ def test_a_replica_that_is_killed_at_any_moment_follows_everything_after_its_sta
     assert again.follow(3) == []
 
 
-def test_a_replica_whose_remote_is_away_drops_here_and_again_when_it_is_back(tmp_path: Path) -> None:
-    deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
+def test_a_replica_whose_remote_is_away_drops_here_and_again_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    deleting = Replica(tmp_path, "deleting")
+    replica = Replica(tmp_path, "replica")
     replica.follow()
     deleting.journal.add(named("a"))
     replica.engine.remotes_away = ("redis",)
@@ -130,7 +150,8 @@ def test_a_replica_that_missed_more_than_is_kept_compares_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletions, "KEPT", 2)
-    deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
+    deleting = Replica(tmp_path, "deleting")
+    replica = Replica(tmp_path, "replica")
     replica.follow(3)
     deleting.journal.add(named("a", "b", "c", "d"))
     replica.follow()
@@ -150,8 +171,11 @@ def test_a_new_replica_follows_what_is_kept_and_compares_nothing(
     assert set(new.follow(3)) == {"b", "c"} and new.engine.retained is None
 
 
-def test_a_home_that_was_restored_from_a_backup_is_followed_from_its_beginning(tmp_path: Path) -> None:
-    deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
+def test_a_home_that_was_restored_from_a_backup_is_followed_from_its_beginning(
+    tmp_path: Path,
+) -> None:
+    deleting = Replica(tmp_path, "deleting")
+    replica = Replica(tmp_path, "replica")
     deleting.journal.add(named("a"))
     backup = (tmp_path / deletions.FILE).read_bytes()
     deleting.journal.add(named("b"))

@@ -37,7 +37,9 @@ def parser() -> DocumentParser:
     return DocumentParser(CONFIG)
 
 
-async def begun(parser: DocumentParser, check: Check = no_check) -> "tuple[asyncio.Future[Parsed], int]":
+async def begun(
+    parser: DocumentParser, check: Check = no_check
+) -> "tuple[asyncio.Future[Parsed], int]":
     """A long parsing that has begun, and the id of its process."""
     task = asyncio.ensure_future(asyncio.to_thread(parser.parse, UPLOAD, SLOW, check))
     while not (found := [child.pid for child in active_children() if child.name == "ragkv-parse"]):
@@ -48,25 +50,38 @@ async def begun(parser: DocumentParser, check: Check = no_check) -> "tuple[async
 
 def test_files_become_documents_with_their_metadata_and_pages(parser: DocumentParser) -> None:
     lines = b'{"id": "x", "text": "Two \\u00e9\\ud83d\\ude00", "metadata": {"n": [1, {"a": null}]}}'
-    body = uploads.form([("a.txt", b"One."), ("b.jsonl", lines), ("c.pdf", uploads.shared_stream_pdf(2, 2))])
+    body = uploads.form(
+        [("a.txt", b"One."), ("b.jsonl", lines), ("c.pdf", uploads.shared_stream_pdf(2, 2))]
+    )
     first, second, third = parser.parse(UPLOAD, body).documents
     assert first == Document("a.txt", "One.", "a.txt")
     assert second == Document("x", "Two é😀", "b.jsonl", {"n": [1, {"a": None}]})
     assert third.id == "c.pdf" and len(third.page_starts) == 2
 
 
-@pytest.mark.parametrize("name", ["a.docx", "a.pptx", "a.xlsx", "a.epub", "rows.csv", "README", "code.py", "notes.MD"])
+@pytest.mark.parametrize(
+    "name", ["a.docx", "a.pptx", "a.xlsx", "a.epub", "rows.csv", "README", "code.py", "notes.MD"]
+)
 def test_what_the_commands_read_is_taken(parser: DocumentParser, name: str) -> None:
     make = getattr(sample_files, Path(name).suffix[1:], lambda: b"a,b\n1,2\n")
     (document,) = parser.parse(UPLOAD, uploads.form([(name, make())])).documents
     assert document.id.startswith(name) and document.text
 
 
-def test_documents_are_split_in_the_process_as_they_would_be_here(parser: DocumentParser, reader: Engine) -> None:
+def test_documents_are_split_in_the_process_as_they_would_be_here(
+    parser: DocumentParser, reader: Engine
+) -> None:
     count = reader.model.count_tokens
     assert isinstance(count, TokenCounter) and count.can_be_pickled
     splitter = Splitter(count, 16, reader.model.identity.tokenizer)
-    body = uploads.form([("a.md", "# A\n\nOne <|im_end|> two. Drei\u00df\u0301 \U0001f600.\n\n## B\n\n".encode() * 40)])
+    body = uploads.form(
+        [
+            (
+                "a.md",
+                "# A\n\nOne <|im_end|> two. Drei\u00df\u0301 \U0001f600.\n\n## B\n\n".encode() * 40,
+            )
+        ]
+    )
     parsed = parser.parse(replace(UPLOAD, splitter=splitter), body)
     [document] = parsed.documents
     assert parsed.split_by == splitter.fingerprint and len(parsed.passages["a.md"]) > 20
@@ -80,7 +95,11 @@ def test_documents_are_split_in_the_process_as_they_would_be_here(parser: Docume
         (replace(CONFIG, cpu_s=1), SLOW, "parsing.cpu_s"),
         (replace(CONFIG, memory_bytes=16 * MIB), SLOW, "parsing.memory_bytes"),
         # A library in Rust aborts the process when it gets no memory.
-        (replace(CONFIG, memory_bytes=64 * MIB), uploads.many_values(5_000_000), "parsing.memory_bytes"),
+        (
+            replace(CONFIG, memory_bytes=64 * MIB),
+            uploads.many_values(5_000_000),
+            "parsing.memory_bytes",
+        ),
     ],
 )
 def test_an_upload_above_its_time_or_memory_gets_an_error_that_names_the_setting(
@@ -102,7 +121,9 @@ async def test_a_process_that_is_killed_fails_its_upload_alone(parser: DocumentP
     assert parser.parse(UPLOAD, FAST)
 
 
-def test_a_system_that_starts_no_process_gives_503(parser: DocumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_starts_no_process_gives_503(
+    parser: DocumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused = raising(BlockingIOError("Resource temporarily unavailable"))
     with monkeypatch.context() as full:
         full.setattr("multiprocessing.forkserver.connect_to_new_process", refused)
@@ -112,7 +133,9 @@ def test_a_system_that_starts_no_process_gives_503(parser: DocumentParser, monke
     assert parser.parse(UPLOAD, FAST)
 
 
-async def test_one_tenant_never_has_all_places_and_waiting_too_long_gives_503(parser: DocumentParser) -> None:
+async def test_one_tenant_never_has_all_places_and_waiting_too_long_gives_503(
+    parser: DocumentParser,
+) -> None:
     async def try_place(tenant: str) -> None:
         async with parser.place(tenant):
             pass
@@ -120,7 +143,10 @@ async def test_one_tenant_never_has_all_places_and_waiting_too_long_gives_503(pa
     async with parser.place("a"):
         with pytest.raises(ApiError, match=r"parsing\.wait_s") as raised:
             await asyncio.ensure_future(try_place("a"))
-        assert (raised.value.status, raised.value.code) == (503, "uploads_busy") and raised.value.retry_after_s
+        assert (raised.value.status, raised.value.code) == (
+            503,
+            "uploads_busy",
+        ) and raised.value.retry_after_s
         await asyncio.ensure_future(try_place("b"))
     await try_place("a")
 

@@ -1,4 +1,6 @@
-"""The last event of a turn of a named conversation is sent when the turn is on disk, for a bounded time."""
+"""The last event of a turn of a named conversation is sent when the turn is on disk, for a bounded
+time.
+"""
 
 import errno
 import threading
@@ -25,7 +27,8 @@ class HeldDisk:
     """Manifests are written only while `free` is set."""
 
     def __init__(self) -> None:
-        self.free, self.asked = threading.Event(), threading.Event()
+        self.free = threading.Event()
+        self.asked = threading.Event()
         self.free.set()
 
     def write(self, path: Path, *data: bytes) -> None:
@@ -97,7 +100,9 @@ def test_an_answer_whose_turn_could_not_be_written_says_so(
     assert any("No space left" in note for note in report["reuse"]["notes"])
 
 
-def test_a_copied_conversation_is_on_disk_when_the_response_comes(client: TestClient, tmp_path: Path) -> None:
+def test_a_copied_conversation_is_on_disk_when_the_response_comes(
+    client: TestClient, tmp_path: Path
+) -> None:
     filled(client)
     client.post("/v1/ask", json=QUESTION)
     (folder,) = tmp_path.rglob("sessions")

@@ -23,8 +23,12 @@ TREE = [
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "kind", "code"), TREE, ids=lambda one: type(one).__name__)
-def test_every_ragkv_error_has_its_status_and_code(error: Exception, status: int, kind: str, code: str | None) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"), TREE, ids=lambda one: type(one).__name__
+)
+def test_every_ragkv_error_has_its_status_and_code(
+    error: Exception, status: int, kind: str, code: str | None
+) -> None:
     found = as_api_error(error)
     assert (found.status, found.type, found.code) == (status, kind, code)
     assert (status == 500) != (found.message == str(error))
@@ -61,8 +65,11 @@ def test_every_bad_request_gets_the_error_shape(
     assert status != 405 or response.headers["allow"] == "POST"
 
 
-def test_a_refused_method_is_told_all_that_its_path_has(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.app, "openapi", None)  # it would hold the event loop for half a second
+def test_a_refused_method_is_told_all_that_its_path_has(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # it would hold the event loop for half a second
+    monkeypatch.setattr(client.app, "openapi", None)
     for path in ("/v1/sessions/s", "/v1/collections/facts/documents/x"):
         assert client.options(path).headers["allow"] == "DELETE, GET"
     assert client.post("/static/x").headers["allow"] == "GET, HEAD"  # of what is not described
@@ -74,7 +81,9 @@ def test_the_openapi_document_is_made_once(client: Any, monkeypatch: pytest.Monk
     assert [client.get("/openapi.json").json() for _ in range(2)] == [{}, {}] and made == [1]
 
 
-def test_an_unexpected_error_becomes_a_bare_500(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_becomes_a_bare_500(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled(client)
     monkeypatch.setattr(engine_of(client.app), "stream", raising(RuntimeError("the secret")))
     whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
@@ -82,4 +91,5 @@ def test_an_unexpected_error_becomes_a_bare_500(client: TestClient, monkeypatch:
     told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})
     assert told.status_code == 200 and "event: error" in told.text and "secret" not in told.text
     body = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    assert client.post("/v1/chat/completions", json=body).status_code == 500  # before the first token
+    # before the first token
+    assert client.post("/v1/chat/completions", json=body).status_code == 500

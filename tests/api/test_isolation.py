@@ -1,4 +1,6 @@
-"""A tenant never sees another tenant's documents, conversations or entries, nor counts that reveal them."""
+"""A tenant never sees another tenant's documents, conversations or entries, nor counts that reveal
+them.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,8 @@ SECRET = "The password of the vault in Zanzibar is heliotrope-9."
 @pytest.fixture
 def two_keys(tmp_path: Path) -> Iterator[tuple[TestClient, dict[str, str], dict[str, str]]]:
     """A client, and the headers of two keys of different tenants."""
-    a, b = key(tmp_path, "a"), key(tmp_path, "b")
+    a = key(tmp_path, "a")
+    b = key(tmp_path, "b")
     with whole(tmp_path) as client:
         yield client, a, b
 
@@ -43,7 +46,8 @@ def _chat(client: TestClient, headers: dict[str, str], text: str, **more: Any) -
 
 def _counts(reuse: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: reuse[name] for name in ("exact", "fused", "recomputed", "computed", "missed_chunks", "bytes_by_tier")
+        name: reuse[name]
+        for name in ("exact", "fused", "recomputed", "computed", "missed_chunks", "bytes_by_tier")
     }
 
 
@@ -75,7 +79,10 @@ def test_another_tenants_collections_are_not_found(two_keys: TwoKeys) -> None:
     ):
         theirs = client.request(method, path, json=body, headers=a)
         never = client.request(
-            method, path.replace("/c", "/c-never", 1) if "/c/" in path else path, json=body, headers=a
+            method,
+            path.replace("/c", "/c-never", 1) if "/c/" in path else path,
+            json=body,
+            headers=a,
         )
         assert theirs.status_code == 404, (method, path, theirs.text)
         assert "heliotrope" not in theirs.text
@@ -87,7 +94,9 @@ def test_two_tenants_may_use_the_same_collection_name(two_keys: TwoKeys) -> None
     client, a, b = two_keys
     ingest(client, [{"id": "d", "text": SECRET}], b)
     ingest(client, [{"id": "d", "text": "Nothing to see."}], a)
-    hits = client.post("/v1/collections/c/search", json={"query": "password vault"}, headers=a).json()["hits"]
+    hits = client.post(
+        "/v1/collections/c/search", json={"query": "password vault"}, headers=a
+    ).json()["hits"]
     assert [hit["text"] for hit in hits if "heliotrope" in hit["text"]] == []
     assert client.delete("/v1/collections/c", headers=a).status_code == 200
     assert client.get("/v1/collections/c/documents/d", headers=b).status_code == 200
@@ -144,7 +153,8 @@ def test_quotas_for_documents_and_sessions_hold(tmp_path: Path) -> None:
         assert client.get("/v1/collections/c", headers=a).json()["documents"] == 0
         assert ingest(client, docs[:3], a).status_code == 201
         assert ingest(client, docs[:3], a).status_code == 201  # no new document
-        assert ingest(client, docs[3:4], a, name="other").status_code == 403  # the quota counts all collections
+        # the quota counts all collections
+        assert ingest(client, docs[3:4], a, name="other").status_code == 403
         changed = [{**docs[0], "text": "Changed text."}]
         assert ingest(client, changed, a).status_code == 201  # still three documents
         client.delete(f"/v1/collections/c/documents/{docs[0]['id']}", headers=a)
@@ -161,13 +171,22 @@ def test_quotas_for_documents_and_sessions_hold(tmp_path: Path) -> None:
 
 def _files_with(home: Path, *words: str) -> list[str]:
     held = {path: path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file()}
-    return [f"{path.relative_to(home)}: {word}" for path in held for word in words if word.encode() in held[path]]
+    return [
+        f"{path.relative_to(home)}: {word}"
+        for path in held
+        for word in words
+        if word.encode() in held[path]
+    ]
 
 
 def test_a_deleted_document_leaves_no_text_and_no_entry(tmp_path: Path) -> None:
     a = key(tmp_path, "a")
     with whole(tmp_path) as client:
-        ingest(client, [{"id": "d", "text": SECRET}, {"id": "e", "text": "Kiralus signs letters as Gorax."}], a)
+        ingest(
+            client,
+            [{"id": "d", "text": SECRET}, {"id": "e", "text": "Kiralus signs letters as Gorax."}],
+            a,
+        )
         found = ask(client, "What is the password of the vault?", a).json()
         assert any("heliotrope" in source["text"] for source in found["sources"])
         before = _entries(client, a)[-1]  # on disk

@@ -33,7 +33,9 @@ def test_a_key_is_stored_as_a_digest_and_found_by_its_text(file: KeyFile) -> Non
 def test_only_the_owner_can_read_the_key_file(file: KeyFile) -> None:
     file.add("alice")
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-    assert [path.name for path in file.path.parent.iterdir() if path.suffix != ".lock"] == ["keys.json"]
+    assert [path.name for path in file.path.parent.iterdir() if path.suffix != ".lock"] == [
+        "keys.json"
+    ]
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -63,7 +65,9 @@ def test_only_the_exact_key_text_is_accepted(file: KeyFile, wrong: Callable[[str
     (secret, _), (other, _) = file.add("alice"), file.add("bob")
     ring = KeyRing(file.path)
     assert ring.principal(secret) is not None
-    assert ring.principal(wrong(secret)) is None and ring.principal(secret[:16] + other[16:]) is None
+    assert (
+        ring.principal(wrong(secret)) is None and ring.principal(secret[:16] + other[16:]) is None
+    )
 
 
 def test_a_running_server_notices_new_and_revoked_keys(file: KeyFile) -> None:
@@ -79,7 +83,9 @@ def test_a_running_server_notices_new_and_revoked_keys(file: KeyFile) -> None:
     assert ring.principal(other) is not None
 
 
-def test_a_key_stays_required_after_the_last_is_revoked_or_the_file_is_removed(file: KeyFile) -> None:
+def test_a_key_stays_required_after_the_last_is_revoked_or_the_file_is_removed(
+    file: KeyFile,
+) -> None:
     secret, key = file.add("alice")
     ring = KeyRing(file.path)
     file.revoke(key.id)
@@ -92,7 +98,9 @@ def test_a_key_stays_required_after_the_last_is_revoked_or_the_file_is_removed(f
     assert ring.exists
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": [{}], "quotas": {}}', '{"keys": 5, "quotas": {}}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"keys": [{}], "quotas": {}}', '{"keys": 5, "quotas": {}}', "\xff"]
+)
 def test_a_damaged_key_file_raises_a_config_error(file: KeyFile, text: str) -> None:
     file.path.parent.mkdir()
     file.path.write_bytes(text.encode("latin-1"))
@@ -109,7 +117,9 @@ def test_an_expired_key_is_refused(file: KeyFile) -> None:
     assert ring.principal(long) is not None
 
 
-@pytest.mark.parametrize("tenant", ["", "..", "a/b", "A", "-a", "a" * 65, "a\n", "con.", ".hidden", "a b"])
+@pytest.mark.parametrize(
+    "tenant", ["", "..", "a/b", "A", "-a", "a" * 65, "a\n", "con.", ".hidden", "a b"]
+)
 def test_a_tenants_name_cannot_be_a_path(file: KeyFile, tenant: str) -> None:
     with pytest.raises(InputError, match="Tenant"):
         file.add("x", tenant=tenant)
@@ -127,7 +137,9 @@ def test_listening_beyond_loopback_needs_keys_or_no_auth(file: KeyFile) -> None:
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
     check_network_exposure(ServeConfig(home=home), KeyRing(file.path))
-    check_network_exposure(ServeConfig(host="::", auth=AuthConfig(required=False)), KeyRing(file.path))
+    check_network_exposure(
+        ServeConfig(host="::", auth=AuthConfig(required=False)), KeyRing(file.path)
+    )
     file.add("alice")
     check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
 
@@ -140,11 +152,19 @@ def test_the_command_line_shows_a_key_only_once(tmp_path: Path) -> None:
     secret = next(line for line in made.output.splitlines() if line.startswith("rk-"))
     assert made.stdout.strip().splitlines()[-1] == secret
     principal = KeyRing(tmp_path / "keys.json").principal(secret)
-    assert principal is not None and (principal.quota.documents, principal.rate.requests_per_minute) == (5, 10)
-    listed = run(app, ["keys", "list", *home]).output + run(app, ["keys", "list", "--json", *home]).output
+    assert principal is not None and (
+        principal.quota.documents,
+        principal.rate.requests_per_minute,
+    ) == (5, 10)
+    listed = (
+        run(app, ["keys", "list", *home]).output
+        + run(app, ["keys", "list", "--json", *home]).output
+    )
     assert principal.key_id in listed and "documents 5" in listed
     assert secret[16:] not in listed and digest_of(secret) not in listed
-    other = json.loads(run(app, ["keys", "add", "alice", "--tenant", principal.tenant, "--json", *home]).stdout)
+    other = json.loads(
+        run(app, ["keys", "add", "alice", "--tenant", principal.tenant, "--json", *home]).stdout
+    )
     assert run(app, ["keys", "revoke", principal.key_id, *home]).exit_code == 0
     ring = KeyRing(tmp_path / "keys.json")
     assert ring.principal(secret) is None and ring.principal(other["key"]) is not None

@@ -24,18 +24,24 @@ from .helpers import app_on, on_port
 
 pytestmark = [
     pytest.mark.enable_socket,
-    # Warnings of `ChatOpenAI` itself, about its own objects and about classes of pydantic's first version.
+    # Warnings of `ChatOpenAI` itself, about its own objects and about classes of pydantic's first
+    # version.
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
     pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema:UserWarning"),
 ]
-SERVED: dict[str, Any] = {"api_key": "none"}  # arguments of the clients; the fixture adds the address
+# arguments of the clients; the fixture adds the address
+SERVED: dict[str, Any] = {"api_key": "none"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _server(talker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     home: Path = tmp_path_factory.mktemp("served")
-    once = httpx.Limits(max_keepalive_connections=0)  # a connection belongs to an event loop, and each test has its own
-    with on_port(app_on(talker, home, model=str(home / "talker"))) as url, httpx.Client(trust_env=False) as client:
+    # a connection belongs to an event loop, and each test has its own
+    once = httpx.Limits(max_keepalive_connections=0)
+    with (
+        on_port(app_on(talker, home, model=str(home / "talker"))) as url,
+        httpx.Client(trust_env=False) as client,
+    ):
         SERVED["base_url"], SERVED["http_client"] = f"{url}/v1", client
         SERVED["http_async_client"] = httpx.AsyncClient(trust_env=False, limits=once)
         yield
@@ -64,7 +70,9 @@ class TestChat(UnaidedChatTests):
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         documents = [{"text": "The harbour of Oro was built by Lena Moss, who came from far away."}]
-        llm = ChatOpenAI(**self.chat_model_params, extra_body={"documents": documents, "session_id": "s"})
+        llm = ChatOpenAI(
+            **self.chat_model_params, extra_body={"documents": documents, "session_id": "s"}
+        )
         llm.invoke("Who built it?")
         return joined(llm.stream("And when?")) if stream else llm.invoke("And when?")
 

@@ -1,4 +1,6 @@
-"""Rates and quotas: a key's requests and tokens per minute, a tenant's documents and sessions; slow clients."""
+"""Rates and quotas: a key's requests and tokens per minute, a tenant's documents and sessions; slow
+clients.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,20 +29,30 @@ def test_a_key_above_its_rate_gets_429_with_retry_after(small: TestClient, tmp_p
     assert small.get("/livez").status_code == 200
 
 
-def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient, tmp_path: Path) -> None:
+def test_answers_and_embeddings_use_up_the_tokens_of_their_key(
+    small: TestClient, tmp_path: Path
+) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=RateLimit(tokens_per_minute=80))
     headers = {"authorization": f"Bearer {secret}"}
-    assert small.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 prompt tokens, 5 answer tokens
-    assert [small.post("/v1/embeds", headers=headers).status_code for _ in range(2)] == [200, 200]  # 3 are left
+    # 42 prompt tokens, 5 answer tokens
+    assert small.post("/v1/answers", json={}, headers=headers).status_code == 200
+    # 3 are left
+    assert [small.post("/v1/embeds", headers=headers).status_code for _ in range(2)] == [200, 200]
     assert small.post("/v1/embeds", headers=headers).status_code == 429
 
 
 @pytest.mark.parametrize("what", ["documents", "sessions", "collections"])
 def test_a_request_above_a_quota_gets_403_that_names_the_limit_and_its_source(what: Held) -> None:
-    own, default = Principal("a", "a", "a", Quota(3, 3, 3, 3, 3)), QuotaConfig(3, 3, 3)
-    for who, quotas, source in ((own, QuotaConfig(), "of this key's tenant"), (ANONYMOUS, default, "the setting quot")):
+    own = Principal("a", "a", "a", Quota(3, 3, 3, 3, 3))
+    default = QuotaConfig(3, 3, 3)
+    for who, quotas, source in (
+        (own, QuotaConfig(), "of this key's tenant"),
+        (ANONYMOUS, default, "the setting quot"),
+    ):
         check_quota(who, what, 2, 1, quotas)
-        with pytest.raises(ApiError, match=rf"quota is 3 {what} \({source}.*; 3 are there") as caught:
+        with pytest.raises(
+            ApiError, match=rf"quota is 3 {what} \({source}.*; 3 are there"
+        ) as caught:
             check_quota(who, what, 3, 1, quotas)
         assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
 
@@ -50,7 +62,10 @@ def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota(tmp_path
     with whole(tmp_path, quotas=QuotaConfig(documents=1)) as client, ThreadPoolExecutor(4) as pool:
         client.post("/v1/collections", json={"name": "c"})
         statuses = list(
-            pool.map(lambda n: ingest(client, [{"id": f"{n}", "text": f"Mill {n}."}]).status_code, range(4))
+            pool.map(
+                lambda n: ingest(client, [{"id": f"{n}", "text": f"Mill {n}."}]).status_code,
+                range(4),
+            )
         )
     assert sorted(statuses) == [201, 403, 403, 403]
 
@@ -66,7 +81,8 @@ def test_documents_and_kv_share_the_disk_and_above_it_documents_are_refused(tmp_
             assert disk["used_bytes"] <= disk["capacity_bytes"]
             return int(disk["capacity_bytes"])
 
-        empty, text = kv(), " ".join(f"word{n}" for n in range(20_000))
+        empty = kv()
+        text = " ".join(f"word{n}" for n in range(20_000))
         assert empty == 2 * MIB and ingest(client, [{"id": "a", "text": text}]).status_code == 201
         filled = kv()
         assert filled < empty - 2 * len(text)

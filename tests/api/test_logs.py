@@ -19,18 +19,23 @@ from ragkv.api.settings import LogConfig
 
 
 @pytest.fixture
-def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+def written(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[io.StringIO]:
     """What is logged, as JSON or in the format that a test names."""
     root = logging.getLogger()
     names = ("", "ragkv", "uvicorn", "uvicorn.error", "uvicorn.access")
-    before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names}
+    before = {
+        name: (logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names
+    }
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     configure_logging(LogConfig(format=getattr(request, "param", "json")))
     yield stream
     for name, (handlers, level) in before.items():
         known = root if not name else logging.getLogger(name)
-        known.handlers, known.propagate = handlers, True
+        known.handlers = handlers
+        known.propagate = True
         known.setLevel(level)
     structlog.reset_defaults()
 
@@ -47,12 +52,25 @@ def test_a_request_writes_one_access_line_with_key_route_tokens_and_duration(
     small.post("/v1/answers", json={"question": "a private question"}, headers=headers)
     (line,) = [line for line in _lines(written) if line["event"] == "request"]
     assert line.pop("duration_s") >= 0 and line.pop("timestamp")
-    where = {"event": "request", "level": "info", "logger": "ragkv.api", "request_id": "mine", "key": key.id}
+    where = {
+        "event": "request",
+        "level": "info",
+        "logger": "ragkv.api",
+        "request_id": "mine",
+        "key": key.id,
+    }
     what = {"method": "POST", "route": "/v1/answers", "status": 200}
-    assert line == where | what | {"prompt_tokens": 42, "reused_tokens": 30, "answer_tokens": 5, "ttft_s": 0.1}
+    assert line == where | what | {
+        "prompt_tokens": 42,
+        "reused_tokens": 30,
+        "answer_tokens": 5,
+        "ttft_s": 0.1,
+    }
 
 
-def test_no_log_line_holds_user_text_or_a_key(small: TestClient, tmp_path: Path, written: io.StringIO) -> None:
+def test_no_log_line_holds_user_text_or_a_key(
+    small: TestClient, tmp_path: Path, written: io.StringIO
+) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice")
     headers = {"authorization": f"Bearer {secret}"}
     small.get("/v1/fails/sesame", headers=headers)

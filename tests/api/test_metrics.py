@@ -16,7 +16,16 @@ from ragkv.store import StoreStats, TierKind, TierStats
 
 from .small_app import REUSE, TIMING, small_client
 
-KNOWN_LABELS = {"part", "state", "tenant", "tier", "le", "http_route", "http_request_method", "version"}
+KNOWN_LABELS = {
+    "part",
+    "state",
+    "tenant",
+    "tier",
+    "le",
+    "http_route",
+    "http_request_method",
+    "version",
+}
 KNOWN_LABELS |= {"replica", "remote", "reason"}
 KNOWN_LABELS |= {"http_response_status_code", "implementation", "major", "minor", "patchlevel"}
 
@@ -48,9 +57,13 @@ def test_an_answer_is_recorded_as_a_whole_and_in_its_parts() -> None:
     assert found["ragkv_time_to_first_token_part_seconds_sum", "queue"] == pytest.approx(0.02)
     assert found["ragkv_time_to_first_token_part_seconds_sum", "prefill"] == pytest.approx(0.1)
     assert found["ragkv_time_to_first_token_part_seconds_count", "fuse"] == 2
-    assert found["gen_ai_server_time_per_output_token_seconds_count",] == 1  # one token has no token after the first
+    # one token has no token after the first
+    assert found["gen_ai_server_time_per_output_token_seconds_count",] == 1
     assert found["gen_ai_server_time_per_output_token_seconds_sum",] == pytest.approx(0.1)
-    states = [found["ragkv_prompt_tokens_total", state] for state in ("exact", "fused", "recomputed", "computed")]
+    states = [
+        found["ragkv_prompt_tokens_total", state]
+        for state in ("exact", "fused", "recomputed", "computed")
+    ]
     assert states == [20, 40, 10, 14]
     assert found["ragkv_answer_tokens_total",] == 6
     assert found["ragkv_missed_chunks_total",] == 2
@@ -91,7 +104,11 @@ def test_requests_are_recorded_by_route_template_not_by_path(tmp_path: Path) -> 
         ({"auth": AuthConfig(metrics_token="t0ken")}, {}, 401),
         ({"auth": AuthConfig(metrics_token="t0ken")}, {"authorization": "Bearer t0ke"}, 401),
         ({"auth": AuthConfig(metrics_token="t0ken")}, {"authorization": "Bearer t0ken"}, 200),
-        ({"host": "0.0.0.0", "auth": AuthConfig(metrics_token="t0ken")}, {"authorization": "Bearer t0ken"}, 200),
+        (
+            {"host": "0.0.0.0", "auth": AuthConfig(metrics_token="t0ken")},
+            {"authorization": "Bearer t0ken"},
+            200,
+        ),
     ],
 )
 def test_metrics_are_for_this_machine_or_holders_of_the_token(
@@ -101,4 +118,6 @@ def test_metrics_are_for_this_machine_or_holders_of_the_token(
     with small_client(ServeConfig(home=str(tmp_path), **config)) as it:
         assert it.get("/metrics", headers=headers).status_code == status
         if "auth" in config:
-            assert it.get("/metrics", headers={"authorization": f"Bearer {secret}"}).status_code == 401
+            assert (
+                it.get("/metrics", headers={"authorization": f"Bearer {secret}"}).status_code == 401
+            )

@@ -1,4 +1,6 @@
-"""The middleware: request ids, keys, hosts and origins, content types and sizes; errors of one shape."""
+"""The middleware: request ids, keys, hosts and origins, content types and sizes; errors of one
+shape.
+"""
 
 import re
 from collections.abc import Iterator
@@ -41,7 +43,10 @@ def small(tmp_path: Path) -> Iterator[TestClient]:
 
 
 def test_a_response_has_the_requests_id_or_a_new_one(small: TestClient) -> None:
-    assert small.get("/livez", headers={"x-request-id": "mine-1.2_3"}).headers["x-request-id"] == "mine-1.2_3"
+    assert (
+        small.get("/livez", headers={"x-request-id": "mine-1.2_3"}).headers["x-request-id"]
+        == "mine-1.2_3"
+    )
     made = {small.get("/livez").headers["x-request-id"] for _ in range(3)}
     assert len(made) == 3 and all(re.fullmatch(r"req-[0-9a-f]{32}", name) for name in made)
 
@@ -73,14 +78,27 @@ def test_a_request_needs_a_valid_key_once_there_is_one(small: TestClient, tmp_pa
         response = small.post("/v1/echo", json={}, headers=headers)
         _refused(response, 401, "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
-    assert small.post("/v1/echo", json={}, headers={"authorization": f"bearer  {secret}"}).json()["tenant"] == key.id
+    assert (
+        small.post("/v1/echo", json={}, headers={"authorization": f"bearer  {secret}"}).json()[
+            "tenant"
+        ]
+        == key.id
+    )
     KeyFile(tmp_path / "keys.json").revoke(key.id)
-    _refused(small.post("/v1/echo", json={}, headers={"authorization": f"Bearer {secret}"}), 401, "invalid_api_key")
+    _refused(
+        small.post("/v1/echo", json={}, headers={"authorization": f"Bearer {secret}"}),
+        401,
+        "invalid_api_key",
+    )
 
 
-def test_without_a_key_unknown_and_known_paths_both_get_401(small: TestClient, tmp_path: Path) -> None:
+def test_without_a_key_unknown_and_known_paths_both_get_401(
+    small: TestClient, tmp_path: Path
+) -> None:
     KeyFile(tmp_path / "keys.json").add("alice")
-    assert {small.get(path).status_code for path in ("/v1/echo", "/v1/nowhere", "/nowhere", "/v1")} == {401}
+    assert {
+        small.get(path).status_code for path in ("/v1/echo", "/v1/nowhere", "/nowhere", "/v1")
+    } == {401}
     assert small.get("/livez").status_code == 200
     assert small.get("/static/../v1/stream").status_code == 401
     assert small.get("/static/%2e%2e/v1/stream").status_code in (401, 404)
@@ -108,7 +126,9 @@ def test_a_server_reachable_by_others_refuses_requests_without_keys(tmp_path: Pa
         ("[", 403),
     ],
 )
-def test_without_keys_only_loopback_host_names_are_accepted(small: TestClient, host: str, status: int) -> None:
+def test_without_keys_only_loopback_host_names_are_accepted(
+    small: TestClient, host: str, status: int
+) -> None:
     assert small.get("/v1/stream", headers={"host": host}).status_code == status
     assert small.get("/livez", headers={"host": host}).status_code == status
 
@@ -147,12 +167,20 @@ def test_a_configured_origin_may_call_and_read(tmp_path: Path) -> None:
     origin = "https://docs.example"
     with small_client(_config(tmp_path, cors_origins=(origin,))) as it:
         asked = {"origin": origin, "access-control-request-method": "POST"}
-        allowed = it.options("/v1/echo", headers={**asked, "access-control-request-headers": "authorization"})
-        assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == origin
+        allowed = it.options(
+            "/v1/echo", headers={**asked, "access-control-request-headers": "authorization"}
+        )
+        assert (
+            allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == origin
+        )
         response = it.post("/v1/echo", json={}, headers={"origin": origin})
         assert response.headers["access-control-allow-origin"] == origin
         assert "access-control-allow-credentials" not in response.headers
-        _refused(it.post("/v1/echo", json={}, headers={"origin": "https://other.example"}), 403, "cross_origin")
+        _refused(
+            it.post("/v1/echo", json={}, headers={"origin": "https://other.example"}),
+            403,
+            "cross_origin",
+        )
 
 
 # Content types, bodies and paths

@@ -1,4 +1,6 @@
-"""The openai client, unmodified, against a server on a port: it parses what the other tests say of the answers."""
+"""The openai client, unmodified, against a server on a port: it parses what the other tests say of
+the answers.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ SAY: list[Any] = [{"role": "user", "content": "Tell me of the harbour."}]
 @pytest.fixture
 def app(talker: Engine, tmp_path: Path) -> FastAPI:
     limits = LimitsConfig(max_tokens=4000)
-    return app_on(talker, tmp_path, model=str(tmp_path / "talker"), queue=QueueConfig(limit=2), limits=limits)
+    return app_on(
+        talker, tmp_path, model=str(tmp_path / "talker"), queue=QueueConfig(limit=2), limits=limits
+    )
 
 
 @pytest.fixture
@@ -47,7 +51,11 @@ def test_openais_client_parses_the_annotations(reader: Engine, tmp_path: Path) -
     with on_port(app_on(reader, tmp_path)) as url, client_at(url) as client:
         questions: Any = [{"role": "user", "content": "What is the job of Rasina?"}]
         body = {"documents": [{"title": "People", "text": "The job of Rasina is potter."}]}
-        got = client.chat.completions.create(model="reader", messages=questions, extra_body=body).choices[0].message
+        got = (
+            client.chat.completions.create(model="reader", messages=questions, extra_body=body)
+            .choices[0]
+            .message
+        )
         assert got.content and len(got.annotations) == 1
         there = got.annotations[0].url_citation
         assert got.content[there.start_index : there.end_index] == "[1]" and there.title == "People"
@@ -61,8 +69,13 @@ def test_openais_client_raises_not_found_for_an_unknown_model(client: openai.Ope
     assert client.models.retrieve("talker").owned_by == "ragkv"
 
 
-def test_openais_client_retries_a_full_server(app: FastAPI, url: str, client: openai.OpenAI) -> None:
-    running = [client.chat.completions.create(model="talker", messages=SAY, max_tokens=4000, stream=True) for _ in "ab"]
+def test_openais_client_retries_a_full_server(
+    app: FastAPI, url: str, client: openai.OpenAI
+) -> None:
+    running = [
+        client.chat.completions.create(model="talker", messages=SAY, max_tokens=4000, stream=True)
+        for _ in "ab"
+    ]
     with pytest.raises(openai.InternalServerError, match=r"queue\.limit") as caught:
         client.chat.completions.create(model="talker", messages=SAY, max_tokens=2)
     assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"]

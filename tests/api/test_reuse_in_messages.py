@@ -16,7 +16,8 @@ from tests.api.chat.prompt_templates import TEMPLATES, passages
 from .helpers import app_on, client_of, engine_of, filled
 from .test_chat import chat, said
 
-WORD_FOR_WORD = ("plain", "numbered", "titled", "XML", "reordered")  # the others change a passage's own characters
+# the others change a passage's own characters
+WORD_FOR_WORD = ("plain", "numbered", "titled", "XML", "reordered")
 ASK = "\n\nQuestion: who was the keeper?"
 
 
@@ -43,7 +44,9 @@ def chunk_tokens(got: Any) -> list[int]:
 def test_passages_in_any_template_are_reused_from_the_second_request_on(
     loaded: TestClient, template: str, role: str
 ) -> None:
-    """The shares on the first and second request; answers at ratio 1 are those of a full recompute."""
+    """The shares on the first and second request; answers at ratio 1 are those of a full
+    recompute.
+    """
     talk = loaded
     shares = {"first": list[float](), "second": list[float]()}
     for seed in range(2):
@@ -51,21 +54,33 @@ def test_passages_in_any_template_are_reused_from_the_second_request_on(
         text = TEMPLATES[template](chosen)
         messages: list[Any] = [{"role": "user", "content": text + ASK}]
         if role == "system":
-            messages = [{"role": "system", "content": "Answer from: " + text}, {"role": "user", "content": ASK}]
+            messages = [
+                {"role": "system", "content": "Answer from: " + text},
+                {"role": "user", "content": ASK},
+            ]
         for call in ("first", "second"):
             got = chat(talk, messages, max_tokens=1)
             shares[call].append(reused(got))
-            assert len(chunk_tokens(got)) == 6, "each passage is found once, and nothing else is taken for one"
+            assert len(chunk_tokens(got)) == 6, (
+                "each passage is found once, and nothing else is taken for one"
+            )
             engine_of(talk.app).flush()
         exact = chat(talk, messages, max_tokens=8, ragkv={"ratio": 1})
         assert said(exact) == said(chat(talk, messages, max_tokens=8, ragkv={"reuse": "none"}))
-    print(template, role, {call: round(sum(found) / len(found), 2) for call, found in shares.items()})
+    print(
+        template, role, {call: round(sum(found) / len(found), 2) for call, found in shares.items()}
+    )
     assert min(shares["second"]) > 0.7
-    if template in WORD_FOR_WORD and role == "system":  # in a user's message the first passage is computed at first
-        assert shares["first"] == shares["second"], "the stored chunk is used, whatever stands around it"
+    # in a user's message the first passage is computed at first
+    if template in WORD_FOR_WORD and role == "system":
+        assert shares["first"] == shares["second"], (
+            "the stored chunk is used, whatever stands around it"
+        )
 
 
-def test_a_deleted_passage_is_not_found_and_the_kv_of_its_forms_is_deleted(talk: TestClient) -> None:
+def test_a_deleted_passage_is_not_found_and_the_kv_of_its_forms_is_deleted(
+    talk: TestClient,
+) -> None:
     known = passages()[:2]
     filled(talk, "facts", known)
     messages = [{"role": "user", "content": TEMPLATES["JSON"](known) + ASK}]
@@ -102,12 +117,16 @@ def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(
 ) -> None:
     monkeypatch.setattr("ragkv.api.documents.known_passages.BATCH", 1)
     limits = LimitsConfig(known_chars=200)
-    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"), limits=limits)) as client:
+    with client_of(
+        app_on(talker, tmp_path, model=str(tmp_path / "talker"), limits=limits)
+    ) as client:
         known = passages()[:5]
         filled(client, "facts", known)
         got = chat(client, [{"role": "user", "content": "\n\n".join(known) + ASK}], max_tokens=1)
     assert len(chunk_tokens(got)) == 2
-    assert got["ragkv"]["notes"] == ["Not looked for in messages: 3 passages; limits.known_chars is 200"]
+    assert got["ragkv"]["notes"] == [
+        "Not looked for in messages: 3 passages; limits.known_chars is 200"
+    ]
 
 
 def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once(

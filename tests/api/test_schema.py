@@ -1,7 +1,8 @@
-"""Generated requests, valid and invalid, get the answers that /openapi.json documents, and never a 5xx.
+"""Generated requests, valid and invalid, get the answers that /openapi.json documents, and never a
+5xx.
 
-A schema cannot say everything (how many tokens a text has, what a server's settings allow), so a request that fits it
-may be refused. All other checks of schemathesis hold.
+A schema cannot say everything (how many tokens a text has, what a server's settings allow), so a
+request that fits it may be refused. All other checks of schemathesis hold.
 """
 
 import http.client
@@ -41,15 +42,22 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield process, headers
 
 
-# Names that try to leave their folder, before the generated requests, which may delete the collection
+# Names that try to leave their folder, before the generated requests, which may delete the
+# collection
 
 
-def _raw(port: int, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+def _raw(
+    port: int, method: str, path: str, headers: dict[str, str], body: bytes
+) -> tuple[int, bytes]:
     """Status and answer of a request whose path is sent as it is."""
-    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: "
+        "application/json\r\n"
+    )
     head += f"authorization: {headers['authorization']}\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-        # In one piece: a server that refuses the path closes the connection, and a body that arrives then resets it.
+        # In one piece: a server that refuses the path closes the connection, and a body that
+        # arrives then resets it.
         connection.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
         response = http.client.HTTPResponse(connection, method=method)
         response.begin()
@@ -82,7 +90,8 @@ def test_a_path_trick_in_a_name_reaches_nothing(up: Up, name: str) -> None:
         if text.startswith(b"{"):
             assert json.loads(text)["error"]["message"]
     with process.client(headers=headers) as client:
-        if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):  # in a JSON body, a percent sign encodes nothing
+        # in a JSON body, a percent sign encodes nothing
+        if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):
             assert client.post("/v1/collections", json={"name": name}).status_code == 400
         assert client.get("/v1/collections/c").json()["documents"] == 10
 
@@ -91,25 +100,49 @@ def test_a_path_trick_in_a_name_reaches_nothing(up: Up, name: str) -> None:
 
 
 def _run(up: Up, folder: Path, examples: int, *how: str, seed: int = 8) -> dict[str, Any]:
-    """Run schemathesis with so many examples of each operation, or so many sequences; returns its report."""
+    """Run schemathesis with so many examples of each operation, or so many sequences; returns its
+    report.
+    """
     process, headers = up
     logged = len(process.lines)
     with process.client() as client:  # what the examples and defaults name
         for collection in ("default", "docs"):
             ingest(client, documents(), headers, collection)
         ask(client, QUESTION, headers, collection="docs", session_id="s1")
-    config, report = folder / "schemathesis.toml", folder / "report.json"
+    config = folder / "schemathesis.toml"
+    report = folder / "report.json"
     config.write_text(CONFIG % examples)
     program = str(Path(sys.executable).parent / "schemathesis")
-    command = [program, "--config-file", str(config), "run", f"{process.url}/openapi.json", "--no-color"]
+    command = [
+        program,
+        "--config-file",
+        str(config),
+        "run",
+        f"{process.url}/openapi.json",
+        "--no-color",
+    ]
     command += ["-H", f"Authorization: {headers['authorization']}", "--seed", str(seed)]
     command += ["--report-json-path", str(report)]
-    command += ["--max-response-time", "120", "--request-timeout", "120", "--continue-on-failure", "--checks", "all"]
+    command += [
+        "--max-response-time",
+        "120",
+        "--request-timeout",
+        "120",
+        "--continue-on-failure",
+        "--checks",
+        "all",
+    ]
     command += ["--exclude-checks", "positive_data_acceptance"]
-    done = subprocess.run([*command, *how], capture_output=True, text=True, cwd=folder, timeout=3000, check=False)
+    done = subprocess.run(
+        [*command, *how], capture_output=True, text=True, cwd=folder, timeout=3000, check=False
+    )
     print(done.stdout[-1500:])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    failed = [line for line in process.lines[logged:] if line.get("status", 0) >= 500 or line.get("level") == "error"]
+    failed = [
+        line
+        for line in process.lines[logged:]
+        if line.get("status", 0) >= 500 or line.get("level") == "error"
+    ]
     assert failed == []
     found = dict(json.loads(report.read_text()))
     assert found["failures"] == [] and found["errors"] == []
@@ -119,7 +152,8 @@ def _run(up: Up, folder: Path, examples: int, *how: str, seed: int = 8) -> dict[
 def test_a_few_generated_requests_get_the_documented_answers(up: Up, tmp_path: Path) -> None:
     report = _run(up, tmp_path, 3, "--phases", "examples,fuzzing")
     assert report["test_cases"]["generated"] >= 100
-    assert {phase["status"] for phase in report["phases"].values()} == {"success", "skip"}  # coverage and stateful
+    # coverage and stateful
+    assert {phase["status"] for phase in report["phases"].values()} == {"success", "skip"}
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Shutdown: after the first signal running answers finish and no new ones begin; the second ends the process."""
+"""Shutdown: after the first signal running answers finish and no new ones begin; the second ends
+the process.
+"""
 
 import contextlib
 import signal
@@ -24,7 +26,9 @@ def refuses(server: Process) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_after_a_signal_running_answers_finish_and_no_new_ones_begin(tmp_path: Path, number: int) -> None:
+def test_after_a_signal_running_answers_finish_and_no_new_ones_begin(
+    tmp_path: Path, number: int
+) -> None:
     with small(tmp_path) as server, server.client() as it:
         with it.stream("GET", "/v1/stream", params={"wait_s": 0.2, "count": 15}) as running:
             parts = running.iter_text()
@@ -67,7 +71,11 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> N
 
 
 def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
-    with small(tmp_path) as server, server.client() as it, it.stream("GET", "/v1/stream?wait_s=1&count=99") as running:
+    with (
+        small(tmp_path) as server,
+        server.client() as it,
+        it.stream("GET", "/v1/stream?wait_s=1&count=99") as running,
+    ):
         pieces = running.iter_text()  # kept: httpx closes the connection with it
         next(pieces)
         server.signal(signal.SIGTERM)

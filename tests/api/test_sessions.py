@@ -7,7 +7,9 @@ from ragkv.api.answers import title_from
 
 from .helpers import FACTS, engine_of
 
-ASKED = {"question": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"}
+ASKED = {
+    "question": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"
+}
 
 
 def talk(client: TestClient, session_id: str = "s", turns: int = 2) -> None:
@@ -33,7 +35,8 @@ def test_a_forked_conversation_continues_independently(client: TestClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status"), [("s/fork", {"to": "s"}, 409), ("s/fork", {"to": "a/b"}, 400), ("gone/fork", {}, 404)]
+    ("path", "body", "status"),
+    [("s/fork", {"to": "s"}, 409), ("s/fork", {"to": "a/b"}, 400), ("gone/fork", {}, 404)],
 )
 def test_a_wrong_session_request_is_refused_and_changes_nothing(
     client: TestClient, path: str, body: object, status: int
@@ -57,9 +60,9 @@ def test_a_conversation_is_titled_by_its_first_question(client: TestClient) -> N
     client.post("/v1/ask", json={"question": "And the mill?", "session_id": "s"})
     client.post("/v1/sessions/s/fork", json={"to": "t"})
     titles = {one["id"]: one["title"] for one in client.get("/v1/sessions").json()["data"]}
-    assert titles == {"s": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"} | {
-        "t": titles["s"]
-    }
+    assert titles == {
+        "s": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"
+    } | {"t": titles["s"]}
 
 
 @pytest.mark.parametrize(

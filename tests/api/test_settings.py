@@ -1,4 +1,6 @@
-"""The server's settings: file, environment, flags; wrong settings are refused by name; secrets are not printed."""
+"""The server's settings: file, environment, flags; wrong settings are refused by name; secrets are
+not printed.
+"""
 
 import re
 from pathlib import Path
@@ -16,9 +18,14 @@ from ragkv.runtime.setting_values import build
 def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(
-        '[serve]\nport = 1\nhost = "127.0.0.2"\nopen_tenants = 3\n[serve.limits]\ndocuments = 5\ninputs = 6\n'
+        '[serve]\nport = 1\nhost = "127.0.0.2"\nopen_tenants = 3\n[serve.limits]\ndocuments = '
+        "5\ninputs = 6\n"
     )
-    environment = {"RAGKV_SERVE__PORT": "2", "RAGKV_SERVE__LIMITS__DOCUMENTS": "7", "RAGKV_SERVE__OPEN_TENANTS": "4"}
+    environment = {
+        "RAGKV_SERVE__PORT": "2",
+        "RAGKV_SERVE__LIMITS__DOCUMENTS": "7",
+        "RAGKV_SERVE__OPEN_TENANTS": "4",
+    }
     flags = {"model": None, "serve": {"open_tenants": 5, "limits": {"inputs": None}}}
     config = ServeConfig.gather(file, environment, flags)
     assert (config.host, config.port, config.open_tenants) == ("127.0.0.2", 2, 5)
@@ -32,13 +39,18 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path)
         ("[limits]\ninputs = 1", "settings are in the group serve, serve.limits"),
         ("[serve.engine.fusion]\nratio = 1.0", "must be outside of the group serve"),
         ('[serve]\nmodel = "m"', "serve.model: it must be outside of the group serve"),
-        ("[serve.limits]\ninput = 1", "Unknown setting serve.limits.input. Did you mean serve.limits.inputs?"),
+        (
+            "[serve.limits]\ninput = 1",
+            "Unknown setting serve.limits.input. Did you mean serve.limits.inputs?",
+        ),
         ("[fusion]\nratoi = 1.0", "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
         ("serve = 1", "serve is a group of settings, not 1"),
         ("home = 1", "home must be str, not 1"),
     ],
 )
-def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Path, values: str, says: str) -> None:
+def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(
+    tmp_path: Path, values: str, says: str
+) -> None:
     file = tmp_path / "ragkv.toml"
     file.write_text(values)
     with pytest.raises(ConfigError, match=re.escape(says)):
@@ -72,8 +84,13 @@ def test_a_wrong_setting_is_refused_by_name(values: dict[str, Any], says: str) -
 
 def test_a_list_in_the_environment_may_be_written_as_in_a_file() -> None:
     for text in ("127.0.0.1, 10.0.0.0/8", '["127.0.0.1", "10.0.0.0/8"]'):
-        assert ServeConfig.gather(None, {"RAGKV_SERVE__PROXIES": text}).proxies == ("127.0.0.1", "10.0.0.0/8")
-    with pytest.raises(ConfigError, match=r"serve.hosts must be words .* or a TOML array, not '\[a\]'"):
+        assert ServeConfig.gather(None, {"RAGKV_SERVE__PROXIES": text}).proxies == (
+            "127.0.0.1",
+            "10.0.0.0/8",
+        )
+    with pytest.raises(
+        ConfigError, match=r"serve.hosts must be words .* or a TOML array, not '\[a\]'"
+    ):
         ServeConfig.gather(None, {"RAGKV_SERVE__HOSTS": "[a]"})
 
 

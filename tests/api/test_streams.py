@@ -1,4 +1,6 @@
-"""Clients that disconnect, read slowly or exceed the deadline: each affects only itself and releases its resources."""
+"""Clients that disconnect, read slowly or exceed the deadline: each affects only itself and
+releases its resources.
+"""
 
 import json
 import socket
@@ -17,11 +19,17 @@ from .helpers import app_on, engine_of, on_port, plain, service_of, wait_until
 
 pytestmark = pytest.mark.enable_socket
 LONG = 4000
-BODY = {"model": "talker", "messages": [{"role": "user", "content": "Tell me all."}], "max_tokens": LONG}
+BODY = {
+    "model": "talker",
+    "messages": [{"role": "user", "content": "Tell me all."}],
+    "max_tokens": LONG,
+}
 
 
 def app_of(talker: Engine, home: Path, **config: Any) -> FastAPI:
-    return app_on(talker, home, model=str(home / "talker"), limits=LimitsConfig(max_tokens=LONG), **config)
+    return app_on(
+        talker, home, model=str(home / "talker"), limits=LimitsConfig(max_tokens=LONG), **config
+    )
 
 
 @pytest.fixture
@@ -50,7 +58,8 @@ def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socke
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: "
+        f"application/json\r\ncontent-length: {len(data)}"
     )
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -61,7 +70,9 @@ def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socke
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_disconnect_cancels_the_answer_and_stores_no_turn(app: FastAPI, url: str, stream: bool) -> None:
+def test_a_disconnect_cancels_the_answer_and_stores_no_turn(
+    app: FastAPI, url: str, stream: bool
+) -> None:
     connection = raw(url, {**BODY, "stream": stream, "session_id": "s"})
     wait_until(lambda: working(app) == 1 and queue(app).served == 1)  # the request decodes
     connection.close()
@@ -70,8 +81,11 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(app: FastAPI, url: s
     assert time.monotonic() - left < 5.0  # an answer of 4,000 tokens takes longer
     with plain(url) as client:
         assert client.get("/v1/sessions").json()["data"] == []
-        assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 3}).status_code == 200
-    assert queue(app).cancelled >= 1 or stream  # a stream may be closed at a token instead of cancelled
+        assert (
+            client.post("/v1/chat/completions", json={**BODY, "max_tokens": 3}).status_code == 200
+        )
+    # a stream may be closed at a token instead of cancelled
+    assert queue(app).cancelled >= 1 or stream
 
 
 def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: str) -> None:
@@ -87,7 +101,9 @@ def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: s
     assert queue(app).cancelled == 3
 
 
-def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(talker: Engine, tmp_path: Path) -> None:
+def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(
+    talker: Engine, tmp_path: Path
+) -> None:
     app = app_of(talker, tmp_path, queue=QueueConfig(deadline_s=0.4))
     with on_port(app) as url, plain(url) as client:
         whole = client.post("/v1/chat/completions", json=BODY)

@@ -12,7 +12,16 @@ from starlette.requests import Request
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import Principal
 from ragkv.api.settings import QueueConfig
-from ragkv.api.work import BURST, FREE_S, PAUSE_S, PAUSE_SHARE, TenantLimiter, WorkContext, WorkerPool, giving_way
+from ragkv.api.work import (
+    BURST,
+    FREE_S,
+    PAUSE_S,
+    PAUSE_SHARE,
+    TenantLimiter,
+    WorkContext,
+    WorkerPool,
+    giving_way,
+)
 
 QUEUE = QueueConfig(limit=20, tenant_limit=3)
 
@@ -59,12 +68,18 @@ async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> Non
 
 
 async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() -> None:
-    pool, ended = WorkerPool(QUEUE, 2, 1, None), threading.Event()
-    tasks = [asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(20))) for _ in range(3)]
+    pool = WorkerPool(QUEUE, 2, 1, None)
+    ended = threading.Event()
+    tasks = [
+        asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(20))) for _ in range(3)
+    ]
     await until(lambda: len(pool.accepted) == 3)
     with pytest.raises(ApiError, match=r"queue\.tenant_limit") as raised:
         await pool.run(request_of("a"), lambda _: None)
-    assert (raised.value.status, raised.value.code) == (429, "tenant_queue_full") and raised.value.retry_after_s
+    assert (raised.value.status, raised.value.code) == (
+        429,
+        "tenant_queue_full",
+    ) and raised.value.retry_after_s
     assert await pool.run(request_of("b"), lambda _: 7) == 7
     ended.set()
     assert await asyncio.gather(*tasks) == [True] * 3
@@ -96,8 +111,11 @@ async def test_places_go_to_waiting_tenants_and_a_cancelled_one_takes_none() -> 
         pass
 
 
-def test_a_task_that_computes_long_pauses_for_as_long_as_its_last_batch_computed_and_tasks_run() -> None:
-    pauses, context = list[float](), WorkContext(request_of("a"), None)
+def test_a_task_that_computes_long_pauses_for_as_long_as_its_last_batch_computed_and_tasks_run() -> (
+    None
+):
+    pauses = list[float]()
+    context = WorkContext(request_of("a"), None)
     check = giving_way(context, lambda seconds, _: pauses.append(seconds), lambda: 2)
     check()  # nothing is computed yet
     _compute(FREE_S / 2)

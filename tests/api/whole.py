@@ -27,7 +27,9 @@ SMALL = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-needs_reader = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is not there")
+needs_reader = pytest.mark.skipif(
+    not (READER / "config.json").is_file(), reason="the bundled reader is not there"
+)
 
 
 @contextmanager
@@ -41,7 +43,9 @@ def whole(home: Path, **settings: Any) -> Iterator[TestClient]:
 
 
 @contextmanager
-def server(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[serving.Process]:
+def server(
+    home: Path, environment: Mapping[str, str] | None = None, *flags: str
+) -> Iterator[serving.Process]:
     """The service in its own process, ready for requests."""
     command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0", *flags]
     with serving.process(command, {**SMALL, **(environment or {})}) as process:
@@ -63,11 +67,18 @@ def documents(count: int | None = None) -> list[dict[str, str]]:
     return [{"id": path.name, "text": path.read_text("utf-8")} for path in paths]
 
 
-def ingest(client: Any, docs: list[dict[str, str]], headers: Mapping[str, str] | None = None, name: str = "c") -> Any:
+def ingest(
+    client: Any,
+    docs: list[dict[str, str]],
+    headers: Mapping[str, str] | None = None,
+    name: str = "c",
+) -> Any:
     """Store documents in a collection, which is created if necessary."""
     made = client.post("/v1/collections", json={"name": name}, headers=headers)
     assert made.status_code in (200, 201), made.text
-    return client.post(f"/v1/collections/{name}/documents", json={"documents": docs}, headers=headers)
+    return client.post(
+        f"/v1/collections/{name}/documents", json={"documents": docs}, headers=headers
+    )
 
 
 def ask(client: Any, question: str, headers: Mapping[str, str] | None = None, **more: Any) -> Any:
@@ -78,7 +89,12 @@ def ask(client: Any, question: str, headers: Mapping[str, str] | None = None, **
 
 def turn(client: Any, session: str, text: str, **more: Any) -> Any:
     """The next turn of a conversation without documents."""
-    body = {"model": "reader", "messages": [{"role": "user", "content": text}], "session_id": session, "max_tokens": 4}
+    body = {
+        "model": "reader",
+        "messages": [{"role": "user", "content": text}],
+        "session_id": session,
+        "max_tokens": 4,
+    }
     return client.post("/v1/chat/completions", json={**body, **more})
 
 

@@ -1,4 +1,6 @@
-"""Benchmarks are not run by the tests, so a renamed module would break them unnoticed: each is imported here."""
+"""Benchmarks are not run by the tests, so a renamed module would break them unnoticed: each is
+imported here.
+"""
 
 import importlib
 from pathlib import Path

@@ -22,7 +22,8 @@ def test_a_session_evicted_from_memory_is_found_on_disk() -> None:
 def test_look_ahead_hits_more_under_overload_and_nearly_always_in_memory() -> None:
     at_once = ShareGPTLike(sessions=300, arrivals_per_s=10.0, think_s=5.0).draw()
     server = QueueServer(memory_tokens=40_000, disk_tokens=160_000)
-    lru, ahead = serve(at_once, "lru", server), serve(at_once, "lookahead", server)
+    lru = serve(at_once, "lru", server)
+    ahead = serve(at_once, "lookahead", server)
     assert lru.mean_queue > 50
     assert ahead.hit_rate > 1.3 * lru.hit_rate
     assert ahead.memory_share > 0.9 > lru.memory_share

@@ -1,4 +1,6 @@
-"""A tiny model folder with a word-level tokenizer, two documents, and a fixture that calls the command line."""
+"""A tiny model folder with a word-level tokenizer, two documents, and a fixture that calls the
+command line.
+"""
 
 import contextlib
 import io
@@ -40,14 +42,20 @@ Run = Callable[..., CommandResult]
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tiny_models.model("llama").save_pretrained(folder)
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *WORDS])}
+    vocabulary = {
+        word: number for number, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *WORDS])
+    }
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Punctuation()]
     )
     inner.normalizer = tokenizers.normalizers.Lowercase()
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<pad>"
+        tokenizer_object=inner,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        pad_token="<pad>",
     ).save_pretrained(folder)
     return folder
 
@@ -56,7 +64,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def documents(tmp_path: Path) -> Path:
     folder = tmp_path / "docs"
     folder.mkdir()
-    (folder / "marl.md").write_text("# Marl\n\nThe town of Marl was founded by Ada Quill in 1820.\n")
+    (folder / "marl.md").write_text(
+        "# Marl\n\nThe town of Marl was founded by Ada Quill in 1820.\n"
+    )
     (folder / "mill.txt").write_text("The mill of Marl makes paper. It was founded in 1901.\n")
     return folder
 
@@ -71,7 +81,9 @@ def run(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def call(*arguments: str | Path) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["ragkv", *map(str, arguments)])
-        out, err, code = io.StringIO(), io.StringIO(), 0
+        out = io.StringIO()
+        err = io.StringIO()
+        code = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 main()

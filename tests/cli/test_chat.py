@@ -68,7 +68,8 @@ def test_an_interrupt_ends_the_chat_without_a_traceback_and_drops_the_turn(
     with monkeypatch.context() as patch:
         from ragkv.model.decode.stopping import TextStream
 
-        real, calls = TextStream.add, iter(range(100))
+        real = TextStream.add
+        calls = iter(range(100))
 
         def interrupted(self: TextStream, token: int) -> str:
             if next(calls) >= after:

@@ -13,11 +13,15 @@ from .conftest import Run
 
 
 def entries(home: Path) -> int:
-    with Store.open(StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)) as store:
+    with Store.open(
+        StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
+    ) as store:
         return len(list(store.infos()))
 
 
-def test_ask_after_ingest_prints_answer_sources_and_reuse(run: Run, documents: Path, tmp_path: Path) -> None:
+def test_ask_after_ingest_prints_answer_sources_and_reuse(
+    run: Run, documents: Path, tmp_path: Path
+) -> None:
     done = run("ingest", documents)
     assert done.code == 0, done.err
     assert "2 added" in done.out
@@ -34,7 +38,10 @@ def test_ask_as_json_prints_one_document_with_hits_and_timing(run: Run, document
     run("ingest", documents)
     answered = run("ask", "Who founded Marl?", "--json", "--max-new-tokens", "2").json
     reuse = answered["answer"]["reuse"]
-    assert {hit["passage"]["source"].rsplit("/", 1)[-1] for hit in answered["hits"]} == {"marl.md", "mill.txt"}
+    assert {hit["passage"]["source"].rsplit("/", 1)[-1] for hit in answered["hits"]} == {
+        "marl.md",
+        "mill.txt",
+    }
     assert reuse["exact"] + reuse["fused"] + reuse["recomputed"] + reuse["computed"] > 20
     assert answered["answer"]["timing"]["first_token_s"] > 0
 
@@ -45,7 +52,9 @@ def test_without_a_temperature_it_is_0_which_decodes_greedily(
     run("ingest", documents)
     seen: list[dict[str, object]] = []
     real = Rag.stream
-    monkeypatch.setattr(Rag, "stream", lambda *given, **how: seen.append(how) or real(*given, **how))
+    monkeypatch.setattr(
+        Rag, "stream", lambda *given, **how: seen.append(how) or real(*given, **how)
+    )
     for options in ((), ("--temperature", "0"), ("--temperature", "0.7", "--ratio", "0.5")):
         assert run("ask", "who?", "--max-new-tokens", "1", *options).code == 0
     greedy, zero, sampled = seen
@@ -83,8 +92,11 @@ def test_gc_deletes_the_entries_of_another_dtype(run: Run, documents: Path, tmp_
     assert "Dropped 0 B of other models and 0 entries of deleted documents" in run("gc").out
 
 
-def test_the_next_question_uses_the_gates_result_only_if_it_was_applied(run: Run, documents: Path) -> None:
-    for number, word in enumerate(("rope", "paper", "quill", "town", "mill")):  # the gate needs passages to measure
+def test_the_next_question_uses_the_gates_result_only_if_it_was_applied(
+    run: Run, documents: Path
+) -> None:
+    # the gate needs passages to measure
+    for number, word in enumerate(("rope", "paper", "quill", "town", "mill")):
         (documents / f"{number}.txt").write_text(f"The {word} of Marl was founded by Ada Quill.\n")
     run("ingest", documents)
     strict = ("gate", "--kl", "0", "--tolerance", "0")
@@ -101,24 +113,36 @@ def test_the_next_question_uses_the_gates_result_only_if_it_was_applied(run: Run
     assert any("quality gate: full recompute" in note for note in answered["notes"])
 
 
-def test_the_gate_says_how_many_prompts_are_longer_than_the_context_and_what_to_do(run: Run, tmp_path: Path) -> None:
+def test_the_gate_says_how_many_prompts_are_longer_than_the_context_and_what_to_do(
+    run: Run, tmp_path: Path
+) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
-    for number, word in enumerate(("mill", "town", "rope", "paper", "quill", "ada", "marl", "founded")):
+    for number, word in enumerate(
+        ("mill", "town", "rope", "paper", "quill", "ada", "marl", "founded")
+    ):
         (folder / f"{number}.txt").write_text(f"the {word} of " * (100 if number < 2 else 5))
     assert run("ingest", folder).code == 0
     words = ("rope", "paper", "quill", "ada", "marl", "founded")
     questions = tmp_path / "questions.txt"
-    questions.write_text("".join(f"who {word} {other} ?\n" for word in words for other in words if word < other))
+    questions.write_text(
+        "".join(f"who {word} {other} ?\n" for word in words for other in words if word < other)
+    )
     measured = run("gate", "--questions", questions, "-k", "2", "--selector", "none")
     assert measured.code == 0 and "left out" not in measured.out
     questions.write_text(questions.read_text() + "the mill and the town ?\n")
     measured = run("gate", "--questions", questions, "-k", "2", "--selector", "none")
     assert measured.code == 0, measured.err
-    assert "context were left out: 1;" in " ".join(measured.out.split()) and "fewer passages (-k)" in measured.out
+    assert (
+        "context were left out: 1;" in " ".join(measured.out.split())
+        and "fewer passages (-k)" in measured.out
+    )
     questions.write_text("the mill and the town ?\n" * 8)
     refused = run("gate", "--questions", questions, "-k", "2", "--selector", "none")
-    assert refused.code != 0 and "8 of the gate's 8 prompts are longer than the model's context" in refused.err
+    assert (
+        refused.code != 0
+        and "8 of the gate's 8 prompts are longer than the model's context" in refused.err
+    )
 
 
 def test_an_ingestion_in_a_pipe_shows_no_bar_and_notes_that_without_an_embedder_only_bm25_is_used(
@@ -139,11 +163,17 @@ class TestErrors:
             (("ingest", "/nowhere"), "no such file"),
             (("search", "who?"), "Nothing was ingested"),
             (("ingest", "empty"), "No documents"),
-            (("ingest", "docs", "--config", "settings.toml"), "store.memory_bytes"),  # the nearest one
+            # the nearest one
+            (("ingest", "docs", "--config", "settings.toml"), "store.memory_bytes"),
         ],
     )
     def test_a_missing_path_index_or_setting_exits_with_1_and_one_sentence(
-        self, run: Run, documents: Path, arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        run: Run,
+        documents: Path,
+        arguments: tuple[str, ...],
+        says: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.chdir(documents.parent)
         Path("empty").mkdir()
@@ -154,7 +184,9 @@ class TestErrors:
         assert "Traceback" not in ran.err
         assert (ran.out == "") == (says != "No documents")  # of which an ingestion reports
 
-    def test_a_bad_file_does_not_end_the_rest_and_exits_with_1(self, run: Run, documents: Path) -> None:
+    def test_a_bad_file_does_not_end_the_rest_and_exits_with_1(
+        self, run: Run, documents: Path
+    ) -> None:
         (documents / "noise.txt").write_bytes(bytes(range(256)) * 20)
         (documents / "photo.png").write_bytes(b"x")
         ran = run("ingest", documents)
@@ -163,12 +195,18 @@ class TestErrors:
         assert "noise.txt looks binary" in ran.out
         assert "ignored, no loader for .png: " in ran.out
         found = run("ingest", documents, "--json")
-        assert (found.code, found.json["counts"]["unchanged"], found.json["counts"]["failed"]) == (1, 2, 1)
+        assert (found.code, found.json["counts"]["unchanged"], found.json["counts"]["failed"]) == (
+            1,
+            2,
+            1,
+        )
         assert {Path(file["path"]).name for file in found.json["files"]} == {
             *("marl.md", "mill.txt", "noise.txt", "photo.png")
         }
 
-    def test_a_missing_and_an_unsupported_model_are_named(self, run: Run, documents: Path, tmp_path: Path) -> None:
+    def test_a_missing_and_an_unsupported_model_are_named(
+        self, run: Run, documents: Path, tmp_path: Path
+    ) -> None:
         assert "No model folder" in run("ingest", documents, "--model", tmp_path / "none").err
         folder = tmp_path / "gpt2"
         folder.mkdir()

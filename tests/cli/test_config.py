@@ -24,7 +24,8 @@ port = 8123
 [serve.limits]
 documents = 7
 """
-# Compares the settings that Ray sends to each replica, which makes its service of them, with those of the file.
+# Compares the settings that Ray sends to each replica, which makes its service of them, with those
+# of the file.
 REPLICA = """
 import sys
 from ray import cloudpickle
@@ -51,14 +52,23 @@ def test_a_replica_gets_the_settings_that_the_server_and_python_read_from_one_fi
 ) -> None:
     monkeypatch.delenv("RAGKV_HOME", raising=False)
     monkeypatch.setenv("RAGKV_SERVE__CLUSTER__REPLICAS", "3")
-    server, python = ServeConfig.gather(file), EngineConfig.gather(file)
+    server = ServeConfig.gather(file)
+    python = EngineConfig.gather(file)
     assert server.engine == python and (python.store.codec, python.fusion.ratio) == ("int8", 0.3)
-    assert (server.home, server.port, server.limits.documents, server.cluster.replicas) == ("in-file", 8123, 7, 3)
+    assert (server.home, server.port, server.limits.documents, server.cluster.replicas) == (
+        "in-file",
+        8123,
+        7,
+        3,
+    )
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'ragkv[ray]'")
-    text = TEXT.replace("[fusion]", "[fusion]\nfloor_tokens = 5")  # the tests' own default is not the replica's
+    # the tests' own default is not the replica's
+    text = TEXT.replace("[fusion]", "[fusion]\nfloor_tokens = 5")
     file.write_text(text + '[session]\nshared = true\n[store.redis]\nurl = "unix:///redis.sock"\n')
-    replica = subprocess.run([sys.executable, "-c", REPLICA, str(file)], capture_output=True, text=True)
+    replica = subprocess.run(
+        [sys.executable, "-c", REPLICA, str(file)], capture_output=True, text=True
+    )
     assert replica.returncode == 0, replica.stderr
 
 
@@ -85,7 +95,9 @@ def test_commands_use_the_home_of_the_settings_file(
     assert "from-environment" in run(*command).err
 
 
-def test_an_interrupted_command_says_so_and_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_says_so_and_exits_with_130(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ragkv.api.ServeConfig.gather", raising(KeyboardInterrupt()))
     ran = run("serve")
     assert (ran.code, ran.err) == (130, "interrupted\n")

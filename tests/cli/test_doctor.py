@@ -14,19 +14,38 @@ from .conftest import Run
 
 GIB = 2**30
 MACHINE = {"cores": 2, "threads": 2, "load": 0.5, "gpus": (), "free_memory_bytes": 8 * GIB}
-HOME = {"folder": "home", "documents": 1, "unreadable": 0, "dtypes": {"float32": 3}, "has_profile": True}
+HOME = {
+    "folder": "home",
+    "documents": 1,
+    "unreadable": 0,
+    "dtypes": {"float32": 3},
+    "has_profile": True,
+}
 
 
-def advice(config: EngineConfig | None = None, missing: tuple[str, ...] = (), **found: Any) -> list[str]:
+def advice(
+    config: EngineConfig | None = None, missing: tuple[str, ...] = (), **found: Any
+) -> list[str]:
     """The advice for a good machine and home, but for what was `found`."""
-    machine, home = ({name: found.get(name, usual[name]) for name in usual} for usual in (MACHINE, HOME))
+    machine, home = (
+        {name: found.get(name, usual[name]) for name in usual} for usual in (MACHINE, HOME)
+    )
     return list(advise(config or EngineConfig(), "float32", machine, home, list(missing)))
 
 
-def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_describes_machine_packages_and_home(
+    run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = run("doctor")
     assert before.code == 0, before.err
-    for word in ("cpu: ", "free memory: ", "free disk: ", "dtype: float32", "documents: none", "missing extras: "):
+    for word in (
+        "cpu: ",
+        "free memory: ",
+        "free disk: ",
+        "dtype: float32",
+        "documents: none",
+        "missing extras: ",
+    ):
         assert word in before.out
     run("ingest", documents)
     found = run("doctor", "--json").json
@@ -34,11 +53,15 @@ def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path, m
     assert found["home"]["dtypes"] == {"float32": found["home"]["entries"]}
     assert "checkpoint" in found["dtype"]
     assert "int8" in run("doctor", "--weights", "int8", "--json").json["dtype"]
-    faster = DtypeChoice("bfloat16", "bfloat16, in which this processor is 4.5 times as fast", measured=True)
+    faster = DtypeChoice(
+        "bfloat16", "bfloat16, in which this processor is 4.5 times as fast", measured=True
+    )
     monkeypatch.setattr(dtype_choice, "choose_dtype", lambda *_: faster)
     assert not any("dtype = auto" in text for text in run("doctor", "--json").json["advice"])
     other = DtypeChoice("float32", "float32, as the settings say")
-    monkeypatch.setattr(dtype_choice, "choose_dtype", lambda *given: faster if given[2] == "auto" else other)
+    monkeypatch.setattr(
+        dtype_choice, "choose_dtype", lambda *given: faster if given[2] == "auto" else other
+    )
     slow = run("doctor", "--dtype", "float32", "--json").json["advice"]
     assert "dtype = auto the model computes in bfloat16" in slow[0]
 

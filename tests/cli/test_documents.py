@@ -20,9 +20,13 @@ def ingested(run: Run, documents: Path) -> Path:
     return documents
 
 
-def test_the_list_has_every_document_with_its_passages_and_characters(run: Run, ingested: Path) -> None:
+def test_the_list_has_every_document_with_its_passages_and_characters(
+    run: Run, ingested: Path
+) -> None:
     listed = run("docs", "list", "--json").json
-    assert sorted(one["id"] for one in listed) == sorted([str(ingested / "marl.md"), str(ingested / "mill.txt"), "7"])
+    assert sorted(one["id"] for one in listed) == sorted(
+        [str(ingested / "marl.md"), str(ingested / "mill.txt"), "7"]
+    )
     assert all(one["passages"] == 1 and one["characters"] > 20 for one in listed)
     shown = run("docs", "list").out
     assert "3 documents." in shown and "7 (from rows)" in shown
@@ -30,7 +34,10 @@ def test_the_list_has_every_document_with_its_passages_and_characters(run: Run, 
 
 def test_a_document_is_shown_by_its_id_or_by_the_end_of_its_path(run: Run, ingested: Path) -> None:
     for name in (str(ingested / "mill.txt"), "mill.txt", "docs/mill.txt", "./mill.txt"):
-        assert run("docs", "show", name).out.strip() == "The mill of Marl makes paper. It was founded in 1901."
+        assert (
+            run("docs", "show", name).out.strip()
+            == "The mill of Marl makes paper. It was founded in 1901."
+        )
     assert run("docs", "show", "7", "--json").json["metadata"] == {"town": "marl"}
 
 
@@ -45,7 +52,9 @@ def test_a_name_that_no_document_or_more_than_one_has_is_refused(run: Run, inges
     assert len(run("docs", "list", "--json").json) == 4
 
 
-def test_a_deleted_document_leaves_no_passage_and_no_entry(run: Run, ingested: Path, tmp_path: Path) -> None:
+def test_a_deleted_document_leaves_no_passage_and_no_entry(
+    run: Run, ingested: Path, tmp_path: Path
+) -> None:
     assert entries(tmp_path / "home") == 3
     deleted = run("docs", "delete", "mill.txt", "7", "--json").json
     assert deleted == {"deleted": [str(ingested / "mill.txt"), "7"], "passages": 2}

@@ -1,4 +1,6 @@
-"""What a user sees before any document is read: help, its groups and choices, versions, completion."""
+"""What a user sees before any document is read: help, its groups and choices, versions,
+completion.
+"""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ COMMANDS = list(paths(typer.main.get_command(app)))
 
 
 def words(text: str) -> str:
-    """The text without boxes and line ends, so that a sentence is found wherever the help breaks it."""
+    """The text without boxes and line ends, so that a sentence is found wherever the help breaks
+    it.
+    """
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
 
 
@@ -41,7 +45,9 @@ def test_the_help_of_every_command_uses_the_width_of_the_terminal_and_cuts_nothi
 
 
 @pytest.mark.parametrize("option", ["--selector", "--reuse", "--retriever", "--dtype"])
-def test_a_name_that_is_no_choice_is_wrong_usage_and_the_choices_are_listed(run: Run, option: str) -> None:
+def test_a_name_that_is_no_choice_is_wrong_usage_and_the_choices_are_listed(
+    run: Run, option: str
+) -> None:
     ran = run("ask", "who?", option, "[red]bogus")
     assert ran.code == 2
     assert "[red]bogus" in words(ran.err)

@@ -1,4 +1,6 @@
-"""`ragkv ingest` on the command line: progress in a log, encodings, pages in sources, and files that hold brackets."""
+"""`ragkv ingest` on the command line: progress in a log, encodings, pages in sources, and files
+that hold brackets.
+"""
 
 import re
 from pathlib import Path
@@ -12,10 +14,15 @@ from tests.retrieval.rag import forty_files
 from .conftest import Run
 
 
-def test_the_printed_report_counts_40_files_and_names_each_that_was_not_read(run: Run, tmp_path: Path) -> None:
+def test_the_printed_report_counts_40_files_and_names_each_that_was_not_read(
+    run: Run, tmp_path: Path
+) -> None:
     expected = forty_files.make(tmp_path / "forty")
     ran = run("ingest", tmp_path / "forty", "--index-only")
-    counts = [int(count) for count in re.findall(r"(\d+) (?:added|ignored|failed)", ran.out.split("\n")[0])]
+    counts = [
+        int(count)
+        for count in re.findall(r"(\d+) (?:added|ignored|failed)", ran.out.split("\n")[0])
+    ]
     assert (ran.code, sum(counts)) == (1, 40)
     for name, status in expected.items():
         assert status == "added" or Path(name).name in ran.out, name
@@ -23,26 +30,35 @@ def test_the_printed_report_counts_40_files_and_names_each_that_was_not_read(run
 
 def test_an_encoding_can_be_named_or_guessed(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    file.write_bytes("Die M\u00fchle in der gro\u00dfen Stra\u00dfe ist sch\u00f6n. ".encode("latin-1") * 3)
+    file.write_bytes(
+        "Die M\u00fchle in der gro\u00dfen Stra\u00dfe ist sch\u00f6n. ".encode("latin-1") * 3
+    )
     refused = run("ingest", file, "--index-only")
     assert (refused.code, "--encoding" in refused.err) == (1, True)
     assert run("ingest", file, "--index-only", "--encoding", "latin-1").code == 0
     assert run("ingest", file, "--index-only", "--encoding", "auto").code == 0
-    assert "unknown encoding 'klingon'" in run("ingest", file, "--index-only", "--encoding", "klingon").err
+    assert (
+        "unknown encoding 'klingon'"
+        in run("ingest", file, "--index-only", "--encoding", "klingon").err
+    )
 
 
 def test_sources_of_a_pdf_name_its_pages(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("pypdf", reason="needs pypdf (extra pdf)")
-    (tmp_path / "two.pdf").write_bytes(sample_files.pdf("The mill of Marl. " * 40, "Ada Quill founded the town."))
+    (tmp_path / "two.pdf").write_bytes(
+        sample_files.pdf("The mill of Marl. " * 40, "Ada Quill founded the town.")
+    )
     run("ingest", tmp_path / "two.pdf", "--chunk-tokens", "40")
     asked = run("ask", "who founded the town ?", "-k", "1", "--max-new-tokens", "1")
     assert "two.pdf (page 2)" in asked.out
-    assert run("ask", "who founded the town ?", "-k", "1", "--max-new-tokens", "1", "--json").json["hits"][0][
-        "passage"
-    ]["metadata"] == {"page": 2}
+    assert run("ask", "who founded the town ?", "-k", "1", "--max-new-tokens", "1", "--json").json[
+        "hits"
+    ][0]["passage"]["metadata"] == {"page": 2}
 
 
-def test_a_log_says_what_is_read_and_how_far_it_is(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_says_what_is_read_and_how_far_it_is(
+    run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (documents / "[red]x.txt").write_text("text")
     monkeypatch.setattr(output, "FIRST_LINE_S", 0.0)
     monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)

@@ -15,7 +15,8 @@ from .conftest import Run
 def test_a_signal_keeps_what_is_done_and_the_same_command_goes_on(
     run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    encode, handler = Rag.encode, signal.getsignal(number)
+    encode = Rag.encode
+    handler = signal.getsignal(number)
 
     def interrupted(rag: Rag, *arguments: Any) -> Any:
         if arguments[0]:  # the documents
@@ -35,10 +36,15 @@ def test_chunks_for_which_there_is_no_time_or_room_are_left_and_computed_by_the_
     run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = run("ingest", documents, "--minutes", "0")
-    assert "KV: 0 chunks computed, 0 there already, 2 left, " in ran.out and "first question" in ran.err
+    assert (
+        "KV: 0 chunks computed, 0 there already, 2 left, " in ran.out
+        and "first question" in ran.err
+    )
     monkeypatch.setenv("RAGKV_STORE__DISK_BYTES", "100")
     assert run("ingest", documents, "--json").json["kv"]["left"] == 2
     monkeypatch.delenv("RAGKV_STORE__DISK_BYTES")
     assert run("ask", "Who founded Marl?", "--json").json["answer"]["reuse"]["missed_chunks"] == 2
     done = run("ingest", documents, "--json").json["kv"]
-    assert (done["encoded"], done["present"], done["left"]) == (0, 2, 0) and done["bytes_per_token"] > 100
+    assert (done["encoded"], done["present"], done["left"]) == (0, 2, 0) and done[
+        "bytes_per_token"
+    ] > 100

@@ -1,4 +1,6 @@
-"""Answers, names, texts and errors are printed as they are: no bracket is markup, no control character gets through."""
+"""Answers, names, texts and errors are printed as they are: no bracket is markup, no control
+character gets through.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -43,7 +45,9 @@ def answers_hostile_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("answers_hostile_text")
-def test_an_answer_its_sources_and_its_notes_are_printed_as_they_are(run: Run, bracketed: Path) -> None:
+def test_an_answer_its_sources_and_its_notes_are_printed_as_they_are(
+    run: Run, bracketed: Path
+) -> None:
     run("ingest", bracketed)
     answered = run("ask", "the mill of marl", "--max-new-tokens", "1")
     assert answered.code == 0, answered.err

@@ -6,7 +6,9 @@ from pathlib import Path
 from .conftest import Run
 
 
-def test_profile_prints_and_saves_the_measurements_and_prints_them_as_json(run: Run, tmp_path: Path) -> None:
+def test_profile_prints_and_saves_the_measurements_and_prints_them_as_json(
+    run: Run, tmp_path: Path
+) -> None:
     done = run("profile", "--quick")
     assert done.code == 0, done.err
     for word in ("prefill", "a layer that recomputes", "us a slice"):

@@ -43,7 +43,9 @@ def test_progress_is_written_into_a_log_at_intervals(
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_the_time_left_counts_no_time_before_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_counts_no_time_before_the_first_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     times = iter((0.0, 40.0, 41.0))
     monkeypatch.setattr(rates, "time", SimpleNamespace(monotonic=lambda: next(times)))
     rate = Rate()

@@ -1,4 +1,6 @@
-"""`ragkv ask` on a home that `ragkv serve` has: the server answers, or the home is read as without a server."""
+"""`ragkv ask` on a home that `ragkv serve` has: the server answers, or the home is read as without
+a server.
+"""
 
 import json
 import os
@@ -27,7 +29,8 @@ def server(run: Run, documents: Path) -> Iterator[Process]:
     pytest.importorskip("fastapi", reason="needs fastapi (extra api)")
     assert run("ingest", documents).code == 0
     command = [sys.executable, "-c", DRIVER, "serve", "--port", "0"]
-    with process(command, {"RAGKV_FUSION__FLOOR_TOKENS": "0"}) as served:  # as in this process: see tests/conftest.py
+    # as in this process: see tests/conftest.py
+    with process(command, {"RAGKV_FUSION__FLOOR_TOKENS": "0"}) as served:
         served.wait_ready()
         yield served
 
@@ -41,8 +44,16 @@ def ask(run: Run, *more: str) -> CommandResult:
 def shape(value: Any) -> Any:
     """The names of a JSON value, without its leaves."""
     if isinstance(value, dict):
-        return {name: shape(one) for name, one in value.items() if name not in ("metadata", "bytes_by_tier")}
-    return [shape(value[0])] if isinstance(value, list) and value and isinstance(value[0], dict) else None
+        return {
+            name: shape(one)
+            for name, one in value.items()
+            if name not in ("metadata", "bytes_by_tier")
+        }
+    return (
+        [shape(value[0])]
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+        else None
+    )
 
 
 def test_the_server_of_a_home_answers_where_it_may_and_else_the_home_is_read(
@@ -61,7 +72,13 @@ def test_the_server_of_a_home_answers_where_it_may_and_else_the_home_is_read(
     assert alone.err == "" and (tmp_path / "home" / "server.json").exists()
     assert shape(by_server) == shape(alone.json)
     for found in (by_server, alone.json):
-        assert sum(found["answer"]["reuse"][name] for name in ("exact", "fused", "recomputed", "computed")) > 20
+        assert (
+            sum(
+                found["answer"]["reuse"][name]
+                for name in ("exact", "fused", "recomputed", "computed")
+            )
+            > 20
+        )
     assert by_server["answer"]["text"] == alone.json["answer"]["text"]
     assert [one["passage"]["text"] for one in by_server["hits"]] == [
         one["passage"]["text"] for one in alone.json["hits"]
@@ -80,12 +97,25 @@ def check_a_server_with_keys(run: Run, home: Path) -> None:
     """A key has documents of its own, so a server that needs one is not asked with one."""
     assert run("keys", "add", "ada", "--home", home).code == 0
     ran = ask(run)
-    assert "does not answer this question: This server requires a key" in ran.err and "writes to" in ran.err
+    assert (
+        "does not answer this question: This server requires a key" in ran.err
+        and "writes to" in ran.err
+    )
 
 
 def test_an_answer_of_the_server_is_read_without_loading_torch() -> None:
-    source = dict(document_id="a", text="b", start=0, end=1, source="c", title=None, page=2, score=1.0)
-    span = {"kind": "chunk", "start": 0, "tokens": 3, "state": "exact", "recomputed_at": [], "number": 1, "why": None}
+    source = dict(
+        document_id="a", text="b", start=0, end=1, source="c", title=None, page=2, score=1.0
+    )
+    span = {
+        "kind": "chunk",
+        "start": 0,
+        "tokens": 3,
+        "state": "exact",
+        "recomputed_at": [],
+        "number": 1,
+        "why": None,
+    }
     found = {
         "answer": "b",
         "finish_reason": "stop",
@@ -107,14 +137,19 @@ assert "torch" not in sys.modules and "ragkv.retrieval.rag" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_another_process_at_the_address_of_a_server_is_not_asked(run: Run, documents: Path, tmp_path: Path) -> None:
+def test_another_process_at_the_address_of_a_server_is_not_asked(
+    run: Run, documents: Path, tmp_path: Path
+) -> None:
     run("ingest", documents)
     with process([sys.executable, "-m", "tests.api.serving", str(tmp_path / "other")]) as other:
         address = json.loads((tmp_path / "other" / "server.json").read_text())
         address |= {"replica": "calm-heron", "model": os.environ["RAGKV_MODEL"]}
         (tmp_path / "home" / "server.json").write_text(json.dumps(address))
         ran = ask(run)
-        assert f"the server at {other.url} does not answer this question: another process listens there" in ran.err
+        assert (
+            f"the server at {other.url} does not answer this question: another process listens "
+            "there" in ran.err
+        )
         other.signal(signal.SIGTERM)
         assert other.ended() == 0 and not (tmp_path / "other" / "server.json").exists()
 
@@ -126,7 +161,11 @@ def test_a_kept_server_answers_the_next_question_and_ends_when_it_is_idle(
     run("ingest", documents)
     first = ask(run, "--keep", "5s")
     address = server_file.load(tmp_path / "home")
-    assert address is not None and "keeps the model" in first.err and f"(pid {address.pid})" in first.err
+    assert (
+        address is not None
+        and "keeps the model" in first.err
+        and f"(pid {address.pid})" in first.err
+    )
     assert f"(pid {address.pid})" in ask(run, "--keep", "5s").err
     assert "marl.md" in run("search", QUESTION).out
     while (tmp_path / "home" / "server.json").exists():
@@ -134,8 +173,12 @@ def test_a_kept_server_answers_the_next_question_and_ends_when_it_is_idle(
     assert "ended" not in (tmp_path / "home" / "server.log").read_text()
 
 
-@pytest.mark.parametrize("option", [("--dtype", "float32"), ("--temperature", "0.5"), ("--keep", "soon")])
-def test_a_server_is_not_kept_for_what_it_could_not_answer(run: Run, documents: Path, option: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "option", [("--dtype", "float32"), ("--temperature", "0.5"), ("--keep", "soon")]
+)
+def test_a_server_is_not_kept_for_what_it_could_not_answer(
+    run: Run, documents: Path, option: tuple[str, str]
+) -> None:
     run("ingest", documents)
     ran = run("ask", QUESTION, "--keep", "5s", *option)
     assert ran.code == 1 and ("--keep starts a server" in ran.err or "no time" in ran.err)

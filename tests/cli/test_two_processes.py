@@ -29,9 +29,12 @@ LIMIT_S = 120.0
 
 @pytest.fixture
 def writer(run: Run, documents: Path, tmp_path: Path) -> Iterator[int]:
-    """The pid of a process that has the home open for writing: a conversation that nobody talks in."""
+    """The pid of a process that has the home open for writing: a conversation that nobody
+    talks in.
+    """
     assert run("ingest", documents).code == 0
-    command, deadline = [sys.executable, "-c", DRIVER, "chat"], time.monotonic() + LIMIT_S
+    command = [sys.executable, "-c", DRIVER, "chat"]
+    deadline = time.monotonic() + LIMIT_S
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=dict(os.environ)) as process:
         while True:
             assert process.poll() is None and time.monotonic() < deadline
@@ -50,7 +53,9 @@ def test_commands_that_only_read_say_who_writes_and_answer(writer: int, run: Run
         ran = run(*command)
         assert (ran.code, ran.err.count("writes to")) == (0, 1), (command, ran.err)
         assert re.search(
-            rf"another process \(pid {writer} on .+, ragkv chat, since \d{{4}}-\d\d-\d\d .+\) writes", ran.err
+            rf"another process \(pid {writer} on .+, ragkv chat, since \d{{4}}-\d\d-\d\d .+\) "
+            r"writes",
+            ran.err,
         )
     answered = run("ask", "who founded Marl?", "--json").json["answer"]["reuse"]
     assert (answered["missed_chunks"], answered["fused"] > 0) == (0, True)
@@ -62,11 +67,16 @@ def test_a_second_writer_is_refused_before_a_model_is_loaded(
 ) -> None:
     for command in (("ingest", documents), ("chat",), ("gc",), ("gate",)):
         ran = run(*command, "--model", f"/nowhere/{model_folder.name}")
-        assert (ran.code, f"is written by another process (pid {writer}" in ran.err) == (1, True), (command, ran.err)
+        assert (ran.code, f"is written by another process (pid {writer}" in ran.err) == (1, True), (
+            command,
+            ran.err,
+        )
         assert "Wait for it or stop it" in ran.err
 
 
-def test_an_ingest_runs_behind_questions(run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ingest_runs_behind_questions(
+    run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by: list[int] = []
     monkeypatch.setattr("os.nice", by.append)
     assert run("ingest", documents, "--index-only").code == 0 and by == [NICENESS]

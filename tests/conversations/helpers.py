@@ -1,4 +1,6 @@
-"""Helpers for tests of conversations: engines, turns, and a conversation that several engines continue."""
+"""Helpers for tests of conversations: engines, turns, and a conversation that several engines
+continue.
+"""
 
 from collections.abc import Container
 from pathlib import Path
@@ -14,7 +16,10 @@ BLOCK = 8  # tokens: a turn of the tests makes a block or two
 
 
 def engine_at(
-    directory: Path | None, family: str = "llama", session: dict[str, Any] | None = None, **store: Any
+    directory: Path | None,
+    family: str = "llama",
+    session: dict[str, Any] | None = None,
+    **store: Any,
 ) -> Engine:
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory), **store),
@@ -40,8 +45,12 @@ def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Session:
     return session
 
 
-def is_full_prefill(engine: Engine, session: Session, turn: int, family: str = "llama", **how: Any) -> Prefill:
-    """The next turn's prefill, after checking its logits against a full prefill of the whole conversation."""
+def is_full_prefill(
+    engine: Engine, session: Session, turn: int, family: str = "llama", **how: Any
+) -> Prefill:
+    """The next turn's prefill, after checking its logits against a full prefill of the whole
+    conversation.
+    """
     prefill = engine.prefill(question(turn), session=session, **how)
     ids = [1, *session.token_ids, *question(turn)]
     assert prefill.token_ids.tolist() == ids
@@ -50,7 +59,9 @@ def is_full_prefill(engine: Engine, session: Session, turn: int, family: str = "
 
 
 def carry_on(directory: Path, family: str, turns: int, restarts: Container[int]) -> list[Prefill]:
-    """The prefills of a conversation of `turns` turns; the engine is reopened before the turns in `restarts`."""
+    """The prefills of a conversation of `turns` turns; the engine is reopened before the turns in
+    `restarts`.
+    """
     prefills = []
     engine = engine_at(directory, family)
     try:

@@ -84,7 +84,9 @@ class TestLostBlock:
             assert pinned(engine) == 0
 
     @pytest.mark.parametrize("failure", Failure)
-    def test_a_block_may_turn_out_to_be_lost_in_the_middle_of_a_pass(self, tmp_path: Path, failure: Failure) -> None:
+    def test_a_block_may_turn_out_to_be_lost_in_the_middle_of_a_pass(
+        self, tmp_path: Path, failure: Failure
+    ) -> None:
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine)
             engine.flush()
@@ -97,12 +99,17 @@ class TestLostBlock:
             engine.store._tiers = (engine.store._tiers[0].tier,)
             assert pinned(engine) == 0
 
-    def test_buffers_without_room_delay_the_turns_end_and_lose_nothing(self, tmp_path: Path) -> None:
+    def test_buffers_without_room_delay_the_turns_end_and_lose_nothing(
+        self, tmp_path: Path
+    ) -> None:
         no_room = dict(memory_bytes=0, write_buffer_bytes=0, session=dict(save_buffer_bytes=0))
         with engine_at(tmp_path, **no_room) as engine:
-            session, (tier,) = engine.session("s"), engine.store._tiers
+            session = engine.session("s")
+            (tier,) = engine.store._tiers
             engine.store._tiers = (ThrottledTier(tier, 1e5, writes=True),)
-            (note,) = engine.answer(tiny_models.tokens(60), session=session, max_new_tokens=4).reuse.notes
+            (note,) = engine.answer(
+                tiny_models.tokens(60), session=session, max_new_tokens=4
+            ).reuse.notes
             assert "the turn's end waited" in note and "compute" not in note
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert (reuse.exact, reuse.notes) == (1 + with_kv(session), ())
@@ -114,10 +121,13 @@ class TestLostBlock:
     ) -> None:
         monkeypatch.setattr("ragkv.conversations.turn.SAVE_WAIT_S", 0.01)
         with engine_at(tmp_path, session=dict(save_buffer_bytes=0)) as engine:
-            session, held = engine.session("s"), threading.Event()
+            session = engine.session("s")
+            held = threading.Event()
             engine.conversations.block_writer.then(held.wait)
             try:
-                notes = engine.answer(tiny_models.tokens(30), session=session, max_new_tokens=4).reuse.notes
+                notes = engine.answer(
+                    tiny_models.tokens(30), session=session, max_new_tokens=4
+                ).reuse.notes
             finally:
                 held.set()
             assert any("the next turn computes them again" in note for note in notes)
@@ -135,14 +145,22 @@ def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
         later.setattr(Conversations, "drop_orphans", lambda _: 0)  # as the engine opens
         engine = engine_at(tmp_path)
     with engine:
-        session, store, turns = engine.session("s"), engine.store, []
+        session = engine.session("s")
+        store = engine.store
+        turns = []
         orphans = store.block_keys()
-        owner, name = (store, "sample") if "listed" in moment else (engine.conversations.block_writer, "delete")
+        owner, name = (
+            (store, "sample")
+            if "listed" in moment
+            else (engine.conversations.block_writer, "delete")
+        )
         real = getattr(owner, name)
 
         def while_a_turn_runs(*arguments: Any) -> Any:
             if not turns:
-                turns.append(engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4))
+                turns.append(
+                    engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4)
+                )
                 while not any(turn.saved_keys for turn in engine.conversations._turns):
                     next(turns[0])
             return real(*arguments)
@@ -165,7 +183,12 @@ def another_digit(data: bytes) -> bytes:
 def of_another_session(data: bytes) -> bytes:
     head, summary, body = data.splitlines(keepends=True)
     other = json.dumps({**json.loads(summary), "session_id": "t"}).encode() + b"\n"
-    return json.dumps({**json.loads(head), "checksum": _checksum(other + body)}).encode() + b"\n" + other + body
+    return (
+        json.dumps({**json.loads(head), "checksum": _checksum(other + body)}).encode()
+        + b"\n"
+        + other
+        + body
+    )
 
 
 HARMS: dict[str, Callable[[bytes], bytes]] = {
@@ -217,8 +240,11 @@ class TestManifest:
     ) -> None:
         with engine_at(tmp_path) as engine:
             talk(engine, turns=2)
-        real, stop = Path.replace, raising(os_error(errno.EIO))
-        monkeypatch.setattr(Path, "replace", lambda self, to: stop() if self.suffix == ".tmp" else real(self, to))
+        real = Path.replace
+        stop = raising(os_error(errno.EIO))
+        monkeypatch.setattr(
+            Path, "replace", lambda self, to: stop() if self.suffix == ".tmp" else real(self, to)
+        )
         with engine_at(tmp_path) as engine:
             talk(engine, turns=3)
         monkeypatch.undo()
@@ -250,11 +276,14 @@ def test_a_full_disk_fails_no_answer_and_the_session_lives_in_memory(
         session = engine.session("s")
         assert session.turns == 5
         reuse = is_full_prefill(engine, session, 5).reuse
-        assert any("its block was lost" in note for note in reuse.notes)  # the blocks of turns 2 and 3
+        # the blocks of turns 2 and 3
+        assert any("its block was lost" in note for note in reuse.notes)
 
 
 class TestEviction:
-    def test_eviction_of_a_block_that_is_being_read_waits_for_the_reader(self, tmp_path: Path) -> None:
+    def test_eviction_of_a_block_that_is_being_read_waits_for_the_reader(
+        self, tmp_path: Path
+    ) -> None:
         """A memory tier of a few blocks gets new blocks while a throttled pass reads."""
         block = 8 * 4 * 2 * 2 * 16 * 4
         with engine_at(None, memory_bytes=10 * block) as engine:
@@ -272,7 +301,8 @@ class TestEviction:
             pusher = begin(push)
             try:
                 passes = 0
-                while passes < 3 or not memory.stats().evictions:  # on a busy machine the writer may be late
+                # on a busy machine the writer may be late
+                while passes < 3 or not memory.stats().evictions:
                     is_full_prefill(engine, session, 3, ratio=0.0)
                     passes += 1
             finally:
@@ -298,7 +328,8 @@ class TestAbandonedTurn:
         with engine_at(tmp_path, session=dict(block_tokens=4)) as engine:
             session = talk(engine)
             engine.flush()
-            before, blocks = session.state, files(tmp_path)
+            before = session.state
+            blocks = files(tmp_path)
 
             def as_before() -> None:
                 engine.flush()
@@ -306,7 +337,9 @@ class TestAbandonedTurn:
                 assert not session.lock.locked()
                 assert (files(tmp_path), pinned(engine)) == (blocks, 0)
                 assert engine.stats().store.tiers[0].entries == blocks
-                assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
+                assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(
+                    session
+                )
                 ask(engine, session, 3)
                 assert session.turns == 4
 
@@ -332,7 +365,8 @@ class TestAbandonedTurn:
     ) -> None:
         """At the first layer, in the middle of the prefill, and in the middle of the answer."""
         engine, session, as_before = spoken
-        adapter, calls = engine.model.adapter, iter(range(1000))
+        adapter = engine.model.adapter
+        calls = iter(range(1000))
         real = adapter.call_layer
 
         def fails(*arguments: Any) -> Any:
@@ -362,7 +396,9 @@ class TestAbandonedTurn:
 
 class TestSlowDisk:
     def test_a_slow_disk_delays_no_turn_and_waiting_blocks_are_found(self, tmp_path: Path) -> None:
-        """While one turn is being written, four more turns are answered from blocks that wait to be written."""
+        """While one turn is being written, four more turns are answered from blocks that wait to be
+        written.
+        """
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine, turns=1)
             engine.flush()
@@ -400,7 +436,9 @@ class TestSlowDisk:
 
 
 def speak_for_ever(directory: Path, diary: Path) -> None:
-    """The process to kill: endless turns of three sessions; a line in the diary says that a turn must be there."""
+    """The process to kill: endless turns of three sessions; a line in the diary says that a turn
+    must be there.
+    """
     torch.set_num_threads(1)
     lines = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with engine_at(directory) as engine:
@@ -415,12 +453,19 @@ def speak_for_ever(directory: Path, diary: Path) -> None:
                 os.write(lines, f"{session.session_id} {session.turns}\n".encode())
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
-def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(tmp_path: Path, kills: int) -> None:
-    choose, turns = random.Random(kills), 0
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+)
+def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(
+    tmp_path: Path, kills: int
+) -> None:
+    choose = random.Random(kills)
+    turns = 0
     for number in range(kills):
         diary = tmp_path / f"diary-{number}"
-        child = FORKSERVER.Process(target=speak_for_ever, args=(tmp_path / "kv", diary), daemon=True)
+        child = FORKSERVER.Process(
+            target=speak_for_ever, args=(tmp_path / "kv", diary), daemon=True
+        )
         child.start()
         while not diary.exists() or not diary.read_text():
             assert child.is_alive()
@@ -440,7 +485,8 @@ def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(tmp_path: Pat
             assert not list((tmp_path / "kv" / "sessions").glob("*.damaged"))
             assert pinned(engine) == 0
             for promised in diary.read_text().splitlines()[-1:]:
-                name, kept = promised.split()  # a session with more than six turns may be deleted by now
+                # a session with more than six turns may be deleted by now
+                name, kept = promised.split()
                 assert int(kept) > 6 or engine.session(name).turns >= int(kept)
     assert turns > 0
 

@@ -36,7 +36,8 @@ def scored_at(directory: Path | None, **session: Any) -> Engine:
 
 def inexact(engine: Engine, session: Session) -> int:
     """How many tokens of the history are in blocks that are not exact."""
-    history, prefix = session.state.history, engine.intake.runs.before_documents
+    history = session.state.history
+    prefix = engine.intake.runs.before_documents
     frequencies = engine.model.adapter.rope.frequencies(len(prefix) + len(history))
     known = zip(history.blocks, exact_blocks(prefix, history.blocks, frequencies), strict=True)
     return sum(len(block) for block, exact in known if not exact)
@@ -57,12 +58,20 @@ class TestSelect:
             assert prefill.reuse.recomputed == -(-count * 3 // 10)
             assert prefill.reuse.fused == count - prefill.reuse.recomputed
             assert prefill.reuse.exact == 1 + len(A)
-            note = f"{prefill.reuse.recomputed} of {count} history tokens that are not exact were recomputed"
+            note = (
+                f"{prefill.reuse.recomputed} of {count} history tokens that are not exact "
+                "were recomputed"
+            )
             assert prefill.reuse.notes == (f"{note} for this question",)
-            assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == prefill.reuse.recomputed
+            assert (
+                sum(span.recomputed for span in prefill.spans if span.kind == "history")
+                == prefill.reuse.recomputed
+            )
 
     @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-    def test_recomputing_every_inexact_token_equals_a_full_prefill(self, tmp_path: Path, family: str) -> None:
+    def test_recomputing_every_inexact_token_equals_a_full_prefill(
+        self, tmp_path: Path, family: str
+    ) -> None:
         with engine_at(tmp_path, family, session={"inexact_history": "select"}) as engine:
             session = fused_turn(engine)
             prefill = is_full_prefill(engine, session, 2, family, ratio=0.999)
@@ -73,15 +82,19 @@ class TestSelect:
             session = fused_turn(engine)
             recomputed = engine.prefill(question(1), [A, B, C], ratio=0.3).selected
             engine.flush()
-            scorer, writer = engine.entries.encoder.scorer, engine.conversations.block_writer
+            scorer = engine.entries.encoder.scorer
+            writer = engine.conversations.block_writer
             assert scorer is not None
             own = [engine._backend._planner._scores.find(tuple(chunk)) for chunk in (B, C)]
             wanted = torch.zeros(1 + with_kv(session), scorer.columns, dtype=torch.float16)
-            wanted[1 + len(A) : 1 + len(A) + len(B) + len(C)] = torch.cat([found for found in own if found is not None])
+            wanted[1 + len(A) : 1 + len(A) + len(B) + len(C)] = torch.cat(
+                [found for found in own if found is not None]
+            )
             wanted[recomputed, 0] = 0.0
             blocks = session.state.history.blocks
         with scored_at(tmp_path, inexact_history="select") as engine:
-            session, writer = engine.session("s"), engine.conversations.block_writer
+            session = engine.session("s")
+            writer = engine.conversations.block_writer
             assert session.state.history.blocks == blocks
             at = 1
             for block in blocks:
@@ -96,14 +109,19 @@ class TestSelect:
             assert len(chosen) and not set(chosen.tolist()) & set(recomputed.tolist())
             assert bool((wanted[chosen, 0] > 0).all())
 
-    def test_history_without_scores_is_used_as_it_is_and_the_report_says_so(self, tmp_path: Path) -> None:
+    def test_history_without_scores_is_used_as_it_is_and_the_report_says_so(
+        self, tmp_path: Path
+    ) -> None:
         with scored_at(tmp_path, inexact_history="select") as engine:
             session = fused_turn(engine)
             engine.flush()
             engine.store.gc(lambda identity: not identity.scorer)
             reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
             assert reuse.recomputed == 0
-            kept = f"{reuse.fused} history tokens are not exact and were used as they are: they have no scores"
+            kept = (
+                f"{reuse.fused} history tokens are not exact and were used as they are: they "
+                "have no scores"
+            )
             assert reuse.notes == (kept,) and reuse.selector == "sensitivity"
 
     @pytest.mark.parametrize("selector", ["sensitivity", "first-k"])
@@ -116,14 +134,21 @@ class TestSelect:
             with scored_at(tmp_path) as engine:
                 session = engine.session("s")
                 for turn in (2, 3, 4):
-                    reuse = engine.answer(question(turn), session=session, ratio=0.3, selector=selector, **FOUR).reuse
-                    note = f"{reuse.recomputed} of {left} history tokens that are not exact were recomputed"
+                    reuse = engine.answer(
+                        question(turn), session=session, ratio=0.3, selector=selector, **FOUR
+                    ).reuse
+                    note = (
+                        f"{reuse.recomputed} of {left} history tokens that are not exact were "
+                        "recomputed"
+                    )
                     assert reuse.notes == (f"{note} for this question",)
                     assert reuse.recomputed == -(-left * 3 // 10)
 
     @pytest.mark.parametrize("selector", ["sensitivity", "first-k", "hkvd"])
     @pytest.mark.parametrize("codec", ["raw", "int8"])
-    def test_a_chat_without_documents_recomputes_no_history(self, selector: str, codec: str) -> None:
+    def test_a_chat_without_documents_recomputes_no_history(
+        self, selector: str, codec: str
+    ) -> None:
         config = EngineConfig(
             store=StoreConfig(codec=codec),
             fusion=FusionConfig(selector=selector, sensitivity_prefixes=2),
@@ -137,12 +162,16 @@ class TestSelect:
                 if turn == 2:
                     session.discard([(0, 9)])
 
-    def test_the_next_turn_prefetches_scores_only_of_what_a_turn_fused(self, tmp_path: Path) -> None:
+    def test_the_next_turn_prefetches_scores_only_of_what_a_turn_fused(
+        self, tmp_path: Path
+    ) -> None:
         with scored_at(tmp_path) as engine:
             session = fused_turn(engine)
             engine.answer(question(2), session=session, **FOUR)
             fused = [block.fused for block in session.state.history.blocks]
-            hint = engine._backend._planner.prefetch_hint(active_request(engine, question(3), session=session))
+            hint = engine._backend._planner.prefetch_hint(
+                active_request(engine, question(3), session=session)
+            )
             assert [entry.with_scores for entry in hint.entries] == fused
             assert {True, False} == set(fused)
 
@@ -156,7 +185,11 @@ class TestSelect:
             prefill = engine.prefill(question(2), [B, C], session=session, ratio=0.3)
             assert prefill.reuse.selector == "attention"
             assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == 0
-            chunks = len(B) + len(C) - sum(span.recomputed for span in prefill.spans if span.kind == "chunk")
+            chunks = (
+                len(B)
+                + len(C)
+                - sum(span.recomputed for span in prefill.spans if span.kind == "chunk")
+            )
             assert prefill.reuse.fused == left + chunks
             assert not any("for this question" in note for note in prefill.reuse.notes)
 

@@ -25,7 +25,9 @@ class Clock:
 
 
 class TestFork:
-    def test_a_fork_shares_the_past_and_its_blocks_and_continues_separately(self, tmp_path: Path) -> None:
+    def test_a_fork_shares_the_past_and_its_blocks_and_continues_separately(
+        self, tmp_path: Path
+    ) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             engine.flush()
@@ -36,13 +38,17 @@ class TestFork:
             assert (other.token_ids, other.turns) == (session.token_ids, 3)
             ask(engine, other, 7)
             assert session.turns == 3
-            assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
+            assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(
+                session
+            )
             assert is_full_prefill(engine, other, 4, ratio=0.0).reuse.exact == 1 + with_kv(other)
         with engine_at(tmp_path) as engine:
             assert engine.session("other").turns == 4
             assert is_full_prefill(engine, engine.session("other"), 4).reuse.notes == ()
 
-    def test_deleting_the_original_leaves_its_fork_unharmed(self, engine: Engine, tmp_path: Path) -> None:
+    def test_deleting_the_original_leaves_its_fork_unharmed(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         session = talk(engine)
         other = session.fork("other")
         session.delete()
@@ -53,7 +59,8 @@ class TestFork:
 
     def test_forking_over_an_existing_conversation_is_refused(self) -> None:
         with engine_at(None) as engine:
-            session, _ = talk(engine, "s"), talk(engine, "other", turns=1)
+            session = talk(engine, "s")
+            _ = talk(engine, "other", turns=1)
             for taken in ("other", "s"):
                 with pytest.raises(InputError, match="conversation"):
                     session.fork(taken)
@@ -66,7 +73,9 @@ class TestRewind:
         session.rewind()
         assert (session.token_ids, session.turns) == (history, 2)
         assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
-        again = engine.answer(question(2), session=session, max_new_tokens=4, temperature=1.0, seed=3)
+        again = engine.answer(
+            question(2), session=session, max_new_tokens=4, temperature=1.0, seed=3
+        )
         assert session.token_ids == (*history, *question(2), *again.token_ids)
 
     def test_rewinding_to_a_past_turn_drops_the_later_turns(self, tmp_path: Path) -> None:
@@ -117,7 +126,9 @@ class TestDelete:
         with engine_at(tmp_path) as engine:
             assert engine.session("s").turns == 1
 
-    def test_deleting_chunks_and_collecting_garbage_leave_conversations_alone(self, tmp_path: Path) -> None:
+    def test_deleting_chunks_and_collecting_garbage_leave_conversations_alone(
+        self, tmp_path: Path
+    ) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
             engine.warm([A, B])
             session = engine.session("s")
@@ -149,7 +160,9 @@ def test_sessions_are_listed_with_what_they_hold(tmp_path: Path) -> None:
 
 
 class TestTtl:
-    def test_a_conversation_idle_past_its_ttl_is_deleted_when_it_is_opened(self, tmp_path: Path) -> None:
+    def test_a_conversation_idle_past_its_ttl_is_deleted_when_it_is_opened(
+        self, tmp_path: Path
+    ) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
             clock = Clock(engine)
             session = talk(engine)
@@ -163,7 +176,9 @@ class TestTtl:
             assert session.turns == 0
             assert files(tmp_path) == 0
 
-    def test_a_sessions_own_ttl_overrides_the_setting_and_survives_a_restart(self, tmp_path: Path) -> None:
+    def test_a_sessions_own_ttl_overrides_the_setting_and_survives_a_restart(
+        self, tmp_path: Path
+    ) -> None:
         with engine_at(tmp_path) as engine:
             short = engine.session("short", ttl_s=1e-3)
             assert talk(engine, "short") is short
@@ -204,7 +219,12 @@ class TestOneSessionAtATime:
             session = talk(engine, turns=1)
             stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
             next(stream)
-            for action in (lambda: ask(engine, session, 2), session.reset, session.rewind, session.delete):
+            for action in (
+                lambda: ask(engine, session, 2),
+                session.reset,
+                session.rewind,
+                session.delete,
+            ):
                 with pytest.raises(InputError, match="under way on this thread"):
                     action()
             engine.prefill(question(2), session=session)  # reads the session as it was
@@ -218,15 +238,20 @@ class TestOneSessionAtATime:
             engine.flush()
             gone = weakref.ref(session)
             del session
-            until(lambda: gc.collect() >= 0 and gone() is None)  # a session that is on disk need not stay in memory
+            # a session that is on disk need not stay in memory
+            until(lambda: gc.collect() >= 0 and gone() is None)
             assert engine.session("s").turns == 3
         with engine_at(None) as engine:
             talk(engine)
             gc.collect()
             assert engine.session("s").turns == 3
 
-    @pytest.mark.parametrize(("wrong", "ttl_s"), [("", 1.0), (None, 1.0), (3, 1.0), ("s", 0), ("s", -1.0)])
-    def test_an_id_that_is_no_text_and_a_ttl_of_zero_are_refused(self, wrong: Any, ttl_s: float) -> None:
+    @pytest.mark.parametrize(
+        ("wrong", "ttl_s"), [("", 1.0), (None, 1.0), (3, 1.0), ("s", 0), ("s", -1.0)]
+    )
+    def test_an_id_that_is_no_text_and_a_ttl_of_zero_are_refused(
+        self, wrong: Any, ttl_s: float
+    ) -> None:
         with (
             engine_at(None) as engine,
             pytest.raises(InputError, match="ttl_s" if wrong == "s" else "id must be a string"),
@@ -246,18 +271,25 @@ def test_a_read_only_store_keeps_sessions_in_memory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
-def test_a_manifest_is_readable_by_its_owner_alone_and_its_file_name_hides_the_id(tmp_path: Path) -> None:
+def test_a_manifest_is_readable_by_its_owner_alone_and_its_file_name_hides_the_id(
+    tmp_path: Path,
+) -> None:
     with engine_at(tmp_path) as engine:
         talk(engine, "alice@example.org")
     (manifest,) = (tmp_path / "sessions").iterdir()
-    assert (manifest.stat().st_mode & 0o777, manifest.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert (manifest.stat().st_mode & 0o777, manifest.parent.stat().st_mode & 0o777) == (
+        0o600,
+        0o700,
+    )
     assert "alice" not in manifest.name
     head, summary, _ = map(json.loads, manifest.read_text().splitlines())
     assert head["version"] == 1
     assert summary["session_id"] == "alice@example.org"
 
 
-def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts(tmp_path: Path) -> None:
+def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts(
+    tmp_path: Path,
+) -> None:
     with engine_at(tmp_path) as engine:
         session = engine.session("s")
         session.first_title = "Ovens"

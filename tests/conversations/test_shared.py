@@ -1,4 +1,6 @@
-"""Conversations on any replica: engines that share only the weights and a Redis server, which is started here."""
+"""Conversations on any replica: engines that share only the weights and a Redis server, which is
+started here.
+"""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +29,9 @@ pytestmark = pytest.mark.enable_socket
 
 @pytest.fixture
 def config(redis_server: RedisServer) -> RedisConfig:
-    return RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None, timeout_s=10.0)
+    return RedisConfig(
+        url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None, timeout_s=10.0
+    )
 
 
 @contextmanager
@@ -44,7 +48,10 @@ def replicas(
 def test_a_conversation_spread_over_replicas_equals_one_on_a_single_replica(
     tmp_path: Path, config: RedisConfig
 ) -> None:
-    one = [prefill.token_ids.tolist() for prefill in carry_on(tmp_path / "one", "llama", turns=8, restarts=set())]
+    one = [
+        prefill.token_ids.tolist()
+        for prefill in carry_on(tmp_path / "one", "llama", turns=8, restarts=set())
+    ]
     with replicas(tmp_path, config, 3) as engines:
         for turn in range(8):
             engine = engines[turn * turn % 3]
@@ -54,7 +61,9 @@ def test_a_conversation_spread_over_replicas_equals_one_on_a_single_replica(
             ask(engine, session, turn, ratio=1.0)
 
 
-def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
         talk(here, turns=3)
         here.flush()
@@ -68,7 +77,9 @@ def test_the_second_of_two_concurrent_turns_gets_an_error_and_the_first_is_kept(
 ) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
-        stale = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
+        stale = there.stream(
+            question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4
+        )
         assert isinstance(next(stale), TokenEvent)  # its turn has read the state
         ask(here, here.session("s"), 2)
         won = here.session("s").token_ids
@@ -98,13 +109,17 @@ def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -
         history = list(engines[0].session("s").token_ids)
         assert engines[1].session("s").turns == 12
         asked = [question(10 * n + k) for n in range(3) for k in range(4)]
-        found = {tuple(q): sum(history[i : i + len(q)] == q for i in range(len(history))) for q in asked}
+        found = {
+            tuple(q): sum(history[i : i + len(q)] == q for i in range(len(history))) for q in asked
+        }
         assert set(found.values()) == {1}
 
 
 def test_a_turn_is_saved_before_its_answer_is_complete(tmp_path: Path, config: RedisConfig) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
-        for event in here.stream(question(0), session=here.session("s"), max_new_tokens=2, min_new_tokens=2):
+        for event in here.stream(
+            question(0), session=here.session("s"), max_new_tokens=2, min_new_tokens=2
+        ):
             expected = 0 if isinstance(event, TokenEvent) else 1
             assert there.session("s").turns == expected
 
@@ -139,7 +154,8 @@ def test_documents_deleted_on_one_replica_are_deleted_on_all(
         for engine in (here, there):
             engine.warm([A, B])
         here.delete([A])
-        here.warm([A])  # stored again by the replica that deleted it: its own announcement must not delete it
+        # stored again by the replica that deleted it: its own announcement must not delete it
+        here.warm([A])
         here.delete([B])
         # What is left is A, in memory and on disk, if it was not deleted together with the first.
         until(lambda: sum(tier.entries for tier in there.stats().store.tiers[:2]) <= 2)
@@ -150,7 +166,9 @@ def test_documents_deleted_on_one_replica_are_deleted_on_all(
 def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back(
     tmp_path: Path, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine that deleted them was closed before it could tell the others, and is opened again."""
+    """The engine that deleted them was closed before it could tell the others, and is
+    opened again.
+    """
     monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
     config = RedisConfig(url=own_redis.url, prefix=unique_prefix(), timeout_s=5.0)
     with replicas(tmp_path / "there", config, 1) as (there,):
@@ -171,7 +189,9 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
 ) -> None:
     with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
-        stream = engine.stream(question(1), session=engine.session("s"), max_new_tokens=12, min_new_tokens=12)
+        stream = engine.stream(
+            question(1), session=engine.session("s"), max_new_tokens=12, min_new_tokens=12
+        )
         for _ in range(10):
             next(stream)  # its turn has saved a block
         engine.flush()
@@ -190,10 +210,14 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
         assert engine.store.block_keys() == []
 
 
-def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_conversation_deleted_during_a_turn_stays_deleted(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
-        stream = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
+        stream = there.stream(
+            question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4
+        )
         next(stream)
         here.session("s").delete()
         with pytest.raises(SessionConflictError):
@@ -201,7 +225,9 @@ def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, conf
         assert here.session("s").turns == there.session("s").turns == 0
 
 
-def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, config: RedisConfig) -> None:
+def test_rewind_reset_discard_and_fork_reach_every_replica(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
         talk(here, turns=3)
         there.session("s").rewind()
@@ -217,7 +243,9 @@ def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, confi
         assert there.conversations.ids() == ("t",)
 
 
-def test_an_idle_conversation_is_deleted_on_every_replica(tmp_path: Path, config: RedisConfig) -> None:
+def test_an_idle_conversation_is_deleted_on_every_replica(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with replicas(tmp_path, config, 2, {"ttl_s": 600.0}) as (here, there):
         ask(here, here.session("s"), 0)
         ask(here, here.session("t", ttl_s=6000.0), 1)
@@ -228,7 +256,9 @@ def test_an_idle_conversation_is_deleted_on_every_replica(tmp_path: Path, config
         assert there.session("t").turns == 1
 
 
-def test_a_ttl_given_on_another_replica_applies_from_its_next_turn(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_ttl_given_on_another_replica_applies_from_its_next_turn(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         session = there.session("s", ttl_s=60.0)
@@ -237,7 +267,9 @@ def test_a_ttl_given_on_another_replica_applies_from_its_next_turn(tmp_path: Pat
         assert here.session("s").state.ttl_s == 60.0
 
 
-def test_tenants_and_models_share_a_server_and_nothing_else(tmp_path: Path, config: RedisConfig) -> None:
+def test_tenants_and_models_share_a_server_and_nothing_else(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     shared = {"shared": True}
     with (
         engine_at(tmp_path / "a", session=shared, redis=config) as one,
@@ -265,7 +297,8 @@ def test_no_turn_is_answered_without_the_server(tmp_path: Path, own_redis: Redis
         assert session.state.history.blocks and session.turns == 1
         with pytest.raises(SessionUnavailableError):
             engine.session("s")
-        assert engine.answer(question(2), [A, B], max_new_tokens=2).token_ids  # without a session it needs no server
+        # without a session it needs no server
+        assert engine.answer(question(2), [A, B], max_new_tokens=2).token_ids
         own_redis.start()  # the server kept everything in memory, so it is empty now
         until(lambda: engine.conversations.server_stats().answers)  # a probe finds that out
         assert engine.session("s").turns == 0
@@ -283,7 +316,9 @@ def test_a_conversation_with_a_damaged_shared_manifest_starts_empty_and_says_so(
         assert here.session("s").turns == 1
 
 
-def test_a_shared_manifest_of_another_version_is_left_alone(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_shared_manifest_of_another_version_is_left_alone(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         _overwrite(engine, "s", lambda data: data.replace(b'"version": 1', b'"version": 9', 1))
@@ -295,7 +330,13 @@ def test_a_manifest_written_without_the_secret_is_not_read(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARED_SECRET", "0123456789abcdef")
-    config = RedisConfig(f"unix://{redis_server.socket}", unique_prefix(), None, 10.0, secret_variable="SHARED_SECRET")
+    config = RedisConfig(
+        f"unix://{redis_server.socket}",
+        unique_prefix(),
+        None,
+        10.0,
+        secret_variable="SHARED_SECRET",
+    )
     with replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         shared = _shared(engine)
@@ -305,7 +346,9 @@ def test_a_manifest_written_without_the_secret_is_not_read(
 
 
 def keys_of(engine: Engine, session: Session) -> set[EntryKey]:
-    return {block.key(engine.conversations.block_writer.base) for block in session.state.history.blocks}
+    return {
+        block.key(engine.conversations.block_writer.base) for block in session.state.history.blocks
+    }
 
 
 def blocks_of(engine: Engine) -> set[EntryKey]:
@@ -320,7 +363,8 @@ def _shared(engine: Engine) -> RedisStorage:
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:
     """Change a manifest on the server like a write would, without telling any replica."""
     shared = _shared(engine)
-    client, key = shared._server.client, shared._root + session_id
+    client = shared._server.client
+    key = shared._root + session_id
     before = client.hget(key, "data")
     assert change(before) != before
     client.hset(key, mapping={"data": change(before), "edition": "changed"})

@@ -1,4 +1,6 @@
-"""Every turn equals a full prefill of the conversation and costs its new tokens: across turns, restarts, families."""
+"""Every turn equals a full prefill of the conversation and costs its new tokens: across turns,
+restarts, families.
+"""
 
 from pathlib import Path
 
@@ -28,13 +30,20 @@ def test_a_restart_between_any_two_turns_costs_no_exact_token(tmp_path: Path, re
         assert prefill.reuse.exact == 1 + max(0, history - TAIL)
         assert prefill.reuse.computed == 5 + (TAIL if turn else 0)
         assert prefill.reuse.notes == ()
-    assert ("disk" in prefills[restart].reuse.bytes_by_tier) and "disk" not in prefills[restart - 1].reuse.bytes_by_tier
+    assert ("disk" in prefills[restart].reuse.bytes_by_tier) and "disk" not in prefills[
+        restart - 1
+    ].reuse.bytes_by_tier
 
 
 @pytest.mark.parametrize("family", tiny_models.LENGTH_DEPENDENT)
-def test_history_with_other_rope_frequencies_is_recomputed_and_the_report_says_so(tmp_path: Path, family: str) -> None:
+def test_history_with_other_rope_frequencies_is_recomputed_and_the_report_says_so(
+    tmp_path: Path, family: str
+) -> None:
     prefills = carry_on(tmp_path, family, turns=9, restarts={3, 7})
-    changed = [any("RoPE frequencies changed" in note for note in prefill.reuse.notes) for prefill in prefills]
+    changed = [
+        any("RoPE frequencies changed" in note for note in prefill.reuse.notes)
+        for prefill in prefills
+    ]
     short = [prefill.token_ids.numel() <= tiny_models.ORIGINAL_LENGTH for prefill in prefills]
     assert not any(said and fits for said, fits in zip(changed, short, strict=True))
     first = short.index(False)
@@ -68,12 +77,16 @@ def test_history_alone_adds_no_deviation_at_any_ratio(engine: Engine) -> None:
 
 
 class TestTurnsWithFusedChunks:
-    def test_fused_history_is_reused_below_ratio_one_and_computed_at_ratio_one(self, tmp_path: Path) -> None:
+    def test_fused_history_is_reused_below_ratio_one_and_computed_at_ratio_one(
+        self, tmp_path: Path
+    ) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
             engine.warm([A, B, C])
             session = talk(engine, turns=1)
             ask(engine, session, 1, [A, B], ratio=0.3)
-            exact, kept = 1 + 8 + TAIL, with_kv(session) - 8 - TAIL  # the tail is in front of what was fused
+            # the tail is in front of what was fused
+            exact = 1 + 8 + TAIL
+            kept = with_kv(session) - 8 - TAIL
             reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
             assert (reuse.exact, reuse.fused, reuse.computed) == (exact, kept, 1 + 5)
             whole = is_full_prefill(engine, session, 2, ratio=1.0).reuse
@@ -97,9 +110,12 @@ class TestTurnsWithFusedChunks:
             assert (third.exact, third.fused, third.notes) == (1 + with_kv(session), 0, ())
 
     def test_inexact_history_serves_no_other_session(self, engine: Engine) -> None:
-        """Two equal conversations, one of them with fused chunks: the exact one finds only exact blocks."""
+        """Two equal conversations, one of them with fused chunks: the exact one finds only exact
+        blocks.
+        """
         engine.warm([A, B])
-        sloppy, exact = engine.session("sloppy"), engine.session("exact")
+        sloppy = engine.session("sloppy")
+        exact = engine.session("exact")
         answer = list(tiny_models.tokens(4, seed=9))
         for session, ratio in ((sloppy, 0.0), (exact, 1.0)):
             engine.append(session, question(0), answer, ratio=ratio)
@@ -111,11 +127,13 @@ class TestTurnsWithFusedChunks:
             {block.key(engine.entries.encoder.identity) for block in session.state.history.blocks}
             for session in (sloppy, exact)
         )
-        assert len(first & second) == 2  # the blocks of the first turn: the same KV, so the same entries
+        # the blocks of the first turn: the same KV, so the same entries
+        assert len(first & second) == 2
 
 
 def test_equal_conversations_share_their_blocks(engine: Engine) -> None:
-    one, two = talk(engine, "1"), talk(engine, "2")
+    one = talk(engine, "1")
+    two = talk(engine, "2")
     engine.flush()
     assert engine.stats().store.tiers[-1].entries == len(one.state.history.blocks)
     one.delete()
@@ -125,13 +143,15 @@ def test_equal_conversations_share_their_blocks(engine: Engine) -> None:
 
 
 def test_an_appended_turn_equals_a_decoded_turn(engine: Engine) -> None:
-    said, given = engine.session("said"), engine.session("given")
+    said = engine.session("said")
+    given = engine.session("given")
     for turn in range(3):
         answer = ask(engine, said, turn)
         prefill = engine.append(given, question(turn), answer.token_ids)
         assert given.token_ids == said.token_ids
         close(prefill.logits, full_prefill([1, *given.token_ids])[0])
-    assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)  # every token has KV
+    # every token has KV
+    assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)
 
 
 def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> None:
@@ -144,7 +164,9 @@ def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> N
         assert between > 0
         question_tokens = len(engine.chunk("Why?")) + len(runs.after_question)
         assert reuse.computed == 1 + between + len(engine.chunk("And?")) + len(runs.after_question)
-        assert reuse.exact == len(runs.before_documents) + question_tokens + len(first.token_ids) - 1
+        assert (
+            reuse.exact == len(runs.before_documents) + question_tokens + len(first.token_ids) - 1
+        )
 
 
 def test_parts_say_the_kind_of_every_token_of_a_history(engine: Engine) -> None:
@@ -152,7 +174,9 @@ def test_parts_say_the_kind_of_every_token_of_a_history(engine: Engine) -> None:
     chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
     ask(engine, session, 0, chunks)
     ask(engine, session, 1)
-    parts = [(part.kind.value, len(part), part.turn, part.source) for part in session.state.history.parts]
+    parts = [
+        (part.kind.value, len(part), part.turn, part.source) for part in session.state.history.parts
+    ]
     assert parts == [
         ("chunk", len(A), 0, "a.md"),
         ("chunk", len(B), 0, ""),

@@ -1,4 +1,6 @@
-"""Unsaved sessions: they are in one process alone, share the blocks of the session they continue, and leave none."""
+"""Unsaved sessions: they are in one process alone, share the blocks of the session they continue,
+and leave none.
+"""
 
 from pathlib import Path
 
@@ -14,18 +16,26 @@ from .helpers import ask, engine_at, files, is_full_prefill
 pytestmark = pytest.mark.enable_socket
 
 
-def test_an_unsaved_session_is_listed_nowhere_and_leaves_no_file(engine: Engine, tmp_path: Path) -> None:
+def test_an_unsaved_session_is_listed_nowhere_and_leaves_no_file(
+    engine: Engine, tmp_path: Path
+) -> None:
     session = engine.conversations.unsaved("copy")
     ask(engine, session, 0)
     is_full_prefill(engine, session, 1)
     engine.flush()
-    assert engine.conversations.ids() == () and not list(tmp_path.glob("sessions/*")) and files(tmp_path) > 0
+    assert (
+        engine.conversations.ids() == ()
+        and not list(tmp_path.glob("sessions/*"))
+        and files(tmp_path) > 0
+    )
     session.delete()
     engine.flush()
     assert files(tmp_path) == 0
 
 
-def test_a_fork_of_an_unsaved_session_is_saved_with_its_blocks(engine: Engine, tmp_path: Path) -> None:
+def test_a_fork_of_an_unsaved_session_is_saved_with_its_blocks(
+    engine: Engine, tmp_path: Path
+) -> None:
     session = engine.conversations.unsaved("copy")
     ask(engine, session, 0)
     session.fork("saved")
@@ -35,7 +45,9 @@ def test_a_fork_of_an_unsaved_session_is_saved_with_its_blocks(engine: Engine, t
     assert is_full_prefill(engine, engine.session("saved"), 1).reuse.exact > 1
 
 
-def test_deleting_an_unsaved_copy_leaves_the_blocks_of_the_session_it_continued(engine: Engine, tmp_path: Path) -> None:
+def test_deleting_an_unsaved_copy_leaves_the_blocks_of_the_session_it_continued(
+    engine: Engine, tmp_path: Path
+) -> None:
     ask(engine, engine.session("saved"), 0)
     engine.flush()
     before = files(tmp_path)

@@ -1,4 +1,6 @@
-"""Helpers of the engine's tests: three chunks, a question, and functions that look into an engine."""
+"""Helpers of the engine's tests: three chunks, a question, and functions that look into an
+engine.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -34,8 +36,12 @@ def _text_config() -> Any:
     return tiny_models.config("llama", vocab_size=VOCABULARY)
 
 
-def text_engine(chat_template: str | None = None, merges: Sequence[tuple[str, str]] = (), **config: Any) -> Engine:
-    """An engine on a random llama that reads and writes bytes, and pairs of them that its tokenizer merges."""
+def text_engine(
+    chat_template: str | None = None, merges: Sequence[tuple[str, str]] = (), **config: Any
+) -> Engine:
+    """An engine on a random llama that reads and writes bytes, and pairs of them that its tokenizer
+    merges.
+    """
     model = transformers.LlamaForCausalLM(_text_config()).eval()
     model.load_state_dict(_text_weights())
     return Engine(model, byte_tokenizer(chat_template, merges=merges), EngineConfig(**config))
@@ -67,7 +73,10 @@ def counts(reuse: Any) -> tuple[int, int, int, int]:
 
 
 def active_request(
-    engine: Engine, question: Sequence[int], chunks: Sequence[ChunkLike] = (), session: Session | None = None
+    engine: Engine,
+    question: Sequence[int],
+    chunks: Sequence[ChunkLike] = (),
+    session: Session | None = None,
 ) -> ActiveRequest:
     """A request as the planner is given it, without serving it."""
     request = engine.intake.prefill_request(question, chunks, {})

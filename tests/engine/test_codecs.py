@@ -1,4 +1,6 @@
-"""Rules of an engine that rounds its entries: never reported as exact, stored apart, close to the raw result."""
+"""Rules of an engine that rounds its entries: never reported as exact, stored apart, close to the
+raw result.
+"""
 
 from pathlib import Path
 
@@ -22,9 +24,15 @@ def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact(rounded: StoreConf
     with engine_of() as raw, engine_of(store=rounded) as other:
         for engine in (raw, other):
             engine.warm([A, B])
-        assert counts(raw.prefill(Q, [A, B], ratio=0.0).reuse) == (len(PREFIX) + len(A), len(B), 0, len(Q))
+        assert counts(raw.prefill(Q, [A, B], ratio=0.0).reuse) == (
+            len(PREFIX) + len(A),
+            len(B),
+            0,
+            len(Q),
+        )
         prefill = other.prefill(Q, [A, B], ratio=0.0)
-        assert counts(prefill.reuse) == (len(PREFIX), len(A) + len(B), 0, len(Q))  # the prefix stays exact: it is raw
+        # the prefix stays exact: it is raw
+        assert counts(prefill.reuse) == (len(PREFIX), len(A) + len(B), 0, len(Q))
         recomputed = other.prefill(Q, [A, B], ratio=0.5, selector="first-k")
         assert len(PREFIX) in recomputed.selected.tolist()  # the first chunk's tokens may be chosen
 
@@ -47,7 +55,9 @@ def test_exact_reuse_computes_a_rounded_chunk(rounded: StoreConfig) -> None:
 def test_scores_are_measured_before_rounding() -> None:
     scores = []
     for store in (StoreConfig(), INT8):
-        with engine_of(store=store, fusion=FusionConfig(selector="sensitivity", sensitivity_prefixes=1)) as engine:
+        with engine_of(
+            store=store, fusion=FusionConfig(selector="sensitivity", sensitivity_prefixes=1)
+        ) as engine:
             engine.warm([A])
             scores.append(engine.store.scores(engine.entries.encoder.scores_identity, tuple(A)))
     assert torch.equal(*scores)
@@ -55,14 +65,17 @@ def test_scores_are_measured_before_rounding() -> None:
 
 def test_engines_of_different_codecs_share_a_directory_but_no_entry(tmp_path: Path) -> None:
     for codec, encoded in [(name, encoded) for encoded in (1, 0) for name in CODEC_NAMES]:
-        store, fusion = StoreConfig(directory=str(tmp_path), codec=codec), FusionConfig(selector="sensitivity")
+        store = StoreConfig(directory=str(tmp_path), codec=codec)
+        fusion = FusionConfig(selector="sensitivity")
         with engine_of(store=store, fusion=fusion) as engine:
             assert engine.warm([A]).encoded == encoded, codec
     assert len(list(tmp_path.glob("entries/*/*"))) == 2 * len(CODEC_NAMES)  # KV and scores
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 10**6])
-def test_bytes_read_are_counted_in_the_codec_they_are_stored_in(tmp_path: Path, memory_bytes: int) -> None:
+def test_bytes_read_are_counted_in_the_codec_they_are_stored_in(
+    tmp_path: Path, memory_bytes: int
+) -> None:
     store = StoreConfig(directory=str(tmp_path), codec="int8", memory_bytes=memory_bytes)
     with engine_of(store=store) as engine:
         engine.warm([A])
@@ -70,6 +83,8 @@ def test_bytes_read_are_counted_in_the_codec_they_are_stored_in(tmp_path: Path, 
         tier = engine.stats().store.tiers[0]
         with engine.store.lease(engine.entries.encoder.identity, tuple(A)) as lease:  # type: ignore[union-attr]
             assert lease.stored_bytes < lease.info.size_bytes  # float32 here: about a quarter
-            prefix_bytes = reuse.bytes_by_tier.get("memory", 0) - (lease.stored_bytes if memory_bytes else 0)
+            prefix_bytes = reuse.bytes_by_tier.get("memory", 0) - (
+                lease.stored_bytes if memory_bytes else 0
+            )
             assert prefix_bytes == len(PREFIX) * lease.info.size_bytes // len(A)
             assert reuse.bytes_by_tier[tier.kind.value] >= tier.read_bytes == lease.stored_bytes

@@ -31,13 +31,18 @@ def test_eight_threads_get_their_solo_results(tmp_path: Path, memory_bytes: int)
             for q, chunks in zip(QUESTIONS, ORDERS, strict=True)
         ]
         alone = [call() for call in prefills]
-        for shared, own in zip(together(prefills), alone, strict=True):  # prompts that waited shared a pass
+        # prompts that waited shared a pass
+        for shared, own in zip(together(prefills), alone, strict=True):
             torch.testing.assert_close(shared, own, rtol=0.0, atol=1e-5 * float(own.abs().max()))
 
 
-def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers(engine: Engine) -> None:
+def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers(
+    engine: Engine,
+) -> None:
     alone = engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4).token_ids
-    calls: list[Callable[[], Any]] = [lambda: engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4)] * 5
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4)
+    ] * 5
     results = together([*calls, lambda: engine.warm(CHUNKS), lambda: engine.delete([A, B])])
     assert all(answer.token_ids == alone for answer in results[:5])
 
@@ -104,8 +109,11 @@ def test_a_process_that_does_not_close_its_engine_ends_cleanly() -> None:
     script = (
         "from ragkv import Engine\n"
         "from tests import tiny_models as tiny\n"
-        "Engine(tiny.model('llama')).answer([5, 6], [tiny.tokens(60, seed) for seed in range(6)], max_new_tokens=1)\n"
+        "Engine(tiny.model('llama')).answer([5, 6], [tiny.tokens(60, seed) for seed in "
+        "range(6)], max_new_tokens=1)\n"
         "print('answered')\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (ran.returncode, ran.stdout.split()[-1]) == (0, "answered"), ran.stderr

@@ -1,4 +1,6 @@
-"""With KCache, fused prompts, conversations and concurrent requests decode as they do without it."""
+"""With KCache, fused prompts, conversations and concurrent requests decode as they do
+without it.
+"""
 
 from typing import Any
 
@@ -11,8 +13,10 @@ from tests import tiny_models
 
 from .helpers import Q, engine_of
 
-CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((9, 14, 8, 21, 7, 12), 20)]  # six
-FORCED = KCacheConfig(top_n=10_000, resident_layers=1)  # all keys, with `forced` by the top-N path all the same
+# six
+CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((9, 14, 8, 21, 7, 12), 20)]
+# all keys, with `forced` by the top-N path all the same
+FORCED = KCacheConfig(top_n=10_000, resident_layers=1)
 FEW = KCacheConfig(top_n=4, resident_layers=0)
 
 
@@ -29,7 +33,9 @@ def answers(engine: Engine, **how: Any) -> tuple[int, ...]:
 @pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3"])
 @pytest.mark.parametrize("selector", ["attention", "hkvd-gradual"])
-def test_a_fused_prompt_of_six_chunks_has_the_same_answer_with_kcache(family: str, selector: str) -> None:
+def test_a_fused_prompt_of_six_chunks_has_the_same_answer_with_kcache(
+    family: str, selector: str
+) -> None:
     said = []
     for kcache in (None, FORCED):
         with engine_of(family, kcache=kcache) as engine:
@@ -52,11 +58,17 @@ def test_a_conversation_of_five_turns_has_the_same_answers_and_history_with_kcac
             session = engine.session("s")
             talk = [
                 engine.answer(
-                    tiny_models.tokens(4, 50 + turn), CHUNKS[turn : turn + 2], session, max_new_tokens=12, ratio=0.3
+                    tiny_models.tokens(4, 50 + turn),
+                    CHUNKS[turn : turn + 2],
+                    session,
+                    max_new_tokens=12,
+                    ratio=0.3,
                 )
                 for turn in range(5)
             ]
-            turns.append([(answer.token_ids, answer.reuse.tokens, answer.reuse.exact) for answer in talk])
+            turns.append(
+                [(answer.token_ids, answer.reuse.tokens, answer.reuse.exact) for answer in talk]
+            )
             turns[-1].append(session.token_ids)
     assert turns[0] == turns[1]
 
@@ -72,7 +84,10 @@ def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_the_report_says_so()
             said.append((answer.token_ids, prefill.logits.tolist()))
             notes = [note for note in answer.reuse.notes if note.startswith("kcache")]
             assert notes == (
-                [f"kcache: top_n is 128, the prompt has {prefill.reuse.tokens} tokens: attention is ordinary"]
+                [
+                    f"kcache: top_n is 128, the prompt has {prefill.reuse.tokens} tokens: "
+                    "attention is ordinary"
+                ]
                 if kcache
                 else []
             )

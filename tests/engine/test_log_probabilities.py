@@ -24,9 +24,13 @@ def engine() -> Iterator[Engine]:
 @pytest.mark.parametrize(
     "how", [dict(), dict(temperature=1.5, seed=3, frequency_penalty=1.0)], ids=["greedy", "sampled"]
 )
-def test_log_probabilities_are_transformers_log_softmax_on_the_same_ids(engine: Engine, how: dict[str, Any]) -> None:
+def test_log_probabilities_are_transformers_log_softmax_on_the_same_ids(
+    engine: Engine, how: dict[str, Any]
+) -> None:
     prompt = engine.prefill(Q, [A, B], ratio=1.0).token_ids
-    answer = engine.answer(Q, [A, B], ratio=1.0, logprobs=5, max_new_tokens=10, min_new_tokens=10, **how)
+    answer = engine.answer(
+        Q, [A, B], ratio=1.0, logprobs=5, max_new_tokens=10, min_new_tokens=10, **how
+    )
     whole = torch.cat((prompt, torch.tensor(answer.token_ids)))
     with torch.no_grad():
         logits = engine.model.adapter.model(whole[None]).logits[0, len(prompt) - 1 : -1].float()
@@ -35,7 +39,9 @@ def test_log_probabilities_are_transformers_log_softmax_on_the_same_ids(engine: 
     for row, one in zip(wanted, answer.logprobs, strict=True):
         assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-3)
         assert [token for token, _ in one.top] == row.topk(5).indices.tolist()
-        assert [value for _, value in one.top] == pytest.approx(row.topk(5).values.tolist(), abs=1e-3)
+        assert [value for _, value in one.top] == pytest.approx(
+            row.topk(5).values.tolist(), abs=1e-3
+        )
 
 
 def test_log_probabilities_come_only_when_they_are_asked_for(engine: Engine) -> None:
@@ -59,7 +65,11 @@ def test_an_answer_does_not_begin_with_white_space_unless_it_continues_a_text(
         write(engine, " \n It  is.", monkeypatch)
         *events, answer = engine.stream("Why?", [], max_new_tokens=24, raw=raw)
     assert isinstance(answer, Answer)
-    assert answer.text == wanted == "".join(event.text for event in events if isinstance(event, TokenEvent))
+    assert (
+        answer.text
+        == wanted
+        == "".join(event.text for event in events if isinstance(event, TokenEvent))
+    )
 
 
 def test_a_raw_prompt_ends_with_its_question() -> None:

@@ -61,16 +61,21 @@ def test_gc_deletes_entries_of_other_models_and_no_own_ones(tmp_path: Path) -> N
         assert engine.entries.gc() > 0
         assert engine.entries.gc() == 0
         assert engine.warm([A, C]).present == 2
-        assert len(list(tmp_path.glob(f"entries/*/{'?' * 64}.safetensors"))) == 3  # ours, and our other tenant's
+        # ours, and our other tenant's
+        assert len(list(tmp_path.glob(f"entries/*/{'?' * 64}.safetensors"))) == 3
 
 
 class TestTwoEnginesOnOneDirectory:
     def test_an_engine_that_could_not_be_built_holds_no_lock(self, tmp_path: Path) -> None:
         with pytest.raises(RagKVError):
-            engine_of(store=StoreConfig(directory=str(tmp_path)), prompt=PromptConfig(system="text"))
+            engine_of(
+                store=StoreConfig(directory=str(tmp_path)), prompt=PromptConfig(system="text")
+            )
         engine_of(store=StoreConfig(directory=str(tmp_path))).close()
 
-    def test_a_read_only_engine_sees_what_the_writer_writes_and_writes_nothing(self, tmp_path: Path) -> None:
+    def test_a_read_only_engine_sees_what_the_writer_writes_and_writes_nothing(
+        self, tmp_path: Path
+    ) -> None:
         with engine_of(store=StoreConfig(directory=str(tmp_path))) as writer:
             writer.warm([A])
             with engine_of(store=StoreConfig(directory=str(tmp_path), read_only=True)) as reader:

@@ -1,4 +1,6 @@
-"""A conversation: history stands before new chunks, and every turn is a full prefill of the same ids."""
+"""A conversation: history stands before new chunks, and every turn is a full prefill of the same
+ids.
+"""
 
 import pytest
 
@@ -13,7 +15,9 @@ def text_ids(engine: Engine, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("ratio", "recomputed"), [(0.0, 0), (0.4, 7), (1.0, 16)])
-def test_history_is_exact_and_chunks_behind_it_are_fused(engine: Engine, ratio: float, recomputed: int) -> None:
+def test_history_is_exact_and_chunks_behind_it_are_fused(
+    engine: Engine, ratio: float, recomputed: int
+) -> None:
     engine.warm([A, B])
     session = engine.session("s")
     engine.answer(Q, [A], session, max_new_tokens=3, min_new_tokens=3)
@@ -36,8 +40,13 @@ def test_a_conversation_has_the_ids_that_its_chat_template_writes(template: str)
         blank = "~"  # stands for answers, which need not be text
         messages = [{"role": "system", "content": "Be brief."}]
         for content in ("ab\n\nc\n\nWhy?", "ab\n\nc\n\nAnd?"):
-            messages += [{"role": "user", "content": content}, {"role": "assistant", "content": blank}]
+            messages += [
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": blank},
+            ]
         messages.append({"role": "user", "content": "d\n\nOh?"})
-        rendered = engine.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        rendered = engine.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
         parts = [text_ids(engine, part) for part in rendered.split(blank)]
         assert prefill.token_ids.tolist() == [*parts[0], *said[0], *parts[1], *said[1], *parts[2]]

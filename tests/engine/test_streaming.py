@@ -35,7 +35,8 @@ def run(engine: Engine, question: Any = "Why?", **how: Any) -> tuple[list[TokenE
 def write(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch, end: bool = True) -> None:
     """Make the engine's next answers say `text`, and then end."""
     said = [*engine.tokenizer(text, add_special_tokens=False)["input_ids"], *([EOS] if end else [])]
-    adapter, original = engine.model.adapter, engine.model.adapter.logits
+    adapter = engine.model.adapter
+    original = engine.model.adapter.logits
     step = iter(said)
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
@@ -46,20 +47,31 @@ def write(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch, end: bool 
     monkeypatch.setattr(adapter, "logits", logits)
 
 
-@pytest.mark.parametrize("sampled", [dict(), dict(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampled", [dict(), dict(temperature=1.0, seed=5)], ids=["greedy", "sampled"]
+)
 def test_the_events_joined_are_the_answer(engine: Engine, sampled: dict[str, Any]) -> None:
     engine.prefill("Why?", ["ab", "cd"])
     engine.flush()  # the first passage has exact KV now, so each answer sees the same
     events, answer = run(engine, **sampled)
     assert "".join(event.text for event in events) == answer.text
     assert tuple(event.token_id for event in events)[: len(answer.token_ids)] == answer.token_ids
-    assert answer.text.rstrip("\ufffd") in engine.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-    assert engine.answer("Why?", ["ab", "cd"], max_new_tokens=24, **sampled).token_ids == answer.token_ids
+    assert answer.text.rstrip("\ufffd") in engine.tokenizer.decode(
+        answer.token_ids, skip_special_tokens=True
+    )
+    assert (
+        engine.answer("Why?", ["ab", "cd"], max_new_tokens=24, **sampled).token_ids
+        == answer.token_ids
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "stop", "left", "reason"),
-    [("one END two", "END", "one ", "stop"), ("one EN", ["END"], "one EN", "stop"), ("é€", ["€"], "é", "stop")],
+    [
+        ("one END two", "END", "one ", "stop"),
+        ("one EN", ["END"], "one EN", "stop"),
+        ("é€", ["€"], "é", "stop"),
+    ],
 )
 def test_no_part_of_a_stop_string_is_streamed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, text: str, stop: Any, left: str, reason: str
@@ -70,19 +82,25 @@ def test_no_part_of_a_stop_string_is_streamed(
     assert "".join(event.text for event in events) == left
 
 
-def test_an_answer_that_ends_at_once_is_empty(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_ends_at_once_is_empty(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(engine, "", monkeypatch)
     events, answer = run(engine)
     assert (events, answer.text, answer.token_ids, answer.finish_reason) == ([], "", (), "stop")
 
 
-def test_an_answer_cut_by_the_limit_says_so(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_cut_by_the_limit_says_so(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(engine, "so it is", monkeypatch)
     events, answer = run(engine, max_new_tokens=3)
     assert (answer.text, len(events), answer.finish_reason) == ("so ", 3, "length")
 
 
-def test_a_character_cut_by_the_limit_is_marked_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_cut_by_the_limit_is_marked_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(engine, "a🦊", monkeypatch)
     _, answer = run(engine, max_new_tokens=3)
     assert answer.text == "a\ufffd"
@@ -105,13 +123,18 @@ def test_an_answer_without_a_tokenizer_has_ids_and_no_text() -> None:
         assert full_prefill(ids([A]))[0].argmax() == answer.token_ids[0]
 
 
-def test_an_answer_cites_the_chunks_that_say_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_cites_the_chunks_that_say_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(engine, "the fox", monkeypatch)
-    chunks = [engine.chunk(text, {"source": text[0]}) for text in ("a dog", "See The Fox run.", "the foxes")]
-    answer = engine.answer("Who?", chunks)
-    assert [(c.chunk, c.source, chunks[c.chunk].text[c.start : c.end]) for c in answer.citations] == [
-        (1, "S", "The Fox")
+    chunks = [
+        engine.chunk(text, {"source": text[0]})
+        for text in ("a dog", "See The Fox run.", "the foxes")
     ]
+    answer = engine.answer("Who?", chunks)
+    assert [
+        (c.chunk, c.source, chunks[c.chunk].text[c.start : c.end]) for c in answer.citations
+    ] == [(1, "S", "The Fox")]
 
 
 def _answered(engine: Engine, **how: Any) -> None:
@@ -137,7 +160,11 @@ def test_the_kv_of_a_request_is_freed_when_it_ends_without_a_search_for_garbage(
     found: list[weakref.ref[Any]] = []
     gc.disable()
     try:
-        ask(engine, on_prefill=lambda prefill: found.append(weakref.ref(prefill.fused.kv)), max_new_tokens=24)
+        ask(
+            engine,
+            on_prefill=lambda prefill: found.append(weakref.ref(prefill.fused.kv)),
+            max_new_tokens=24,
+        )
         until(lambda: found[0]() is None)  # a thread may hold it for a moment
     finally:
         gc.enable()

@@ -1,4 +1,6 @@
-"""Several engines on one loaded model: same answers as alone; they share the model and nothing else."""
+"""Several engines on one loaded model: same answers as alone; they share the model and nothing
+else.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -37,12 +39,15 @@ def test_a_second_engine_on_a_model_answers_like_a_separate_one(second: Engine) 
     with Engine(tiny_models.model("llama")) as alone:
         alone.warm(CHUNKS)
         for reuse in ("none", "prefix", "fused"):
-            own, shared = alone.answer(QUESTION, CHUNKS, reuse=reuse), second.answer(QUESTION, CHUNKS, reuse=reuse)
+            own = alone.answer(QUESTION, CHUNKS, reuse=reuse)
+            shared = second.answer(QUESTION, CHUNKS, reuse=reuse)
             assert own.token_ids == shared.token_ids
             assert own.reuse == shared.reuse
 
 
-def test_two_engines_on_one_model_share_its_weights_and_no_entries_or_sessions(first: Engine, second: Engine) -> None:
+def test_two_engines_on_one_model_share_its_weights_and_no_entries_or_sessions(
+    first: Engine, second: Engine
+) -> None:
     assert second.model.adapter is first.model.adapter
     assert second.scheduler.batch is first.scheduler.batch
     first.warm(CHUNKS)
@@ -65,9 +70,12 @@ def test_tenants_in_one_directory_never_share_entries(first: Engine, tmp_path: P
 
 
 @pytest.mark.parametrize("closed", [0, 1])
-def test_closing_one_engine_leaves_the_other_working(first: Engine, second: Engine, closed: int) -> None:
+def test_closing_one_engine_leaves_the_other_working(
+    first: Engine, second: Engine, closed: int
+) -> None:
     engines = [first, second]
-    gone, left = engines.pop(closed), engines[0]
+    gone = engines.pop(closed)
+    left = engines[0]
     expected = answer(left, reuse="none")
     gone.close()
     assert answer(left, reuse="none").token_ids == expected.token_ids
@@ -82,10 +90,21 @@ def test_a_closed_engine_refuses_with_config(first: Engine) -> None:
         first.with_config(EngineConfig())
 
 
-def test_rows_of_two_engines_decode_in_one_step(first: Engine, second: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = [partial(engine.answer, QUESTION, max_new_tokens=40, min_new_tokens=40) for engine in (first, second)]
-    alone, sizes, step = [ask().token_ids for ask in asks], list[int](), decode_batch.decode_rows
+def test_rows_of_two_engines_decode_in_one_step(
+    first: Engine, second: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = [
+        partial(engine.answer, QUESTION, max_new_tokens=40, min_new_tokens=40)
+        for engine in (first, second)
+    ]
+    alone = [ask().token_ids for ask in asks]
+    sizes = list[int]()
+    step = decode_batch.decode_rows
     monkeypatch.setattr(decode_batch, "PATIENCE", 1000.0)
-    monkeypatch.setattr(decode_batch, "decode_rows", lambda model, rows: sizes.append(len(rows)) or step(model, rows))
+    monkeypatch.setattr(
+        decode_batch,
+        "decode_rows",
+        lambda model, rows: sizes.append(len(rows)) or step(model, rows),
+    )
     assert [answer.token_ids for answer in together(asks)] == alone
     assert max(sizes) == 2

@@ -34,21 +34,31 @@ def test_the_surest_answer_is_unknown_only_if_all_are_unknown() -> None:
     assert surest([(-0.2, "unknown"), (-0.1, "unknown")]) == "unknown"
 
 
-def test_map_rerank_asks_each_chunk_alone_and_takes_the_surest_answer(engine: Engine, chunks: list[Chunk]) -> None:
+def test_map_rerank_asks_each_chunk_alone_and_takes_the_surest_answer(
+    engine: Engine, chunks: list[Chunk]
+) -> None:
     how: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 3, "reuse": "none"}
     mapped = map_rerank(engine, QUESTION, chunks, **how)
     alone = [engine.answer(QUESTION, [chunk], **how).text for chunk in chunks]
     assert list(mapped.parts) == alone
     assert mapped.text in alone
-    sure = [float(engine.prefill(QUESTION, [one], reuse="none").logits.softmax(-1).max()) for one in chunks]
+    sure = [
+        float(engine.prefill(QUESTION, [one], reuse="none").logits.softmax(-1).max())
+        for one in chunks
+    ]
     assert mapped.text == alone[sure.index(max(sure))]
 
 
-def test_map_reduce_asks_over_the_summaries_of_all_chunks(engine: Engine, chunks: list[Chunk]) -> None:
+def test_map_reduce_asks_over_the_summaries_of_all_chunks(
+    engine: Engine, chunks: list[Chunk]
+) -> None:
     how: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 3}
     mapped = map_reduce(engine, QUESTION, chunks, "Sum up: {question}", 5, **how)
     request = f"Sum up: {QUESTION}"
-    wanted = [engine.answer(request, [one], max_new_tokens=5, min_new_tokens=3).text.strip() for one in chunks]
+    wanted = [
+        engine.answer(request, [one], max_new_tokens=5, min_new_tokens=3).text.strip()
+        for one in chunks
+    ]
     assert list(mapped.parts) == wanted
     assert mapped.text == engine.answer("\n\n".join((*filter(None, wanted), QUESTION)), **how).text
     assert mapped.first_token_s > 0

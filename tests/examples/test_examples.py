@@ -1,4 +1,6 @@
-"""The examples run unchanged and print what is expected. Each runs in its own process, on the reader and its world."""
+"""The examples run unchanged and print what is expected. Each runs in its own process, on the
+reader and its world.
+"""
 
 import json
 import os
@@ -12,17 +14,31 @@ import pytest
 from ragkv.model.loading import READER
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES, WORLD = ROOT / "examples", ROOT / "tests" / "world"
+EXAMPLES = ROOT / "examples"
+WORLD = ROOT / "tests" / "world"
 READER_ON_ITS_WORLD = ("--model", "reader", "--docs", WORLD / "corpus")
-SHOWN = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in ("plain_transformers", "demo", "metrics")]
+SHOWN = [
+    path
+    for path in sorted(EXAMPLES.glob("*.py"))
+    if path.stem not in ("plain_transformers", "demo", "metrics")
+]
 
-pytestmark = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
+pytestmark = pytest.mark.skipif(
+    not (READER / "config.json").is_file(), reason="the bundled reader is missing"
+)
 
 
 def run(name: str, *arguments: str | Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
     assert ran.returncode == 0, ran.stderr[-2_000:]
     return ran.stdout
 
@@ -40,7 +56,9 @@ def test_multi_hop_questions_are_answered_with_sources_and_a_report() -> None:
     }
     output = run("multihop_qa", *READER_ON_ITS_WORLD, "-k", "10", *asked)
     for number, answer in enumerate(asked.values(), 1):
-        assert re.search(rf"question {number}: .*\n  {answer}\n  sources: \S+\.md:\d+-\d+", output), output
+        assert re.search(
+            rf"question {number}: .*\n  {answer}\n  sources: \S+\.md:\d+-\d+", output
+        ), output
     assert len(re.findall(r"\d+ exact, \d+ fused, \d+ recomputed, \d+ computed", output)) == 3
 
 
@@ -48,7 +66,10 @@ def test_a_conversation_continues_beyond_its_context_window_and_reuses_its_histo
     output = run("chat_over_docs", *READER_ON_ITS_WORLD, "--turns", "8", "--context", "768")
     assert len(re.findall(r"^\d+\. ", output, re.MULTILINE)) == 8
     assert "history truncated" in output
-    sizes = [(int(all_), int(reused)) for all_, reused in re.findall(r"(\d+) tokens, (\d+) of them reused", output)]
+    sizes = [
+        (int(all_), int(reused))
+        for all_, reused in re.findall(r"(\d+) tokens, (\d+) of them reused", output)
+    ]
     assert sum(tokens for tokens, _ in sizes) > 768, "the conversation never exceeded its window"
     assert all(reused > 0.7 * tokens for tokens, reused in sizes)
 
@@ -64,21 +85,30 @@ def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:
 def test_an_agent_of_three_turns_reuses_its_chunks_and_its_history() -> None:
     pytest.importorskip("langchain", reason="needs langchain (extra agents)")
     output = run("agent", *READER_ON_ITS_WORLD)
-    found = re.findall(r"(\d+) of (\d+) prompt tokens reused \((\d+) exact, (\d+) fused, \d+ recomputed", output)
+    found = re.findall(
+        r"(\d+) of (\d+) prompt tokens reused \((\d+) exact, (\d+) fused, \d+ recomputed", output
+    )
     assert len(found) == 3, output
     counts = [tuple(map(int, one)) for one in found]
-    for earlier, (reused, tokens, exact, fused) in zip([(0, 0, 0, 0), *counts], counts, strict=False):
+    for earlier, (reused, tokens, exact, fused) in zip(
+        [(0, 0, 0, 0), *counts], counts, strict=False
+    ):
         assert reused == exact + fused and tokens > earlier[1], "the history is part of the prompt"
-        assert fused > 50 and reused > earlier[0], "chunks are fused, and each turn reuses the turns before it"
+        assert fused > 50 and reused > earlier[0], (
+            "chunks are fused, and each turn reuses the turns before it"
+        )
 
 
 def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> None:
     chunks = [path.read_text("utf-8").strip() for path in sorted((WORLD / "corpus").glob("*.md"))]
     asked = {"question": "What does Verlab sell?", "contexts": chunks, "answers": ["pens"]}
     (tmp_path / "q.jsonl").write_text(json.dumps(asked) + "\n", "utf-8")
-    methods, plot = ("full prefill", "fused", "MapRerank"), tmp_path / "plot.png"
+    methods = ("full prefill", "fused", "MapRerank")
+    plot = tmp_path / "plot.png"
     how = ("--model", "reader", "-k", "3", "--methods", *methods, "--plot", plot)
     output = run("evaluate", tmp_path / "q.jsonl", *how)
     for method in methods:
-        assert re.search(rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", output, re.MULTILINE), output
+        assert re.search(
+            rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", output, re.MULTILINE
+        ), output
     assert plot.stat().st_size > 5_000

@@ -1,4 +1,6 @@
-"""The notebooks run from the first cell to the last, each in its own process, and are stored without outputs."""
+"""The notebooks run from the first cell to the last, each in its own process, and are stored
+without outputs.
+"""
 
 import json
 import os
@@ -14,16 +16,20 @@ from ragkv.model.loading import READER
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-LIMIT_S = 560  # on a machine that four other processes keep busy; alone each takes well under a minute
+# on a machine that four other processes keep busy; alone each takes well under a minute
+LIMIT_S = 560
 
-# The bundled reader takes the place of the model, and its world that of the articles: quick, with known answers.
-# In a notebook's file, quotes of code stand behind a backslash.
+# The bundled reader takes the place of the model, and its world that of the articles: quick, with
+# known answers. In a notebook's file, quotes of code stand behind a backslash.
 _WORLD = ROOT / "tests" / "world"
 _MODEL = ((r"smollm2\"", r"reader\""), ("../corpus", f"{_WORLD}/corpus"))
 READER_ON_ITS_WORLD = {
     "first_steps": (
         *_MODEL,
-        ("Which famous scientist was born in Shrewsbury in 1809?", "What does Nesibissa do for a living?"),
+        (
+            "Which famous scientist was born in Shrewsbury in 1809?",
+            "What does Nesibissa do for a living?",
+        ),
     ),
     "quality_and_compute": (
         *_MODEL,
@@ -52,7 +58,9 @@ def text_of(notebook: dict[str, Any]) -> str:
     """What the cells printed."""
     outputs = [one for cell in notebook["cells"] for one in cell.get("outputs", ())]
     return "".join(
-        "".join(one["text"]) for one in outputs if one["output_type"] == "stream" and one["name"] == "stdout"
+        "".join(one["text"])
+        for one in outputs
+        if one["output_type"] == "stream" and one["name"] == "stdout"
     )
 
 
@@ -60,12 +68,29 @@ def executed(path: Path, home: Path) -> dict[str, Any]:
     """The notebook with its outputs."""
     pytest.importorskip("nbclient", reason="needs nbclient and ipykernel (extra dev)")
     pytest.importorskip("ipykernel", reason="needs nbclient and ipykernel (extra dev)")
-    own = {"IPYTHONDIR": str(home), "JUPYTER_DATA_DIR": str(home), "JUPYTER_RUNTIME_DIR": str(home / "runtime")}
+    own = {
+        "IPYTHONDIR": str(home),
+        "JUPYTER_DATA_DIR": str(home),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+    }
     own |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    own |= {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slowest where others compute as well
-    command = [sys.executable, "-c", DRIVER, str(path), str(path.parent), *sum(READER_ON_ITS_WORLD[path.stem], ())]
+    # threads that wait for each other are slowest where others compute as well
+    own |= {"OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-c",
+        DRIVER,
+        str(path),
+        str(path.parent),
+        *sum(READER_ON_ITS_WORLD[path.stem], ()),
+    ]
     ran = subprocess.run(
-        command, env={**os.environ, **own}, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command,
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-3_000:]
     notebook: dict[str, Any] = json.loads(ran.stdout)
@@ -79,7 +104,9 @@ def plots(notebook: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs_and_names_no_place_of_this_machine(path: Path) -> None:
+def test_a_notebook_is_stored_without_outputs_and_names_no_place_of_this_machine(
+    path: Path,
+) -> None:
     notebook = json.loads(path.read_text("utf-8"))
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert len(codes) > 4
@@ -108,5 +135,7 @@ class TestExecuted:
             if row[:7] in ("attenti", "random ")
         }
         assert rows["attention", "1.0"] == rows["random", "1.0"] >= rows["attention", "0.0"]
-        enough = re.search(r"the lowest ratio that answers as many questions as the full prefill: ([\d.]+)", said)
+        enough = re.search(
+            r"the lowest ratio that answers as many questions as the full prefill: ([\d.]+)", said
+        )
         assert enough is not None and 0.0 < float(enough[1]) <= 1.0

@@ -9,7 +9,9 @@ from ragkv.fusion import Candidates
 from tests import tiny_models
 
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((30, 26, 34, 41))]
-SHORT_CHUNKS = [tuple(tiny_models.tokens(n, seed)) for n, seed in ((12, 1), (17, 2), (9, 3), (14, 4))]
+SHORT_CHUNKS = [
+    tuple(tiny_models.tokens(n, seed)) for n, seed in ((12, 1), (17, 2), (9, 3), (14, 4))
+]
 QUESTION = tiny_models.tokens(7, seed=9)
 PREFIX = [1]
 FIRST = len(PREFIX) + len(CHUNKS[0])  # candidates start here, because the first chunk is exact
@@ -30,7 +32,9 @@ def engine(family: str = "llama", **fusion: Any) -> Engine:
 
 
 def candidates(count: int, spans: int = 1, scored: bool = True, start: int = 5) -> Candidates:
-    """`count` candidates from position `start` on, in `spans` spans of about equal length, with random scores."""
+    """`count` candidates from position `start` on, in `spans` spans of about equal length, with
+    random scores.
+    """
     place = torch.arange(count)
     index = place * spans // max(1, count)
     first = torch.searchsorted(index, index)  # where a candidate's span begins

@@ -1,7 +1,8 @@
-"""Streams and events without a GPU, as lazy as CUDA allows: a copy runs only when something must wait for it.
+"""Streams and events without a GPU, as lazy as CUDA allows: a copy runs only when something must
+wait for it.
 
-So a host buffer that is reused too early, or a slice that is read before it has arrived, gives wrong numbers in every
-run, where a real device gives them now and then.
+So a host buffer that is reused too early, or a slice that is read before it has arrived, gives
+wrong numbers in every run, where a real device gives them now and then.
 """
 
 import threading
@@ -49,7 +50,8 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         """The event happens after all work of `stream` so far."""
-        self._stream, self._count = stream, len(stream.work)
+        self._stream = stream
+        self._count = len(stream.work)
 
     def synchronize(self) -> None:
         """Block until the event has happened."""
@@ -62,7 +64,8 @@ class LazyCuda:
 
     def __init__(self) -> None:
         self.default = Stream()
-        self.recorded: list[tuple[int, Stream]] = []  # addresses of tensors, and streams that use them
+        # addresses of tensors, and streams that use them
+        self.recorded: list[tuple[int, Stream]] = []
         self._current = threading.local()
 
     def current_stream(self, device: torch.device | None = None) -> Stream:

@@ -8,7 +8,9 @@ SUBJECT = Subject("w" * 32, "arch", "rope", "bfloat16", "raw", "desk", "Abacus 2
 
 
 def profile(**changes: Any) -> Profile:
-    """Three layers of 1 kB per token; a layer takes 1 s + 10 ms per row; placing is free; disk reads 1 kB a second."""
+    """Three layers of 1 kB per token; a layer takes 1 s + 10 ms per row; placing is free; disk
+    reads 1 kB a second.
+    """
     values: dict[str, Any] = dict(
         subject=SUBJECT,
         layers=3,

@@ -1,6 +1,8 @@
-"""The rule of every registered selector, written naively over plain lists, and checks of a selector against its rule.
+"""The rule of every registered selector, written naively over plain lists, and checks of a selector
+against its rule.
 
-`check` fails for a selector without a rule: who registers a selector also writes down here which tokens it must choose.
+`check` fails for a selector without a rule: who registers a selector also writes down here which
+tokens it must choose.
 """
 
 import math
@@ -13,7 +15,9 @@ from ragkv.fusion import AskingSelector, Candidates, CheckingSelector, Selector,
 from tests.fusion import helpers
 
 RATIOS = [0.0, 0.01, 0.1, 0.15, 0.5, 1.0]
-CASES = [helpers.candidates(count, spans) for count, spans in ((0, 1), (1, 1), (7, 2), (40, 3), (120, 5))]
+CASES = [
+    helpers.candidates(count, spans) for count, spans in ((0, 1), (1, 1), (7, 2), (40, 3), (120, 5))
+]
 
 
 def budget(ratio: float, count: int) -> int:
@@ -22,7 +26,9 @@ def budget(ratio: float, count: int) -> int:
 
 
 def selected(selector: Selector, candidates: Candidates, ratio: float, seed: int = 0) -> list[int]:
-    """The indices that a static or asking selector chooses; an asking one sees `attention_to(candidates)`."""
+    """The indices that a static or asking selector chooses; an asking one sees
+    `attention_to(candidates)`.
+    """
     if isinstance(selector, StaticSelector):
         return selector.select(candidates, ratio, seed).tolist()
     assert isinstance(selector, AskingSelector)
@@ -34,7 +40,9 @@ def attention_to(candidates: Candidates) -> torch.Tensor:
 
 
 def highest(priority: Callable[[Candidates], list[float]]) -> Callable[[Selector], None]:
-    """The rule: the tokens of highest priority, the earlier one of equals, as many as the budget allows."""
+    """The rule: the tokens of highest priority, the earlier one of equals, as many as the budget
+    allows.
+    """
 
     def check(selector: Selector) -> None:
         for candidates in CASES:
@@ -62,19 +70,23 @@ def always(share: float) -> Callable[[Selector], None]:
     def check(selector: Selector) -> None:
         for candidates in CASES:
             for ratio in RATIOS:
-                assert selected(selector, candidates, ratio) == list(range(int(share * len(candidates))))
+                assert selected(selector, candidates, ratio) == list(
+                    range(int(share * len(candidates)))
+                )
 
     return check
 
 
 def uniform(selector: Selector) -> None:
     """The rule: every token is equally likely, and a seed always gives the same tokens."""
-    candidates, draws = helpers.candidates(40, spans=3), 500
+    candidates = helpers.candidates(40, spans=3)
+    draws = 500
     chosen = [selected(selector, candidates, 0.25, seed) for seed in range(draws)]
     assert chosen[:5] == [selected(selector, candidates, 0.25, seed) for seed in range(5)]
     assert all(len(set(one)) == 10 for one in chosen)
     share = torch.bincount(torch.tensor(chosen).flatten(), minlength=40) / draws
-    assert ((share - 0.25).abs() < 5 * (0.25 * 0.75 / draws) ** 0.5).all()  # five standard deviations
+    # five standard deviations
+    assert ((share - 0.25).abs() < 5 * (0.25 * 0.75 / draws) ** 0.5).all()
 
 
 def narrows(share: Callable[[float, int, int], float]) -> Callable[[Selector], None]:

@@ -1,4 +1,6 @@
-"""The controller: the ratio at the crossing, the cheapest hidden tier, and chunks computed instead of loaded."""
+"""The controller: the ratio at the crossing, the cheapest hidden tier, and chunks computed instead
+of loaded.
+"""
 
 import dataclasses
 
@@ -21,7 +23,8 @@ from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
 
 from .profiles import disk, profile
 
-SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)  # a layer takes 1.1 s at ratio 0, 2.1 s at 1
+# a layer takes 1.1 s at ratio 0, 2.1 s at 1
+SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)
 LOADS = [Load("disk", 50), Load("disk", 50)]
 
 
@@ -32,7 +35,9 @@ def on_disk(seconds: float) -> Profile:
 
 class TestRatio:
     @pytest.mark.parametrize(("seconds", "ratio"), [(1.3, 0.2), (1.6, 0.5), (2.0, 0.9), (2.1, 1.0)])
-    def test_the_ratio_is_where_recompute_takes_as_long_as_loading(self, seconds: float, ratio: float) -> None:
+    def test_the_ratio_is_where_recompute_takes_as_long_as_loading(
+        self, seconds: float, ratio: float
+    ) -> None:
         made = on_disk(seconds)
         assert crossing(made, SHAPE, LOADS) == pytest.approx(ratio)
         decision = choose_ratio(made, SHAPE, LOADS, 0.15)
@@ -41,14 +46,21 @@ class TestRatio:
 
     def test_the_ratio_accounts_for_placing_and_attention(self) -> None:
         made = dataclasses.replace(
-            on_disk(3.0), place_token_layer_s=0.002, recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0001), layers=3
+            on_disk(3.0),
+            place_token_layer_s=0.002,
+            recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0001),
+            layers=3,
         )
         ratio = choose_ratio(made, SHAPE, LOADS, 0.15).ratio
         crossing_at = (3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021)  # .757
         assert ratio == 0.75 < crossing_at == pytest.approx(crossing(made, SHAPE, LOADS))
 
-    @pytest.mark.parametrize(("seconds", "ratio"), [(0.0, 0.15), (1.2, 0.15), (1.25, 0.15), (2.2, 1.0), (50.0, 1.0)])
-    def test_the_ratio_is_never_below_r_star_and_never_above_one(self, seconds: float, ratio: float) -> None:
+    @pytest.mark.parametrize(
+        ("seconds", "ratio"), [(0.0, 0.15), (1.2, 0.15), (1.25, 0.15), (2.2, 1.0), (50.0, 1.0)]
+    )
+    def test_the_ratio_is_never_below_r_star_and_never_above_one(
+        self, seconds: float, ratio: float
+    ) -> None:
         decision = choose_ratio(on_disk(seconds), SHAPE, LOADS, 0.15)
         assert decision.ratio == ratio
         assert ("more would cost time" in decision.why[0]) == (ratio < 1)
@@ -60,16 +72,21 @@ class TestRatio:
         free = dataclasses.replace(on_disk(9.0), recompute=RecomputeFit(1.0, 0.0, 0.0, 0.0))
         assert choose_ratio(free, SHAPE, LOADS, 0.4).ratio == 0.4
 
-    def test_the_ratio_of_a_checking_selector_is_that_of_its_later_layers_and_stays_zero_at_r_star_zero(self) -> None:
+    def test_the_ratio_of_a_checking_selector_is_that_of_its_later_layers_and_stays_zero_at_r_star_zero(
+        self,
+    ) -> None:
         checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
         assert choose_ratio(on_disk(1.6), checking, LOADS, 0.15).ratio == pytest.approx(0.5)
-        assert choose_ratio(on_disk(1.6), checking, LOADS, 0.0).ratio == 0.0  # else all would pass layer 0
+        # else all would pass layer 0
+        assert choose_ratio(on_disk(1.6), checking, LOADS, 0.0).ratio == 0.0
         assert choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.0).ratio == pytest.approx(0.5)
 
 
 prices = st.builds(PricesConfig, *(st.floats(0, 10, allow_subnormal=False),) * 2)
 tiers = st.dictionaries(
-    st.sampled_from(["memory", "disk"]), st.builds(TierSpeed, st.floats(0, 0.5), st.floats(0, 1e-4)), min_size=1
+    st.sampled_from(["memory", "disk"]),
+    st.builds(TierSpeed, st.floats(0, 0.5), st.floats(0, 1e-4)),
+    min_size=1,
 )
 
 
@@ -82,7 +99,8 @@ class TestTier:
         busy = recompute_s(made, ratio, SHAPE)
         loading = {name: load_s(made, [Load(name, 50), Load(name, 50)]) for name in speeds}
         hidden = [name for name in speeds if loading[name] <= busy]
-        with_shared = dataclasses.replace(made, tiers={**speeds, "redis": TierSpeed(0.0, 0.0)})  # never chosen
+        # never chosen
+        with_shared = dataclasses.replace(made, tiers={**speeds, "redis": TierSpeed(0.0, 0.0)})
         best = choose_tier(with_shared, SHAPE, ratio, price, LOADS).tier
         assert best is not None
         if hidden:
@@ -104,7 +122,9 @@ class TestTier:
     def test_an_entry_belongs_in_memory_if_no_cheaper_tier_hides_its_loading(
         self, layer_s: float, used: bool, room: bool, expected: bool
     ) -> None:
-        """A row takes 10 ms, so at r* = .15 a token hides 1.5 ms of loading, and the question some more."""
+        """A row takes 10 ms, so at r* = .15 a token hides 1.5 ms of loading, and the question some
+        more.
+        """
         speeds = {"disk": disk(layer_s), "memory": TierSpeed(0.0, 0.0)}
         made = profile(tiers=speeds, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         found = belongs_in_memory(made, 128, Selection.STATIC, 0.15, PricesConfig(), used, room)
@@ -119,29 +139,48 @@ def test_a_steady_number_ignores_small_changes_and_follows_large_ones_in_steps()
     assert steady.of("redis", 4.1) == pytest.approx(4.0)  # names count apart
 
 
-chunk = st.builds(Load, st.sampled_from(["memory", "disk", "redis"]), st.integers(1, 60), st.booleans())
+chunk = st.builds(
+    Load, st.sampled_from(["memory", "disk", "redis"]), st.integers(1, 60), st.booleans()
+)
 
 
 class TestComputedInstead:
     @settings(max_examples=200)
-    @given(st.lists(chunk, max_size=6), st.floats(0, 0.03), st.floats(0, 0.1), st.floats(0, 0.99), st.integers(0, 30))
+    @given(
+        st.lists(chunk, max_size=6),
+        st.floats(0, 0.03),
+        st.floats(0, 0.1),
+        st.floats(0, 0.99),
+        st.integers(0, 30),
+    )
     def test_the_computed_chunks_are_the_slowest_of_those_that_load_slower_than_they_compute_as_many_as_pay(
         self, loads: list[Load], of_disk: float, of_remote: float, ratio: float, question: int
     ) -> None:
-        speeds = {"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "redis": disk(of_remote, latency_s=0.2)}
+        speeds = {
+            "memory": TierSpeed(0.0, 0.0),
+            "disk": disk(of_disk),
+            "redis": disk(of_remote, latency_s=0.2),
+        }
         made = profile(tiers=speeds)
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, question, question + sum(load.tokens for load in loads))
         slow = [i for i, load in enumerate(loads) if load_s(made, [load]) > load.tokens * 0.01]
         slow.sort(key=lambda i: -load_s(made, [loads[i]]) / loads[i].tokens)
-        best = min(self.ttft(made, shape, loads, ratio, tuple(slow[:count])) for count in range(len(slow) + 1))
+        best = min(
+            self.ttft(made, shape, loads, ratio, tuple(slow[:count]))
+            for count in range(len(slow) + 1)
+        )
         decision = choose_computed(made, shape, loads, ratio)
         assert set(decision.computed) == set(slow[: len(decision.computed)])
         assert decision.ttft_s == pytest.approx(best)
-        assert decision.ttft_s == pytest.approx(self.ttft(made, shape, loads, ratio, decision.computed))
+        assert decision.ttft_s == pytest.approx(
+            self.ttft(made, shape, loads, ratio, decision.computed)
+        )
 
     @staticmethod
-    def ttft(made: Profile, shape: Shape, loads: list[Load], ratio: float, computed: tuple[int, ...]) -> float:
+    def ttft(
+        made: Profile, shape: Shape, loads: list[Load], ratio: float, computed: tuple[int, ...]
+    ) -> float:
         """TTFT computed independently of the estimators."""
         kept = [load for i, load in enumerate(loads) if i not in computed]
         misses = sum(loads[i].tokens for i in computed)
@@ -154,17 +193,25 @@ class TestComputedInstead:
         loads = [Load("disk", 50, fused=False, fixed=True), Load("disk", 50)]
         assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed == (1,)
 
-    def test_a_chunk_that_ends_the_prompt_may_be_computed_although_its_last_token_is_forced(self) -> None:
-        """Without a question the last token of the last chunk is forced, so it is not among the fused tokens."""
+    def test_a_chunk_that_ends_the_prompt_may_be_computed_although_its_last_token_is_forced(
+        self,
+    ) -> None:
+        """Without a question the last token of the last chunk is forced, so it is not among the
+        fused tokens.
+        """
         made = profile(tiers={"disk": disk(1.0)})
         assert choose_computed(made, Shape(99, 1, 100), [Load("disk", 100)], 0.15).computed == (0,)
 
 
 class TestDecide:
     def test_decide_computes_the_slow_chunks_then_raises_the_ratio_for_the_others(self) -> None:
-        made = profile(tiers={"disk": disk(0.016), "redis": disk(1.0), "memory": TierSpeed(0.0, 0.0)})
+        made = profile(
+            tiers={"disk": disk(0.016), "redis": disk(1.0), "memory": TierSpeed(0.0, 0.0)}
+        )
         slow_prefill = LengthFit(100.0, 0.03, 0.0)  # fusing pays
-        made = dataclasses.replace(made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0), prefill=slow_prefill)
+        made = dataclasses.replace(
+            made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0), prefill=slow_prefill
+        )
         loads = [Load("disk", 100), Load("redis", 20)]
         decision = decide(made, Shape(120, 10, 130), loads, 0.15, PricesConfig())
         assert decision.computed == (1,)
@@ -174,12 +221,23 @@ class TestDecide:
         assert decision.ttft_s <= ttft_s(made, Shape(120, 10, 130), 0.15, loads)
 
     @given(
-        st.lists(chunk, max_size=5), st.floats(0, 0.03), st.floats(0, 0.1), st.floats(0, 1), st.sampled_from(Selection)
+        st.lists(chunk, max_size=5),
+        st.floats(0, 0.03),
+        st.floats(0, 0.1),
+        st.floats(0, 1),
+        st.sampled_from(Selection),
     )
     def test_a_decision_takes_no_longer_than_loading_all_at_r_star_but_for_the_margin_of_exactness(
-        self, loads: list[Load], of_disk: float, of_remote: float, r_star: float, selection: Selection
+        self,
+        loads: list[Load],
+        of_disk: float,
+        of_remote: float,
+        r_star: float,
+        selection: Selection,
     ) -> None:
-        made = profile(tiers={"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "redis": disk(of_remote)})
+        made = profile(
+            tiers={"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "redis": disk(of_remote)}
+        )
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, 5, 5 + sum(load.tokens for load in loads), selection)
         decision = decide(made, shape, loads, r_star, PricesConfig())

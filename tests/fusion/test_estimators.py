@@ -9,17 +9,29 @@ from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
 from ragkv.errors import ConfigError
-from ragkv.fusion.estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
+from ragkv.fusion.estimators import (
+    Load,
+    Selection,
+    Shape,
+    load_s,
+    recompute_s,
+    storage_cost,
+    ttft_s,
+)
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
 
 from .profiles import disk, profile
 
-SHAPE, FREE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110), LengthFit(0.0, 0.0, 0.0)
+SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)
+FREE = LengthFit(0.0, 0.0, 0.0)
 
 times = st.floats(0, 10)
 profiles = st.builds(
     lambda fixed, row, key, place, start, layers: profile(
-        recompute=RecomputeFit(fixed, 0.0, row, key / 1000), place_token_layer_s=place, start_s=start, layers=layers
+        recompute=RecomputeFit(fixed, 0.0, row, key / 1000),
+        place_token_layer_s=place,
+        start_s=start,
+        layers=layers,
     ),
     *(times,) * 5,
     st.integers(1, 5),
@@ -32,8 +44,11 @@ shapes = st.builds(
 )
 
 
-def test_recompute_time_counts_selected_tokens_the_question_placing_and_the_keys_of_each_row() -> None:
-    placing, seeing = profile(place_token_layer_s=0.001), profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
+def test_recompute_time_counts_selected_tokens_the_question_placing_and_the_keys_of_each_row() -> (
+    None
+):
+    placing = profile(place_token_layer_s=0.001)
+    seeing = profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
     assert recompute_s(profile(), 0.0, SHAPE) == pytest.approx(1 + 0.01 * 10)
     assert recompute_s(profile(), 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60)
     assert recompute_s(placing, 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
@@ -51,7 +66,9 @@ def test_with_a_checking_selector_every_candidate_passes_the_first_layer() -> No
 def test_an_asking_selector_recomputes_in_a_second_pass() -> None:
     asking = dataclasses.replace(SHAPE, selection=Selection.ASKING)
     assert recompute_s(profile(), 0.5, asking) == pytest.approx(1.1)
-    assert recompute_s(profile(), 0.5, dataclasses.replace(asking, unasked_rows=4)) == pytest.approx(1.06)
+    assert recompute_s(
+        profile(), 0.5, dataclasses.replace(asking, unasked_rows=4)
+    ) == pytest.approx(1.06)
     slow = [Load("disk", 100)]  # 100 s per layer hide the first pass, not the second
     assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.6)
     leading = dataclasses.replace(asking, leading_rows=4)
@@ -66,41 +83,61 @@ def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None
     assert load_s(late, []) == 0
 
 
-def test_slice_times_are_interpolated_between_measured_sizes_and_follow_the_fit_beyond_them() -> None:
+def test_slice_times_are_interpolated_between_measured_sizes_and_follow_the_fit_beyond_them() -> (
+    None
+):
     points = (TimedPoint(1000, 0.1), TimedPoint(3000, 0.3), TimedPoint(5000, 1.3))
     speed = TierSpeed(0.05, 1e-4, points)
     took = {size: speed.slice_s(size) for size in (0, 500, 1000, 2000, 3000, 4000, 5000, 6000)}
     assert took == pytest.approx(
         {0: 0.05, 500: 0.075, 1000: 0.1, 2000: 0.2, 3000: 0.3, 4000: 0.8, 5000: 1.3, 6000: 1.4}
     )
-    assert load_s(profile(tiers={"disk": speed}), [Load("disk", 2)]) == pytest.approx(0.2)  # 1 kB per token
-    assert TierSpeed(0.5, 1e-4, points).slice_s(0) == pytest.approx(0.1)  # the fitted latency exceeds the measured one
+    # 1 kB per token
+    assert load_s(profile(tiers={"disk": speed}), [Load("disk", 2)]) == pytest.approx(0.2)
+    # the fitted latency exceeds the measured one
+    assert TierSpeed(0.5, 1e-4, points).slice_s(0) == pytest.approx(0.1)
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1)), max_size=5), st.floats(0, 1), st.floats(0, 1e-3))
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1)), max_size=5),
+    st.floats(0, 1),
+    st.floats(0, 1e-3),
+)
 def test_a_larger_slice_never_takes_less_time(
     measured: list[tuple[int, float]], latency_s: float, per_byte_s: float
 ) -> None:
-    sizes, times = sorted({size for size, _ in measured}), sorted(took for _, took in measured)
-    speed = TierSpeed(latency_s, per_byte_s, tuple(TimedPoint(*at) for at in zip(sizes, times, strict=False)))
-    took = [speed.slice_s(size) for size in sorted({0, 1, 500, 10**5, 2 * 10**6, *sizes, *(s + 1 for s in sizes)})]
+    sizes = sorted({size for size, _ in measured})
+    times = sorted(took for _, took in measured)
+    speed = TierSpeed(
+        latency_s, per_byte_s, tuple(TimedPoint(*at) for at in zip(sizes, times, strict=False))
+    )
+    took = [
+        speed.slice_s(size)
+        for size in sorted({0, 1, 500, 10**5, 2 * 10**6, *sizes, *(s + 1 for s in sizes)})
+    ]
     assert all(more >= less - 1e-12 for less, more in itertools.pairwise(took))
 
 
 def test_on_a_gpu_loading_takes_the_longer_of_reading_and_copying() -> None:
     copied = profile(copy_bytes_per_s=500.0)
     assert load_s(copied, [Load("memory", 10)]) == pytest.approx(20.0)
-    assert load_s(dataclasses.replace(copied, copy_bytes_per_s=1e6), [Load("disk", 10)]) == pytest.approx(10.0)
+    assert load_s(
+        dataclasses.replace(copied, copy_bytes_per_s=1e6), [Load("disk", 10)]
+    ) == pytest.approx(10.0)
 
 
 def test_a_smaller_codec_makes_loading_and_storage_cheaper_but_not_the_copy_to_the_device() -> None:
     small = profile(stored_bytes_per_token=1500.0)
     assert load_s(small, [Load("disk", 10)]) == pytest.approx(5.0)
     assert storage_cost(small, 1000, "disk", PricesConfig()) == pytest.approx(1.5e-3 * 0.08)
-    assert load_s(dataclasses.replace(small, copy_bytes_per_s=1e3), [Load("disk", 10)]) == pytest.approx(10.0)
+    assert load_s(
+        dataclasses.replace(small, copy_bytes_per_s=1e3), [Load("disk", 10)]
+    ) == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize(("seconds_a_token", "ttft"), [(0.001, 0.5 + 0.1 + 2 * 1.6), (0.1, 0.5 + 10 + 2 * 10)])
+@pytest.mark.parametrize(
+    ("seconds_a_token", "ttft"), [(0.001, 0.5 + 0.1 + 2 * 1.6), (0.1, 0.5 + 10 + 2 * 10)]
+)
 def test_ttft_is_the_first_layers_load_plus_the_longer_of_load_and_recompute_per_layer(
     seconds_a_token: float, ttft: float
 ) -> None:
@@ -115,16 +152,30 @@ def test_entries_recomputed_entirely_are_not_loaded() -> None:
     assert ttft_s(profile(), checking, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
 
 
-@given(profiles, shapes, ratios, st.lists(st.integers(1, 300), max_size=4), st.floats(0, 1), st.floats(0, 1))
+@given(
+    profiles,
+    shapes,
+    ratios,
+    st.lists(st.integers(1, 300), max_size=4),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
 def test_ttft_never_falls_with_the_ratio_or_a_slower_tier(
     made: Profile, shape: Shape, ratio: float, tokens: list[int], one: float, other: float
 ) -> None:
     loads = [Load("disk", count) for count in tokens]
-    fast, slow = (dataclasses.replace(made, tiers={"disk": disk(at)}, prefill=FREE) for at in sorted((one, other)))
+    fast, slow = (
+        dataclasses.replace(made, tiers={"disk": disk(at)}, prefill=FREE)
+        for at in sorted((one, other))
+    )
     assert ttft_s(fast, shape, ratio, loads) <= ttft_s(slow, shape, ratio, loads) + 1e-9
-    assert ttft_s(slow, shape, ratio / 2, loads) <= ttft_s(slow, shape, min(ratio, 0.99), loads) + 1e-9
     assert (
-        ttft_s(slow, shape, ratio, loads) <= ttft_s(slow, shape, ratio, [*loads, Load("disk", 1)]) + 1e-9 or ratio == 1
+        ttft_s(slow, shape, ratio / 2, loads) <= ttft_s(slow, shape, min(ratio, 0.99), loads) + 1e-9
+    )
+    assert (
+        ttft_s(slow, shape, ratio, loads)
+        <= ttft_s(slow, shape, ratio, [*loads, Load("disk", 1)]) + 1e-9
+        or ratio == 1
     )
 
 

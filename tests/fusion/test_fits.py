@@ -15,9 +15,14 @@ def test_latency_and_bandwidth_are_found_in_exact_times(latency_s: float) -> Non
     assert (found.latency_s, found.bytes_per_s) == pytest.approx((latency_s, 1e9), rel=1e-3)
 
 
-def test_a_prefill_is_found_in_exact_times_and_noise_of_its_squares_does_not_explode_beyond_them() -> None:
-    assert fit_length({size: [1.0 + size + size**2 / 1e3] for size in (128, 384, 768)}).at(4e3) == pytest.approx(20001)
-    assert fit_length({128: [0.61], 384: [1.3], 768: [3.4]}).at(2048) < 1.7 * 3.4 * 2048 / 768  # 2.2 without the bound
+def test_a_prefill_is_found_in_exact_times_and_noise_of_its_squares_does_not_explode_beyond_them() -> (
+    None
+):
+    assert fit_length({size: [1.0 + size + size**2 / 1e3] for size in (128, 384, 768)}).at(
+        4e3
+    ) == pytest.approx(20001)
+    # 2.2 without the bound
+    assert fit_length({128: [0.61], 384: [1.3], 768: [3.4]}).at(2048) < 1.7 * 3.4 * 2048 / 768
 
 
 def test_slices_used_in_place_have_no_bandwidth_however_their_times_scatter() -> None:
@@ -34,6 +39,10 @@ def test_equal_times_of_all_sizes_give_no_bandwidth_out_of_a_rounding_error(took
 
 
 def test_rows_are_never_free_however_a_busy_machine_scatters_their_times() -> None:
-    falling = {(rows, keys, keys - 32): [1e-3 * (20 - rows / 50)] for rows in (50, 200, 400) for keys in (512, 2048)}
+    falling = {
+        (rows, keys, keys - 32): [1e-3 * (20 - rows / 50)]
+        for rows in (50, 200, 400)
+        for keys in (512, 2048)
+    }
     found, _ = fit_recompute(falling, with_placing=False)
     assert found.at(400, 2048) > 1.5 * found.at(200, 2048) > 1e-3

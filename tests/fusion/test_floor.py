@@ -12,7 +12,8 @@ from ragkv.types import Reuse
 from . import helpers
 from .helpers import N
 
-DEFAULT = FusionConfig.__dataclass_fields__["floor_tokens"].default  # tests run without a floor unless they give one
+# tests run without a floor unless they give one
+DEFAULT = FusionConfig.__dataclass_fields__["floor_tokens"].default
 SELECTORS = ("sensitivity", "hkvd", "hkvd-gradual", "first-k", "random", "attention")
 
 
@@ -29,7 +30,9 @@ SELECTORS = ("sensitivity", "hkvd", "hkvd-gradual", "first-k", "random", "attent
         (1.0, 20, 8, 20),
     ],
 )
-def test_at_least_the_floor_is_recomputed_and_0_stays_0(ratio: float, count: int, floor: int, recomputed: int) -> None:
+def test_at_least_the_floor_is_recomputed_and_0_stays_0(
+    ratio: float, count: int, floor: int, recomputed: int
+) -> None:
     raised = with_floor(ratio, count, floor)
     assert budget(raised, count) == recomputed
     assert raised >= ratio
@@ -54,7 +57,8 @@ def test_a_request_without_a_ratio_recomputes_the_floor_and_says_so(selector: st
     assert reuse.recomputed == 9 or (selector == "hkvd-gradual" and 0 < reuse.recomputed < 9)
     assert reuse.ratio == 9 / N
     assert [note for note in reuse.notes if "floor" in note] == [
-        f"floor: 9 of {N} fused tokens were recomputed; ratio 0.05 would be {budget(0.05, N)} (fusion.floor_tokens)"
+        f"floor: 9 of {N} fused tokens were recomputed; ratio 0.05 would be {budget(0.05, N)} "
+        "(fusion.floor_tokens)"
     ]
 
 
@@ -96,7 +100,9 @@ def test_a_pronoun_in_a_short_chunk_finds_its_name_in_another() -> None:
         chunks = [engine.chunk(text) for text in texts]
         engine.warm(chunks)
         answers = {
-            name: engine.answer("Where does Nesibissa live?", chunks, max_new_tokens=8, **how).text.strip()
+            name: engine.answer(
+                "Where does Nesibissa live?", chunks, max_new_tokens=8, **how
+            ).text.strip()
             for name, how in {"full": {"reuse": "none"}, "default": {}}.items()
         }
     assert answers == {"full": "Irvburg", "default": "Irvburg"}

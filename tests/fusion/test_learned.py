@@ -1,4 +1,6 @@
-"""Learned scores: the network and its features, when it is used, and how questions weight the scores."""
+"""Learned scores: the network and its features, when it is used, and how questions weight the
+scores.
+"""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +13,16 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import learned, sensitivity
-from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
+from ragkv.fusion.learned import (
+    FILE_NAME,
+    FLOOR,
+    KEY_PARTS,
+    TOPICS,
+    VALUE_PARTS,
+    ScoreModel,
+    _mixed,
+    token_features,
+)
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.sensitivity import MOST_MOVED_LEARNED
 from ragkv.model.fingerprint import rounded_digest
@@ -45,7 +56,9 @@ class TestNetwork:
     def test_topics_depend_on_keys_behind_the_first_text_and_on_later_stored_keys(self) -> None:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(layers, 2, 2, 11, 4) for layers in (8, 6, 6))
-        keys = token_features(stored, [first, second])[:, VALUE_PARTS * 8 : (VALUE_PARTS + KEY_PARTS) * 8]
+        keys = token_features(stored, [first, second])[
+            :, VALUE_PARTS * 8 : (VALUE_PARTS + KEY_PARTS) * 8
+        ]
         for number, (layer, kv) in enumerate(((4, first), (5, first), (6, stored), (7, stored))):
             norm = stored[layer, 0].square().sum(dim=(0, 2)).mean().sqrt()
             wanted = kv[layer, 0].transpose(0, 1).reshape(11, 8) / norm
@@ -64,7 +77,9 @@ class TestNetwork:
         again = ScoreModel.from_bytes(made.to_bytes())
         torch.manual_seed(0)
         stored, first, second = (torch.randn(layers, 2, 2, 11, 16) for layers in (4, 3, 3))
-        assert torch.equal(again.scores(stored, [first, second]), made.scores(stored, [first, second]))
+        assert torch.equal(
+            again.scores(stored, [first, second]), made.scores(stored, [first, second])
+        )
         assert again.digest == made.digest != network(seed=1).digest
 
     @pytest.mark.parametrize(
@@ -97,20 +112,27 @@ class TestUse:
     def test_scores_come_from_the_network_in_the_models_folder(self, tmp_path: Path) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
             encoder = engine.entries.encoder
-            assert encoder.scorer.network_digest == network(teacher=engine.model.adapter.model).digest
+            assert (
+                encoder.scorer.network_digest == network(teacher=engine.model.adapter.model).digest
+            )
             found = self.scores(engine)
             encoder.register(CHUNKS)
             kv = [entry.kv for entry in encoder.chunks(CHUNKS)]
             others = encoder.scorer.kv_behind_texts(CHUNKS, kv, MOST_MOVED_LEARNED)
-            assert found == pytest.approx(network().scores(kv[1], others[1])[:, 0].half().tolist(), rel=1e-2)
+            assert found == pytest.approx(
+                network().scores(kv[1], others[1])[:, 0].half().tolist(), rel=1e-2
+            )
 
     def test_for_a_network_three_tenths_of_the_tokens_are_computed_behind_the_second_text(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        original, computed = sensitivity.raw_kv, list[tuple[int, int]]()
+        original = sensitivity.raw_kv
+        computed = list[tuple[int, int]]()
 
         def noted(adapter: Any, runs: Any, *rest: Any) -> Any:
-            computed.extend((run.row_count, len(run.token_ids)) for run in runs if run.reused is not None)
+            computed.extend(
+                (run.row_count, len(run.token_ids)) for run in runs if run.reused is not None
+            )
             return original(adapter, runs, *rest)
 
         monkeypatch.setattr(sensitivity, "raw_kv", noted)
@@ -119,10 +141,13 @@ class TestUse:
         assert computed == [(math.ceil(0.3 * len(chunk)), len(chunk)) for chunk in CHUNKS]
 
     def test_scores_of_another_network_are_not_used_but_made_again(self, tmp_path: Path) -> None:
-        model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))
+        model = self.folder(tmp_path / "model")
+        store = StoreConfig(directory=str(tmp_path / "store"))
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
             learned = self.scores(engine)
-        without = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", learned_scores=False))
+        without = EngineConfig(
+            store=store, fusion=FusionConfig(selector="sensitivity", learned_scores=False)
+        )
         with Engine.from_pretrained(model, without) as engine:
             assert engine.entries.encoder.scorer.network_digest == ""
             assert engine.warm(CHUNKS).encoded == len(CHUNKS)
@@ -131,10 +156,15 @@ class TestUse:
             engine.warm(CHUNKS)
             assert self.scores(engine) == pytest.approx(learned, rel=1e-2)
 
-    def test_a_network_for_another_model_is_not_used(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_network_for_another_model_is_not_used(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
             assert engine.entries.encoder.scorer.network_digest == ""
-        assert "it is for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
+        assert (
+            "it is for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers"
+            in caplog.text
+        )
 
     def test_a_network_trained_with_other_weights_is_not_used(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -160,9 +190,14 @@ class TestQuestion:
 
     def test_with_an_untrained_network_no_question_changes_the_scores(self) -> None:
         torch.manual_seed(0)
-        scores, model = torch.rand(7), ScoreModel(4, 16, 2)
-        features = token_features(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 3, 2, 2, 7, 8).unbind())
-        torch.testing.assert_close(model.weighted_by_question(scores, model(features)[:, 1:], self.QUESTION), scores)
+        scores = torch.rand(7)
+        model = ScoreModel(4, 16, 2)
+        features = token_features(
+            torch.randn(4, 2, 2, 7, 8), torch.randn(2, 3, 2, 2, 7, 8).unbind()
+        )
+        torch.testing.assert_close(
+            model.weighted_by_question(scores, model(features)[:, 1:], self.QUESTION), scores
+        )
 
     def test_tokens_on_the_questions_topic_gain_and_the_sum_of_scores_stays(self) -> None:
         torch.manual_seed(0)
@@ -175,17 +210,23 @@ class TestQuestion:
         assert weighed.sum() == pytest.approx(3.0)
 
     def test_scores_do_not_change_without_a_question_or_without_tokens(self) -> None:
-        scores, topics, model = torch.rand(5), torch.rand(5, TOPICS), ScoreModel(4, 32, 2)
+        scores = torch.rand(5)
+        topics = torch.rand(5, TOPICS)
+        model = ScoreModel(4, 32, 2)
         assert torch.equal(model.weighted_by_question(scores, topics, torch.empty(0, 2)), scores)
         assert model.weighted_by_question(scores[:0], topics[:0], self.QUESTION).tolist() == []
 
     def test_the_question_changes_which_tokens_are_recomputed(self, tmp_path: Path) -> None:
-        """The questions have equal lengths, so stored scores alone would choose the same tokens for all of them."""
+        """The questions have equal lengths, so stored scores alone would choose the same tokens for
+        all of them.
+        """
         folder = TestUse().folder(tmp_path / "model")
         with Engine.from_pretrained(folder) as engine:
             engine.warm(CHUNKS)
             questions = [tiny_models.tokens(8, seed) for seed in range(20, 26)]
-            chosen = {tuple(engine.prefill(one, CHUNKS, ratio=0.2).selected.tolist()) for one in questions}
+            chosen = {
+                tuple(engine.prefill(one, CHUNKS, ratio=0.2).selected.tolist()) for one in questions
+            }
             assert len(chosen) > 1
             one = engine.prefill(questions[0], CHUNKS, ratio=0.2)
             again = engine.prefill(questions[0], CHUNKS, ratio=0.2)
@@ -204,5 +245,7 @@ class TestQuestion:
         first, answer, second = ([n] * 3 for n in (30, 31, 32))
         engine.append(session, first, answer, CHUNKS)
         prompt = active_request(engine, second, session=session).prompt
-        assert [one for one in prompt.dialogue_ids if one in (30, 31, 32)] == first + answer + second
+        assert [
+            one for one in prompt.dialogue_ids if one in (30, 31, 32)
+        ] == first + answer + second
         assert not set(prompt.dialogue_ids) & (set().union(*CHUNKS) - {30, 31, 32})

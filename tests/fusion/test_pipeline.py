@@ -25,7 +25,8 @@ class FakeLease(Lease):
 
     def __init__(self, bad: int | None = None) -> None:
         self.entry = make_entry(tokens=4, layers=LAYERS)
-        self.info, self.bad = self.entry.info, bad
+        self.info = self.entry.info
+        self.bad = bad
         self.asked: list[int] = []
         self.arrived = threading.Semaphore(0)
 
@@ -51,7 +52,9 @@ def readers() -> Iterator[Readers]:
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 9])
-def test_a_reader_reads_exactly_the_given_number_of_layers_ahead(readers: Readers, ahead: int) -> None:
+def test_a_reader_reads_exactly_the_given_number_of_layers_ahead(
+    readers: Readers, ahead: int
+) -> None:
     lease = FakeLease()
     with LayerReader([lease], LAYERS, ahead, readers, CPU) as reader:
         for layer in range(LAYERS):
@@ -60,7 +63,9 @@ def test_a_reader_reads_exactly_the_given_number_of_layers_ahead(readers: Reader
                 assert lease.arrived.acquire(timeout=5)
             readers.pool.submit(int).result()  # everything submitted so far has been read
             assert lease.asked == list(range(min(layer + ahead + 1, LAYERS)))
-            assert torch.equal(piece, lease.entry.kv[layer]), "a buffer was overwritten while in use"
+            assert torch.equal(piece, lease.entry.kv[layer]), (
+                "a buffer was overwritten while in use"
+            )
 
 
 def test_a_damaged_layer_raises_when_it_is_needed(readers: Readers) -> None:
@@ -75,7 +80,8 @@ def test_a_damaged_layer_raises_when_it_is_needed(readers: Readers) -> None:
 
 def test_closing_a_reader_waits_for_running_reads(readers: Readers) -> None:
     """Otherwise the next request would get a buffer that a thread still writes to."""
-    started, held = threading.Event(), threading.Event()
+    started = threading.Event()
+    held = threading.Event()
 
     class HeldLease(FakeLease):
         def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -100,7 +106,9 @@ def test_a_reader_counts_bytes_by_tier(readers: Readers) -> None:
         assert reader.bytes_by_tier() == {"disk": 2 * lease.info.size_bytes}
 
 
-def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(readers: Readers) -> None:
+def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(
+    readers: Readers,
+) -> None:
     """The lease decides this, not the kind of its tier."""
     for codec in ("raw", "int8"):
         entry = make_entry(1, tokens=4, layers=LAYERS, identity=with_codec(codec))
@@ -119,7 +127,9 @@ def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(
             assert torch.equal(pieces[-1], as_stored(entry).kv[-1])
 
 
-def test_a_request_reuses_the_buffer_of_a_finished_request_and_never_that_of_a_running_one(readers: Readers) -> None:
+def test_a_request_reuses_the_buffer_of_a_finished_request_and_never_that_of_a_running_one(
+    readers: Readers,
+) -> None:
     def places(reader: LayerReader) -> set[int]:
         return {reader.layer(layer)[0].data_ptr() for layer in range(LAYERS)}
 
@@ -142,5 +152,7 @@ def test_few_and_small_buffers_are_kept_and_too_small_ones_are_not_handed_out(
     pieces = [readers.take(size, CPU) for size in (3 * 4096, 4096, 4096, 4096)]
     for piece in pieces:
         readers.give_back(piece)
-    assert readers.take(4096, CPU).data_ptr() == pieces[2].data_ptr(), "the last two are kept, and not the large one"
+    assert readers.take(4096, CPU).data_ptr() == pieces[2].data_ptr(), (
+        "the last two are kept, and not the large one"
+    )
     assert readers.take(2 * 4096, CPU).numel() >= 2 * 4096

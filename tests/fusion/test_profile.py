@@ -27,7 +27,10 @@ from .profiles import SUBJECT, profile
 MEASURED = profile(
     prefill=LengthFit(0.1, 0.2, 1e-9),
     recompute=RecomputeFit(0.5, 0.0, 0.25, 0.0),
-    tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (TimedPoint(4096, 0.01),))},
+    tiers={
+        "memory": TierSpeed(1e-6, 0.0),
+        "disk": TierSpeed(1e-4, 1e-9, (TimedPoint(4096, 0.01),)),
+    },
     copy_bytes_per_s=1e10,
 )
 
@@ -76,7 +79,12 @@ def test_a_profile_of_another_model_or_machine_is_refused_with_the_differences(
     tmp_path: Path, other: dict[str, Any], says: str
 ) -> None:
     save(profile(), tmp_path)
-    save(profile(subject=dataclasses.replace(SUBJECT, machine="far", cpu="else", threads=99, device="x")), tmp_path)
+    save(
+        profile(
+            subject=dataclasses.replace(SUBJECT, machine="far", cpu="else", threads=99, device="x")
+        ),
+        tmp_path,
+    )
     wanted = dataclasses.replace(SUBJECT, **other)
     with pytest.raises(ProfileError, match=re.escape(says)):
         load(tmp_path, wanted)
@@ -95,7 +103,9 @@ def test_a_profile_saved_under_another_key_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', "7"])
-def test_an_unreadable_profile_file_is_refused_and_replaced_by_the_next_save(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_profile_file_is_refused_and_replaced_by_the_next_save(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(ProfileError):
         load(tmp_path, SUBJECT)

@@ -8,7 +8,8 @@ LAYERS = 24
 
 
 @pytest.mark.parametrize(
-    ("load_s", "compute_s", "layers"), [(2.0, 1.0, 12), (1.0, 0.0, 24), (4.0, 1.0, 18), (1.0, 3.0, 1), (0.0, 1.0, 1)]
+    ("load_s", "compute_s", "layers"),
+    [(2.0, 1.0, 12), (1.0, 0.0, 24), (4.0, 1.0, 18), (1.0, 3.0, 1), (0.0, 1.0, 1)],
 )
 def test_the_layers_ahead_are_the_share_of_loading_that_computing_does_not_hide(
     load_s: float, compute_s: float, layers: int
@@ -19,7 +20,9 @@ def test_the_layers_ahead_are_the_share_of_loading_that_computing_does_not_hide(
 @pytest.mark.parametrize("load", [0.5, 1.0, 1.7, 4.0])
 @pytest.mark.parametrize("compute", [0.3, 1.0, 2.0])
 def test_a_filled_buffer_of_that_depth_leaves_no_gap(load: float, compute: float) -> None:
-    """Simulated: with that many layers loaded when computing starts, every later layer arrives in time."""
+    """Simulated: with that many layers loaded when computing starts, every later layer arrives in
+    time.
+    """
     ahead = layers_ahead(load * LAYERS, compute * LAYERS, LAYERS)
     loaded = [max(0.0, (layer - ahead + 1) * load) for layer in range(LAYERS)]
     at = waited = 0.0

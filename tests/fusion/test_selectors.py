@@ -1,4 +1,6 @@
-"""The contract of every registered selector: its own rule, its budget, and the same choice twice."""
+"""The contract of every registered selector: its own rule, its budget, and the same choice
+twice.
+"""
 
 import pytest
 
@@ -27,13 +29,16 @@ def test_a_selector_follows_the_rule_of_its_name(name: str) -> None:
 class TestThroughTheEngine:
     @pytest.mark.parametrize("ratio", RATIOS)
     @pytest.mark.parametrize("name", BUDGETED)
-    def test_every_layer_recomputes_as_many_tokens_as_the_budget(self, engine: Engine, name: str, ratio: float) -> None:
+    def test_every_layer_recomputes_as_many_tokens_as_the_budget(
+        self, engine: Engine, name: str, ratio: float
+    ) -> None:
         prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=ratio, selector=name)
         sizes = [len(selected) for selected in prefill.selected_by_layer]
         wanted = budget(ratio, helpers.N)
         if name not in CHECKING:
             assert sizes == [wanted] * len(sizes)
-        else:  # every candidate passes layer 0, and the selector says how many pass the later layers
+        # every candidate passes layer 0, and the selector says how many pass the later layers
+        else:
             passing = [helpers.N if wanted else 0]
             for layer in range(1, len(sizes)):
                 keep = make_selector(name).keep(layer, len(sizes), ratio, helpers.N)
@@ -46,7 +51,10 @@ class TestThroughTheEngine:
         prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.4, selector=name)
         for selected in prefill.selected_by_layer:
             assert selected.tolist() == sorted(set(selected.tolist()))
-            assert all(helpers.FIRST <= position < helpers.FIRST + helpers.N for position in selected.tolist())
+            assert all(
+                helpers.FIRST <= position < helpers.FIRST + helpers.N
+                for position in selected.tolist()
+            )
 
 
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
@@ -68,9 +76,15 @@ def test_without_a_budget_a_selector_needs_no_scores() -> None:
 
 def test_a_span_that_is_recomputed_entirely_is_not_read() -> None:
     with helpers.engine() as engine:
-        some = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.15, selector="random").reuse.bytes_by_tier
-        every = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=1.0, selector="random").reuse.bytes_by_tier
-        checked = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=1.0, selector="hkvd").reuse.bytes_by_tier
+        some = engine.prefill(
+            helpers.QUESTION, helpers.CHUNKS, ratio=0.15, selector="random"
+        ).reuse.bytes_by_tier
+        every = engine.prefill(
+            helpers.QUESTION, helpers.CHUNKS, ratio=1.0, selector="random"
+        ).reuse.bytes_by_tier
+        checked = engine.prefill(
+            helpers.QUESTION, helpers.CHUNKS, ratio=1.0, selector="hkvd"
+        ).reuse.bytes_by_tier
     token = some["memory"] // (helpers.FIRST + helpers.N)
     assert every["memory"] == token * helpers.FIRST  # the prefix and the exact chunk
     assert checked["memory"] == some["memory"]

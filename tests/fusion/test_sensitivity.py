@@ -1,4 +1,6 @@
-"""Sensitivity: scores against a naive reference, stored scores, missing scores, and asking selectors."""
+"""Sensitivity: scores against a naive reference, stored scores, missing scores, and asking
+selectors.
+"""
 
 import math
 from collections.abc import Sequence
@@ -23,12 +25,16 @@ OTHERS = [tuple(tiny_models.tokens(70, seed)) for seed in range(50, 62)]  # four
 
 @torch.no_grad()
 def projections(ids: tuple[int, ...], wanted: int) -> torch.Tensor:
-    """Keys before RoPE and values of the last `wanted` tokens of `ids` from the model itself: (L, 2, T, G * D)."""
+    """Keys before RoPE and values of the last `wanted` tokens of `ids` from the model itself: (L,
+    2, T, G * D).
+    """
     model: Any = tiny_models.model("llama")
     found: list[torch.Tensor] = []
     for layer in model.model.layers:
         for name in ("k_proj", "v_proj"):
-            getattr(layer.self_attn, name).register_forward_hook(lambda _m, _i, out: found.append(out[0, -wanted:]))
+            getattr(layer.self_attn, name).register_forward_hook(
+                lambda _m, _i, out: found.append(out[0, -wanted:])
+            )
     model(torch.tensor([ids]))
     return torch.stack(found).reshape(len(model.model.layers), 2, wanted, -1)
 
@@ -50,7 +56,11 @@ def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
             for part in range(2):
                 norm = stored[layer, part].square().sum(-1).mean()
                 for other in others:
-                    varied += (other - centre)[layer, part, token].square().sum() / norm / (len(others) - 1)
+                    varied += (
+                        (other - centre)[layer, part, token].square().sum()
+                        / norm
+                        / (len(others) - 1)
+                    )
         scores.append(float(varied))
     return scores
 
@@ -82,7 +92,9 @@ class TestScorer:
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
     @pytest.mark.usefixtures("every_token_behind_every_text")
-    def test_one_of_the_texts_is_the_chunks_neighbourhood_which_is_computed_if_it_is_not_there(self) -> None:
+    def test_one_of_the_texts_is_the_chunks_neighbourhood_which_is_computed_if_it_is_not_there(
+        self,
+    ) -> None:
         neighbourhood = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         got = scores_beside(CHUNK, OTHERS[:8], neighbourhood)
         neighbours = (OTHERS[9] + OTHERS[10])[-COMPUTED_TOKENS:]
@@ -100,7 +112,8 @@ class TestScorer:
             scorer.register(OTHERS)
             got = scorer.scores([CHUNK], [stored])[0][:, 0]
             ((first, second),) = scorer.kv_behind_texts([CHUNK], [stored], share)
-        moved = variance(stored, [first])  # twice the score of a token whose KV behind the second text is the stored KV
+        # twice the score of a token whose KV behind the second text is the stored KV
+        moved = variance(stored, [first])
         kept = moved.argsort()[: len(CHUNK) - math.ceil(share * len(CHUNK))]
         assert torch.equal(second[..., kept, :], stored[:3, ..., kept, :])
         assert got[kept].tolist() == pytest.approx((moved[kept] / 2).tolist(), rel=2e-3)
@@ -136,27 +149,41 @@ class TestStoredScores:
         with Engine(tiny_models.model("llama"), config=config) as engine:
             engine.warm(helpers.CHUNKS)
             in_memory = [scored(engine, chunk) for chunk in helpers.CHUNKS]
-            before = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
+            before = engine.prefill(
+                helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2
+            ).selected
         config = scoring(directory=str(tmp_path), memory_bytes=0)
         with Engine(tiny_models.model("llama"), config=config) as engine:
             for kept, chunk in zip(in_memory, helpers.CHUNKS, strict=True):
                 assert torch.equal(scored(engine, chunk), kept)
-            again = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
+            again = engine.prefill(
+                helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2
+            ).selected
         assert torch.equal(before, again)
 
     def test_unscored_entries_are_scored_in_the_background_and_attention_is_used_until_then(
         self, tmp_path: Path
     ) -> None:
-        with Engine(tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))) as engine:
+        with Engine(
+            tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))
+        ) as engine:
             engine.warm(helpers.CHUNKS)
-            kv = engine.store.lease(engine.entries.encoder.identity, tuple(helpers.CHUNKS[1])).read_layer(2).clone()
+            kv = (
+                engine.store.lease(engine.entries.encoder.identity, tuple(helpers.CHUNKS[1]))
+                .read_layer(2)
+                .clone()
+            )
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
         with Engine(tiny_models.model("llama"), config=config) as engine:
-            first = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
+            first = engine.prefill(
+                helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2
+            )
             assert first.reuse.selector == "attention"
             assert any("sensitivity" in note for note in first.reuse.notes)
             engine.flush()
-            second = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
+            second = engine.prefill(
+                helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2
+            )
             assert (second.reuse.selector, second.reuse.notes) == ("sensitivity", ())
             assert second.reuse.missed_chunks == 0
         with (
@@ -168,7 +195,9 @@ class TestStoredScores:
 
     def test_without_a_scorer_unscored_entries_stay_unscored(self) -> None:
         with helpers.engine(sensitivity_prefixes=0) as engine:
-            prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
+            prefill = engine.prefill(
+                helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2
+            )
             engine.flush()
             assert prefill.reuse.selector == "attention"
             assert scored(engine, helpers.CHUNKS[1]) is None
@@ -201,16 +230,24 @@ class TestAskingSelector:
         monkeypatch.setattr("ragkv.fusion.plan.MOST_ASKING_ROWS", most)
         monkeypatch.setattr("ragkv.fusion.fusor.Watch", Noting)
         with helpers.engine() as engine:
-            asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2)
-            known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
-        length, rows = len(asking.token_ids), min(most, len(helpers.QUESTION))
+            asking = engine.prefill(
+                helpers.QUESTION, helpers.CHUNKS, selector="attention", ratio=0.2
+            )
+            known = engine.prefill(
+                helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2
+            )
+        length = len(asking.token_ids)
+        rows = min(most, len(helpers.QUESTION))
         places = range(length - len(helpers.QUESTION), length)[:rows]  # the question's first ones
-        assert watched == [[*places], [places[-1]]]  # layers 2 and 3 of 4; the last one computes one row
+        # layers 2 and 3 of 4; the last one computes one row
+        assert watched == [[*places], [places[-1]]]
         assert torch.equal(asking.logits, known.logits)
         assert (asking.reuse.compute - known.reuse.compute) * 4 * length == pytest.approx(4 * rows)
         assert asking.reuse.bytes_by_tier == known.reuse.bytes_by_tier
 
-    def test_a_long_question_chooses_as_its_end_alone_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_long_question_chooses_as_its_end_alone_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("ragkv.fusion.plan.MOST_ASKING_ROWS", 3)
         with helpers.engine() as engine:
             long, end = (
@@ -219,10 +256,13 @@ class TestAskingSelector:
             )
         assert torch.equal(long.selected, end.selected)
 
-    @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])  # plain, a window, a soft-cap
+    # plain, a window, a soft-cap
+    @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
     @pytest.mark.parametrize("asking", [1, 6])
     @torch.no_grad()
-    def test_a_watch_collects_the_models_own_attention_weights(self, family: str, asking: int) -> None:
+    def test_a_watch_collects_the_models_own_attention_weights(
+        self, family: str, asking: int
+    ) -> None:
         model = tiny_models.model(family)
         model.set_attn_implementation("eager")
         ids = tiny_models.tokens(25)
@@ -230,9 +270,12 @@ class TestAskingSelector:
         wanted = torch.stack([layer[0, :, -asking:].mean((0, 1)) for layer in weights]).mean(0)
         with Engine(tiny_models.model(family), config=scoring()) as engine:
             adapter = engine.model.adapter
-            kv, watch, hidden = adapter.new_kv(25), Watch(asking, 25, adapter.device), adapter.embed(torch.tensor(ids))
+            kv = adapter.new_kv(25)
+            watch = Watch(asking, 25, adapter.device)
+            hidden = adapter.embed(torch.tensor(ids))
             for layer in range(4):
-                rows, tables = Rows.span(0, 25, adapter.device), adapter.rope.tables(25)
+                rows = Rows.span(0, 25, adapter.device)
+                tables = adapter.rope.tables(25)
                 hidden = adapter.run_layer(layer, hidden, rows, kv, tables, None, watch)
         torch.testing.assert_close(watch.received(), wanted, atol=1e-5, rtol=1e-4)
 
@@ -250,7 +293,8 @@ def test_scored_layers_are_the_last_eighth_of_the_first_five_eighths() -> None:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The runs that the scorer computes, in order."""
-    seen, original = list[Any](), sensitivity_module.raw_kv
+    seen = list[Any]()
+    original = sensitivity_module.raw_kv
 
     def noted(adapter: Any, own: Any, *args: Any) -> Any:
         seen.extend(own)
@@ -268,13 +312,15 @@ def test_neighbours_that_were_just_encoded_are_not_computed_again(runs: list[Any
     texts = [count for count in rows if count > 200]
     assert len(texts) == 3  # computed once, and each chunk is in one of them at most
     behind_second = sum(-(-len(chunk) // 2) for chunk in chunks)
-    assert sum(rows) - sum(texts) == sum(map(len, chunks)) + behind_second + 1  # and the prefix of one token
+    # and the prefix of one token
+    assert sum(rows) - sum(texts) == sum(map(len, chunks)) + behind_second + 1
 
 
 def test_a_chunk_is_scored_behind_all_neighbours_with_known_kv(
     runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 350)  # the tiny model's context has 512
+    # the tiny model's context has 512
+    monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 350)
     chunks = [tuple(tiny_models.tokens(60, seed)) for seed in range(20)]
     with Engine(tiny_models.model("llama"), config=scoring()) as engine:
         engine.warm(chunks)
@@ -282,11 +328,15 @@ def test_a_chunk_is_scored_behind_all_neighbours_with_known_kv(
     assert {lengths[chunk] - 1 for chunk in chunks} == {350}, "without the prefix of one token"
 
 
-@pytest.mark.parametrize(("tokens", "allowed", "kept"), [(80, 200, [40, 80, 80]), (150, 512, [61, 150, 150])])
+@pytest.mark.parametrize(
+    ("tokens", "allowed", "kept"), [(80, 200, [40, 80, 80]), (150, 512, [61, 150, 150])]
+)
 def test_the_nearest_neighbours_are_kept_where_not_all_fit(
     tokens: int, allowed: int, kept: list[int], runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most `NEIGHBOUR_TOKENS`, and what the tiny model's context of 512 leaves beside prefix and chunk."""
+    """At most `NEIGHBOUR_TOKENS`, and what the tiny model's context of 512 leaves beside prefix and
+    chunk.
+    """
     monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", allowed)
     chunks = [tuple(tiny_models.tokens(tokens, seed)) for seed in range(4)]
     with Engine(tiny_models.model("llama"), config=no_scores()) as engine:

@@ -1,4 +1,6 @@
-"""The order that CUDA needs of the layer reader and of passes, without a GPU: see `lazy_cuda.py`."""
+"""The order that CUDA needs of the layer reader and of passes, without a GPU: see
+`lazy_cuda.py`.
+"""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -21,7 +23,9 @@ CHUNKS = [tiny_models.tokens(12, seed) for seed in (1, 2)]
 
 
 class HostReaders(Readers):
-    """Readers whose buffers for a CUDA device are ordinary memory; they record the sizes that were asked for."""
+    """Readers whose buffers for a CUDA device are ordinary memory; they record the sizes that were
+    asked for.
+    """
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
@@ -45,14 +49,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> LazyCuda:
     return cuda
 
 
-def arrived_slices(leases: list[Lease], ahead: int, readers: Readers, cuda: LazyCuda) -> list[list[torch.Tensor]]:
-    """By layer, what a kernel of the compute stream reads of each slice; all kernels run after the last layer."""
+def arrived_slices(
+    leases: list[Lease], ahead: int, readers: Readers, cuda: LazyCuda
+) -> list[list[torch.Tensor]]:
+    """By layer, what a kernel of the compute stream reads of each slice; all kernels run after the
+    last layer.
+    """
     read: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
     with LayerReader(leases, LAYERS, ahead, readers, DEVICE) as reader:
         for layer in range(LAYERS):
             for piece in reader.layer(layer):
                 found = read[layer]
-                cuda.default.work.append(lambda found=found, piece=piece: found.append(piece.clone()))  # type: ignore[misc]
+                cuda.default.work.append(
+                    lambda found=found, piece=piece: found.append(piece.clone())
+                )  # type: ignore[misc]
     cuda.default.synchronize()
     return read
 
@@ -66,7 +76,9 @@ def all_equal(read: list[list[torch.Tensor]], leases: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 9])
-def test_kernels_that_run_late_read_the_slices_of_their_layer(ahead: int, readers: HostReaders, cuda: LazyCuda) -> None:
+def test_kernels_that_run_late_read_the_slices_of_their_layer(
+    ahead: int, readers: HostReaders, cuda: LazyCuda
+) -> None:
     leases: list[Any] = [FakeLease(), FakeLease(), FakeLease()]
     assert all_equal(arrived_slices(leases, ahead, readers, cuda), leases)
 
@@ -81,14 +93,18 @@ def test_without_a_wait_the_lazy_device_gives_wrong_slices(
     assert not all_equal(arrived_slices(leases, 1, readers, cuda), leases)
 
 
-def test_slices_stay_allocated_until_the_compute_stream_has_read_them(readers: HostReaders, cuda: LazyCuda) -> None:
+def test_slices_stay_allocated_until_the_compute_stream_has_read_them(
+    readers: HostReaders, cuda: LazyCuda
+) -> None:
     with LayerReader([FakeLease()], LAYERS, 1, readers, DEVICE) as reader:
         for layer in range(LAYERS):
             (piece,) = reader.layer(layer)
             assert cuda.recorded[-1] == (piece.data_ptr(), cuda.default)
 
 
-def test_entries_that_are_read_in_place_take_no_page_locked_buffer(readers: HostReaders, cuda: LazyCuda) -> None:
+def test_entries_that_are_read_in_place_take_no_page_locked_buffer(
+    readers: HostReaders, cuda: LazyCuda
+) -> None:
     fake = FakeLease()
     lease = MemoryLease(fake.entry)
     lease.entry = fake.entry  # type: ignore[attr-defined]
@@ -96,7 +112,9 @@ def test_entries_that_are_read_in_place_take_no_page_locked_buffer(readers: Host
     assert readers.taken == [0]
 
 
-def test_an_adapter_waits_for_the_current_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_waits_for_the_current_stream_of_its_own_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waited: list[torch.device] = []
 
     def current_stream(device: torch.device) -> Any:

@@ -1,4 +1,6 @@
-"""One home by every route: the same model, passages and KV, and what one question missed is there for the next."""
+"""One home by every route: the same model, passages and KV, and what one question missed is there
+for the next.
+"""
 
 import asyncio
 import sys
@@ -17,15 +19,22 @@ from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
 
 QUESTION = "Where does Ada Quill live?"
-TEXTS = ("Ada Quill was born in Marl and became a sculptor.", "Ada Quill lives in the town of Dunvale today.")
+TEXTS = (
+    "Ada Quill was born in Marl and became a sculptor.",
+    "Ada Quill lives in the town of Dunvale today.",
+)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index without KV, made by the reader; from then on nobody names a model."""
     monkeypatch.setattr("ragkv.retrieval.embedders.minilm_path", lambda: None)
-    with Rag.open(tmp_path / "home", "reader", EngineConfig(dtype="float32"), chunk_tokens=64) as rag:
-        rag.ingest([Document(f"{number}.md", text) for number, text in enumerate(TEXTS)], encode=False)
+    with Rag.open(
+        tmp_path / "home", "reader", EngineConfig(dtype="float32"), chunk_tokens=64
+    ) as rag:
+        rag.ingest(
+            [Document(f"{number}.md", text) for number, text in enumerate(TEXTS)], encode=False
+        )
     monkeypatch.delenv("RAGKV_MODEL")
     return tmp_path / "home"
 
@@ -41,10 +50,14 @@ def command(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
     from ragkv.cli import main
 
     stack.enter_context(pytest.MonkeyPatch.context()).setattr(
-        sys, "argv", ["ragkv", "ask", QUESTION, "--home", str(home), "--json", "--max-new-tokens", "4"]
+        sys,
+        "argv",
+        ["ragkv", "ask", QUESTION, "--home", str(home), "--json", "--max-new-tokens", "4"],
     )
     printed: list[Any] = []
-    stack.enter_context(pytest.MonkeyPatch.context()).setattr("ragkv.cli.ask.print_json", printed.append)
+    stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+        "ragkv.cli.ask.print_json", printed.append
+    )
     while True:
         with pytest.raises(SystemExit):
             main()
@@ -55,7 +68,9 @@ def served(home: Path, stack: ExitStack) -> Any:
     testclient = pytest.importorskip("fastapi.testclient", reason="needs fastapi (extra api)")
     from ragkv.api import ServeConfig, create_app
 
-    client = stack.enter_context(testclient.TestClient(create_app(ServeConfig(home=str(home))), "http://127.0.0.1"))
+    client = stack.enter_context(
+        testclient.TestClient(create_app(ServeConfig(home=str(home))), "http://127.0.0.1")
+    )
     while client.get("/readyz").status_code != 200:
         pass
     return client
@@ -72,7 +87,8 @@ def langchain(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
     from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 
     rag = stack.enter_context(Rag.open(home))
-    model, retriever = ChatRagKV(engine=rag.engine, max_tokens=4), RagKVRetriever(rag=rag)
+    model = ChatRagKV(engine=rag.engine, max_tokens=4)
+    retriever = RagKVRetriever(rag=rag)
     while True:
         passages = "\n\n".join(document.page_content for document in retriever.invoke(QUESTION))
         answer = model.invoke([("system", f"Passages:\n\n{passages}"), ("user", QUESTION)])
@@ -96,11 +112,15 @@ ROUTES = (library, command, service, langchain, mcp)
 
 @pytest.mark.enable_socket
 @pytest.mark.parametrize("first", ROUTES)
-def test_the_second_question_is_warm_by_every_route_whatever_route_the_first_took(home: Path, first: Any) -> None:
+def test_the_second_question_is_warm_by_every_route_whatever_route_the_first_took(
+    home: Path, first: Any
+) -> None:
     with ExitStack() as stack:
         answers = first(home, stack)
-        cold, warm = next(answers), next(answers)
-    if first in (library, command):  # a server, and LangChain's model, may encode passages before the question comes
+        cold = next(answers)
+        warm = next(answers)
+    # a server, and LangChain's model, may encode passages before the question comes
+    if first in (library, command):
         assert cold["missed_chunks"] == len(TEXTS)
     assert warm["missed_chunks"] in (0, None) and cold.get("reused", 0) <= warm.get("reused", 0)
     for other in ROUTES:
@@ -108,11 +128,17 @@ def test_the_second_question_is_warm_by_every_route_whatever_route_the_first_too
             assert next(other(home, stack))["missed_chunks"] in (0, None), other.__name__
 
 
-def test_a_home_knows_its_model_and_settings_and_refuses_another_model(home: Path, caplog: Any) -> None:
+def test_a_home_knows_its_model_and_settings_and_refuses_another_model(
+    home: Path, caplog: Any
+) -> None:
     with pytest.raises(ConfigError, match=r"was made with the model 'reader'.*Leave the model out"):
         Rag.open(home, "smollm2")
     known = KnownHome.at(home)
-    assert (known.model, known.kept["chunk_tokens"], known.kept["settings"]["dtype"]) == ("reader", 64, "float32")
+    assert (known.model, known.kept["chunk_tokens"], known.kept["settings"]["dtype"]) == (
+        "reader",
+        64,
+        "float32",
+    )
     assert known.config(EngineConfig()).dtype == "float32"
     known.config(EngineConfig(adapter_id="other"))
     assert "was made with adapter_id = ''; with 'other' none of its KV is reused" in caplog.text

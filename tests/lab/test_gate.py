@@ -1,4 +1,6 @@
-"""The gate on models that predict text: it passes correct engines, refuses broken ones, and its ratio holds."""
+"""The gate on models that predict text: it passes correct engines, refuses broken ones, and its
+ratio holds.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +30,17 @@ def unrotated(self: Fusing, layer: int, spans: Sequence, slices: Sequence[torch.
 
 
 def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_path: Path) -> None:
-    config = EngineConfig(store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="first-k"))
+    config = EngineConfig(
+        store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="first-k")
+    )
     with Engine(tiny_models.model("llama"), config=config) as engine:
-        strict = gate(engine, windows(helpers.CHUNKS), tolerance=Tolerance(kl=1e-9), ratios=[0.3], selectors=["none"])
+        strict = gate(
+            engine,
+            windows(helpers.CHUNKS),
+            tolerance=Tolerance(kl=1e-9),
+            ratios=[0.3],
+            selectors=["none"],
+        )
         assert save(engine, strict) == tmp_path / "gate.json"
         assert engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse.fused == 0
     with Engine(tiny_models.model("llama"), config=config) as engine:
@@ -38,10 +48,13 @@ def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_pat
     assert reuse.fused == 0 and "full recompute: no setting" in reuse.notes[0]
 
 
-def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bundled_reader_passes_on_prose_and_is_refused_without_re_rotation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     near = Tolerance(agreement=0.9, kl=0.03)
     with Engine.from_pretrained("reader") as engine:
-        prose = windows([engine.chunk(text).token_ids for text in PASSAGES])  # it was not trained on it
+        # it was not trained on it
+        prose = windows([engine.chunk(text).token_ids for text in PASSAGES])
         right = gate(engine, prose, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
         assert right.points[0].keeps_mean(near)
         monkeypatch.setattr(Fusing, "_place", unrotated)
@@ -69,9 +82,13 @@ def test_ratio_1_equals_a_full_prefill_and_progress_is_reported() -> None:
 
 def test_selectors_whose_scores_nothing_stored_has_are_not_tried_unless_they_are_named() -> None:
     with helpers.engine(selector="first-k") as engine:
-        tried = {point.selector for point in gate(engine, windows(helpers.CHUNKS), ratios=[0.2]).points}
+        tried = {
+            point.selector for point in gate(engine, windows(helpers.CHUNKS), ratios=[0.2]).points
+        }
         assert tried == {"first-k", "none", "attention", "hkvd", "hkvd-gradual"}
-        (named,) = gate(engine, windows(helpers.CHUNKS), ratios=[0.2], selectors=["sensitivity"]).points
+        (named,) = gate(
+            engine, windows(helpers.CHUNKS), ratios=[0.2], selectors=["sensitivity"]
+        ).points
         assert named.selector == "sensitivity"
 
 
@@ -83,12 +100,17 @@ def test_measuring_ends_with_the_prompts_that_the_time_allows() -> None:
 
 
 def test_the_gate_without_prompts_says_what_it_needs() -> None:
-    with Engine(tiny_models.model("llama")) as engine, pytest.raises(InputError, match="three passages"):
+    with (
+        Engine(tiny_models.model("llama")) as engine,
+        pytest.raises(InputError, match="three passages"),
+    ):
         gate(engine, [])
 
 
 def probe(tokens: int, seed: int, following: bool = True) -> Probe:
-    """A prompt of one chunk of so many tokens and a question of 4; without a following text the answer counts."""
+    """A prompt of one chunk of so many tokens and a question of 4; without a following text the
+    answer counts.
+    """
     text = tuple(tiny_models.tokens(4 + NEXT_TOKENS, seed))
     chunks = (Chunk(tuple(tiny_models.tokens(tokens, seed))),)
     return Probe(chunks, text[:4], text[4:] if following else ())
@@ -100,9 +122,14 @@ class TestPromptsOfAnyLength:
     longest = 512 - 1 - 4 - NEXT_TOKENS
 
     @pytest.mark.parametrize("following", [True, False], ids=["text goes on", "the answer counts"])
-    def test_prompts_longer_than_the_context_are_left_out_and_counted(self, following: bool) -> None:
+    def test_prompts_longer_than_the_context_are_left_out_and_counted(
+        self, following: bool
+    ) -> None:
         probes = [probe(self.longest, seed, following=following) for seed in range(6)]
-        probes += [probe(self.longest + 1, 6, following=following), probe(900, 7, following=following)]
+        probes += [
+            probe(self.longest + 1, 6, following=following),
+            probe(900, 7, following=following),
+        ]
         with Engine(tiny_models.model("llama")) as engine:
             result = gate(engine, probes, selectors=["none"])
         assert result.left_out == 2 and result.points[0].prompts == 3
@@ -111,6 +138,8 @@ class TestPromptsOfAnyLength:
         probes = [probe(20 if seed < 5 else 900, seed) for seed in range(12)]
         with (
             Engine(tiny_models.model("llama")) as engine,
-            pytest.raises(PromptTooLongError, match=r"7 of the gate's 12 prompts .* 512 .* fewer \(-k\)"),
+            pytest.raises(
+                PromptTooLongError, match=r"7 of the gate's 12 prompts .* 512 .* fewer \(-k\)"
+            ),
         ):
             gate(engine, probes, selectors=["none"])

@@ -1,4 +1,6 @@
-"""Prompts for the gate, made by retrieval, and the order of passages that an applied result names."""
+"""Prompts for the gate, made by retrieval, and the order of passages that an applied
+result names.
+"""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +17,10 @@ from ragkv.retrieval.rag import Rag
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 WORDS = ("mill", "town", "paper", "rope", "quill")
-TEXTS = [f"The {word} of Marl was founded by Ada in 1820. Who founded the {word}? A {word} of Ada." for word in WORDS]
+TEXTS = [
+    f"The {word} of Marl was founded by Ada in 1820. Who founded the {word}? A {word} of Ada."
+    for word in WORDS
+]
 
 
 @pytest.fixture
@@ -35,21 +40,35 @@ def test_a_prompt_holds_other_passages_than_the_one_that_goes_on_behind_it(rag: 
         assert all(own != chunk.token_ids[: len(own)] for chunk in prompt.chunks)
 
 
-def test_of_documents_at_most_so_many_prompts_are_made(rag: Rag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_documents_at_most_so_many_prompts_are_made(
+    rag: Rag, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ragkv.lab.gate_prompts.MOST_PROMPTS", 3)
     assert len(gate_prompts(rag, k=3)) == 3
 
 
-def test_questions_are_read_from_lines_and_json_lines_and_their_answers_are_compared(rag: Rag, tmp_path: Path) -> None:
-    plain, objects = tmp_path / "questions.txt", tmp_path / "questions.jsonl"
+def test_questions_are_read_from_lines_and_json_lines_and_their_answers_are_compared(
+    rag: Rag, tmp_path: Path
+) -> None:
+    plain = tmp_path / "questions.txt"
+    objects = tmp_path / "questions.jsonl"
     plain.write_text("Who founded the mill?\n\nWho founded the town?\n")
-    objects.write_text("".join(json.dumps({"question": line}) + "\n" for line in read_questions(plain)))
+    objects.write_text(
+        "".join(json.dumps({"question": line}) + "\n" for line in read_questions(plain))
+    )
     questions = read_questions(plain)
-    assert questions == read_questions(objects) == ["Who founded the mill?", "Who founded the town?"]
+    assert (
+        questions == read_questions(objects) == ["Who founded the mill?", "Who founded the town?"]
+    )
     prompts = gate_prompts(rag, 3, questions)
-    assert [prompt.question for prompt in prompts] == [rag.engine.chunk(question).token_ids for question in questions]
+    assert [prompt.question for prompt in prompts] == [
+        rag.engine.chunk(question).token_ids for question in questions
+    ]
     result = gate(rag.engine, prompts, source="questions", selectors=["sensitivity"], ratios=[1.0])
-    assert all(point.kl == pytest.approx(0.0, abs=1e-4) and point.agreement == 1.0 for point in result.points)
+    assert all(
+        point.kl == pytest.approx(0.0, abs=1e-4) and point.agreement == 1.0
+        for point in result.points
+    )
     assert result.source == "questions"
 
 

@@ -23,7 +23,9 @@ def test_the_normal_form_has_no_upper_case_punctuation_or_articles() -> None:
         ("a b c d", "x b y d", 0.0, 4 / 7, 0.5),  # F1 drops the article: 2 * 2 / (3 + 4)
     ],
 )
-def test_metrics_equal_values_computed_by_hand(answer: str, gold: str, exact: float, f1: float, rouge: float) -> None:
+def test_metrics_equal_values_computed_by_hand(
+    answer: str, gold: str, exact: float, f1: float, rouge: float
+) -> None:
     assert exact_match(answer, gold) == exact
     assert token_f1(answer, gold) == pytest.approx(f1)
     assert rouge_l(answer, gold) == pytest.approx(rouge)

@@ -44,24 +44,35 @@ def solo(adapter: Adapter, talk: Talk, token: int) -> torch.Tensor:
 def same_kv(got: PromptKV, wanted: PromptKV) -> None:
     assert got.length == wanted.length
     for layer in range(len(got.keys)):
-        for own, other in zip(got.view(layer, got.length), wanted.view(layer, got.length), strict=True):
+        for own, other in zip(
+            got.view(layer, got.length), wanted.view(layer, got.length), strict=True
+        ):
             torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 class TestEveryFamily:
-    def test_a_prompt_gets_its_solo_logits_in_a_batch_that_others_join_and_leave(self, family: str) -> None:
-        adapter, chance = adapt(tiny_models.model(family)), random.Random(7)
+    def test_a_prompt_gets_its_solo_logits_in_a_batch_that_others_join_and_leave(
+        self, family: str
+    ) -> None:
+        adapter = adapt(tiny_models.model(family))
+        chance = random.Random(7)
         talks = [talk(adapter, length, seed) for seed, length in enumerate(LENGTHS)]
         while able := [t for t in talks if t.decoded < MAX_NEW_TOKENS]:
             present = chance.sample(able, chance.randint(1, len(able)))
             tokens = tiny_models.tokens(len(present), seed=chance.randrange(10**6))
             together = decode_rows(
-                adapter, [DecodeRow(t.kv, token, t.record) for t, token in zip(present, tokens, strict=True)]
+                adapter,
+                [
+                    DecodeRow(t.kv, token, t.record)
+                    for t, token in zip(present, tokens, strict=True)
+                ],
             )
             for own, token, logits in zip(present, tokens, together, strict=True):
                 alone = solo(adapter, own, token)
-                torch.testing.assert_close(logits, alone, atol=1e-5 * float(alone.abs().max()), rtol=0)
+                torch.testing.assert_close(
+                    logits, alone, atol=1e-5 * float(alone.abs().max()), rtol=0
+                )
                 own.decoded += 1
         for own in talks:
             same_kv(own.kv, own.alone)
@@ -78,23 +89,32 @@ class TestEveryFamily:
                     cos, sin = adapter.rope.tables(start + at + 1).span(
                         adapter.rope_kind(layer), start + at, start + at + 1
                     )
-                    rotated = adapter.rotate(layer, own.record.kv[layer, 0, :, at : at + 1].unsqueeze(0), cos, sin)
-                    torch.testing.assert_close(rotated, k_rot[:, :, at : at + 1], atol=1e-6, rtol=1e-6)
+                    rotated = adapter.rotate(
+                        layer, own.record.kv[layer, 0, :, at : at + 1].unsqueeze(0), cos, sin
+                    )
+                    torch.testing.assert_close(
+                        rotated, k_rot[:, :, at : at + 1], atol=1e-6, rtol=1e-6
+                    )
                 assert torch.equal(own.record.kv[layer, 1, :, :3], v[0])
 
     def test_nothing_that_a_step_leaves_behind_is_unusable_in_training(self, family: str) -> None:
         def inference_tensors() -> list[torch.Tensor]:
-            return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
+            return [
+                one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()
+            ]
 
         gc.collect()
-        before, adapter = inference_tensors(), adapt(tiny_models.model(family))  # kept, so that no new one has its id
+        # kept, so that no new one has its id
+        before = inference_tensors()
+        adapter = adapt(tiny_models.model(family))
         kv = adapter.new_kv(2000)  # longer than the rotary tables of loading
         kv.length = 1996
         logits = decode_rows(adapter, [DecodeRow(kv, 3)])
         assert logits.is_inference()
         del logits
         gc.collect()
-        until(lambda: {id(one) for one in inference_tensors()} <= {id(one) for one in before})  # engines may compute
+        # engines may compute
+        until(lambda: {id(one) for one in inference_tensors()} <= {id(one) for one in before})
 
 
 def test_a_failed_decoding_step_may_be_tried_again() -> None:

@@ -28,7 +28,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, float32_s: float, other_s: float) -
     monkeypatch.setattr(dtype_choice, "copies_reach_float32", lambda: False)
 
 
-def test_auto_is_float32_where_the_processor_is_faster_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_float32_where_the_processor_is_faster_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(monkeypatch, 1.0, 7.0)
     for dtype in (torch.bfloat16, torch.float16):
         choice = choose_dtype(saved(tmp_path, dtype), "cpu", "auto", 0)
@@ -45,7 +47,9 @@ def test_auto_is_the_checkpoints_dtype_where_float32_gains_less_than_a_tenth(
     assert (choice.name, choice.measured) == ("bfloat16", False)
 
 
-def test_auto_never_rounds_the_weights_of_a_float32_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_never_rounds_the_weights_of_a_float32_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(monkeypatch, 9.0, 1.0)
     choice = choose_dtype(saved(tmp_path, torch.float32), "cpu", "auto", 0)
     assert choice.name == "float32"
@@ -56,7 +60,9 @@ def test_float32_that_does_not_fit_the_memory_next_to_the_store_is_not_chosen_an
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, 1.0, 7.0)
-    monkeypatch.setattr(dtype_choice, "available_bytes", lambda: dtype_choice.SPARE_BYTES + 10 * MIB)
+    monkeypatch.setattr(
+        dtype_choice, "available_bytes", lambda: dtype_choice.SPARE_BYTES + 10 * MIB
+    )
     folder = saved(tmp_path, torch.bfloat16)
     assert choose_dtype(folder, "cpu", "auto", 8 * MIB).name == "float32"
     choice = choose_dtype(folder, "cpu", "auto", 10 * MIB)
@@ -72,10 +78,15 @@ class TestFloat16Copies:
 
     def copies(self) -> int:
         model = tiny_models.model("llama")
-        return 2 * sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
+        return 2 * sum(
+            part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear)
+        )
 
-    def test_with_copies_of_all_weights_the_checkpoints_dtype_is_as_fast(self, tmp_path: Path) -> None:
-        folder, copies = saved(tmp_path, torch.bfloat16), self.copies()
+    def test_with_copies_of_all_weights_the_checkpoints_dtype_is_as_fast(
+        self, tmp_path: Path
+    ) -> None:
+        folder = saved(tmp_path, torch.bfloat16)
+        copies = self.copies()
         choice = choose_dtype(folder, "cpu", "auto", 0, copies)
         assert (choice.name, choice.measured) == ("bfloat16", False)
         assert "with copies" in choice.why
@@ -97,10 +108,14 @@ class TestFloat16Copies:
         assert choose_dtype(tmp_path, "cpu", "auto", 0, 10**12).name == "float32"
 
     def test_the_weights_of_a_float16_checkpoint_are_not_copied(self, tmp_path: Path) -> None:
-        assert choose_dtype(saved(tmp_path, torch.float16), "cpu", "auto", 0, 10**12).name == "float32"
+        assert (
+            choose_dtype(saved(tmp_path, torch.float16), "cpu", "auto", 0, 10**12).name == "float32"
+        )
 
 
-def test_a_dtype_of_the_settings_is_used_whatever_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dtype_of_the_settings_is_used_whatever_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(monkeypatch, 1.0, 7.0)
     assert choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "bfloat16", 0).name == "bfloat16"
     with pytest.raises(ConfigError):
@@ -127,7 +142,8 @@ def test_the_choice_is_in_the_engines_stats_and_in_the_models_dtype(
 def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, chunk = saved(tmp_path / "model", torch.bfloat16), list(range(5, 25))
+    folder = saved(tmp_path / "model", torch.bfloat16)
+    chunk = list(range(5, 25))
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path / "kv"), memory_bytes=MIB))
     pretend(monkeypatch, 1.0, 1.0)
     with Engine.from_pretrained(folder, config) as engine:
@@ -141,7 +157,8 @@ def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
     assert len(said) == 1 and "float32" in said[0] and "7.0 times" in said[0]
     assert reports[0].fused == reports[0].recomputed == 0
     assert not any("bfloat16" in note for note in reports[1].notes)
-    with Engine.from_pretrained(folder, config) as engine:  # the store has entries of this dtype now
+    # the store has entries of this dtype now
+    with Engine.from_pretrained(folder, config) as engine:
         assert engine.entries.unused_note is None
 
 
@@ -157,12 +174,15 @@ def test_bfloat16_as_fast_as_float32_counts_as_fast(
 class TestKeptSpeeds:
     @pytest.fixture(autouse=True)
     def _own_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.patch = tmp_path / "speeds", monkeypatch
+        self.folder = tmp_path / "speeds"
+        self.patch = monkeypatch
         monkeypatch.setattr(product_speed, "cache_folder", lambda _: self.folder)
 
     def found(self, seconds: float) -> float:
         """What a process uses that would measure `seconds`."""
-        self.patch.setattr(product_speed, "measured_seconds", lambda timed, _: (seconds,) * len(timed))
+        self.patch.setattr(
+            product_speed, "measured_seconds", lambda timed, _: (seconds,) * len(timed)
+        )
         return product_seconds.__wrapped__((torch.float32, torch.bfloat16))[0]
 
     def test_a_later_process_uses_what_the_first_one_measured(self) -> None:
@@ -171,7 +191,9 @@ class TestKeptSpeeds:
         assert self.found(5.0) == 5.0
 
     @pytest.mark.parametrize(
-        "changed", [("cpu_model", lambda: "another"), ("has_bfloat16_kernels", lambda: None)], ids=["cpu", "kernels"]
+        "changed",
+        [("cpu_model", lambda: "another"), ("has_bfloat16_kernels", lambda: None)],
+        ids=["cpu", "kernels"],
     )
     def test_on_another_machine_it_is_measured_again(self, changed: tuple[str, Any]) -> None:
         self.found(1.0)

@@ -1,4 +1,6 @@
-"""Exactness on every family, RoPE variant and selector, in float32, against the models themselves."""
+"""Exactness on every family, RoPE variant and selector, in float32, against the models
+themselves.
+"""
 
 import functools
 from typing import Any
@@ -47,12 +49,16 @@ def engine(fresh: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def stored(fresh: Any) -> Any:
-    """The position-aligned concatenation of all KV before the question, plus the question's own rows."""
+    """The position-aligned concatenation of all KV before the question, plus the question's own
+    rows.
+    """
     return functools.partial(reference.concatenation, fresh, PREFIX, CHUNKS, QUESTION)
 
 
 class TestExactness:
-    def test_every_selector_at_ratio_one_equals_a_full_prefill(self, engine: Engine, fresh: Any) -> None:
+    def test_every_selector_at_ratio_one_equals_a_full_prefill(
+        self, engine: Engine, fresh: Any
+    ) -> None:
         logits, cache = reference.full_prefill(fresh(), IDS)
         for selector in sorted(set(SELECTORS) - {"none"}):
             prefill = engine.prefill(QUESTION, CHUNKS, ratio=1.0, selector=selector)
@@ -70,7 +76,9 @@ class TestExactness:
             close(prefill.logits, logits)
             same_cache(prefill.cache, cache)
 
-    def test_reusing_only_the_prefix_or_nothing_equals_a_full_prefill(self, engine: Engine, fresh: Any) -> None:
+    def test_reusing_only_the_prefix_or_nothing_equals_a_full_prefill(
+        self, engine: Engine, fresh: Any
+    ) -> None:
         logits, cache = reference.full_prefill(fresh(), IDS)
         for reuse in ("prefix", "none"):
             prefill = engine.prefill(QUESTION, CHUNKS, reuse=reuse)
@@ -85,17 +93,23 @@ class TestExactness:
         close(prefill.logits, logits)
         same_cache(prefill.cache, cache)
 
-    def test_a_raw_key_rotated_to_its_position_equals_the_models_own(self, engine: Engine, fresh: Any) -> None:
+    def test_a_raw_key_rotated_to_its_position_equals_the_models_own(
+        self, engine: Engine, fresh: Any
+    ) -> None:
         ids = PREFIX + CHUNKS[0]
         _, cache = reference.full_prefill(fresh(), ids)
-        adapter, tables = engine.model.adapter, engine.model.adapter.rope.tables(len(ids))
+        adapter = engine.model.adapter
+        tables = engine.model.adapter.rope.tables(len(ids))
         lease = engine.store.lease(engine.entries.encoder.identity, tuple(CHUNKS[0]))
         assert lease is not None
         with lease:
             for layer in range(adapter.layer_count):
                 k_raw = lease.read_layer(layer)[0].unsqueeze(0)
                 cos, sin = tables.span(adapter.rope_kind(layer), len(PREFIX), len(ids))
-                close(adapter.rotate(layer, k_raw, cos, sin), cache.layers[layer].keys[:, :, len(PREFIX) :])
+                close(
+                    adapter.rotate(layer, k_raw, cos, sin),
+                    cache.layers[layer].keys[:, :, len(PREFIX) :],
+                )
 
     def test_recomputed_rows_see_only_earlier_positions_within_their_window(
         self, engine: Engine, fresh: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +122,9 @@ class TestExactness:
 
         monkeypatch.setattr(attention, "allowed_keys", bottom_right_triangle)
         wrong = engine.prefill(QUESTION, CHUNKS, ratio=0.3, selector="random")
-        assert (wrong.logits - logits).abs().max() > 1e-2, "this test does not detect a bottom-right triangle"
+        assert (wrong.logits - logits).abs().max() > 1e-2, (
+            "this test does not detect a bottom-right triangle"
+        )
 
     def test_decoded_tokens_equal_the_models_own(self, engine: Engine, fresh: Any) -> None:
         answer = engine.answer(QUESTION, CHUNKS, ratio=1.0, max_new_tokens=8, min_new_tokens=8)
@@ -122,14 +138,20 @@ class TestExactness:
 
 
 class TestSensitivityOfTheseTests:
-    """Removing one mechanism must change the logits, else the tests above could not detect its absence."""
+    """Removing one mechanism must change the logits, else the tests above could not detect its
+    absence.
+    """
 
-    def test_removing_rope_changes_the_logits(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_removing_rope_changes_the_logits(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
         monkeypatch.setattr(engine.model.adapter, "rotate", lambda _layer, raw, _cos, _sin: raw)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
-    def test_removing_the_causal_mask_changes_the_logits(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_removing_the_causal_mask_changes_the_logits(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
         monkeypatch.setattr(attention, "allowed_keys", lambda *_: None)
         monkeypatch.setattr(attention, "is_whole_prompt", lambda *_: False)
@@ -157,19 +179,27 @@ def test_a_span_encoded_under_other_frequencies_is_not_called_exact(family: str)
         long = engine.prefill(long_question, [chunk], ratio=0.0)
         assert (long.reuse.exact, long.reuse.fused) == (0, len(chunk))
         again = engine.prefill(long_question, [chunk], ratio=1.0)
-        logits, _ = reference.full_prefill(tiny_models.model(family), PREFIX + chunk + long_question)
+        logits, _ = reference.full_prefill(
+            tiny_models.model(family), PREFIX + chunk + long_question
+        )
         close(again.logits, logits)
         assert (long.logits - logits).abs().max() > 1e-2
 
 
 def computed_rows(prefill: Any) -> torch.Tensor:
-    """Positions computed in every layer: the question, the selected tokens, and the prefix if it is not exact."""
+    """Positions computed in every layer: the question, the selected tokens, and the prefix if it is
+    not exact.
+    """
     question = torch.arange(len(IDS) - len(QUESTION), len(IDS))
     start = torch.arange(0 if prefill.reuse.exact else len(PREFIX))
     return torch.cat((start, prefill.selected, question)).sort().values
 
 
-def bottom_right_triangle(positions: torch.Tensor, low: int, high: int, _window: int | None) -> torch.Tensor:
-    """The mask of public CacheBlend code: row i of R sees the first S - R + i + 1 keys at any position."""
+def bottom_right_triangle(
+    positions: torch.Tensor, low: int, high: int, _window: int | None
+) -> torch.Tensor:
+    """The mask of public CacheBlend code: row i of R sees the first S - R + i + 1 keys at any
+    position.
+    """
     count = positions.numel()
     return torch.ones(count, high - low, dtype=torch.bool).tril(diagonal=high - low - count)

@@ -13,7 +13,12 @@ import transformers
 
 from ragkv import Engine, EngineConfig, PromptConfig, StoreConfig
 from ragkv.model import adapt
-from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
+from ragkv.model.fingerprint import (
+    architecture_digest,
+    rope_digest,
+    tokenizer_digest,
+    weights_digest,
+)
 from ragkv.store import Identity
 from tests import tiny_models
 from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
@@ -73,13 +78,20 @@ def test_equal_bytes_with_another_name_shape_or_dtype_change_the_identity() -> N
     ("family", "changes"),
     [
         ("llama", dict(rope_parameters={"rope_type": "default", "rope_theta": 20_000.0})),
-        ("llama", dict(rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0})),
+        (
+            "llama",
+            dict(rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}),
+        ),
         (
             "gemma3_text",
             dict(
                 rope_parameters={
                     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-                    "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 4.0},
+                    "full_attention": {
+                        "rope_type": "linear",
+                        "rope_theta": 1_000_000.0,
+                        "factor": 4.0,
+                    },
                 }
             ),
         ),
@@ -88,7 +100,8 @@ def test_equal_bytes_with_another_name_shape_or_dtype_change_the_identity() -> N
     ids=["theta", "type", "one of two tables", "original length"],
 )
 def test_any_rope_parameter_changes_the_identity(family: str, changes: dict[str, Any]) -> None:
-    found, plain = digests(changed(family, **changes)), digests(tiny_models.model(family))
+    found = digests(changed(family, **changes))
+    plain = digests(tiny_models.model(family))
     assert found[:2] == plain[:2] and found[2] != plain[2]
 
 
@@ -105,22 +118,33 @@ def test_any_rope_parameter_changes_the_identity(family: str, changes: dict[str,
     ],
     ids=["window", "no window", "layer types", "epsilon", "activation", "scale", "soft cap"],
 )
-def test_any_setting_of_the_computation_changes_the_identity(family: str, changes: dict[str, Any]) -> None:
-    found, plain = digests(changed(family, **changes)), digests(tiny_models.model(family))
+def test_any_setting_of_the_computation_changes_the_identity(
+    family: str, changes: dict[str, Any]
+) -> None:
+    found = digests(changed(family, **changes))
+    plain = digests(tiny_models.model(family))
     assert found[::2] == plain[::2] and found[1] != plain[1]
 
 
 def test_settings_without_effect_on_kv_keep_the_identity() -> None:
     model = tiny_models.model("llama")
     before = digests(model)
-    settings = dict(eos_token_id=7, use_cache=False, attention_dropout=0.5, initializer_range=0.9, id2label={0: "a"})
+    settings = dict(
+        eos_token_id=7,
+        use_cache=False,
+        attention_dropout=0.5,
+        initializer_range=0.9,
+        id2label={0: "a"},
+    )
     settings |= dict(max_position_embeddings=1024, output_hidden_states=True)
     for name, value in settings.items():
         setattr(model.config, name, value)
         assert digests(model) == before, name
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "gpt_neox", "qwen3_moe", "cohere2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma3_text", "phi3", "gpt_neox", "qwen3_moe", "cohere2"]
+)
 def test_saving_and_loading_a_model_keeps_its_identity(family: str, tmp_path: Path) -> None:
     model = tiny_models.model(family)
     model.save_pretrained(tmp_path)
@@ -137,7 +161,9 @@ def test_using_a_model_keeps_its_identity() -> None:
     assert digests(model) == before
 
 
-def test_dtype_adapter_tenant_tokenizer_prefix_and_tokens_change_the_key_of_an_entry(tmp_path: Path) -> None:
+def test_dtype_adapter_tenant_tokenizer_prefix_and_tokens_change_the_key_of_an_entry(
+    tmp_path: Path,
+) -> None:
     def key(*, dtype: torch.dtype = torch.float32, tokenizer: Any = None, **config: Any) -> str:
         return identity(tiny_models.model("llama").to(dtype), tokenizer, **config).key([5, 6])
 
@@ -156,7 +182,10 @@ def test_dtype_adapter_tenant_tokenizer_prefix_and_tokens_change_the_key_of_an_e
     assert len(set(keys)) == len(keys)
     assert key() == key(store=StoreConfig(directory=str(tmp_path)), device="elsewhere")
     text_model = transformers.LlamaForCausalLM(tiny_models.config("llama", vocab_size=300)).eval()
-    systems = {identity(text_model, byte, prompt=PromptConfig(system=text)).context for text in ("", "a", "ab")}
+    systems = {
+        identity(text_model, byte, prompt=PromptConfig(system=text)).context
+        for text in ("", "a", "ab")
+    }
     assert len(systems) == 3
 
 
@@ -164,7 +193,9 @@ class TestTokenizer:
     def test_the_vocabulary_and_the_rules_change_the_tokenizer_digest(self) -> None:
         more = byte_tokenizer()
         more.add_tokens(["more"])
-        assert len({tokenizer_digest(t) for t in (byte_tokenizer(), fallback_tokenizer(), more)}) == 3
+        assert (
+            len({tokenizer_digest(t) for t in (byte_tokenizer(), fallback_tokenizer(), more)}) == 3
+        )
 
     def test_using_saving_and_loading_a_tokenizer_keeps_its_digest(self, tmp_path: Path) -> None:
         tokenizer = byte_tokenizer()

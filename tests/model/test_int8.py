@@ -1,4 +1,6 @@
-"""Linear layers in int8: rows are independent, the exactness rules hold against the int8 model, entries are apart."""
+"""Linear layers in int8: rows are independent, the exactness rules hold against the int8 model,
+entries are apart.
+"""
 
 from pathlib import Path
 
@@ -14,8 +16,11 @@ from tests import tiny_models
 from tests.faults import raising
 from tests.model.test_kinds import CHUNKS, COARSE, QUESTION, off
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qlinear_prepack"), reason="torch has no oneDNN")
-ROUNDING = 0.03  # relative error of a product: steps of 1 / 127, or 1 / 63, of a row's largest number
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.ops.onednn, "qlinear_prepack"), reason="torch has no oneDNN"
+)
+# relative error of a product: steps of 1 / 127, or 1 / 63, of a row's largest number
+ROUNDING = 0.03
 
 
 @pytest.fixture(params=[127, 63])
@@ -42,8 +47,10 @@ def in_int8(plain: torch.nn.Linear) -> Int8Linear:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_is_that_of_the_plain_layer_to_rounding(bias: bool, dtype: torch.dtype) -> None:
-    plain, rows = linear(bias, dtype), torch.randn(2, 7, 96).to(dtype)
-    got, wanted = in_int8(plain)(rows), plain(rows)
+    plain = linear(bias, dtype)
+    rows = torch.randn(2, 7, 96).to(dtype)
+    got = in_int8(plain)(rows)
+    wanted = plain(rows)
     assert (got.shape, got.dtype) == (wanted.shape, dtype)
     assert float((got - wanted).norm() / wanted.norm()) < ROUNDING
 
@@ -51,7 +58,8 @@ def test_a_product_is_that_of_the_plain_layer_to_rounding(bias: bool, dtype: tor
 @in_both_steps
 @torch.no_grad()
 def test_a_row_does_not_depend_on_the_rows_that_are_computed_with_it() -> None:
-    layer, rows = in_int8(linear()), torch.randn(200, 96)
+    layer = in_int8(linear())
+    rows = torch.randn(200, 96)
     rows[3] *= 1000  # a scale of all rows would round the others to nothing
     whole = layer(rows)
     for some in ([3], [4], [0, 4, 199], list(range(50, 120))):
@@ -64,7 +72,8 @@ def test_a_row_does_not_depend_on_the_rows_that_are_computed_with_it() -> None:
 def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, rows = in_int8(torch.nn.Linear(*shape)), torch.randn(int8.FEW_ROWS, shape[0])
+    layer = in_int8(torch.nn.Linear(*shape))
+    rows = torch.randn(int8.FEW_ROWS, shape[0])
     assert layer.for_few is not None or "fbgemm" not in torch.backends.quantized.supported_engines
     few = layer(rows)
     monkeypatch.setattr(int8, "FEW_ROWS", 0)
@@ -74,11 +83,16 @@ def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
 @in_both_steps
 @torch.no_grad()
 def test_inputs_that_are_far_larger_than_the_others_leave_these_their_digits() -> None:
-    plain, rows = linear(bias=False), torch.randn(20, 96)
+    plain = linear(bias=False)
+    rows = torch.randn(20, 96)
     plain.weight[:, 7] *= 1e-3
     rows[:, 7] *= 300
-    wanted, ranges = plain(rows), torch.ones(96).index_fill(0, torch.tensor([7]), 300.0)
-    off = [float((Int8Linear(plain, known)(rows) - wanted).norm() / wanted.norm()) for known in (None, ranges)]
+    wanted = plain(rows)
+    ranges = torch.ones(96).index_fill(0, torch.tensor([7]), 300.0)
+    off = [
+        float((Int8Linear(plain, known)(rows) - wanted).norm() / wanted.norm())
+        for known in (None, ranges)
+    ]
     assert off[1] < ROUNDING < off[0]
 
 
@@ -95,7 +109,9 @@ def test_products_of_the_largest_numbers_do_not_overflow() -> None:
     plain = torch.nn.Linear(64, 16, bias=False)
     with torch.no_grad():
         plain.weight.fill_(1.0)
-        assert in_int8(plain)(torch.ones(64, 64)).flatten().tolist() == pytest.approx([64.0] * 1024, rel=1e-5)
+        assert in_int8(plain)(torch.ones(64, 64)).flatten().tolist() == pytest.approx(
+            [64.0] * 1024, rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
@@ -109,7 +125,8 @@ def test_a_model_of_any_family_recomputed_in_full_gives_its_own_full_prefill(fam
 
 
 def test_copies_for_few_rows_stay_within_the_limit_and_change_no_logits() -> None:
-    whole, some = tiny_models.model("llama"), tiny_models.model("llama")
+    whole = tiny_models.model("llama")
+    some = tiny_models.model("llama")
     plain = [part for part in whole.modules() if type(part) is torch.nn.Linear]
     sizes = [part.out_features * int8.BLOCK for part in plain]  # none has more inputs than a block
     limit = sum(sizes) // 2
@@ -134,10 +151,14 @@ def test_a_model_without_plain_linear_layers_is_refused() -> None:
         round_weights(model)
 
 
-def test_without_kernels_the_setting_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_the_setting_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(int8, "_product_of_many", raising(RuntimeError("no kernel")))
     int8.activation_steps.cache_clear()
-    with pytest.raises(ConfigError, match=r"needs torch's oneDNN kernels .* no kernel\. Set weights = plain"):
+    with pytest.raises(
+        ConfigError, match=r"needs torch's oneDNN kernels .* no kernel\. Set weights = plain"
+    ):
         round_weights(tiny_models.model("llama"))
     int8.activation_steps.cache_clear()
 
@@ -157,7 +178,9 @@ def test_digests_tell_int8_from_plain_and_one_model_from_another() -> None:
     assert weights_digest(again) == weights_digest(rounded)
 
 
-def test_the_setting_rounds_a_model_that_is_loaded_and_keeps_its_entries_apart(tmp_path: Path) -> None:
+def test_the_setting_rounds_a_model_that_is_loaded_and_keeps_its_entries_apart(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "model"
     tiny_models.model("llama").save_pretrained(folder)
     store = StoreConfig(directory=str(tmp_path / "kv"))

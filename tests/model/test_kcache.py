@@ -1,4 +1,6 @@
-"""KCache: chosen rows equal a naive reference, N >= S equals ordinary attention, and where the bytes are."""
+"""KCache: chosen rows equal a naive reference, N >= S equals ordinary attention, and where the
+bytes are.
+"""
 
 import pytest
 import torch
@@ -17,9 +19,13 @@ CPU = torch.device("cpu")
 STEPS = 200
 PROMPT = 60
 HEADROOM = STEPS + 5
-TOP = ("llama", "gemma2", "mistral", "qwen3", "gpt_neox", "llama-dynamic", "cohere2")  # the last three: MHA, RoPE, NoPE
+# the last three: MHA, RoPE, NoPE
+TOP = ("llama", "gemma2", "mistral", "qwen3", "gpt_neox", "llama-dynamic", "cohere2")
 
-ON_A_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"))
+ON_A_GPU = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+)
 
 
 def offloaded(adapter: Adapter, capacity: int, config: KCacheConfig) -> OffloadedKV:
@@ -29,7 +35,9 @@ def offloaded(adapter: Adapter, capacity: int, config: KCacheConfig) -> Offloade
 @torch.no_grad()
 def prefilled(adapter: Adapter, kv: PromptKV, seed: int = 1, length: int = PROMPT) -> int:
     """Prefill `kv`; returns the greedy next token."""
-    hidden = full_pass(adapter, torch.tensor(tiny_models.tokens(length, seed), device=adapter.device), kv)
+    hidden = full_pass(
+        adapter, torch.tensor(tiny_models.tokens(length, seed), device=adapter.device), kv
+    )
     for layer in range(adapter.layer_count):
         kv.finish_prefill(layer, length)
     return int(adapter.logits(hidden)[-1].argmax())
@@ -47,9 +55,17 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> None:
 # The choice of rows
 
 
-def naive(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, top_n: int, scaling: float, softcap: float | None):  # type: ignore[no-untyped-def]
+def naive(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    top_n: int,
+    scaling: float,
+    softcap: float | None,
+):  # type: ignore[no-untyped-def]
     """Rows and output, head by head: softmax over all keys, the N largest weights, their rows."""
-    rows, out = set(), torch.zeros(q_rot.shape[0], q_rot.shape[1], v.shape[2])
+    rows = set()
+    out = torch.zeros(q_rot.shape[0], q_rot.shape[1], v.shape[2])
     for group, queries in enumerate(q_rot):
         for head, query in enumerate(queries):
             scores = (k_rot[group] @ query) * scaling
@@ -88,7 +104,8 @@ def test_chosen_rows_and_their_attention_equal_a_naive_reference_for_every_n(
     got = attend_top(choice, lambda rows: by_position[rows - start * kv_heads])
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
     if top_n < keys:
-        assert (choice.weights.sum(-1) < 1.0 - 1e-7).all()  # the paper does not scale them to sum to 1
+        # the paper does not scale them to sum to 1
+        assert (choice.weights.sum(-1) < 1.0 - 1e-7).all()
 
 
 # Values in host memory
@@ -97,7 +114,8 @@ def test_chosen_rows_and_their_attention_equal_a_naive_reference_for_every_n(
 @given(st.data())
 @settings(max_examples=80)
 def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None:
-    heads, loaded = 2, data.draw(st.integers(0, 9))
+    heads = 2
+    loaded = data.draw(st.integers(0, 9))
     chance = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     plain = torch.zeros(heads, 60, 3)
     values = HostValues(heads, 3, 60, torch.float32, CPU)
@@ -118,7 +136,8 @@ def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None
 
 @pytest.mark.parametrize("resident", [0, 1, 3])
 def test_device_bytes_fall_to_the_resident_layers(resident: int) -> None:
-    adapter, layers = adapt(tiny_models.model("llama")), 4
+    adapter = adapt(tiny_models.model("llama"))
+    layers = 4
     kv = offloaded(adapter, PROMPT, KCacheConfig(4, resident))
     prefilled(adapter, kv)
     token_bytes = 2 * 16 * 4  # G D float32
@@ -130,14 +149,16 @@ def test_device_bytes_fall_to_the_resident_layers(resident: int) -> None:
 def test_during_prefill_at_most_one_more_layer_of_values_is_on_the_device() -> None:
     adapter = adapt(tiny_models.model("llama"))
     kv = offloaded(adapter, PROMPT, KCacheConfig(4, resident_layers=1))
-    hidden, rows = adapter.embed(torch.tensor(tiny_models.tokens(PROMPT))), Rows.span(0, PROMPT, CPU)
+    hidden = adapter.embed(torch.tensor(tiny_models.tokens(PROMPT)))
+    rows = Rows.span(0, PROMPT, CPU)
     held = []
     with torch.no_grad():
         for layer in range(4):
             hidden = adapter.run_layer(layer, hidden, rows, kv, adapter.rope.tables(PROMPT))
             held.append(kv.device_bytes)
             kv.finish_prefill(layer, PROMPT)
-    assert max(held) == (4 + 1 + 1) * whole_blocks(PROMPT) * 2 * 16 * 4  # K; V of the resident layer, of another one
+    # K; V of the resident layer, of another one
+    assert max(held) == (4 + 1 + 1) * whole_blocks(PROMPT) * 2 * 16 * 4
 
 
 # Decoding
@@ -145,7 +166,9 @@ def test_during_prefill_at_most_one_more_layer_of_values_is_on_the_device() -> N
 
 @pytest.mark.parametrize("family", TOP)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
-def test_kcache_with_n_of_all_keys_equals_ordinary_decoding_over_200_tokens(family: str, device: str) -> None:
+def test_kcache_with_n_of_all_keys_equals_ordinary_decoding_over_200_tokens(
+    family: str, device: str
+) -> None:
     adapter = adapt(tiny_models.model(family).to(device))
     ordinary = adapter.new_kv(PROMPT + HEADROOM)
     top = offloaded(adapter, PROMPT + HEADROOM, KCacheConfig(PROMPT + HEADROOM, resident_layers=1))
@@ -157,7 +180,9 @@ def test_kcache_with_n_of_all_keys_equals_ordinary_decoding_over_200_tokens(fami
         token = int(wanted.argmax())
     assert top.rows_fetched > 0
     for layer in range(adapter.layer_count):
-        for own, other in zip(top.view(layer, top.length), ordinary.view(layer, top.length), strict=True):
+        for own, other in zip(
+            top.view(layer, top.length), ordinary.view(layer, top.length), strict=True
+        ):
             tolerance = 1e-3 if own.is_cuda else 1e-4
             torch.testing.assert_close(own, other, atol=tolerance, rtol=tolerance)
 
@@ -168,16 +193,20 @@ def test_prompts_with_and_without_kcache_decode_in_one_batch() -> None:
     def fresh() -> list[PromptKV]:
         kinds = (None, KCacheConfig(7, 0), KCacheConfig(12, 2), None, KCacheConfig(5, 1))
         return [
-            adapter.new_kv(PROMPT + 40) if kind is None else offloaded(adapter, PROMPT + 40, kind) for kind in kinds
+            adapter.new_kv(PROMPT + 40) if kind is None else offloaded(adapter, PROMPT + 40, kind)
+            for kind in kinds
         ]
 
-    together, alone = fresh(), fresh()
+    together = fresh()
+    alone = fresh()
     for kvs in (together, alone):
         for at, kv in enumerate(kvs):
             prefilled(adapter, kv, seed=at, length=20 + 7 * at)
     for at in range(20):
         tokens = tiny_models.tokens(5, seed=100 + at)
-        logits = decode_rows(adapter, [DecodeRow(kv, token) for kv, token in zip(together, tokens, strict=True)])
+        logits = decode_rows(
+            adapter, [DecodeRow(kv, token) for kv, token in zip(together, tokens, strict=True)]
+        )
         for got, kv, token in zip(logits, alone, tokens, strict=True):
             same(got, step(adapter, kv, token))
 
@@ -185,15 +214,22 @@ def test_prompts_with_and_without_kcache_decode_in_one_batch() -> None:
 def test_reading_offloaded_kv_returns_all_values() -> None:
     adapter = adapt(tiny_models.model("llama"))
     ordinary = adapter.new_kv(PROMPT + 5)
-    kv, longer = offloaded(adapter, PROMPT + 5, KCacheConfig(PROMPT + 99, 1)), list[PromptKV]()
+    kv = offloaded(adapter, PROMPT + 5, KCacheConfig(PROMPT + 99, 1))
+    longer = list[PromptKV]()
     for each in (kv, ordinary):
         prefilled(adapter, each)
         for token in tiny_models.tokens(5):
             step(adapter, each, token)
         with torch.no_grad():  # five more in one pass
-            full_pass(adapter, torch.tensor(tiny_models.tokens(5, 9)), grown := each.grown(5), start=each.length)
+            full_pass(
+                adapter,
+                torch.tensor(tiny_models.tokens(5, 9)),
+                grown := each.grown(5),
+                start=each.length,
+            )
         longer.append(grown)
-    mine, its = longer[0].to_dynamic_cache(), longer[1].to_dynamic_cache()
+    mine = longer[0].to_dynamic_cache()
+    its = longer[1].to_dynamic_cache()
     for own, other in zip(mine.layers, its.layers, strict=True):
         torch.testing.assert_close(own.keys, other.keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(own.values, other.values, atol=1e-5, rtol=1e-5)
@@ -210,7 +246,9 @@ def test_reading_offloaded_kv_returns_all_values() -> None:
         (KCacheConfig(top_n=8, resident_layers=4), "resident_layers is 4, the model has 4"),
     ],
 )
-def test_settings_that_cannot_help_use_ordinary_attention_and_say_so(config: KCacheConfig, says: str) -> None:
+def test_settings_that_cannot_help_use_ordinary_attention_and_say_so(
+    config: KCacheConfig, says: str
+) -> None:
     offloading = Offloading(adapt(tiny_models.model("llama")), config)
     assert says in str(offloading.refusal(PROMPT))
     assert type(offloading.new_kv(PROMPT)(70)) is PromptKV

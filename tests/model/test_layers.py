@@ -1,4 +1,6 @@
-"""Views of layers give the same results as the layers themselves; a soft cap is computed in float32."""
+"""Views of layers give the same results as the layers themselves; a soft cap is computed in
+float32.
+"""
 
 from typing import Any
 
@@ -12,7 +14,8 @@ from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
 TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))
-# Fused projections, norms before heads are split, results that are multiplied, attention and MLP next to each other.
+# Fused projections, norms before heads are split, results that are multiplied, attention and MLP
+# next to each other.
 NOT_PLAIN = ("phi3", "gpt_neox", "olmo2", "stablelm", "granite", "cohere2")
 
 
@@ -42,15 +45,22 @@ class TestPlainLayers:
         adapter._plain = None
         assert all(torch.equal(*pair) for pair in zip(directly, computed(adapter), strict=True))
 
-    @pytest.mark.parametrize("part", ["mlp.down_proj", "mlp", "self_attn.q_proj", "self_attn", "input_layernorm", ""])
+    @pytest.mark.parametrize(
+        "part", ["mlp.down_proj", "mlp", "self_attn.q_proj", "self_attn", "input_layernorm", ""]
+    )
     @pytest.mark.parametrize("weights", ["plain", "int8"])
     def test_hooks_are_called_also_those_that_come_later(self, part: str, weights: str) -> None:
         model = tiny_models.model("qwen2")
         if weights == "int8":
             round_weights(model)
         adapter = adapt(model)
-        before, calls = computed(adapter), list[int]()
-        handle = model.model.layers[1].get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
+        before = computed(adapter)
+        calls = list[int]()
+        handle = (
+            model.model.layers[1]
+            .get_submodule(part)
+            .register_forward_hook(lambda *_: calls.append(1))
+        )
         assert all(torch.equal(*pair) for pair in zip(before, computed(adapter), strict=True))
         assert len(calls) == 4  # two prefills and two steps
         handle.remove()
@@ -66,7 +76,9 @@ class TestPlainLayers:
         with monkeypatch.context() as patch:
             patch.setattr(layers.PlainLayer, "__call__", lambda *given: real(*given) * 1.001)
             assert adapt(model)._plain is None
-        model.model.layers[1].mlp = type("Other", (type(model.model.layers[1].mlp),), {})(model.config)
+        model.model.layers[1].mlp = type("Other", (type(model.model.layers[1].mlp),), {})(
+            model.config
+        )
         assert adapt(model)._plain is None
 
 
@@ -95,7 +107,9 @@ class TestBlocks:
     def test_blocks_cover_every_row_once_and_read_up_to_its_position(self) -> None:
         places = sorted({7 * i % 900 for i in range(140)} | set(range(950, 1100)))
         blocks = attention.cut_blocks(places, None, 64)
-        assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(len(places)))
+        assert [row for block in blocks for row in range(block.start, block.stop)] == list(
+            range(len(places))
+        )
         assert all(block.low == 0 and block.high == places[block.stop - 1] + 1 for block in blocks)
 
     def test_a_window_limits_the_first_key_of_a_block(self) -> None:
@@ -103,12 +117,17 @@ class TestBlocks:
         assert (block.low, block.high) == (91, 103)
 
     def test_scattered_rows_form_smaller_blocks_than_dense_rows(self) -> None:
-        dense, scattered = (attention.cut_blocks(list(range(0, 400 * step, step)), None, 96) for step in (1, 8))
+        dense, scattered = (
+            attention.cut_blocks(list(range(0, 400 * step, step)), None, 96) for step in (1, 8)
+        )
         assert max(block.stop - block.start for block in dense) == 96
-        assert max(block.stop - block.start for block in scattered) == 34  # 34 rows x 265 positions: within 96 squared
+        # 34 rows x 265 positions: within 96 squared
+        assert max(block.stop - block.start for block in scattered) == 34
 
     @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
-    def test_cached_masks_equal_new_ones(self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cached_masks_equal_new_ones(
+        self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(attention, "CACHED_BYTES", kept_bytes)
         generator = torch.Generator().manual_seed(0)
         positions = torch.tensor([0, 3, 4, 9, 20, 21, 22, 40])
@@ -119,7 +138,9 @@ class TestBlocks:
             out = attention.attend(q_rot, k_rot, v, rows, 12, 0.25)
             for row, position in enumerate(positions.tolist()):
                 keys = slice(max(0, position - 11), position + 1)
-                one = attention.attend_one(q_rot[:, :, row : row + 1], k_rot[:, :, keys], v[:, :, keys], None, 0.25)
+                one = attention.attend_one(
+                    q_rot[:, :, row : row + 1], k_rot[:, :, keys], v[:, :, keys], None, 0.25
+                )
                 torch.testing.assert_close(out[:, :, row : row + 1], one)
 
 
@@ -131,18 +152,26 @@ def test_rows_of_a_step_attend_to_nothing_behind_themselves(
     generator = torch.Generator().manual_seed(0)
     q_rot = torch.randn((1, heads, 11, 16), generator=generator)
     k_rot, v = (torch.randn((1, 2, 64, 16), generator=generator) for _ in range(2))
-    out = attention.attend_decoding(q_rot, k_rot, v, Rows.span(22, 33, q_rot.device), window, 0.25, softcap)
+    out = attention.attend_decoding(
+        q_rot, k_rot, v, Rows.span(22, 33, q_rot.device), window, 0.25, softcap
+    )
     for row, stop in enumerate(range(23, 34)):
         own = (q_rot[:, :, row : row + 1], k_rot[:, :, :stop], v[:, :, :stop])
-        torch.testing.assert_close(out[:, :, row : row + 1], attention.attend_one(*own, window, 0.25, softcap))
+        torch.testing.assert_close(
+            out[:, :, row : row + 1], attention.attend_one(*own, window, 0.25, softcap)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (14, 2)])
-def test_rows_of_a_step_have_the_bits_that_each_has_alone(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+def test_rows_of_a_step_have_the_bits_that_each_has_alone(
+    heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
     """From 193 keys on MKL adds in another order for another number of keys."""
     generator = torch.Generator().manual_seed(0)
-    k_rot, v = (torch.randn((1, kv_heads, 1088, 64), generator=generator).to(dtype) for _ in range(2))
+    k_rot, v = (
+        torch.randn((1, kv_heads, 1088, 64), generator=generator).to(dtype) for _ in range(2)
+    )
 
     def unequal(stop: int) -> bool:
         q_rot = torch.randn((1, heads, 4, 64), generator=generator).to(dtype)
@@ -171,7 +200,9 @@ def test_products_of_a_soft_cap_are_computed_in_float32(
     rows = Rows.of(torch.tensor(positions))
     monkeypatch.setattr(attention, "multiplies_bfloat16", lambda: False)
     found = attention.attend(q, k, v, rows, None, 0.35, 3.0)
-    wanted = attention.attend(q.float(), k.float(), v.float(), Rows.of(rows.positions), None, 0.35, 3.0)
+    wanted = attention.attend(
+        q.float(), k.float(), v.float(), Rows.of(rows.positions), None, 0.35, 3.0
+    )
     assert found.dtype is torch.bfloat16
     assert torch.equal(found, wanted.bfloat16())
     monkeypatch.setattr(attention, "multiplies_bfloat16", lambda: True)

@@ -20,7 +20,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(name: Any, error: type[Exception] = ModelNotFoundError, device: str = "cpu", dtype: str = "auto") -> str:
+def refused(
+    name: Any, error: type[Exception] = ModelNotFoundError, device: str = "cpu", dtype: str = "auto"
+) -> str:
     with pytest.raises(error) as caught:
         load(name, device, dtype)
     message = str(caught.value)
@@ -44,7 +46,10 @@ def test_the_folders_tokenizer_is_loaded_too(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        *((name, "No model folder at") for name in ("no-such-model", "./no/such/folder", "/no/such", "~/no/such")),
+        *(
+            (name, "No model folder at")
+            for name in ("no-such-model", "./no/such/folder", "/no/such", "~/no/such")
+        ),
         ("no-such/model", "no-such/model"),  # as on the hub
         (Path(__file__).parent, "no config.json"),
     ],
@@ -74,7 +79,9 @@ def test_damaged_weights_are_refused_in_a_sentence(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "weights.gguf"])
 def test_a_pointer_in_place_of_a_file_is_named(folder: Path, name: str) -> None:
-    (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    (folder / name).write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+    )
     if name.endswith("gguf"):
         pytest.importorskip("gguf")
         folder = folder / name

@@ -31,7 +31,9 @@ MUCH = 1 << 30
 DENSE = [
     family for family in tiny_models.FAMILIES if family not in ("mixtral", "qwen3_moe")
 ]  # rounding changes the routing to experts
-needs_operators = pytest.mark.skipif(not packing._packs_bfloat16(), reason="no packed bfloat16 on this processor")
+needs_operators = pytest.mark.skipif(
+    not packing._packs_bfloat16(), reason="no packed bfloat16 on this processor"
+)
 
 
 def linear(rows: int = 4, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Linear:
@@ -46,28 +48,37 @@ def widened(module: Any) -> Any:
 
 
 needs_float16 = pytest.mark.skipif(
-    float16_copy(widened(torch.nn.Linear(2, 2))) is None, reason="no float16 copies on this processor"
+    float16_copy(widened(torch.nn.Linear(2, 2))) is None,
+    reason="no float16 copies on this processor",
 )
 
 
 def copied_bytes(*modules: torch.nn.Module) -> int:
-    parts = [part for module in modules for part in module.modules()]  # a float16 copy holds the packed layer, if any
-    return sum(2 * part.weight.numel() for part in parts if isinstance(part, PackedLinear | CopiedLinear))
+    # a float16 copy holds the packed layer, if any
+    parts = [part for module in modules for part in module.modules()]
+    return sum(
+        2 * part.weight.numel() for part in parts if isinstance(part, PackedLinear | CopiedLinear)
+    )
 
 
-def with_copy(module: torch.nn.Module, limit_bytes: int = MUCH, device: torch.device = CPU) -> torch.nn.Module:
+def with_copy(
+    module: torch.nn.Module, limit_bytes: int = MUCH, device: torch.device = CPU
+) -> torch.nn.Module:
     return with_copies([module], limit_bytes, device)[0][0]
 
 
 @needs_operators
 @pytest.mark.parametrize("family", DENSE)
 def test_a_packed_model_gives_the_logits_of_the_plain_one(family: str) -> None:
-    assert_copies_change_nothing(tiny_models.model(family).to(torch.bfloat16), 2e-2)  # when a bias is added differs
+    # when a bias is added differs
+    assert_copies_change_nothing(tiny_models.model(family).to(torch.bfloat16), 2e-2)
 
 
 @needs_float16
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_float16_copies_do_not_change_the_logits_of_a_bfloat16_checkpoint_in_float32(family: str) -> None:
+def test_float16_copies_do_not_change_the_logits_of_a_bfloat16_checkpoint_in_float32(
+    family: str,
+) -> None:
     assert_copies_change_nothing(widened(tiny_models.model(family)), 1e-5)
 
 
@@ -102,12 +113,16 @@ class TestFloat16Copies:
             layer = copied(plain, most_rows=FLOAT32_ROWS)
             for rows in (0, 1, 5, FLOAT32_ROWS, FLOAT32_ROWS + 1):
                 hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0))
-                exact = torch.nn.functional.linear(hidden.double(), plain.weight.double(), double(plain.bias))
+                exact = torch.nn.functional.linear(
+                    hidden.double(), plain.weight.double(), double(plain.bias)
+                )
                 with torch.no_grad():
                     torch.testing.assert_close(layer(hidden).double(), exact, atol=1e-6, rtol=1e-6)
 
     @pytest.mark.parametrize("scale", [2.0**-40, 1e-3, 1.0, 1e4, 2.0**40])
-    def test_weights_of_any_size_are_held_and_none_loses_more_than_float32_sums_do(self, scale: float) -> None:
+    def test_weights_of_any_size_are_held_and_none_loses_more_than_float32_sums_do(
+        self, scale: float
+    ) -> None:
         plain = widened(torch.nn.Linear(64, 64, bias=False))
         with torch.no_grad():
             plain.weight.normal_().mul_(scale).copy_(plain.weight.bfloat16())
@@ -119,8 +134,10 @@ class TestFloat16Copies:
     def test_weights_that_float16_does_not_hold_are_not_copied(self) -> None:
         precise, wide, infinite, empty = (torch.nn.Linear(64, 64, bias=False) for _ in range(4))
         with torch.no_grad():
-            precise.weight.copy_(widened(precise).weight)[5, 6] = 1 / 3  # one weight with more digits
-            wide.weight.zero_()[0, 0], wide.weight[7] = 1.0, 2.0**-36 * 1.125  # a row far below the greatest weight
+            # one weight with more digits
+            precise.weight.copy_(widened(precise).weight)[5, 6] = 1 / 3
+            # a row far below the greatest weight
+            wide.weight.zero_()[0, 0], wide.weight[7] = 1.0, 2.0**-36 * 1.125
             infinite.weight.fill_(1.0)[0, 0] = math.inf
             empty.weight.zero_()
         assert [float16_copy(plain) for plain in (precise, wide, infinite, empty)] == [None] * 4
@@ -138,11 +155,19 @@ def double(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 @needs_operators
 def test_a_linear_layer_with_hooks_or_other_weights_is_not_packed() -> None:
-    hooked, wrapped, quantised = linear(), linear(), linear()
+    hooked = linear()
+    wrapped = linear()
+    quantised = linear()
     hooked.register_forward_hook(lambda *_: None)
     wrapped.forward = lambda hidden: hidden  # type: ignore[method-assign]
     quantised.weight = type("Quantised", (torch.nn.Parameter,), {})(quantised.weight)
-    for module in (hooked, wrapped, quantised, linear(dtype=torch.float16), torch.nn.ModuleList([hooked])):
+    for module in (
+        hooked,
+        wrapped,
+        quantised,
+        linear(dtype=torch.float16),
+        torch.nn.ModuleList([hooked]),
+    ):
         assert with_copy(module) is module
     assert isinstance(with_copy(plain := linear()), PackedLinear | CopiedLinear)
     assert with_copy(plain, device=torch.device("cuda")) is plain
@@ -172,7 +197,9 @@ def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.M
 
 @needs_float16
 @pytest.mark.usefixtures("_measured_again")
-def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_products_in_bfloat16_its_layers_read_float16_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: False)
     for gain, reached in ((1.0, True), (0.95, True), (0.8, False)):
         monkeypatch.setattr(packing, "_gain_of", lambda *_, gain=gain: gain)
@@ -185,17 +212,26 @@ def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch
         hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
         with torch.no_grad():
             found = layer(hidden)
-            exact = torch.nn.functional.linear(hidden.double(), plain.weight.double(), double(plain.bias))
+            exact = torch.nn.functional.linear(
+                hidden.double(), plain.weight.double(), double(plain.bias)
+            )
         assert found.dtype is torch.bfloat16
         torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=2**-8)  # rounded once
 
 
 @needs_float16
 @pytest.mark.usefixtures("_measured_again")
-def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_copies_pay_is_measured_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: True)
-    for without_s, copy_s, float32_rows, bfloat16_rows in ((2.0, 1.0, math.inf, FEW_ROWS), (1.0, 2.0, FLOAT32_ROWS, 0)):
-        monkeypatch.setattr(product_speed, "cache_folder", lambda _, name=str(copy_s): tmp_path / name)
+    for without_s, copy_s, float32_rows, bfloat16_rows in (
+        (2.0, 1.0, math.inf, FEW_ROWS),
+        (1.0, 2.0, FLOAT32_ROWS, 0),
+    ):
+        monkeypatch.setattr(
+            product_speed, "cache_folder", lambda _, name=str(copy_s): tmp_path / name
+        )
         for dtype, rows in ((torch.float32, float32_rows), (torch.bfloat16, bfloat16_rows)):
             times = iter((without_s, copy_s) * product_speed.PAIR_ROUNDS * 2)  # also of four bits
             monkeypatch.setattr(product_speed, "_seconds", lambda *_, times=times: next(times))
@@ -206,24 +242,39 @@ def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatc
 
 @needs_operators
 @needs_float16
-def test_a_bfloat16_layer_with_both_copies_uses_float16_for_one_and_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bfloat16_layer_with_both_copies_uses_float16_for_one_and_two_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEW_ROWS))
+    monkeypatch.setattr(
+        packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEW_ROWS)
+    )
     [layer], size = with_copies([plain], MUCH, CPU)
     assert isinstance(layer, CopiedLinear) and isinstance(layer.many, PackedLinear)
     assert size == 2 * 2 * plain.weight.numel()
-    hidden = torch.randn((1, FEW_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
+    hidden = torch.randn(
+        (1, FEW_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)
+    ).bfloat16()
     with torch.no_grad():
         assert torch.equal(layer(hidden), plain(hidden))
-        few, layer.many = hidden[:, :FEW_ROWS], torch.nn.Identity()  # it is not asked
-        in_float32 = torch.nn.functional.linear(few.float(), plain.weight.float(), plain.bias.float())
-        torch.testing.assert_close(layer(few), in_float32.bfloat16(), atol=1e-6, rtol=2**-7)  # rounded once
+        # it is not asked
+        few = hidden[:, :FEW_ROWS]
+        layer.many = torch.nn.Identity()
+        in_float32 = torch.nn.functional.linear(
+            few.float(), plain.weight.float(), plain.bias.float()
+        )
+        # rounded once
+        torch.testing.assert_close(layer(few), in_float32.bfloat16(), atol=1e-6, rtol=2**-7)
 
 
 @needs_operators
 @needs_float16
-def test_every_layer_gets_the_copy_for_any_rows_before_one_gets_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEW_ROWS))
+def test_every_layer_gets_the_copy_for_any_rows_before_one_gets_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEW_ROWS)
+    )
     parts = [linear() for _ in range(3)]
     size = 2 * parts[0].weight.numel()
     kinds = {

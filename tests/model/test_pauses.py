@@ -22,13 +22,17 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (6, 2), (3, 3), (4, 1)])
-def test_attention_head_by_head_gives_the_same_bits(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+def test_attention_head_by_head_gives_the_same_bits(
+    heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
     count = rows.TILE_ROWS + 5
     generator = torch.Generator().manual_seed(heads)
     query, key, value = (
-        torch.randn((1, n, count, 16), generator=generator).to(dtype) for n in (heads, kv_heads, kv_heads)
+        torch.randn((1, n, count, 16), generator=generator).to(dtype)
+        for n in (heads, kv_heads, kv_heads)
     )
-    row_range, seen = Rows.span(0, count, torch.device("cpu")), list[int]()
+    row_range = Rows.span(0, count, torch.device("cpu"))
+    seen = list[int]()
     with pausing(lambda: seen.append(1)):
         found = attention.attend(query, key, value, row_range, None, 0.25)
     whole = functional.scaled_dot_product_attention(
@@ -41,7 +45,8 @@ def test_attention_head_by_head_gives_the_same_bits(heads: int, kv_heads: int, d
 def test_attention_of_scattered_rows_pauses_before_each_block() -> None:
     positions = list(range(0, 600, 2))
     kv = torch.randn((1, 2, 600, 16), generator=torch.Generator().manual_seed(1))
-    query, seen = kv[:, :, positions], list[int]()
+    query = kv[:, :, positions]
+    seen = list[int]()
     with pausing(lambda: seen.append(1)):
         attention.attend(query, kv, kv, Rows.of(torch.tensor(positions)), None, 0.25)
     assert len(seen) == len(attention.cut_blocks(positions, None, attention.MOST_ROWS)) > 1
@@ -74,11 +79,14 @@ def test_others_decode_within_the_layers_of_a_long_prefill(monkeypatch: pytest.M
         monkeypatch.setattr(engine.scheduler.batch, "step_waiting", lambda: called.append(1))
         paused = engine.prefill(question)
         assert torch.equal(paused.logits, alone)
-        assert len(called) >= 6 * (layers - 1)  # attention, four tiles, its end; the last layer computes one row
+        # attention, four tiles, its end; the last layer computes one row
+        assert len(called) >= 6 * (layers - 1)
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_a_request_that_is_cancelled_within_a_layer_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_cancelled_within_a_layer_ends_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Engine(tiny_models.model("llama")) as engine:
         question = tiny_models.tokens(30, seed=5)
         wanted = engine.prefill(question).logits

@@ -1,4 +1,6 @@
-"""Models whose logits are not reproduced layer by layer are refused with the reason when the engine is built."""
+"""Models whose logits are not reproduced layer by layer are refused with the reason when the engine
+is built.
+"""
 
 from typing import Any
 
@@ -41,7 +43,9 @@ UNSUPPORTED: dict[str, tuple[type[Any], Any, str]] = {
     ),
     "mamba": (
         transformers.MambaForCausalLM,
-        lambda: transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4),
+        lambda: transformers.MambaConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4
+        ),
         "state-space",
     ),
 }
@@ -59,7 +63,8 @@ def test_what_is_no_language_model_is_refused() -> None:
     for thing, error, said in (
         (nn.Linear(2, 2), UnsupportedModelError, "No adapter"),
         (None, UnsupportedModelError, "No adapter"),
-        ("path/to/model", InputError, r"Engine\.from_pretrained\('path/to/model'\)"),  # the call that takes a name
+        # the call that takes a name
+        ("path/to/model", InputError, r"Engine\.from_pretrained\('path/to/model'\)"),
         (tiny_models.model("llama").model, UnsupportedModelError, "causal LM"),  # it has no head
     ):
         with pytest.raises(error, match=said):
@@ -82,7 +87,9 @@ class CappedLogits(transformers.LlamaForCausalLM):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("altered", [ScaledEmbeddings, CappedLogits])
-def test_a_model_whose_forward_does_more_than_its_family_is_refused(altered: type[Any], dtype: torch.dtype) -> None:
+def test_a_model_whose_forward_does_more_than_its_family_is_refused(
+    altered: type[Any], dtype: torch.dtype
+) -> None:
     model = altered(tiny_models.config("llama")).eval()
     model.load_state_dict(tiny_models.weights("llama"))
     model.to(dtype)
@@ -102,7 +109,9 @@ def test_a_model_whose_parts_were_altered_is_refused(altered: str) -> None:
 
 
 def test_bidirectional_attention_is_refused() -> None:
-    model = transformers.Gemma3ForCausalLM(tiny_models.config("gemma3_text", use_bidirectional_attention=True))
+    model = transformers.Gemma3ForCausalLM(
+        tiny_models.config("gemma3_text", use_bidirectional_attention=True)
+    )
     with pytest.raises(UnsupportedModelError, match="both directions"):
         adapt(model)
 

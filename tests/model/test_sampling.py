@@ -1,4 +1,6 @@
-"""One value says how tokens are chosen: what samples, what is refused, and the penalties against their definitions."""
+"""One value says how tokens are chosen: what samples, what is refused, and the penalties against
+their definitions.
+"""
 
 import math
 from typing import Any
@@ -18,8 +20,16 @@ def chosen(count: int = 1, eos: tuple[int, ...] = (), **settings: Any) -> list[i
     return [sampler.choose(LOGITS) for _ in range(count)]
 
 
-def penalised(logits: list[float], answer: list[int], presence: float, frequency: float, bias: dict[int, float]) -> Any:
-    """OpenAI's definition, token by token: mu[j] - c[j] * frequency - float(c[j] > 0) * presence, with bias added."""
+def penalised(
+    logits: list[float],
+    answer: list[int],
+    presence: float,
+    frequency: float,
+    bias: dict[int, float],
+) -> Any:
+    """OpenAI's definition, token by token: mu[j] - c[j] * frequency - float(c[j] > 0) * presence,
+    with bias added.
+    """
     found = []
     for token, logit in enumerate(logits):
         count = sum(one == token for one in answer)
@@ -32,14 +42,18 @@ def test_without_a_parameter_the_most_probable_token_is_taken() -> None:
     assert chosen(3) == [2, 2, 2]
 
 
-@pytest.mark.parametrize("asks", [dict(temperature=0.7), dict(top_p=0.9), dict(top_k=3), dict(min_p=0.1)], ids=str)
+@pytest.mark.parametrize(
+    "asks", [dict(temperature=0.7), dict(top_p=0.9), dict(top_k=3), dict(min_p=0.1)], ids=str
+)
 def test_a_parameter_of_sampling_samples_when_it_is_given(asks: dict[str, Any]) -> None:
     assert Sampling(**asks).samples
     assert len(set(chosen(200, **asks))) > 1
 
 
 @pytest.mark.parametrize(
-    "neutral", [dict(temperature=0.0), dict(top_p=1.0), dict(top_k=0), dict(min_p=0), dict(seed=3)], ids=str
+    "neutral",
+    [dict(temperature=0.0), dict(top_p=1.0), dict(top_k=0), dict(min_p=0), dict(seed=3)],
+    ids=str,
 )
 def test_a_value_that_asks_for_nothing_leaves_decoding_greedy(neutral: dict[str, Any]) -> None:
     assert not Sampling(**neutral).samples
@@ -49,7 +63,9 @@ def test_what_has_no_effect_is_noted() -> None:
     assert Sampling(temperature=0.0, top_p=0.5, seed=3).notes == (
         "decoding is greedy because temperature is 0: top_p, seed has no effect",
     )
-    assert Sampling(seed=3).notes == ("decoding is greedy because no temperature was given: seed has no effect",)
+    assert Sampling(seed=3).notes == (
+        "decoding is greedy because no temperature was given: seed has no effect",
+    )
     assert Sampling(temperature=1.0, top_p=0.5, seed=3).notes == Sampling().notes == ()
 
 
@@ -79,14 +95,21 @@ def test_a_seed_does_not_change_the_global_generator_of_torch() -> None:
     ],
     ids=str,
 )
-def test_sampling_settings_limit_the_sampled_tokens(settings: dict[str, Any], allowed: set[int]) -> None:
+def test_sampling_settings_limit_the_sampled_tokens(
+    settings: dict[str, Any], allowed: set[int]
+) -> None:
     assert set(chosen(300, **settings)) == allowed
 
 
 def test_sampled_shares_are_the_probabilities_of_the_scores() -> None:
-    """Penalties and biases change the distribution as a plain softmax of the plain definition says."""
+    """Penalties and biases change the distribution as a plain softmax of the plain
+    definition says.
+    """
     sampler = Sampler(Sampling(seed=0, temperature=0.5, logit_bias={3: 1.5}), PROMPT, ())
-    drawn = torch.bincount(torch.tensor([sampler.choose(LOGITS) for _ in range(4000)]), minlength=5) / 4000
+    drawn = (
+        torch.bincount(torch.tensor([sampler.choose(LOGITS) for _ in range(4000)]), minlength=5)
+        / 4000
+    )
     wanted = (torch.tensor(penalised(LOGITS.tolist(), [], 0, 0, {3: 1.5})) / 0.5).softmax(0)
     assert torch.allclose(drawn, wanted, atol=0.03)
 
@@ -94,11 +117,14 @@ def test_sampled_shares_are_the_probabilities_of_the_scores() -> None:
 @pytest.mark.parametrize("presence", [-2.0, 0.0, 0.7])
 @pytest.mark.parametrize("frequency", [-0.5, 0.0, 1.9])
 @pytest.mark.parametrize("bias", [{}, {0: 5.5, 4: -100.0}], ids=str)
-def test_penalties_and_biases_are_openais(presence: float, frequency: float, bias: dict[int, float]) -> None:
+def test_penalties_and_biases_are_openais(
+    presence: float, frequency: float, bias: dict[int, float]
+) -> None:
     settings = Sampling(presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias)
     generator = torch.Generator().manual_seed(5)
     logits = [torch.randn(5, generator=generator) * 2 for _ in range(40)]
-    sampler, answer = Sampler(settings, PROMPT, ()), list[int]()
+    sampler = Sampler(settings, PROMPT, ())
+    answer = list[int]()
     for row in logits:
         scores = penalised(row.tolist(), answer, presence, frequency, bias)
         before = row.clone()
@@ -108,7 +134,8 @@ def test_penalties_and_biases_are_openais(presence: float, frequency: float, bia
 
 
 def test_a_repetition_penalty_counts_the_prompt_and_the_answer() -> None:
-    assert chosen(3, repetition_penalty=1.5) == [2, 2, 2]  # 3.0 / 1.5 still beats 2.0 and the prompt's 4
+    # 3.0 / 1.5 still beats 2.0 and the prompt's 4
+    assert chosen(3, repetition_penalty=1.5) == [2, 2, 2]
     assert chosen(3, repetition_penalty=2.0) == [2, 3, 2]
 
 

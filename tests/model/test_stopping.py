@@ -1,4 +1,6 @@
-"""Where an answer ends; streamed text: whole characters, no part of a stop string, pieces that join to the text."""
+"""Where an answer ends; streamed text: whole characters, no part of a stop string, pieces that join
+to the text.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,8 @@ from ragkv.errors import InputError
 from ragkv.model.decode.stopping import TextStream, end_tokens
 from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
 
-BYTES, FALLBACK = byte_tokenizer(), fallback_tokenizer()
+BYTES = byte_tokenizer()
+FALLBACK = fallback_tokenizer()
 
 
 def ids_of(text: str, tokenizer: Any = BYTES) -> list[int]:
@@ -20,7 +23,8 @@ def ids_of(text: str, tokenizer: Any = BYTES) -> list[int]:
 
 def pieces(tokenizer: Any, ids: list[int], stop: Any = ()) -> tuple[list[str], TextStream]:
     """The pieces returned token by token until a stop string or the end, and the stream."""
-    stream, out = TextStream(tokenizer, stop), []
+    stream = TextStream(tokenizer, stop)
+    out = []
     for token in ids:
         out.append(stream.add(token))
         if stream.stopped:
@@ -62,11 +66,19 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
 
 
 @settings(max_examples=100)
-@given(text=st.text("ab€🦊", max_size=8), stop=st.lists(st.text("ab€", min_size=1, max_size=3), max_size=2))
-def test_the_pieces_join_to_the_text_before_the_first_stop_string(text: str, stop: list[str]) -> None:
+@given(
+    text=st.text("ab€🦊", max_size=8),
+    stop=st.lists(st.text("ab€", min_size=1, max_size=3), max_size=2),
+)
+def test_the_pieces_join_to_the_text_before_the_first_stop_string(
+    text: str, stop: list[str]
+) -> None:
     for tokenizer in (BYTES, FALLBACK):
         out, stream = pieces(tokenizer, ids_of(text, tokenizer), stop)
-        _, cut = min(((text.find(s) + len(s), text.find(s)) for s in stop if s in text), default=(0, len(text)))
+        _, cut = min(
+            ((text.find(s) + len(s), text.find(s)) for s in stop if s in text),
+            default=(0, len(text)),
+        )
         assert "".join(out) == stream.text == text[:cut]
         assert stream.stopped == (cut < len(text))
 
@@ -82,12 +94,19 @@ def test_the_pieces_join_to_the_text_for_any_bytes(ids: list[int], fallback: boo
 
 @pytest.mark.parametrize(
     ("of_generation", "of_model", "of_tokenizer", "wanted"),
-    [([7, 8], 2, 3, (7, 8)), (7, 2, 3, (7,)), (None, 2, 3, (2,)), (None, None, 3, (3,)), (None, None, None, ())],
+    [
+        ([7, 8], 2, 3, (7, 8)),
+        (7, 2, 3, (7,)),
+        (None, 2, 3, (2,)),
+        (None, None, 3, (3,)),
+        (None, None, None, ()),
+    ],
 )
 def test_end_tokens_come_from_the_first_source_that_names_them(
     of_generation: Any, of_model: Any, of_tokenizer: Any, wanted: tuple[int, ...]
 ) -> None:
     model = SimpleNamespace(
-        generation_config=SimpleNamespace(eos_token_id=of_generation), config=SimpleNamespace(eos_token_id=of_model)
+        generation_config=SimpleNamespace(eos_token_id=of_generation),
+        config=SimpleNamespace(eos_token_id=of_model),
     )
     assert end_tokens(model, SimpleNamespace(eos_token_id=of_tokenizer)) == wanted

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from ragkv.model import Adapter, Context, ReusedTokens, Rows, TokenRun, adapt, full_pass, raw_kv, token_runs
+from ragkv.model import (
+    Adapter,
+    Context,
+    ReusedTokens,
+    Rows,
+    TokenRun,
+    adapt,
+    full_pass,
+    raw_kv,
+    token_runs,
+)
 from tests import tiny_models
 
 LENGTHS = (3, 45, 1, 30, 61)  # around the window and around the length where RoPE changes
@@ -24,17 +34,31 @@ def alone(adapter: Adapter, before: tuple[int, ...], token_ids: tuple[int, ...])
 
 @torch.no_grad()
 def row_by_row(
-    adapter: Adapter, before: torch.Tensor, chunk: tuple[int, ...], stored: torch.Tensor, computed: torch.Tensor
+    adapter: Adapter,
+    before: torch.Tensor,
+    chunk: tuple[int, ...],
+    stored: torch.Tensor,
+    computed: torch.Tensor,
 ) -> torch.Tensor:
-    """The raw KV (L, 2, G, T, D) of `chunk` behind `before`: rows are computed over the KV of a prompt."""
-    start, length = before.shape[3], before.shape[3] + len(chunk)
-    kv, tables, record = adapter.new_kv(length), adapter.rope.tables(length), adapter.new_recording(start, length)
+    """The raw KV (L, 2, G, T, D) of `chunk` behind `before`: rows are computed over the KV of a
+    prompt.
+    """
+    start = before.shape[3]
+    length = before.shape[3] + len(chunk)
+    kv = adapter.new_kv(length)
+    tables = adapter.rope.tables(length)
+    record = adapter.new_recording(start, length)
     record.kv.copy_(stored)
     rows = Rows.of(start + computed)
     hidden = adapter.embed(torch.tensor(chunk)[computed])
     for layer in range(adapter.layer_count):
         keys, values = torch.cat((before[layer], stored[layer]), dim=2).split(1)
-        kv.put(layer, 0, adapter.rotate(layer, keys, *tables.span(adapter.rope_kind(layer), 0, length)), values)
+        kv.put(
+            layer,
+            0,
+            adapter.rotate(layer, keys, *tables.span(adapter.rope_kind(layer), 0, length)),
+            values,
+        )
         hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
     return record.kv
 
@@ -53,17 +77,25 @@ class TestEveryFamily:
 
     def test_each_run_attends_to_its_own_context(self, family: str) -> None:
         adapter = adapt(tiny_models.model(family))
-        before = [ids(20, seed=90), ids(9, seed=91)]  # short, so that RoPE does not change with the length
+        # short, so that RoPE does not change with the length
+        before = [ids(20, seed=90), ids(9, seed=91)]
         contexts = [Context(tuple(raw_kv(adapter, [TokenRun(text)]))) for text in before]
         chunks = [ids(11, seed=92), ids(17, seed=93), ids(5, seed=94)]
         places = (0, 1, 0)
-        runs = [TokenRun(chunk, contexts[place]) for chunk, place in zip(chunks, places, strict=True)]
+        runs = [
+            TokenRun(chunk, contexts[place]) for chunk, place in zip(chunks, places, strict=True)
+        ]
         for chunk, place, kv in zip(chunks, places, raw_kv(adapter, runs), strict=True):
             close(kv, alone(adapter, before[place], chunk))
 
-    def test_tokens_that_are_not_computed_keep_their_kv_and_are_attended_to(self, family: str) -> None:
-        adapter, computed = adapt(tiny_models.model(family)), torch.tensor([1, 4, 5, 16])
-        before, chunk, other = ids(12, seed=95), ids(17, seed=96), ids(6, seed=97)
+    def test_tokens_that_are_not_computed_keep_their_kv_and_are_attended_to(
+        self, family: str
+    ) -> None:
+        adapter = adapt(tiny_models.model(family))
+        computed = torch.tensor([1, 4, 5, 16])
+        before = ids(12, seed=95)
+        chunk = ids(17, seed=96)
+        other = ids(6, seed=97)
         stored = alone(adapter, (), chunk)
         context = Context((alone(adapter, (), before),))
         runs = [TokenRun(other), TokenRun(chunk, context, reused=ReusedTokens(stored, computed))]
@@ -71,7 +103,10 @@ class TestEveryFamily:
         close(found, alone(adapter, (), other))
         close(got, row_by_row(adapter, context.pieces[0], chunk, stored, computed))
         everything = ReusedTokens(stored, torch.arange(17))
-        close(raw_kv(adapter, [TokenRun(chunk, context, reused=everything)])[0], alone(adapter, before, chunk))
+        close(
+            raw_kv(adapter, [TokenRun(chunk, context, reused=everything)])[0],
+            alone(adapter, before, chunk),
+        )
 
 
 def test_a_context_of_pieces_stands_in_their_order() -> None:
@@ -88,18 +123,24 @@ def test_a_cut_context_keeps_its_first_tokens() -> None:
     assert context.cut(10) is context
     for length in range(10):
         cut = context.cut(length)
-        assert torch.cat([torch.empty((1, 1, 1, 0, 1)), *cut.pieces], dim=3).flatten().tolist() == list(range(length))
+        assert torch.cat(
+            [torch.empty((1, 1, 1, 0, 1)), *cut.pieces], dim=3
+        ).flatten().tolist() == list(range(length))
 
 
 def test_tokens_that_are_skipped_are_computed_and_not_returned() -> None:
     adapter = adapt(tiny_models.model("llama"))
-    text, chunk = ids(20, seed=1), ids(7, seed=2)
+    text = ids(20, seed=1)
+    chunk = ids(7, seed=2)
     (kv,) = raw_kv(adapter, [TokenRun(text + chunk, skip=len(text))])
     close(kv, alone(adapter, text, chunk))
 
 
-def test_runs_are_cut_into_passes_of_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter, rows = adapt(tiny_models.model("llama")), list[int]()
+def test_runs_are_cut_into_passes_of_a_bounded_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    rows = list[int]()
     call_layer = adapter.call_layer
 
     def counted(layer: int, hidden: torch.Tensor, *args: object) -> torch.Tensor:
@@ -116,7 +157,9 @@ def test_runs_are_cut_into_passes_of_a_bounded_number_of_rows(monkeypatch: pytes
     assert raw_kv(adapter, []) == []
 
 
-def test_only_the_computed_tokens_of_a_run_are_rows_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_computed_tokens_of_a_run_are_rows_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     adapter = adapt(tiny_models.model("llama"))
     monkeypatch.setitem(token_runs.PASS_ROWS, "cpu", 50)
     chunks = [ids(45, seed) for seed in range(3)]
@@ -129,9 +172,12 @@ def test_only_the_computed_tokens_of_a_run_are_rows_of_a_pass(monkeypatch: pytes
 
 
 def test_layers_behind_the_wanted_ones_are_not_computed() -> None:
-    adapter, calls = adapt(tiny_models.model("llama")), list[int]()
+    adapter = adapt(tiny_models.model("llama"))
+    calls = list[int]()
     runs = [TokenRun(ids(9, seed=1)), TokenRun(ids(4, seed=2))]
     everything = raw_kv(adapter, runs)
-    for own, whole in zip(raw_kv(adapter, runs, lambda: calls.append(1), range(1, 3)), everything, strict=True):
+    for own, whole in zip(
+        raw_kv(adapter, runs, lambda: calls.append(1), range(1, 3)), everything, strict=True
+    ):
         close(own, whole[1:3])
     assert len(calls) == 3  # of four layers

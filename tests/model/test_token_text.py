@@ -11,9 +11,12 @@ from tests.toy_tokenizers import EOS, byte_tokenizer, fallback_tokenizer
 TEXT = "the stop é€🦊 \n\t¬®ÿ"
 
 
-@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), fallback_tokenizer()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize(
+    "tokenizer", [byte_tokenizer(), fallback_tokenizer()], ids=["byte-level", "byte-fallback"]
+)
 def test_the_bytes_of_a_texts_tokens_join_to_the_text(tokenizer: Any) -> None:
-    text, ids = TokenText(tokenizer), tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    text = TokenText(tokenizer)
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     assert b"".join(text.bytes_of(token) or b"?" for token in ids) == TEXT.encode()
 
 
@@ -24,8 +27,11 @@ def test_a_special_token_has_its_name_as_text_and_an_unknown_one_none() -> None:
 
 def test_entries_have_openais_form_and_no_infinity() -> None:
     tokenizer = byte_tokenizer()
-    a, part = tokenizer("a", add_special_tokens=False)["input_ids"][0], tokenizer("é")["input_ids"][0]
-    found = TokenText(tokenizer).entries([TokenLogprob(a, -0.5, ((a, -0.5), (part, float("-inf"))))])
+    a = tokenizer("a", add_special_tokens=False)["input_ids"][0]
+    part = tokenizer("é")["input_ids"][0]
+    found = TokenText(tokenizer).entries(
+        [TokenLogprob(a, -0.5, ((a, -0.5), (part, float("-inf"))))]
+    )
     assert found == [
         {
             "token": "a",

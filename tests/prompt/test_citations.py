@@ -36,7 +36,9 @@ def chunk(text: str, source: str = "") -> Chunk:
         ("1", "11 of 1", "1"),
     ],
 )
-def test_an_answer_is_matched_by_whole_words_in_any_case(answer: str, text: str, found: str | None) -> None:
+def test_an_answer_is_matched_by_whole_words_in_any_case(
+    answer: str, text: str, found: str | None
+) -> None:
     cited = cite(answer, [chunk(text)])
     assert [text[c.start : c.end] for c in cited] == ([] if found is None else [found])
 

@@ -1,4 +1,6 @@
-"""What becomes of a chunk, a block and the prefix: one row a situation. Which KV is exact is decided here alone."""
+"""What becomes of a chunk, a block and the prefix: one row a situation. Which KV is exact is
+decided here alone.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,10 @@ from ragkv.prompt.classify import FoundPrompt, FoundRun, Planned, classify, wish
 from ragkv.prompt.history import EMPTY, Block, Chain, History
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
 
-PREFIX, A, B, QUESTION = (1, 2), (3, 4, 5), (6, 7), (8,)
+PREFIX = (1, 2)
+A = (3, 4, 5)
+B = (6, 7)
+QUESTION = (8,)
 HERE = "frequencies of this prompt"
 SELECTOR = make_selector("sensitivity")
 FUSED = PrefillMethod(0.5, SELECTOR, "fused")
@@ -23,25 +28,36 @@ SCORES = torch.ones(3, 1)
 
 
 def stored(ids: tuple[int, ...] = A, frequencies: str = HERE, codec: str = "raw") -> FoundRun:
-    identity = Identity("weights", "architecture", "rope", "float32", "", "tokenizer", "context", codec=codec)
+    identity = Identity(
+        "weights", "architecture", "rope", "float32", "", "tokenizer", "context", codec=codec
+    )
     info = EntryInfo(identity.key(ids), identity, ids, frequencies, 1, 1, 2)
     return FoundRun(MemoryLease(Entry(info, torch.zeros(1, 2, 1, len(ids), 2))))
 
 
-MISSING, DAMAGED = FoundRun(), FoundRun(is_damaged=True)
+MISSING = FoundRun()
+DAMAGED = FoundRun(is_damaged=True)
 
 
-def planned(prompt: Prompt, method: PrefillMethod, *runs: FoundRun, prefix: FoundRun = MISSING) -> Planned:
-    """The plan of a prompt of which `runs` are stored, those of history first, as far as they are wanted."""
+def planned(
+    prompt: Prompt, method: PrefillMethod, *runs: FoundRun, prefix: FoundRun = MISSING
+) -> Planned:
+    """The plan of a prompt of which `runs` are stored, those of history first, as far as they are
+    wanted.
+    """
     wished = wishes(prompt, method, HERE)
     wanted = [wish.is_wanted for wish in (*wished.blocks, *wished.chunks)]
     found = tuple(run if use else MISSING for run, use in zip(runs, wanted, strict=True))
     blocks = len(wished.blocks)
-    return classify(prompt, method, wished, FoundPrompt(prefix.lease, found[:blocks], found[blocks:]))
+    return classify(
+        prompt, method, wished, FoundPrompt(prefix.lease, found[:blocks], found[blocks:])
+    )
 
 
 def prompt_of(*chunks: tuple[int, ...], **more: Any) -> Prompt:
-    return Prompt(**{"prefix": PREFIX, "history": EMPTY, "chunks": chunks, "question": QUESTION, **more})
+    return Prompt(
+        **{"prefix": PREFIX, "history": EMPTY, "chunks": chunks, "question": QUESTION, **more}
+    )
 
 
 def states(plan: Planned, kind: SpanKind) -> list[SpanState]:
@@ -58,7 +74,12 @@ def states(plan: Planned, kind: SpanKind) -> list[SpanState]:
         (stored(codec="int8"), FUSED, SpanState.FUSED, None),
         (stored(codec="int8"), EXACT_ONLY, SpanState.COMPUTED, "compressed"),
         (stored(frequencies="of another length"), FUSED, SpanState.FUSED, None),
-        (stored(frequencies="of another length"), EXACT_ONLY, SpanState.COMPUTED, "other RoPE frequencies"),
+        (
+            stored(frequencies="of another length"),
+            EXACT_ONLY,
+            SpanState.COMPUTED,
+            "other RoPE frequencies",
+        ),
         (MISSING, FUSED, SpanState.COMPUTED, "no usable KV"),
         (DAMAGED, FUSED, SpanState.COMPUTED, "damaged"),
     ],
@@ -95,7 +116,9 @@ def test_text_is_computed_and_a_separator_stands_behind_each_chunk_that_no_text_
     found = [stored(A), MISSING, stored(B), stored(A)]
     plan = planned(prompt_of(A, (9,), B, A, plain=frozenset({1}), separator=(10,)), FUSED, *found)
     assert plan.plan.token_ids.tolist() == [*PREFIX, *A, 9, *B, 10, *A, 10, *QUESTION]
-    assert [(span.chunk, span.start) for span in plan.plan.spans if span.kind is SpanKind.CHUNK] == [
+    assert [
+        (span.chunk, span.start) for span in plan.plan.spans if span.kind is SpanKind.CHUNK
+    ] == [
         (0, 2),
         (2, 6),
         (3, 9),
@@ -105,9 +128,14 @@ def test_text_is_computed_and_a_separator_stands_behind_each_chunk_that_no_text_
     assert (plan.missed, plan.unused) == ((), {})
 
 
-@pytest.mark.parametrize("more", [dict(own_prefix=False), dict(history=History(tail=(9,))), dict(prefix=())])
-def test_the_first_chunk_is_exact_only_behind_the_applications_prefix_alone(more: dict[str, Any]) -> None:
-    is_exact = "prefix" in more  # an application without a prefix: nothing precedes the chunk, here as when it was made
+@pytest.mark.parametrize(
+    "more", [dict(own_prefix=False), dict(history=History(tail=(9,))), dict(prefix=())]
+)
+def test_the_first_chunk_is_exact_only_behind_the_applications_prefix_alone(
+    more: dict[str, Any],
+) -> None:
+    # an application without a prefix: nothing precedes the chunk, here as when it was made
+    is_exact = "prefix" in more
     state = SpanState.EXACT if is_exact else SpanState.FUSED
     assert states(planned(prompt_of(A, **more), FUSED, stored()), SpanKind.CHUNK) == [state]
 
@@ -141,8 +169,20 @@ SCORED = replace(stored(), scores=SCORES)
         (block(), stored(), NOTHING, SpanState.COMPUTED, None),
         (block(), MISSING, FUSED, SpanState.COMPUTED, "its block was lost"),
         (block(), stored(codec="int8"), FUSED, SpanState.APPROXIMATE, None),
-        (block(prefix_digest="of another"), stored(), FUSED, SpanState.COMPUTED, "behind another prefix"),
-        (block(frequencies="of another length"), stored(), FUSED, SpanState.COMPUTED, "RoPE frequencies changed"),
+        (
+            block(prefix_digest="of another"),
+            stored(),
+            FUSED,
+            SpanState.COMPUTED,
+            "behind another prefix",
+        ),
+        (
+            block(frequencies="of another length"),
+            stored(),
+            FUSED,
+            SpanState.COMPUTED,
+            "RoPE frequencies changed",
+        ),
         (block(start=1), stored(), FUSED, SpanState.APPROXIMATE, None),
         (block(context=TAINTED), stored(), FUSED, SpanState.APPROXIMATE, None),
         (block(context=TAINTED), stored(), EXACT_ONLY, SpanState.COMPUTED, "it was not exact"),
@@ -150,7 +190,13 @@ SCORED = replace(stored(), scores=SCORES)
         (block(context=TAINTED), stored(), EVERYTHING, SpanState.COMPUTED, "it was not exact"),
         (block(context=TAINTED, fused=True), SCORED, FUSED, SpanState.FUSED, None),
         (block(context=TAINTED, fused=True), SCORED, KEPT, SpanState.APPROXIMATE, None),
-        (block(context=TAINTED, fused=True), stored(), FUSED, SpanState.APPROXIMATE, "they have no scores"),
+        (
+            block(context=TAINTED, fused=True),
+            stored(),
+            FUSED,
+            SpanState.APPROXIMATE,
+            "they have no scores",
+        ),
         (block(context=TAINTED, fused=True), stored(), WITHOUT_SCORES, SpanState.FUSED, None),
     ],
 )

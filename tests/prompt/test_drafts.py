@@ -20,8 +20,11 @@ STORY = [*range(10, 30), 5, *range(30, 50)]
 
 def copying(engine: Engine) -> None:
     """Make the model continue as `STORY` does, but for one jump, which no draft foresees."""
-    adapter, original, embed = engine.model.adapter, engine.model.adapter.logits, engine.model.adapter.embed
-    follows, seen = {**dict(pairwise(STORY)), 22: 40}, []
+    adapter = engine.model.adapter
+    original = engine.model.adapter.logits
+    embed = engine.model.adapter.embed
+    follows = {**dict(pairwise(STORY)), 22: 40}
+    seen = []
 
     def embedding(tokens: Any) -> Any:
         seen[:] = tokens.tolist()
@@ -34,12 +37,16 @@ def copying(engine: Engine) -> None:
                 row[follows[token]] += 40.0
         return out
 
-    adapter.embed, adapter.logits = embedding, logits  # type: ignore[method-assign]
+    # type: ignore[method-assign]
+    adapter.embed = embedding
+    adapter.logits = logits
 
 
 @pytest.fixture(autouse=True)
 def drafts_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers here are certain by far, so they bear the last bits in which some processors' products of rows differ."""
+    """Answers here are certain by far, so they bear the last bits in which some processors'
+    products of rows differ.
+    """
     monkeypatch.setattr("ragkv.scheduling.decode_batch.rows_are_alike", lambda *_: True)
 
 
@@ -49,7 +56,12 @@ def answers(family: str, **options: Any) -> list[tuple[Answer, Answer]]:
     for drafts in (16, 0):
         with engine_of(family, drafts=drafts) as engine:
             copying(engine)
-            made.append([engine.answer([7, *STORY[:3]], [STORY], max_new_tokens=30, **options) for _ in range(2)])
+            made.append(
+                [
+                    engine.answer([7, *STORY[:3]], [STORY], max_new_tokens=30, **options)
+                    for _ in range(2)
+                ]
+            )
     return list(zip(*made, strict=True))
 
 
@@ -79,18 +91,26 @@ def test_sampling_penalties_and_log_probabilities_are_the_same(options: dict[str
     for drafted, plain in answers("llama", **options):
         assert drafted.token_ids == plain.token_ids and drafted.timing.accepted > 0
         for mine, other in zip(drafted.logprobs, plain.logprobs, strict=True):
-            assert mine.token_id == other.token_id and mine.logprob == pytest.approx(other.logprob, abs=1e-3)
+            assert mine.token_id == other.token_id and mine.logprob == pytest.approx(
+                other.logprob, abs=1e-3
+            )
 
 
 @pytest.mark.parametrize("after", [*range(1, 24), 30])
-def test_a_conversation_goes_on_from_the_same_history_wherever_its_reader_leaves(after: int) -> None:
+def test_a_conversation_goes_on_from_the_same_history_wherever_its_reader_leaves(
+    after: int,
+) -> None:
     found = []
     for drafts in (16, 0):
         with engine_of("llama", drafts=drafts, session=SessionConfig(block_tokens=1)) as engine:
             copying(engine)
             talk = engine.session("s")
             stream = engine.stream([7, *STORY[:3]], [STORY], talk, max_new_tokens=30)
-            tokens = [event.token_id for event in itertools.islice(stream, after) if isinstance(event, TokenEvent)]
+            tokens = [
+                event.token_id
+                for event in itertools.islice(stream, after)
+                if isinstance(event, TokenEvent)
+            ]
             if after == 30:
                 list(stream)
             stream.close()  # type: ignore[attr-defined]
@@ -101,10 +121,13 @@ def test_a_conversation_goes_on_from_the_same_history_wherever_its_reader_leaves
 
 
 def test_a_step_with_drafts_is_never_paused_in_a_pass_that_may_be() -> None:
-    """Else the pass hands on the lock within the step, and who gets it waits for a request that nobody serves."""
+    """Else the pass hands on the lock within the step, and who gets it waits for a request that
+    nobody serves.
+    """
     with engine_of("llama") as engine:
         kv = engine.prefill([7], [STORY]).fused.kv.grown(5)
-        batch, paused = engine.scheduler.batch, []
+        batch = engine.scheduler.batch
+        paused = []
         with batch.slot(kv) as slot, engine.scheduler.turn(), pausing(lambda: paused.append(1)):
             request = _TokenRequest(slot, DecodeRow(kv, 10, drafts=(11, 12, 13)))
             batch._waiting.append(request)  # as another thread's, which waits for the lock
@@ -119,7 +142,11 @@ def test_stop_strings_and_formats_end_an_answer_as_they_do_without_drafts() -> N
         found = []
         for drafts in (16, 0):
             with text_engine(drafts=drafts) as engine:
-                found.append(engine.answer("Why?", ["abab", '["abab","cd","abab"]'], max_new_tokens=70, **options))
+                found.append(
+                    engine.answer(
+                        "Why?", ["abab", '["abab","cd","abab"]'], max_new_tokens=70, **options
+                    )
+                )
         assert found[0].text == found[1].text and found[0].finish_reason == found[1].finish_reason
         assert found[0].reuse.notes == found[1].reuse.notes
 
@@ -140,16 +167,21 @@ def test_what_followed_in_the_prompt_is_proposed_and_more_of_it_once_it_was_righ
 
 
 @pytest.mark.parametrize("step_s", [1.1, 1.3, 2.0, 4.0])
-def test_drafts_that_are_always_wrong_cost_an_answer_little_and_are_tried_again(step_s: float) -> None:
+def test_drafts_that_are_always_wrong_cost_an_answer_little_and_are_tried_again(
+    step_s: float,
+) -> None:
     drafts = Drafts([1, 2, 1, 2], 16)
     drafts.verified(0, 0, 1.0)
-    tried, spent_s = 0, 0.0
+    tried = 0
+    spent_s = 0.0
     for token in range(1, 401):
         took_s = step_s if drafts.propose(99) else 1.0
         drafts.verified(4 if took_s > 1 else 0, 0, took_s)
-        tried, spent_s = tried + (took_s > 1), spent_s + took_s
+        tried = tried + (took_s > 1)
+        spent_s = spent_s + took_s
         drafts.add(1 + (token - 1) % 2)
-        assert spent_s - token <= max(step_s - 1, MOST_LOST * (token + GRANTED))  # the first one is not known before
+        # the first one is not known before
+        assert spent_s - token <= max(step_s - 1, MOST_LOST * (token + GRANTED))
     assert tried >= 2
 
 

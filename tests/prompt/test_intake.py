@@ -5,9 +5,20 @@ import pytest
 from ragkv import Engine, PromptConfig, Text
 from ragkv.errors import InputError
 from ragkv.types import Excerpt
-from tests.engine.helpers import A, B, Q, close, counts, engine_of, full_prefill, stored, text_engine
+from tests.engine.helpers import (
+    A,
+    B,
+    Q,
+    close,
+    counts,
+    engine_of,
+    full_prefill,
+    stored,
+    text_engine,
+)
 
-HEAD, SEPARATOR = Text((1, 40, 41), opening=True), Text((50, 51))
+HEAD = Text((1, 40, 41), opening=True)
+SEPARATOR = Text((50, 51))
 
 
 def test_text_among_chunks_stays_in_its_place_and_is_computed(engine: Engine) -> None:
@@ -68,9 +79,12 @@ def test_an_opening_equal_to_the_prefix_is_reused(engine: Engine) -> None:
     assert engine.prefill(Q, [Text((1,), opening=True), A]).reuse == engine.prefill(Q, [A]).reuse
 
 
-def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_the_prefix(engine: Engine) -> None:
+def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_the_prefix(
+    engine: Engine,
+) -> None:
     engine.warm([A, B])
-    first, second = Excerpt(tuple(A[:-1]), whole=tuple(A)), Excerpt(tuple(B[1:]), whole=tuple(B), offset=1)
+    first = Excerpt(tuple(A[:-1]), whole=tuple(A))
+    second = Excerpt(tuple(B[1:]), whole=tuple(B), offset=1)
     alone = engine.prefill(Q, [first])
     assert counts(alone.reuse) == (1 + len(first), 0, 0, len(Q))
     close(alone.logits, full_prefill(alone.token_ids.tolist())[0])

@@ -1,4 +1,6 @@
-"""Prompts that wait for the model are fused in one pass: each gets what it gets alone, whatever befalls the others."""
+"""Prompts that wait for the model are fused in one pass: each gets what it gets alone, whatever
+befalls the others.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -31,7 +33,9 @@ def together(engine: Engine, asks: Sequence[Callable[[], Any]], owners: str = "a
 
     with ThreadPoolExecutor(len(asks)) as pool:
         with engine.scheduler.turn():
-            futures = [pool.submit(ask_for, owner, ask) for owner, ask in zip(owners, asks, strict=True)]
+            futures = [
+                pool.submit(ask_for, owner, ask) for owner, ask in zip(owners, asks, strict=True)
+            ]
             until(lambda: len(engine.scheduler.prefills._waiting) == len(asks))
         return [future.exception() or future.result() for future in futures]
 
@@ -39,7 +43,10 @@ def together(engine: Engine, asks: Sequence[Callable[[], Any]], owners: str = "a
 def asks_of(engine: Engine) -> tuple[list[Callable[[], Any]], list[Any]]:
     """Requests, and what they get alone, once all is stored."""
     engine.warm([A, B, C])
-    asks = [partial(engine.prefill, Q, chunks, selector=name, ratio=0.5) for name, chunks in PROMPTS.items()]
+    asks = [
+        partial(engine.prefill, Q, chunks, selector=name, ratio=0.5)
+        for name, chunks in PROMPTS.items()
+    ]
     for ask in asks:
         ask()
     engine.flush()
@@ -47,7 +54,9 @@ def asks_of(engine: Engine) -> tuple[list[Callable[[], Any]], list[Any]]:
 
 
 def same(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got.logits, wanted.logits, atol=1e-5 * float(wanted.logits.abs().max()), rtol=0)
+    torch.testing.assert_close(
+        got.logits, wanted.logits, atol=1e-5 * float(wanted.logits.abs().max()), rtol=0
+    )
     assert replace(got.reuse, notes=()) == replace(wanted.reuse, notes=())
 
 
@@ -57,15 +66,23 @@ def test_each_prompt_gets_what_it_gets_alone(family: str) -> None:
         asks, alone = asks_of(engine)
         for wanted, got in zip(alone, together(engine, asks), strict=True):
             same(got, wanted)
-            assert (wanted.reuse.notes, got.reuse.notes) == ((), ("computed in one pass with 2 other prompts",))
+            assert (wanted.reuse.notes, got.reuse.notes) == (
+                (),
+                ("computed in one pass with 2 other prompts",),
+            )
 
 
 @pytest.mark.parametrize("what", ["cancelled", "damaged", "all fail"])
-def test_what_befalls_one_prompt_touches_no_other(engine: Engine, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_befalls_one_prompt_touches_no_other(
+    engine: Engine, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asks, alone = asks_of(engine)
-    adapter, cancel, key = engine.model.adapter, threading.Event(), engine.entries.encoder.identity.key(tuple(A))
+    adapter = engine.model.adapter
+    cancel = threading.Event()
+    key = engine.entries.encoder.identity.key(tuple(A))
     asks[0] = partial(asks[0], cancel=cancel)
-    load, call_layer = Fusing.load, adapter.call_layer
+    load = Fusing.load
+    call_layer = adapter.call_layer
 
     def fail_one(one: Fusing, layer: int) -> None:
         if one.asking is not None and layer == 1 and not failed and what != "all fail":
@@ -85,7 +102,9 @@ def test_what_befalls_one_prompt_touches_no_other(engine: Engine, what: str, mon
     monkeypatch.setattr(adapter, "call_layer", fail_all)
     first, *others = together(engine, asks)
     is_cancelled = isinstance(first, CancelledError)
-    assert is_cancelled == (what == "cancelled") and (is_cancelled or first.reuse.missed_chunks == len(failed))
+    assert is_cancelled == (what == "cancelled") and (
+        is_cancelled or first.reuse.missed_chunks == len(failed)
+    )
     for wanted, got in zip(alone[1:], others, strict=True):
         same(got, wanted)
 
@@ -93,7 +112,9 @@ def test_what_befalls_one_prompt_touches_no_other(engine: Engine, what: str, mon
 def test_turns_of_several_conversations_stay_exact() -> None:
     with engine_of(session=SessionConfig(block_tokens=4)) as engine:
         engine.warm([C])
-        turns = [partial(engine.append, engine.session(name), Q, B[:5], [C], ratio=1.0) for name in "abc"]
+        turns = [
+            partial(engine.append, engine.session(name), Q, B[:5], [C], ratio=1.0) for name in "abc"
+        ]
         assert all(got.reuse.notes for got in together(engine, turns))
         for name in "abc":
             follow = engine.prefill(Q, session=engine.session(name))
@@ -112,4 +133,8 @@ def test_a_pass_has_prompts_of_one_owner() -> None:
     with engine_of() as engine:
         asks, _ = asks_of(engine)
         several = ("computed in one pass with 1 other prompts",)
-        assert [got.reuse.notes for got in together(engine, asks, owners="aba")] == [several, (), several]
+        assert [got.reuse.notes for got in together(engine, asks, owners="aba")] == [
+            several,
+            (),
+            several,
+        ]

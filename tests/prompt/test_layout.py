@@ -46,13 +46,18 @@ TEMPLATES = {
     "forgets reasoning": FORGETS_REASONING,
     "leaves the last answer open": LAST_ANSWER_OPEN,
 }
-NO_SYSTEM_TEMPLATES = {"refuses a system role": NO_SYSTEM, "drops a system message": SILENT_ABOUT_SYSTEM}
+NO_SYSTEM_TEMPLATES = {
+    "refuses a system role": NO_SYSTEM,
+    "drops a system message": SILENT_ABOUT_SYSTEM,
+}
 
 
 def rendered(tokenizer: Any, *contents: str, system: str = "") -> list[int]:
     """The ids of a whole conversation, user first, as the template itself renders it."""
     roles = ["user", "assistant"] * len(contents)
-    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
+    ]
     if system:
         messages.insert(0, {"role": "system", "content": system})
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -64,7 +69,8 @@ def joined(runs: TemplateRuns, tokenizer: Any, *contents: str) -> list[int]:
     ids = list(runs.before_documents)
     for number, text in enumerate(contents):
         answered = (*runs.after_answer, *runs.before_next_turn)
-        written = " " + text if number % 2 and tokenizer.chat_template == INSTRUCTIONS else text  # by the model itself
+        # by the model itself
+        written = " " + text if number % 2 and tokenizer.chat_template == INSTRUCTIONS else text
         ids += [*encode(tokenizer, written), *(answered if number % 2 else runs.after_question)]
     return ids
 
@@ -97,11 +103,17 @@ def test_the_end_of_an_answer_and_the_start_of_a_turn_are_separate_runs() -> Non
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ raise_exception('never') }}", "always the same", "{{ messages[0]['content'] + messages[0]['content'] }}"],
+    [
+        "{{ raise_exception('never') }}",
+        "always the same",
+        "{{ messages[0]['content'] + messages[0]['content'] }}",
+    ],
     ids=["raises", "drops content", "doubles content"],
 )
 @pytest.mark.parametrize("system", ["", "Be brief."])
-def test_a_template_that_cannot_be_split_is_refused_with_a_workaround(template: str, system: str) -> None:
+def test_a_template_that_cannot_be_split_is_refused_with_a_workaround(
+    template: str, system: str
+) -> None:
     with pytest.raises(UnsupportedModelError, match="chat_template to None"):
         template_runs(byte_tokenizer(template), None, system)
 
@@ -130,7 +142,12 @@ class TestEncode:
         assert encode(tokenizer, "") == ()
 
     def test_any_integer_sequence_is_accepted_as_ids(self) -> None:
-        assert encode(None, [5, 6]) == encode(None, torch.tensor([5, 6])) == encode(None, range(5, 7)) == (5, 6)
+        assert (
+            encode(None, [5, 6])
+            == encode(None, torch.tensor([5, 6]))
+            == encode(None, range(5, 7))
+            == (5, 6)
+        )
 
     @pytest.mark.parametrize("wrong", [[1.5], ["a"], [None], 7, None, [[1]]])
     def test_input_that_is_neither_text_nor_integers_is_refused(self, wrong: Any) -> None:

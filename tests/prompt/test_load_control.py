@@ -1,4 +1,6 @@
-"""With `ratio=None` a saved profile decides the ratio and the loads. Without one r* is used, and the report says so."""
+"""With `ratio=None` a saved profile decides the ratio and the loads. Without one r* is used, and
+the report says so.
+"""
 
 import dataclasses
 import time
@@ -23,9 +25,15 @@ QUESTION = tiny_models.tokens(8, seed=9)
 S = 1 + 160 + 8  # of which 120 are candidates: the first chunk is exact
 
 
-def engine(directory: Path | None, *, memory: bool = False, measure: bool = False, **fusion: Any) -> Engine:
-    """A tiny engine whose chunks are on disk only, or also in memory; it measures nothing by itself."""
-    store = StoreConfig(directory=str(directory) if directory else None, memory_bytes=1 << 30 if memory else 0)
+def engine(
+    directory: Path | None, *, memory: bool = False, measure: bool = False, **fusion: Any
+) -> Engine:
+    """A tiny engine whose chunks are on disk only, or also in memory; it measures nothing by
+    itself.
+    """
+    store = StoreConfig(
+        directory=str(directory) if directory else None, memory_bytes=1 << 30 if memory else 0
+    )
     settings = FusionConfig(**{"selector": "first-k", "ratio": None, **fusion})
     return Engine(
         tiny_models.model("llama"),
@@ -34,7 +42,9 @@ def engine(directory: Path | None, *, memory: bool = False, measure: bool = Fals
 
 
 def hand_made(made: Engine, disk_token_s: float) -> Profile:
-    """A profile: a row takes 10 ms in each layer, a token from disk takes `disk_token_s`, nothing else takes time."""
+    """A profile: a row takes 10 ms in each layer, a token from disk takes `disk_token_s`, nothing
+    else takes time.
+    """
     token_bytes = made.stats().kv_bytes_per_token
     return Profile(
         subject=made.load_control.subject,
@@ -45,7 +55,10 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
         recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0),
         place_token_layer_s=0.0,
         start_s=0.0,
-        tiers={"memory": TierSpeed(0.0, 0.0), "disk": TierSpeed(0.0, disk_token_s / (token_bytes / 4))},
+        tiers={
+            "memory": TierSpeed(0.0, 0.0),
+            "disk": TierSpeed(0.0, disk_token_s / (token_bytes / 4)),
+        },
     )
 
 
@@ -59,7 +72,8 @@ def filed(directory: Path, disk_token_s: float, **how: Any) -> Engine:
 
 
 def test_the_ratio_is_where_recompute_hides_loading(tmp_path: Path) -> None:
-    with filed(tmp_path, disk_token_s=0.004) as made:  # a layer: 160 x 4 ms = 640 ms = (8 + r 120) x 10 ms: r = 7/15
+    # a layer: 160 x 4 ms = 640 ms = (8 + r 120) x 10 ms: r = 7/15
+    with filed(tmp_path, disk_token_s=0.004) as made:
         prefill = made.prefill(QUESTION, CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == prefill.reuse.ratio
     reuse = prefill.reuse
@@ -69,7 +83,9 @@ def test_the_ratio_is_where_recompute_hides_loading(tmp_path: Path) -> None:
     assert "cheapest" in reuse.decision[1] or "fastest" in reuse.decision[1]
 
 
-def test_a_ratio_given_in_the_call_is_used_as_it_is_and_reuse_without_a_ratio_needs_no_decision(tmp_path: Path) -> None:
+def test_a_ratio_given_in_the_call_is_used_as_it_is_and_reuse_without_a_ratio_needs_no_decision(
+    tmp_path: Path,
+) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
         reuse = made.prefill(QUESTION, CHUNKS, ratio=0.25).reuse
         assert (reuse.ratio, reuse.decision) == (0.25, ())
@@ -80,7 +96,9 @@ def test_a_ratio_given_in_the_call_is_used_as_it_is_and_reuse_without_a_ratio_ne
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.45
 
 
-def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_again(tmp_path: Path) -> None:
+def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_again(
+    tmp_path: Path,
+) -> None:
     with filed(tmp_path, disk_token_s=1.0) as made:
         before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/*/*")}
         prefill = made.prefill(QUESTION, CHUNKS)
@@ -110,7 +128,11 @@ def test_only_chunks_in_the_slow_tier_are_computed(tmp_path: Path) -> None:
 def test_r_star_is_used_without_a_readable_profile_and_the_report_says_so(tmp_path: Path) -> None:
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "profile.json").write_text("{")
-    whys = {tmp_path: "ragkv profile", None: "no store directory", tmp_path / "damaged": "cannot be read"}
+    whys = {
+        tmp_path: "ragkv profile",
+        None: "no store directory",
+        tmp_path / "damaged": "cannot be read",
+    }
     for directory, why in whys.items():
         with engine(directory, memory=True) as made:
             made.warm(CHUNKS)
@@ -120,10 +142,14 @@ def test_r_star_is_used_without_a_readable_profile_and_the_report_says_so(tmp_pa
         assert "ratio 15%" in said and why in said
 
 
-def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs(tmp_path: Path) -> None:
+def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs(
+    tmp_path: Path,
+) -> None:
     with engine(tmp_path) as made:
         theirs = hand_made(made, 0.004)
-        theirs = dataclasses.replace(theirs, subject=dataclasses.replace(theirs.subject, cpu="Abacus", threads=77))
+        theirs = dataclasses.replace(
+            theirs, subject=dataclasses.replace(theirs.subject, cpu="Abacus", threads=77)
+        )
         save(theirs, tmp_path)
         with pytest.raises(ProfileError, match="threads is 77"):
             made.load_control.apply_profile(theirs)
@@ -137,7 +163,9 @@ def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs
 def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> None:
     with engine(tmp_path) as made:
         made.warm(CHUNKS)
-        only_memory = dataclasses.replace(hand_made(made, 0.004), tiers={"memory": TierSpeed(0.0, 0.0)})
+        only_memory = dataclasses.replace(
+            hand_made(made, 0.004), tiers={"memory": TierSpeed(0.0, 0.0)}
+        )
         made.load_control.apply_profile(only_memory)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
@@ -145,32 +173,53 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("computing", "reading", "whole"), [(0.85, 3.36, 1.0), (1.2, 1.0, 1.0), (1.0, 0.5, 1.0), (1.0, 12.0, 0.5)]
+    ("computing", "reading", "whole"),
+    [(0.85, 3.36, 1.0), (1.2, 1.0, 1.0), (1.0, 0.5, 1.0), (1.0, 12.0, 0.5)],
 )
 def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are_computed_and_others_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computing: float, reading: float, whole: float
 ) -> None:
-    """Computing and reading take so many times what the profile says; a row of a pass that loads nothing `whole`."""
-    row_s, token_s = computing * 0.01, reading * 0.004  # in a layer
+    """Computing and reading take so many times what the profile says; a row of a pass that loads
+    nothing `whole`.
+    """
+    # in a layer
+    row_s = computing * 0.01
+    token_s = reading * 0.004
 
     def compute_s(rows: int, tokens: int) -> float:
         return 3 * rows * row_s * (1.0 if tokens else whole)
 
     def first_token_s(computed: int, ratio: float) -> float:
-        tokens, fused = 160 - computed, min(120, 160 - computed)
-        return token_s * tokens + max(3 * token_s * tokens, compute_s(8 + computed + round(ratio * fused), tokens))
+        tokens = 160 - computed
+        fused = min(120, 160 - computed)
+        return token_s * tokens + max(
+            3 * token_s * tokens, compute_s(8 + computed + round(ratio * fused), tokens)
+        )
 
     with filed(tmp_path, disk_token_s=0.004) as made:
-        control, token_bytes = made.load_control, made.stats().kv_bytes_per_token
-        control.apply_profile(dataclasses.replace(control.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0)))
+        control = made.load_control
+        token_bytes = made.stats().kv_bytes_per_token
+        control.apply_profile(
+            dataclasses.replace(control.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0))
+        )
         learn = control.learn
 
         def took(plan: Plan, selector: Any, ratio: float, fused: Fused) -> None:
             rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
             tokens = fused.bytes_by_tier.get("disk", 0) // token_bytes
-            times = dict(prefill_s=7 + compute_s(rows, tokens), load_s=3.0, others_s=4.0, read_s=4 * tokens * token_s)
+            times = dict(
+                prefill_s=7 + compute_s(rows, tokens),
+                load_s=3.0,
+                others_s=4.0,
+                read_s=4 * tokens * token_s,
+            )
             learn(plan, selector, ratio, dataclasses.replace(fused, **times))
-            learn(plan, selector, ratio, dataclasses.replace(fused, **{**times, "prompts": 2, "prefill_s": 99.0}))
+            learn(
+                plan,
+                selector,
+                ratio,
+                dataclasses.replace(fused, **{**times, "prompts": 2, "prefill_s": 99.0}),
+            )
 
         monkeypatch.setattr(control, "learn", took)
         for _ in range(2 * OUTCOMES):
@@ -182,21 +231,34 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + FORGET_S)
         monkeypatch.setattr("ragkv.prompt.load_control.time", later)
         forgotten = made.prefill(QUESTION, CHUNKS).reuse.decision[-1]
-    assert ("corrected" in forgotten) == (computing != 1.0), "computing is seen in each pass, so it is not forgotten"
+    assert ("corrected" in forgotten) == (computing != 1.0), (
+        "computing is seen in each pass, so it is not forgotten"
+    )
     assert not ("corrected" in forgotten and "disk" in forgotten)
     assert ("by compute" in reuse.decision[-1]) == (computing != 1.0)
-    assert first_token_s(reuse.computed - 8, reuse.ratio) <= 1.1 * min(first_token_s(40 * n, 0.15) for n in range(5))
+    assert first_token_s(reuse.computed - 8, reuse.ratio) <= 1.1 * min(
+        first_token_s(40 * n, 0.15) for n in range(5)
+    )
 
 
-@pytest.mark.parametrize(("target_ms", "blocks", "warned"), [(1000.0, 2, False), (399.0, 0, True), (None, 3, False)])
+@pytest.mark.parametrize(
+    ("target_ms", "blocks", "warned"), [(1000.0, 2, False), (399.0, 0, True), (None, 3, False)]
+)
 def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
-    tmp_path: Path, target_ms: float | None, blocks: int, warned: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    target_ms: float | None,
+    blocks: int,
+    warned: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A token takes 25 ms, so 1,000 ms are 40 tokens: two blocks of 16."""
     given = dict(xi_tokens=48) if target_ms is None else dict(ttft_target_ms=target_ms)
     store = StoreConfig(directory=str(tmp_path), policy="et-lru", **given)
-    for own in (None, str(tmp_path / "own")):  # what keeps conversations is told: the store, or one of their own
-        settings = EngineConfig(store, session=SessionConfig(16, directory=own), controller=ControllerConfig(False))
+    # what keeps conversations is told: the store, or one of their own
+    for own in (None, str(tmp_path / "own")):
+        settings = EngineConfig(
+            store, session=SessionConfig(16, directory=own), controller=ControllerConfig(False)
+        )
         with Engine(tiny_models.model("llama"), config=settings) as made:
             quick = dataclasses.replace(hand_made(made, 0.004), prefill=LengthFit(0.0, 0.025, 0.0))
             made.load_control.apply_profile(quick)
@@ -205,7 +267,9 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
     assert ("no block of 16 tokens" in caplog.text) == warned
 
 
-def test_entries_stay_on_disk_where_its_loading_is_hidden_and_in_memory_elsewhere(tmp_path: Path) -> None:
+def test_entries_stay_on_disk_where_its_loading_is_hidden_and_in_memory_elsewhere(
+    tmp_path: Path,
+) -> None:
     for disk_token_s, in_memory in ((1e-4, 0), (0.005, 4)):
         with filed(tmp_path / str(in_memory), disk_token_s=disk_token_s, memory=True) as made:
             for _ in range(2):  # after the first, what belongs in memory is copied there
@@ -213,7 +277,9 @@ def test_entries_stay_on_disk_where_its_loading_is_hidden_and_in_memory_elsewher
                 made.store.flush()
             memory, disk = made.stats().store.tiers
             assert (memory.entries, disk.entries >= 4) == (in_memory, True)
-    settings = EngineConfig(store=StoreConfig(directory=str(tmp_path / "0")), controller=ControllerConfig(place=False))
+    settings = EngineConfig(
+        store=StoreConfig(directory=str(tmp_path / "0")), controller=ControllerConfig(place=False)
+    )
     with Engine(tiny_models.model("llama"), config=settings) as everywhere:
         everywhere.warm(tiny_models.tokens(40, 99) for _ in range(1))
         assert everywhere.stats().store.tiers[0].entries > 0
@@ -239,9 +305,18 @@ def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("selector", "ratio"),
-    [("first-k", 0.45), ("hkvd", 0.45), ("hkvd-gradual", 0.45), ("none", 0.15), ("all", 0.15), ("attention", 0.15)],
+    [
+        ("first-k", 0.45),
+        ("hkvd", 0.45),
+        ("hkvd-gradual", 0.45),
+        ("none", 0.15),
+        ("all", 0.15),
+        ("attention", 0.15),
+    ],
 )
-def test_the_controller_decides_for_every_kind_of_selector(tmp_path: Path, selector: str, ratio: float) -> None:
+def test_the_controller_decides_for_every_kind_of_selector(
+    tmp_path: Path, selector: str, ratio: float
+) -> None:
     with filed(tmp_path, disk_token_s=0.004, selector=selector) as made:
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == ratio
@@ -257,5 +332,6 @@ def test_a_damaged_entry_leads_to_a_new_decision(tmp_path: Path) -> None:
         file.write_bytes(data)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.missed_chunks == 1
-    assert reuse.ratio == 0.15  # 120 x 4 ms = 48 x 10 ms: computing the missed chunk hides the other loads
+    # 120 x 4 ms = 48 x 10 ms: computing the missed chunk hides the other loads
+    assert reuse.ratio == 0.15
     assert len(reuse.decision) == 2

@@ -1,4 +1,6 @@
-"""The same rules hold for every shape of prompt. A call that cannot be served is refused before any work."""
+"""The same rules hold for every shape of prompt. A call that cannot be served is refused before any
+work.
+"""
 
 import itertools
 from typing import Any
@@ -26,7 +28,9 @@ from tests.engine.helpers import (
 )
 
 
-def concatenated(chunks: list[list[int]], question: list[int], family: str = "llama") -> torch.Tensor:
+def concatenated(
+    chunks: list[list[int]], question: list[int], family: str = "llama"
+) -> torch.Tensor:
     """Logits of position-aligned concatenation, from the naive reference."""
     return reference.concatenation(lambda: tiny_models.model(family), PREFIX, chunks, question)[0]
 
@@ -39,8 +43,12 @@ def engine() -> Any:
 
 
 class TestMisses:
-    @pytest.mark.parametrize("missed", [c for n in (1, 2, 3) for c in itertools.combinations(range(3), n)], ids=str)
-    def test_a_missed_chunk_is_computed_in_place_and_found_by_the_next_request(self, missed: tuple[int, ...]) -> None:
+    @pytest.mark.parametrize(
+        "missed", [c for n in (1, 2, 3) for c in itertools.combinations(range(3), n)], ids=str
+    )
+    def test_a_missed_chunk_is_computed_in_place_and_found_by_the_next_request(
+        self, missed: tuple[int, ...]
+    ) -> None:
         chunks = [A, B, C]
         with engine_of() as engine:
             engine.warm([chunk for index, chunk in enumerate(chunks) if index not in missed])
@@ -48,7 +56,10 @@ class TestMisses:
 
             missing = sum(len(chunks[index]) for index in missed)
             assert prefill.reuse.computed == missing + len(Q)
-            assert (prefill.reuse.missed_chunks, prefill.reuse.missed_tokens) == (len(missed), missing)
+            assert (prefill.reuse.missed_chunks, prefill.reuse.missed_tokens) == (
+                len(missed),
+                missing,
+            )
             _, joined = reference.concatenation(llama, PREFIX, chunks, Q)
             starts = [1, 1 + len(A), 1 + len(A) + len(B)]
             rows = [range(starts[index], starts[index] + len(chunks[index])) for index in missed]
@@ -61,7 +72,9 @@ class TestMisses:
             close(again.logits, concatenated(chunks, Q))
 
     def test_missed_and_warmed_chunks_get_the_same_kv(self) -> None:
-        """Up to rounding: on some processors a product's last bits depend on how many chunks are encoded together."""
+        """Up to rounding: on some processors a product's last bits depend on how many chunks are
+        encoded together.
+        """
         with engine_of() as missed, engine_of() as warmed:
             missed.prefill(Q, [A, B, A, C])
             missed.flush()
@@ -79,10 +92,24 @@ class TestMisses:
 class TestShapes:
     @pytest.mark.parametrize(
         "chunks",
-        [[], [A], [A, A], [A, A, A], [A, B, A], [B, A, C], [C, B, A], [[7]], [[7], A, [7], [8]], [A + B, A, B]],
+        [
+            [],
+            [A],
+            [A, A],
+            [A, A, A],
+            [A, B, A],
+            [B, A, C],
+            [C, B, A],
+            [[7]],
+            [[7], A, [7], [8]],
+            [A + B, A, B],
+        ],
     )
-    def test_ratio_zero_equals_concatenation_and_ratio_one_a_full_prefill(self, chunks: list[list[int]]) -> None:
-        joined, full = concatenated(chunks, Q), full_prefill(ids(chunks))[0]
+    def test_ratio_zero_equals_concatenation_and_ratio_one_a_full_prefill(
+        self, chunks: list[list[int]]
+    ) -> None:
+        joined = concatenated(chunks, Q)
+        full = full_prefill(ids(chunks))[0]
         with engine_of() as engine:
             engine.warm(chunks)
             for selector in ("hkvd", "first-k"):
@@ -101,7 +128,9 @@ class TestShapes:
             close(engine.prefill(Q, chunks, ratio=1.0).logits, full_prefill(ids(chunks), family)[0])
 
     @pytest.mark.parametrize("chunks", [[], [A], [A, B]], ids=["no chunk", "one", "two"])
-    def test_only_the_last_token_is_computed_without_a_question(self, chunks: list[list[int]]) -> None:
+    def test_only_the_last_token_is_computed_without_a_question(
+        self, chunks: list[list[int]]
+    ) -> None:
         with engine_of() as engine:
             engine.warm(chunks)
             prefill = engine.prefill([], chunks, ratio=0.5)
@@ -193,8 +222,12 @@ class TestRefusals:
         engine.flush()
         assert engine.stats().store.tiers[0].entries == 0
 
-    @pytest.mark.parametrize("wrong", [[], [-1], [199], [5] * 512], ids=["empty", "negative", "unknown", "too long"])
-    def test_warming_a_wrong_chunk_is_refused_and_stores_nothing(self, engine: Engine, wrong: list[int]) -> None:
+    @pytest.mark.parametrize(
+        "wrong", [[], [-1], [199], [5] * 512], ids=["empty", "negative", "unknown", "too long"]
+    )
+    def test_warming_a_wrong_chunk_is_refused_and_stores_nothing(
+        self, engine: Engine, wrong: list[int]
+    ) -> None:
         with pytest.raises(InputError):
             engine.warm([A, wrong])
         assert engine.stats().store.tiers[0].entries == 0

@@ -17,7 +17,9 @@ from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids
 CHUNKS = [A, B, C]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "gpt_neox", "phi3", "cohere2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "gemma3_text", "gpt_neox", "phi3", "cohere2"]
+)
 def test_the_transformers_model_continues_from_a_prefills_cache(family: str) -> None:
     following = tiny_models.tokens(5, seed=8)
     with engine_of(family) as engine:
@@ -36,7 +38,11 @@ def test_the_transformers_model_continues_from_a_prefills_cache(family: str) -> 
 def test_a_cache_has_all_s_positions_in_every_layer() -> None:
     with engine_of("mistral") as engine:
         prefill = engine.prefill(Q, [*CHUNKS, A], ratio=0.2)
-        shapes = {tuple(tensor.shape) for layer in prefill.cache.layers for tensor in (layer.keys, layer.values)}
+        shapes = {
+            tuple(tensor.shape)
+            for layer in prefill.cache.layers
+            for tensor in (layer.keys, layer.values)
+        }
         assert shapes == {(1, 2, len(ids([*CHUNKS, A])), 16)}
         assert prefill.cache.get_seq_length() == len(prefill.token_ids)
 
@@ -48,15 +54,24 @@ def test_every_read_of_the_cache_makes_a_new_one(engine: Engine) -> None:
     for layer in first.layers:
         layer.keys.zero_()
         layer.values.zero_()
-    assert all(torch.equal(layer.keys, k_rot) for layer, k_rot in zip(prefill.cache.layers, kept, strict=True))
+    assert all(
+        torch.equal(layer.keys, k_rot)
+        for layer, k_rot in zip(prefill.cache.layers, kept, strict=True)
+    )
 
 
 @pytest.mark.parametrize("selector", sorted(SELECTORS))
 def test_no_request_changes_a_stored_byte_or_a_later_ones_tokens(selector: str) -> None:
     def held() -> list[torch.Tensor]:
         encoder = engine.entries.encoder
-        scores = [engine.store.scores(encoder.scores_identity, tuple(chunk)) for chunk in CHUNKS if encoder.scorer]
-        return [stored(engine, chunk) for chunk in CHUNKS] + [one.clone() for one in scores if one is not None]
+        scores = [
+            engine.store.scores(encoder.scores_identity, tuple(chunk))
+            for chunk in CHUNKS
+            if encoder.scorer
+        ]
+        return [stored(engine, chunk) for chunk in CHUNKS] + [
+            one.clone() for one in scores if one is not None
+        ]
 
     with engine_of(fusion=FusionConfig(selector=selector)) as engine:
         engine.warm(CHUNKS)
@@ -79,7 +94,8 @@ def test_the_users_model_is_not_changed(family: str) -> None:
             return model(torch.tensor([ids(CHUNKS)]), use_cache=False).logits
 
     model = tiny_models.model(family)
-    before, config = own(model), copy.deepcopy(model.config.to_dict())
+    before = own(model)
+    config = copy.deepcopy(model.config.to_dict())
     attention = model.config._attn_implementation
     names = [name for name, _ in model.named_modules()]
     with Engine(model) as engine:
@@ -94,9 +110,11 @@ def test_the_users_model_is_not_changed(family: str) -> None:
     assert torch.equal(own(model), before)
     assert model.config.to_dict() == config
     assert model.config._attn_implementation == attention
-    assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")} == {
-        attention
-    }
+    assert {
+        module.config._attn_implementation
+        for module in model.modules()
+        if hasattr(module, "config")
+    } == {attention}
     assert [name for name, _ in model.named_modules()] == names
     assert all(not parameter.grad_fn for parameter in model.parameters())
 
@@ -110,7 +128,9 @@ def test_no_result_carries_a_gradient(engine: Engine) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "llama-yarn", "gemma2", "qwen3_moe", "gpt_neox"])
-def test_half_precision_at_ratio_one_is_close_to_its_own_full_prefill(family: str, dtype: torch.dtype) -> None:
+def test_half_precision_at_ratio_one_is_close_to_its_own_full_prefill(
+    family: str, dtype: torch.dtype
+) -> None:
     if family == "gemma2" and dtype is torch.float16:
         pytest.skip("gemma's embedding scale overflows in float16")
     with Engine(tiny_models.model(family).to(dtype)) as engine:
@@ -129,8 +149,15 @@ def test_a_cuda_engine_equals_the_cpu_engine() -> None:
     with Engine(tiny_models.model("llama").to("cuda")) as fast, engine_of() as slow:
         for engine in (fast, slow):
             engine.warm(CHUNKS)
-        for how in (dict(ratio=0.0), dict(ratio=1.0), dict(ratio=0.3, selector="first-k"), dict(reuse="none")):
-            ours, wanted = (engine.prefill(Q, CHUNKS, **how).logits.cpu() for engine in (fast, slow))
+        for how in (
+            dict(ratio=0.0),
+            dict(ratio=1.0),
+            dict(ratio=0.3, selector="first-k"),
+            dict(reuse="none"),
+        ):
+            ours, wanted = (
+                engine.prefill(Q, CHUNKS, **how).logits.cpu() for engine in (fast, slow)
+            )
             torch.testing.assert_close(ours, wanted, atol=1e-3, rtol=1e-3)
 
 
@@ -145,11 +172,16 @@ def test_threads_with_streams_of_their_own_get_the_answers_of_the_default_stream
 
     with Engine(tiny_models.model("llama").to("cuda")) as engine, ThreadPoolExecutor(4) as pool:
         engine.warm(CHUNKS)
-        wanted = [engine.answer(one, CHUNKS, max_new_tokens=12, min_new_tokens=12).token_ids for one in questions]
+        wanted = [
+            engine.answer(one, CHUNKS, max_new_tokens=12, min_new_tokens=12).token_ids
+            for one in questions
+        ]
         assert list(pool.map(partial(ask, engine), questions)) == wanted
 
 
-def test_steps_of_other_answers_between_layers_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_other_answers_between_layers_count_as_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with engine_of() as engine:
         engine.warm(CHUNKS)
         engine.prefill(Q, CHUNKS)

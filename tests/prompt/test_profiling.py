@@ -1,4 +1,6 @@
-"""A profile is measured through the engine's own fusor and tiers, saved, and used by the next engine."""
+"""A profile is measured through the engine's own fusor and tiers, saved, and used by the next
+engine.
+"""
 
 from pathlib import Path
 

@@ -23,9 +23,13 @@ def engine() -> Engine:
         yield engine
 
 
-def recount(chunks: list[list[int]], question: list[int], reuse: str) -> tuple[list[int], list[int], int]:
+def recount(
+    chunks: list[list[int]], question: list[int], reuse: str
+) -> tuple[list[int], list[int], int]:
     """Exact positions, fused positions, and S, counted token by token."""
-    exact, fused, at = ([0] if reuse != "none" else []), [], 1
+    exact = [0] if reuse != "none" else []
+    fused = []
+    at = 1
     for index, chunk in enumerate(chunks):
         here = range(at, at + len(chunk))
         if chunk in WARM and index == 0 and reuse != "none":
@@ -43,7 +47,8 @@ def test_token_counts_of_random_layouts_equal_a_naive_recount(engine: Engine) ->
         chunks = dice.choices(POOL, k=dice.randint(0, 5))
         question = tiny_models.tokens(dice.randint(0, 4), seed=3)
         reuse = dice.choice(["fused", "fused", "fused", "prefix", "none"])
-        ratio, selector = dice.choice([0.0, 0.2, 0.5, 1.0]), dice.choice(["hkvd", "first-k", "random", "none", "all"])
+        ratio = dice.choice([0.0, 0.2, 0.5, 1.0])
+        selector = dice.choice(["hkvd", "first-k", "random", "none", "all"])
         prefill = engine.prefill(question, chunks, ratio=ratio, selector=selector, reuse=reuse)
 
         exact, fused, length = recount(chunks, question, reuse)
@@ -56,16 +61,20 @@ def test_token_counts_of_random_layouts_equal_a_naive_recount(engine: Engine) ->
         assert prefill.reuse.missed_chunks == sum(chunk not in WARM for chunk in looked_up)
         read = 1 if reuse != "none" and length > 1 else 0  # the prefix
         checks = selector == "hkvd" and share > 0  # then every candidate's stored KV is compared
-        recomputed, at = {*prefill.selected.tolist(), length - 1}, 1
+        recomputed = {*prefill.selected.tolist(), length - 1}
+        at = 1
         for index, chunk in enumerate(chunks):
             whole = set(range(at, at + len(chunk))) <= recomputed
             if index < len(looked_up) and chunk in WARM and not (whole and not checks):
-                read += len(chunk)  # what is recomputed whole, and known to be before loading, is not read
+                # what is recomputed whole, and known to be before loading, is not read
+                read += len(chunk)
             at += len(chunk)
         assert prefill.reuse.bytes_by_tier == ({"memory": read * TOKEN_BYTES} if read else {})
 
 
-@pytest.mark.parametrize("selector", [name for name, kind in SELECTORS.items() if not issubclass(kind, AskingSelector)])
+@pytest.mark.parametrize(
+    "selector", [name for name, kind in SELECTORS.items() if not issubclass(kind, AskingSelector)]
+)
 def test_compute_is_the_share_of_a_full_prefills_row_layers(engine: Engine, selector: str) -> None:
     chunks = [WARM[0], POOL[1], WARM[1], WARM[2], WARM[1]]
     prefill = engine.prefill(Q, chunks, selector=selector, ratio=0.3)
@@ -79,7 +88,10 @@ def test_bytes_read_are_counted_for_each_tier(tmp_path: object) -> None:
     with engine_of(store=config) as engine:
         engine.warm([A, B])
         read = engine.prefill(Q, [A, B, C]).reuse.bytes_by_tier
-        assert read == {"memory": len(PREFIX) * TOKEN_BYTES, "disk": (len(A) + len(B)) * TOKEN_BYTES}
+        assert read == {
+            "memory": len(PREFIX) * TOKEN_BYTES,
+            "disk": (len(A) + len(B)) * TOKEN_BYTES,
+        }
 
 
 def test_times_are_not_negative_and_fit_inside_each_other(engine: Engine) -> None:

@@ -15,7 +15,10 @@ FAMILIES = ["llama", "mistral", "gemma3_text", "gpt_neox", "phi3", "cohere2", "q
 
 
 def sums(spans: Sequence[PromptSpan]) -> dict[str, int]:
-    of = {state: sum(span.tokens for span in spans if span.state == state) for state in ("exact", "fused", "computed")}
+    of = {
+        state: sum(span.tokens for span in spans if span.state == state)
+        for state in ("exact", "fused", "computed")
+    }
     recomputed = sum(span.recomputed for span in spans)
     return {**of, "fused": of["fused"] - recomputed, "recomputed": recomputed}
 
@@ -24,12 +27,16 @@ def check(spans: Sequence[PromptSpan], reuse: Reuse) -> None:
     at = 0
     for span in spans:
         assert span.start == at and span.tokens > 0
-        assert list(span.recomputed_at) == sorted({at for at in span.recomputed_at if 0 <= at < span.tokens})
+        assert list(span.recomputed_at) == sorted(
+            {at for at in span.recomputed_at if 0 <= at < span.tokens}
+        )
         assert not span.recomputed_at or span.state == "fused"
         assert (span.chunk is not None) == (span.kind == "chunk")
         at += span.tokens
     assert at == reuse.tokens
-    assert sums(spans) == {name: getattr(reuse, name) for name in ("exact", "fused", "computed", "recomputed")}
+    assert sums(spans) == {
+        name: getattr(reuse, name) for name in ("exact", "fused", "computed", "recomputed")
+    }
 
 
 @pytest.mark.parametrize("reuse", ["fused", "prefix", "none"])
@@ -41,8 +48,12 @@ def test_spans_cover_the_prompt_and_sum_to_its_reuse(family: str, reuse: str) ->
         check(prefill.spans, prefill.reuse)
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "attention", "first-k", "random", "none", "all"])
-def test_recomputed_tokens_are_those_selected_in_the_last_layer(engine: Engine, selector: str) -> None:
+@pytest.mark.parametrize(
+    "selector", ["hkvd", "sensitivity", "attention", "first-k", "random", "none", "all"]
+)
+def test_recomputed_tokens_are_those_selected_in_the_last_layer(
+    engine: Engine, selector: str
+) -> None:
     engine.warm(CHUNKS)
     prefill = engine.prefill(Q, CHUNKS, ratio=0.4, selector=selector)
     check(prefill.spans, prefill.reuse)
@@ -62,10 +73,18 @@ def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed(engine: Eng
 def test_the_template_behind_the_question_and_text_among_chunks_are_of_kind_template() -> None:
     with text_engine(CHATML) as engine:
         engine.warm(["one text of some length"])
-        heading = Text(tuple(byte_tokenizer()("# Two\n", add_special_tokens=False)["input_ids"]), "# Two\n")
+        heading = Text(
+            tuple(byte_tokenizer()("# Two\n", add_special_tokens=False)["input_ids"]), "# Two\n"
+        )
         prefill = engine.prefill("what?", ["one text of some length", heading], ratio=0.5)
         check(prefill.spans, prefill.reuse)
-        assert [span.kind for span in prefill.spans] == ["prefix", "chunk", "template", "question", "template"]
+        assert [span.kind for span in prefill.spans] == [
+            "prefix",
+            "chunk",
+            "template",
+            "question",
+            "template",
+        ]
         assert prefill.spans[3].tokens == len("what?")
 
 
@@ -73,7 +92,9 @@ def test_an_answers_spans_are_known_before_its_first_token() -> None:
     with engine_of() as engine:
         engine.warm(CHUNKS)
         seen: list[tuple[PromptSpan, ...]] = []
-        events = engine.stream(Q, CHUNKS, max_new_tokens=3, on_prefill=lambda prefill: seen.append(prefill.spans))
+        events = engine.stream(
+            Q, CHUNKS, max_new_tokens=3, on_prefill=lambda prefill: seen.append(prefill.spans)
+        )
         next(iter(events))
         assert len(seen) == 1
         *_, answer = events

@@ -11,7 +11,9 @@ from ragkv.runtime import Check, no_check
 
 
 class HashEmbedder(Embedder):
-    """A bag of hashed words: texts that share words are close. Records every text that it embeds."""
+    """A bag of hashed words: texts that share words are close. Records every text that it
+    embeds.
+    """
 
     name = "hash"
 

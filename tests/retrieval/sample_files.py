@@ -1,4 +1,6 @@
-"""The bytes of small files of every format that loaders read, made with the libraries that users make them with."""
+"""The bytes of small files of every format that loaders read, made with the libraries that users
+make them with.
+"""
 
 import io
 import zipfile
@@ -12,7 +14,11 @@ from ragkv.retrieval import Document, ParseLimits, load_bytes
 from ragkv.retrieval.documents.loaders import check_not_blank, read_bytes
 
 
-def load(file: Path, encoding: str | None = None, limits: ParseLimits = ParseLimits()) -> list[Document]:  # noqa: B008
+def load(
+    file: Path,
+    encoding: str | None = None,
+    limits: ParseLimits = ParseLimits(),  # noqa: B008
+) -> list[Document]:
     """The documents of a file. Raises the first error."""
     data = read_bytes(file)
     check_not_blank(file, data)
@@ -25,12 +31,17 @@ def load(file: Path, encoding: str | None = None, limits: ParseLimits = ParseLim
 
 def pdf(*texts: str) -> bytes:
     """The smallest PDF with a line of text on each page."""
-    return _pdf([(f"({text})", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>") for text in texts])
+    return _pdf(
+        [(f"({text})", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>") for text in texts]
+    )
 
 
 def pdf_mapping(unicode_hex: str) -> bytes:
     """A PDF that shows "AB" and says that its A means the UTF-16 `unicode_hex`."""
-    table = f"1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <{unicode_hex}> endbfchar"
+    table = (
+        "1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> "
+        f"<{unicode_hex}> endbfchar"
+    )
     font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /ToUnicode 3 0 R >>"
     return _pdf([("(AB)", font)], f"<< /Length {len(table)} >>\nstream\n{table}\nendstream")
 
@@ -38,7 +49,10 @@ def pdf_mapping(unicode_hex: str) -> bytes:
 def pdf_form(**values: str) -> bytes:
     """A page with a form that was filled in."""
     font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
-    return _pdf([("(A form.)", font)], fields=[f"<< /FT /Tx /T ({n}) /V ({value}) >>" for n, value in values.items()])
+    return _pdf(
+        [("(A form.)", font)],
+        fields=[f"<< /FT /Tx /T ({n}) /V ({value}) >>" for n, value in values.items()],
+    )
 
 
 def _pdf(pages: list[tuple[str, str]], third: str = "null", fields: Sequence[str] = ()) -> bytes:
@@ -53,7 +67,8 @@ def _pdf(pages: list[tuple[str, str]], third: str = "null", fields: Sequence[str
         objects.append(f"<< /Type /Page /Parent 2 0 R {rest} /Contents {5 + 2 * i} 0 R >>")
         objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
     objects += fields
-    out, offsets = "%PDF-1.4\n", []
+    out = "%PDF-1.4\n"
+    offsets = []
     for number, body in enumerate(objects, start=1):
         offsets.append(len(out))
         out += f"{number} 0 obj\n{body}\nendobj\n"
@@ -84,7 +99,9 @@ def paragraph(text: str, style: str = "") -> str:
 
 
 def cell(content: str, span: int = 1, merge: str = "") -> str:
-    """WordprocessingML of a cell, over `span` columns, or the first ("restart") or next of cells merged downwards."""
+    """WordprocessingML of a cell, over `span` columns, or the first ("restart") or next of cells
+    merged downwards.
+    """
     inner = content + paragraph("") if content.startswith("<w:tbl>") else paragraph(content)
     merged = f'<w:vMerge w:val="{merge}"/>' if merge else ""
     return f'<w:tc><w:tcPr><w:gridSpan w:val="{span}"/>{merged}</w:tcPr>{inner}</w:tc>'
@@ -92,7 +109,10 @@ def cell(content: str, span: int = 1, merge: str = "") -> str:
 
 def table(*rows: list[str]) -> str:
     """WordprocessingML of a table of texts, tables or cells."""
-    made = ("".join(one if one.startswith(("<w:tc>", "<w:sdt>")) else cell(one) for one in row) for row in rows)
+    made = (
+        "".join(one if one.startswith(("<w:tc>", "<w:sdt>")) else cell(one) for one in row)
+        for row in rows
+    )
     return "<w:tbl>" + "".join(f"<w:tr>{row}</w:tr>" for row in made) + "</w:tbl>"
 
 
@@ -118,7 +138,8 @@ def pptx() -> bytes:
     presentation = library.Presentation()
     for title, body in (("The mill", "It makes paper."), ("The town", "It lies on a river.")):
         slide = presentation.slides.add_slide(presentation.slide_layouts[1])
-        slide.shapes.title.text, slide.placeholders[1].text = title, body
+        slide.shapes.title.text = title
+        slide.placeholders[1].text = body
     slide.notes_slide.notes_text_frame.text = "Say where it lies."
     return _saved(presentation)
 
@@ -153,10 +174,16 @@ def epub() -> bytes:
 def eml() -> bytes:
     """A mail with a plain body, an HTML one and an attachment."""
     message = EmailMessage()
-    message["Subject"], message["From"], message["To"] = "Wheel", "Ada <ada@example.org>", "bo@example.org"
+    message["Subject"], message["From"], message["To"] = (
+        "Wheel",
+        "Ada <ada@example.org>",
+        "bo@example.org",
+    )
     message.set_content("The wheel is of oak, caf\u00e9 included.")
     message.add_alternative("<p>The wheel is of oak.</p>", subtype="html")
-    message.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="plan.bin")
+    message.add_attachment(
+        b"\x00\x01", maintype="application", subtype="octet-stream", filename="plan.bin"
+    )
     return message.as_bytes()
 
 

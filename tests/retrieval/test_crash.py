@@ -9,7 +9,8 @@ import pytest
 
 KILLS = 25
 
-# The parent imports once, then forks: one child rewrites the corpus until it is killed, then another child checks it.
+# The parent imports once, then forks: one child rewrites the corpus until it is killed, then
+# another child checks it.
 SCRIPT = """if True:
     import json, os, random, signal, sys, time
     from pathlib import Path

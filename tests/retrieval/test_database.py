@@ -48,7 +48,8 @@ class Stop:
     """A check that ends its thread's work when it was asked `after` times."""
 
     def __init__(self, after: int) -> None:
-        self.asked, self._after = 0, after
+        self.asked = 0
+        self._after = after
 
     def __call__(self) -> None:
         self.asked += 1
@@ -57,7 +58,9 @@ class Stop:
 
 
 def test_a_cancelled_request_ends_a_query_and_a_transaction_in_the_middle(tmp_path: Path) -> None:
-    documents = [Document(f"{n}", f"word {n}", metadata={f"a{k}": k for k in range(50)}) for n in range(300)]
+    documents = [
+        Document(f"{n}", f"word {n}", metadata={f"a{k}": k for k in range(50)}) for n in range(300)
+    ]
     with Index(tmp_path, Splitter(len, 100)) as index:
         index.ingest(documents)
         where = {f"a{k}": {"gte": 0} for k in range(50)}
@@ -65,19 +68,28 @@ def test_a_cancelled_request_ends_a_query_and_a_transaction_in_the_middle(tmp_pa
         with stopped_by(query), pytest.raises(CancelledError):
             index.search("word", 10, where=where)
         assert query.asked == 4
-        before, writing = index.stats(), Stop(1)
+        before = index.stats()
+        writing = Stop(1)
         with stopped_by(writing), pytest.raises(CancelledError):
             index.delete([document.id for document in documents])
         assert (index.stats(), len(index.search("word", 10, where=where))) == (before, 10)
 
 
-def test_metadata_is_stored_once_for_a_document_and_deleting_gives_its_space_back(tmp_path: Path) -> None:
+def test_metadata_is_stored_once_for_a_document_and_deleting_gives_its_space_back(
+    tmp_path: Path,
+) -> None:
     sizes = []
     for name, metadata in (("plain", {}), ("more", {"x": "y" * 20_000})):
         with Index(tmp_path / name, Splitter(len, 100)) as index:
             empty = index_bytes(tmp_path / name)
-            index.ingest([Document("d", " ".join(f"w{n}" for n in range(9_000)), "s" * 1_000, metadata)])
-            assert {passage.metadata["x"] for passage in index.passages()} == {"y" * 20_000} if metadata else True
+            index.ingest(
+                [Document("d", " ".join(f"w{n}" for n in range(9_000)), "s" * 1_000, metadata)]
+            )
+            assert (
+                {passage.metadata["x"] for passage in index.passages()} == {"y" * 20_000}
+                if metadata
+                else True
+            )
             sizes.append(index_bytes(tmp_path / name))
             index.delete("d")
             assert index_bytes(tmp_path / name) <= empty + 16_384

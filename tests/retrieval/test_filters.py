@@ -21,7 +21,10 @@ METADATA: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def index() -> Iterator[Index]:
     with Index(None, splitter=word_splitter()) as index:
-        index.ingest(Document(name, f"word {name}", f"{name}.txt", metadata) for name, metadata in METADATA.items())
+        index.ingest(
+            Document(name, f"word {name}", f"{name}.txt", metadata)
+            for name, metadata in METADATA.items()
+        )
         yield index
 
 
@@ -58,7 +61,9 @@ def index() -> Iterator[Index]:
         ({"name": "'; DROP TABLE passages; --"}, ""),
     ],
 )
-def test_a_filter_selects_exactly_the_matching_documents(index: Index, where: Where, selected: str) -> None:
+def test_a_filter_selects_exactly_the_matching_documents(
+    index: Index, where: Where, selected: str
+) -> None:
     hits = index.search("word", k=10, where=where)
     assert "".join(sorted(hit.passage.document_id for hit in hits)) == selected
 
@@ -83,6 +88,8 @@ def test_a_filter_selects_exactly_the_matching_documents(index: Index, where: Wh
         ({"name": ["a", ["b"]]}, r"compares with \['b'\]"),
     ],
 )
-def test_an_invalid_filter_is_refused_with_the_reason(index: Index, where: Where, reason: str) -> None:
+def test_an_invalid_filter_is_refused_with_the_reason(
+    index: Index, where: Where, reason: str
+) -> None:
     with pytest.raises(InputError, match=reason):
         index.search("word", where=where)

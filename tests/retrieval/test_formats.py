@@ -1,4 +1,6 @@
-"""Files of every format become documents; broken and hostile ones become errors that say what to do."""
+"""Files of every format become documents; broken and hostile ones become errors that say what to
+do.
+"""
 
 import contextlib
 import io
@@ -25,14 +27,23 @@ def load(tmp_path: Path, name: str, data: bytes | str, **options: object) -> Doc
 
 def test_a_docx_keeps_headings_and_the_rows_of_tables(tmp_path: Path) -> None:
     document = load(tmp_path, "a.docx", sample_files.docx())
-    assert document.text == "# Founding\n\nThe mill was founded by Ada Quill.\n\npart\tmade of\nwheel\toak"
+    assert (
+        document.text
+        == "# Founding\n\nThe mill was founded by Ada Quill.\n\npart\tmade of\nwheel\toak"
+    )
     assert document.metadata == {"format": "markdown", "title": "The mill"}
 
 
 def test_slides_of_a_pptx_are_its_pages_and_notes_are_read(tmp_path: Path) -> None:
     document = load(tmp_path, "a.pptx", sample_files.pptx())
-    assert document.text == "The mill\n\nIt makes paper.\n\nThe town\n\nIt lies on a river.\n\nSay where it lies."
-    assert [document.text[start:].split("\n")[0] for start in document.page_starts] == ["The mill", "The town"]
+    assert (
+        document.text
+        == "The mill\n\nIt makes paper.\n\nThe town\n\nIt lies on a river.\n\nSay where it lies."
+    )
+    assert [document.text[start:].split("\n")[0] for start in document.page_starts] == [
+        "The mill",
+        "The town",
+    ]
 
 
 def test_each_row_of_an_xlsx_names_its_columns(tmp_path: Path) -> None:
@@ -63,7 +74,10 @@ def test_a_table_of_one_row_or_with_longer_rows_loses_no_value(tmp_path: Path) -
 
 
 def test_source_code_and_a_readme_without_an_ending_are_text(tmp_path: Path) -> None:
-    assert load(tmp_path, "mill.py", "def mill():\n    return 1\n").text == "def mill():\n    return 1\n"
+    assert (
+        load(tmp_path, "mill.py", "def mill():\n    return 1\n").text
+        == "def mill():\n    return 1\n"
+    )
     assert load(tmp_path, "README", "The mill.\r\n").text == "The mill.\n"
 
 
@@ -71,14 +85,18 @@ def test_source_code_and_a_readme_without_an_ending_are_text(tmp_path: Path) -> 
 def test_a_byte_order_mark_names_the_encoding(tmp_path: Path, encoding: str) -> None:
     mark = "\ufeff" if encoding == "utf-16-le" else ""
     assert (
-        load(tmp_path, "a.txt", f"{mark}caf\u00e9 und Stra\u00dfe".encode(encoding)).text == "caf\u00e9 und Stra\u00dfe"
+        load(tmp_path, "a.txt", f"{mark}caf\u00e9 und Stra\u00dfe".encode(encoding)).text
+        == "caf\u00e9 und Stra\u00dfe"
     )
 
 
 def test_text_that_is_not_utf_8_is_read_if_its_encoding_is_named(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"is not utf-8.*latin-1, or auto"):
         load(tmp_path, "a.txt", "Stra\u00dfe".encode("latin-1"))
-    assert load(tmp_path, "a.txt", "Stra\u00dfe".encode("latin-1"), encoding="latin-1").text == "Stra\u00dfe"
+    assert (
+        load(tmp_path, "a.txt", "Stra\u00dfe".encode("latin-1"), encoding="latin-1").text
+        == "Stra\u00dfe"
+    )
     assert load(tmp_path, "a.txt", "Stra\u00dfe", encoding="auto").text == "Stra\u00dfe"
 
 
@@ -90,10 +108,15 @@ def test_text_that_is_not_utf_8_is_read_if_its_encoding_is_named(tmp_path: Path)
         ("El ni\u00f1o comi\u00f3 pi\u00f1a", "latin-1"),
         ("sch\u00f6n", "cp1252"),
         ("\u3053\u3093\u306b\u3061\u306f\u4e16\u754c", "shift_jis"),
-        ("\u041c\u0435\u043b\u044c\u043d\u0438\u0446\u0430 \u0441\u0442\u0430\u0440\u0430", "cp1251"),
+        (
+            "\u041c\u0435\u043b\u044c\u043d\u0438\u0446\u0430 \u0441\u0442\u0430\u0440\u0430",
+            "cp1251",
+        ),
     ],
 )
-def test_an_encoding_is_guessed_also_of_a_short_text(tmp_path: Path, text: str, encoding: str) -> None:
+def test_an_encoding_is_guessed_also_of_a_short_text(
+    tmp_path: Path, text: str, encoding: str
+) -> None:
     assert load(tmp_path, "a.txt", text.encode(encoding), encoding="auto").text == text
 
 
@@ -101,14 +124,20 @@ OFFICE = (".docx", ".pptx", ".xlsx", ".epub")
 
 
 @pytest.mark.parametrize("suffix", OFFICE)
-@pytest.mark.parametrize("data", [b"not an archive", sample_files.zipped({"x": "y"}), sample_files.docx()[:-200]])
-def test_a_broken_archive_is_an_error_that_names_the_file(tmp_path: Path, suffix: str, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b"not an archive", sample_files.zipped({"x": "y"}), sample_files.docx()[:-200]]
+)
+def test_a_broken_archive_is_an_error_that_names_the_file(
+    tmp_path: Path, suffix: str, data: bytes
+) -> None:
     with pytest.raises(DocumentError, match=rf"broken\{suffix} as {suffix[1:].upper()}"):
         load(tmp_path, f"broken{suffix}", data)
 
 
 @pytest.mark.parametrize("suffix", OFFICE)
-def test_an_archive_that_would_unpack_to_too_much_is_refused_before_it_is_parsed(tmp_path: Path, suffix: str) -> None:
+def test_an_archive_that_would_unpack_to_too_much_is_refused_before_it_is_parsed(
+    tmp_path: Path, suffix: str
+) -> None:
     bomb = sample_files.zipped({"word/document.xml": b"0" * 5_000_000})
     assert len(bomb) < 10_000
     with pytest.raises(DocumentLimitError, match="inflated_bytes"):
@@ -123,9 +152,15 @@ def with_entities(data: bytes, part: str, after: str) -> bytes:
     """An office file in whose `part` entities are declared, and used after the text `after`."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    xml = files[part].decode().partition("?>")[2] if files[part].startswith(b"<?xml") else files[part].decode()
+    xml = (
+        files[part].decode().partition("?>")[2]
+        if files[part].startswith(b"<?xml")
+        else files[part].decode()
+    )
     assert after in xml
-    return sample_files.zipped({**files, part: (ENTITIES + xml.replace(after, f"{after}&b;&secret;", 1)).encode()})
+    return sample_files.zipped(
+        {**files, part: (ENTITIES + xml.replace(after, f"{after}&b;&secret;", 1)).encode()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +182,8 @@ def test_no_entity_of_an_office_file_is_resolved(
 
 
 @pytest.mark.parametrize(
-    ("name", "library"), [("a.docx", "mammoth"), ("a.pptx", "pptx"), ("a.xlsx", "openpyxl"), ("a.pdf", "pypdf")]
+    ("name", "library"),
+    [("a.docx", "mammoth"), ("a.pptx", "pptx"), ("a.xlsx", "openpyxl"), ("a.pdf", "pypdf")],
 )
 def test_a_file_without_its_extra_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
@@ -158,7 +194,9 @@ def test_a_file_without_its_extra_says_what_to_install(
         load(tmp_path, name, b"PK")
 
 
-def test_every_loader_turns_noise_into_one_error_and_never_into_another_exception(tmp_path: Path) -> None:
+def test_every_loader_turns_noise_into_one_error_and_never_into_another_exception(
+    tmp_path: Path,
+) -> None:
     noise = bytes(range(256)) * 8
     for suffix in LOADERS:
         with pytest.raises(DocumentError):
@@ -220,4 +258,7 @@ def test_an_unknown_encoding_is_an_error(tmp_path: Path, encoding: str) -> None:
 def test_page_starts_point_to_the_first_character_of_each_pdf_page(tmp_path: Path) -> None:
     document = load(tmp_path, "two.pdf", sample_files.pdf("First page.", "Second page."))
     assert document.text == "First page.\n\nSecond page."
-    assert [document.text[start:].split("\n")[0] for start in document.page_starts] == ["First page.", "Second page."]
+    assert [document.text[start:].split("\n")[0] for start in document.page_starts] == [
+        "First page.",
+        "Second page.",
+    ]

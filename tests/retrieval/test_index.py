@@ -39,12 +39,23 @@ def index(tmp_path: Path, embedder: HashEmbedder) -> Iterator[Index]:
 
 def test_new_documents_are_added_and_their_passages_reported(index: Index) -> None:
     report = index.ingest([A, B])
-    assert (report.added, report.changed, report.unchanged, report.deleted) == (("a", "b"), (), (), ())
+    assert (report.added, report.changed, report.unchanged, report.deleted) == (
+        ("a", "b"),
+        (),
+        (),
+        (),
+    )
     assert [p.text for p in index.passages()] == ["red fish", "blue fish", "old bread", "new bread"]
-    assert (report.removed_passages, report.forgotten_passages, report.embedded_texts) == ((), (), 4)
+    assert (report.removed_passages, report.forgotten_passages, report.embedded_texts) == (
+        (),
+        (),
+        4,
+    )
 
 
-def test_an_unchanged_document_is_neither_split_nor_embedded(index: Index, embedder: HashEmbedder) -> None:
+def test_an_unchanged_document_is_neither_split_nor_embedded(
+    index: Index, embedder: HashEmbedder
+) -> None:
     index.ingest([A, B])
     index.search("fish")
     written = (Path(index.directory or "") / "index.sqlite").stat().st_mtime_ns
@@ -58,13 +69,19 @@ def test_only_what_changed_in_a_document_is_embedded(index: Index, embedder: Has
     index.ingest([A, B])
     report = index.ingest([Document("a", "one fish\n\nblue fish", metadata={"n": 1})])
     assert (report.changed, report.added) == (("a",), ())
-    assert [p.text for p in report.removed_passages] == [p.text for p in report.forgotten_passages] == ["red fish"]
+    assert (
+        [p.text for p in report.removed_passages]
+        == [p.text for p in report.forgotten_passages]
+        == ["red fish"]
+    )
     assert embedder.embedded[4:] == ["one fish"]
     assert [p.text for p in index.passages("a")] == ["one fish", "blue fish"]
     assert index.search("red", retriever="bm25") == []
 
 
-def test_changed_metadata_is_seen_by_filters_and_embeds_nothing(index: Index, embedder: HashEmbedder) -> None:
+def test_changed_metadata_is_seen_by_filters_and_embeds_nothing(
+    index: Index, embedder: HashEmbedder
+) -> None:
     index.ingest([A])
     report = index.ingest([Document("a", A.text, metadata={"n": 2})])
     assert (report.changed, report.removed_passages) == (("a",), ())
@@ -108,7 +125,8 @@ def test_a_shared_passage_is_embedded_once_found_once_and_outlives_one_of_its_do
     (hit,) = index.search("same words", where={"n": 2})
     assert hit.passage.document_id == "y", "the first that meets the filter"
     removal = index.delete("x")
-    assert (len(removal.removed_passages), removal.forgotten_passages) == (1, ())  # the KV of the text is still needed
+    # the KV of the text is still needed
+    assert (len(removal.removed_passages), removal.forgotten_passages) == (1, ())
     (hit,) = index.search("same words")
     assert hit.passage.document_id == "y"
     assert len(index.delete("y").forgotten_passages) == 1
@@ -121,7 +139,9 @@ def test_a_repeated_text_in_one_document_is_two_passages_with_their_own_spans(in
     assert [p.span for p in index.passages()] == [(0, 10), (12, 22)]
 
 
-def test_the_same_document_passed_twice_counts_once_and_two_with_one_id_are_refused(index: Index) -> None:
+def test_the_same_document_passed_twice_counts_once_and_two_with_one_id_are_refused(
+    index: Index,
+) -> None:
     assert index.ingest([A, A]).added == ("a",)
     with pytest.raises(InputError, match="Two different documents have the id 'a'"):
         index.ingest([A, Document("a", "else")])
@@ -142,8 +162,14 @@ def test_an_ingestion_that_fails_changes_nothing(index: Index) -> None:
     assert index.document_ids() == ["a"]
 
 
-def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query(index: Index) -> None:
-    for bad in (Document("c", "half \ud800"), Document("c\udcff", "x"), Document("c", "x", metadata={"k": "\ud800"})):
+def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query(
+    index: Index,
+) -> None:
+    for bad in (
+        Document("c", "half \ud800"),
+        Document("c\udcff", "x"),
+        Document("c", "x", metadata={"k": "\ud800"}),
+    ):
         with pytest.raises(DocumentError, match="half a character"):
             index.ingest([A, bad])
     assert index.document_ids() == []
@@ -170,7 +196,9 @@ def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Pa
 def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
         index.ingest([A, B])
-        before = {name: index.search("blue bread", retriever=name) for name in ("bm25", "dense", "fused")}
+        before = {
+            name: index.search("blue bread", retriever=name) for name in ("bm25", "dense", "fused")
+        }
     embedder = HashEmbedder()
     with Index(tmp_path, embedder=embedder, read_only=True) as index:
         assert {name: index.search("blue bread", retriever=name) for name in before} == before
@@ -181,7 +209,10 @@ def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: P
 
 
 def test_documents_ingested_by_another_process_are_found_at_the_next_search(tmp_path: Path) -> None:
-    with Index(tmp_path, splitter=word_splitter()) as writer, Index(tmp_path, read_only=True) as reader:
+    with (
+        Index(tmp_path, splitter=word_splitter()) as writer,
+        Index(tmp_path, read_only=True) as reader,
+    ):
         assert reader.search("fish") == []
         writer.ingest([A])
         assert [hit.passage.document_id for hit in reader.search("fish")] == ["a"]
@@ -189,8 +220,13 @@ def test_documents_ingested_by_another_process_are_found_at_the_next_search(tmp_
         assert reader.search("fish") == []
 
 
-def test_without_an_embedder_bm25_works_alone_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ragkv"), Index(tmp_path, splitter=word_splitter()) as index:
+def test_without_an_embedder_bm25_works_alone_and_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "ragkv"),
+        Index(tmp_path, splitter=word_splitter()) as index,
+    ):
         report = index.ingest([A])
         assert (report.embedded_texts, len(index.search("fish"))) == (0, 1)
         index.search("fish")
@@ -199,7 +235,9 @@ def test_without_an_embedder_bm25_works_alone_and_warns_once(tmp_path: Path, cap
     assert caplog.text.count("BM25 alone") == 1
 
 
-def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingestion(tmp_path: Path) -> None:
+def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingestion(
+    tmp_path: Path,
+) -> None:
     with Index(tmp_path, splitter=word_splitter()) as index:
         index.ingest([A])
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
@@ -214,7 +252,9 @@ def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingest
 def test_a_different_embedder_is_refused_with_both_names(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder(64)) as index:
         index.ingest([A])
-    with pytest.raises(ConfigError, match=r"vectors of hash \(64 dimensions, hash:64:None\), not of hash \(hash:32"):
+    with pytest.raises(
+        ConfigError, match=r"vectors of hash \(64 dimensions, hash:64:None\), not of hash \(hash:32"
+    ):
         Index(tmp_path, embedder=HashEmbedder(32))
 
 
@@ -223,7 +263,9 @@ def test_an_embedder_that_changes_its_width_is_named(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(), embedder=embedder) as index:
         index.ingest([A])
         embedder._dimension = 32
-        with pytest.raises(ModelError, match=r"hash gave a vector of shape \(32,\) where the index has 64"):
+        with pytest.raises(
+            ModelError, match=r"hash gave a vector of shape \(32,\) where the index has 64"
+        ):
             index.search("fish")
 
 

@@ -1,6 +1,8 @@
-"""Documents of every format with each field and structure blown up: work, memory and disk are linear in what was sent.
+"""Documents of every format with each field and structure blown up: work, memory and disk are
+linear in what was sent.
 
-Work is counted as calls, also of functions in C, and as characters that are tokenized: the same on a busy machine.
+Work is counted as calls, also of functions in C, and as characters that are tokenized: the same on
+a busy machine.
 """
 
 import sys
@@ -43,7 +45,9 @@ CASES: dict[str, Callable[[int], bytes | str]] = {
     "emoji.txt": lambda n: "\U0001f469\u200d\U0001f467" * 8 * n,
     "chinese.txt": lambda n: "磨坊在河边。" * 6 * n,
     "headings.md": lambda n: "# a b\n" * 4 * n,
-    "deep.md": lambda n: "".join(f"{'#' * k} {'t' * 150}\n" for k in range(1, 6)) + "###### s\nword two\n" * 4 * n,
+    "deep.md": lambda n: (
+        "".join(f"{'#' * k} {'t' * 150}\n" for k in range(1, 6)) + "###### s\nword two\n" * 4 * n
+    ),
     "heading.md": lambda n: "# " + "h" * 20 * n + "\n\n" + "some words. " * 8 * n,
     "blanks.md": lambda n: ("# a" + " " * 20 * n + "b\n") * 2,
     "closed.md": lambda n: "# x" + " #" * 20 * n,
@@ -55,11 +59,17 @@ CASES: dict[str, Callable[[int], bytes | str]] = {
     "lists.html": lambda n: "<ul><li>word" * 4 * n,
     "headings.html": lambda n: "<h1>a b</h1>" * 4 * n,
     "rows.csv": lambda n: "a,b\n" + "1,2\n" * 4 * n,
-    "columns.csv": lambda n: ",".join(f"c{k}" for k in range(4 * n)) + "\n" + "1," * (4 * n - 1) + "1\n",
+    "columns.csv": lambda n: (
+        ",".join(f"c{k}" for k in range(4 * n)) + "\n" + "1," * (4 * n - 1) + "1\n"
+    ),
     "quotes.csv": lambda n: '"' * 20 * n + "\n",
     "source.jsonl": lambda n: jsonl(source="s" * 60 * n),
-    "metadata.jsonl": lambda n: jsonl(metadata={f"k{k}": k for k in range(n)}, text="A mill. " * 4 * n),
-    "documents.jsonl": lambda n: b"\n".join(jsonl(id=f"d{k}", text=f"Line {k} of it.") for k in range(n // 2)),
+    "metadata.jsonl": lambda n: jsonl(
+        metadata={f"k{k}": k for k in range(n)}, text="A mill. " * 4 * n
+    ),
+    "documents.jsonl": lambda n: b"\n".join(
+        jsonl(id=f"d{k}", text=f"Line {k} of it.") for k in range(n // 2)
+    ),
     "headers.eml": lambda n: mail(*[f"X-{k}: y" for k in range(2 * n)], "", "body " * n),
     "words.eml": lambda n: mail("To: " + "=?utf-8?q?a?= " * n, "", "body " * n),
     "paragraphs.docx": lambda n: word(paragraph("one two three") * (n // 4)),
@@ -79,7 +89,9 @@ class Cost(NamedTuple):
 
 def cost(name: str, size: int, folder: Path) -> Cost:
     """Parse, split and store a document."""
-    made, tokenized, calls = CASES[name](size), 0, 0
+    made = CASES[name](size)
+    tokenized = 0
+    calls = 0
     data = made.encode() if isinstance(made, str) else made
 
     def count(text: str) -> int:
@@ -112,9 +124,18 @@ def cost(name: str, size: int, folder: Path) -> Cost:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_four_times_the_document_takes_four_times_the_work_memory_and_disk(name: str, tmp_path: Path) -> None:
+def test_four_times_the_document_takes_four_times_the_work_memory_and_disk(
+    name: str, tmp_path: Path
+) -> None:
     cost(name, 10, tmp_path / "imports")
     one, two, four = (cost(name, size * SIZE, tmp_path / f"{size}") for size in (1, 2, 4))
-    for field, least in (("calls", 2_000), ("tokenized", 10_000), ("memory", LEAST), ("disk", LEAST)):
+    for field, least in (
+        ("calls", 2_000),
+        ("tokenized", 10_000),
+        ("memory", LEAST),
+        ("disk", LEAST),
+    ):
         first, second, last = (max(getattr(one_of, field), least) for one_of in (one, two, four))
-        assert second < 2 * SLACK * first and last < 2 * SLACK * second, f"{field}: {first}, {second}, {last}"
+        assert second < 2 * SLACK * first and last < 2 * SLACK * second, (
+            f"{field}: {first}, {second}, {last}"
+        )

@@ -1,4 +1,6 @@
-"""Files as people have them and as specifications do not: no text of them is lost in silence, or wrong."""
+"""Files as people have them and as specifications do not: no text of them is lost in silence, or
+wrong.
+"""
 
 import contextlib
 import json
@@ -52,7 +54,9 @@ RUN = "<w:r><w:t>run</w:t></w:r>"
         (paragraph("A", "Title") + paragraph("B", "Heading2") + paragraph("c"), "# A\n\n## B\n\nc"),
     ],
 )  # fmt: skip
-def test_word_files_keep_controls_insertions_and_cells_in_their_columns(body: str, expected: str) -> None:
+def test_word_files_keep_controls_insertions_and_cells_in_their_columns(
+    body: str, expected: str
+) -> None:
     assert text("a.docx", word(body)) == expected
 
 
@@ -66,15 +70,26 @@ def test_what_a_word_file_has_besides_text_is_named() -> None:
 
 def mail(body: bytes, charset: str = "", subject: bytes = b"Wheel") -> bytes:
     kind = b"Content-Type: text/plain" + (f'; charset="{charset}"'.encode() if charset else b"")
-    return b"Subject: " + subject + b"\nFrom: a@b.org\n" + kind + b"\nContent-Transfer-Encoding: 8bit\n\n" + body
+    return (
+        b"Subject: "
+        + subject
+        + b"\nFrom: a@b.org\n"
+        + kind
+        + b"\nContent-Transfer-Encoding: 8bit\n\n"
+        + body
+    )
 
 
 def multipart(kind: str, *parts: str) -> str:
     inner = "".join(f"--{kind}\n{part}\n" for part in parts)
-    return f'Subject: Wheel\nContent-Type: multipart/{kind}; boundary="{kind}"\n\n{inner}--{kind}--\n'
+    return (
+        f'Subject: Wheel\nContent-Type: multipart/{kind}; boundary="{kind}"\n\n{inner}--{kind}--\n'
+    )
 
 
-PLAIN, HTML, PICTURE = "Content-Type: text/plain\n\n", "Content-Type: text/html\n\n", "Content-Type: image/png\n\nx"
+PLAIN = "Content-Type: text/plain\n\n"
+HTML = "Content-Type: text/html\n\n"
+PICTURE = "Content-Type: image/png\n\nx"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +107,8 @@ PLAIN, HTML, PICTURE = "Content-Type: text/plain\n\n", "Content-Type: text/html\
         (multipart("alternative", f"{PLAIN}poor", f"{HTML}<p>rich</p>").encode(), "poor"),
         (multipart("mixed", f"{PLAIN}one", PICTURE, f"{PLAIN}two").encode(), "one\n\ntwo"),
         (multipart("related", f"{HTML}<h1>rich</h1>", PICTURE).encode(), "# rich"),
-        (multipart("mixed", f"{PLAIN}see", "Content-Type: message/rfc822\n\nSubject: Inner\n\nold").encode(),
+        (multipart("mixed", f"{PLAIN}see", "Content-Type: message/rfc822\n\nSubject: "
+                                           "Inner\n\nold").encode(),
          "see\n\nSubject: Inner\n\nold"),
         (mail(b"Content"), "Content"),
     ],
@@ -162,7 +178,11 @@ def test_an_encoding_that_is_given_overrules_a_page_and_a_mark_overrules_both() 
         ("<table><tr><th>a<th>b<tr><td>1<td><p>2</p></table>", "a\tb\n1\t2"),
         ("<table><tr><td rowspan=2>a<td>b<tr><td>c</table>", "a\tb\n\tc"),
         ("<table><tr><td><h2>Layout</h2><p>one</p><p>two</p></table>", "## Layout\n\none\n\ntwo"),
-        ("<title>T</title><style>p {}</style><script>'<p>no'</script><noscript>on</noscript><p>a\nb</p>", "a b"),
+        (
+            "<title>T</title><style>p "
+            "{}</style><script>'<p>no'</script><noscript>on</noscript><p>a\nb</p>",
+            "a b",
+        ),
         ("a<br>b &amp; c&nbsp;d<hr>e", "a\nb & c d\n\ne"),
         ("<p>an <i>un</i>closed <b>tag", "an unclosed tag"),
         ("<td>cell of no table</td> end", "cell of no table end"),
@@ -190,7 +210,10 @@ def test_the_form_of_a_page_is_that_of_markdown(markup: str, expected: str) -> N
             "id;text\n0;one, two, and 0\n1;three, four, and 1\n",
             "id: 0; text: one, two, and 0\nid: 1; text: three, four, and 1",
         ),
-        ('"name, full"\tborn\nAda, Bo\t1\nCy, Di\t2\n', "name, full: Ada, Bo; born: 1\nname, full: Cy, Di; born: 2"),
+        (
+            '"name, full"\tborn\nAda, Bo\t1\nCy, Di\t2\n',
+            "name, full: Ada, Bo; born: 1\nname, full: Cy, Di; born: 2",
+        ),
         ("a|b\n1|x, y\n2|z\n", "a: 1; b: x, y\na: 2; b: z"),
         ("name\nAda Quill\nBo Reed\n", "name: Ada Quill\nname: Bo Reed"),
         ('a,b\n"x\ny;z",2\n', "a: x y;z; b: 2"),
@@ -223,7 +246,9 @@ def test_the_values_of_a_pdf_form_are_read() -> None:
         ("00410000", "AB", ""),
     ],
 )
-def test_a_glyph_that_maps_to_no_character_costs_this_glyph(mapped: str, expected: str, told: str) -> None:
+def test_a_glyph_that_maps_to_no_character_costs_this_glyph(
+    mapped: str, expected: str, told: str
+) -> None:
     document = read("a.pdf", sample_files.pdf_mapping(mapped))
     assert document.text == expected
     assert lost(document)[: len(told)] == told and bool(told) == (LOST in document.metadata)
@@ -232,10 +257,10 @@ def test_a_glyph_that_maps_to_no_character_costs_this_glyph(mapped: str, expecte
 def book(**chapters: bytes | None) -> bytes:
     items = "".join(f'<item id="{name}" href="{name}.xhtml"/>' for name in chapters)
     spine = "".join(f'<itemref idref="{name}"/>' for name in (*chapters, "undeclared"))
-    package = (
-        f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}</manifest><spine>{spine}</spine></package>'
+    package = f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}</manifest><spine>{spine}</spine></package>'
+    container = (
+        '<container xmlns="urn:x"><rootfiles><rootfile full-path="b.opf"/></rootfiles></container>'
     )
-    container = '<container xmlns="urn:x"><rootfiles><rootfile full-path="b.opf"/></rootfiles></container>'
     files = {f"{name}.xhtml": data for name, data in chapters.items() if data is not None}
     return sample_files.zipped({"META-INF/container.xml": container, "b.opf": package, **files})
 
@@ -243,7 +268,10 @@ def book(**chapters: bytes | None) -> bytes:
 def test_a_bad_chapter_costs_this_chapter() -> None:
     latin = b'<?xml version="1.0" encoding="iso-8859-1"?><p>caf\xe9</p>'
     utf16 = "<p>wide</p>".encode("utf-16")
-    document = read("a.epub", book(one=b"<p>first</p>", two=None, three=b"<p>caf\xe9</p>", four=latin, five=utf16))
+    document = read(
+        "a.epub",
+        book(one=b"<p>first</p>", two=None, three=b"<p>caf\xe9</p>", four=latin, five=utf16),
+    )
     assert document.text == "first\n\ncaf\u00e9\n\nwide"
     assert [re.match(r"chapter \d", loss)[0] for loss in document.metadata[LOST]] == [
         "chapter 2",
@@ -271,9 +299,14 @@ def test_a_bad_chapter_costs_this_chapter() -> None:
 )
 def test_a_bad_line_costs_this_line(line: str, why: str) -> None:
     good = json.dumps({"id": "one", "text": "good"})
-    loaded = list(load_bytes(Path("a.jsonl"), f"{good}\n{line}\n{good}\n".encode("utf-8", "surrogateescape")))
+    loaded = list(
+        load_bytes(Path("a.jsonl"), f"{good}\n{line}\n{good}\n".encode("utf-8", "surrogateescape"))
+    )
     errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
-    assert ([one.id for one in loaded if isinstance(one, Document)], len(errors)) == (["one", "one"], 1)
+    assert ([one.id for one in loaded if isinstance(one, Document)], len(errors)) == (
+        ["one", "one"],
+        1,
+    )
     assert "line 2: " in errors[0] and why in errors[0]
 
 

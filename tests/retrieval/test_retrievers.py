@@ -26,19 +26,30 @@ QUESTIONS = {
     "Who wrote The Hunchback?": "hugo",
     "\u4e2d\u56fd\u7684\u9996\u90fd\u662f\u54ea\u91cc\uff1f": "zh",
 }
-KINDS = {"paris": "place", "berlin": "place", "rhine": "place", "hugo": "person", "goethe": "person", "zh": "place"}
+KINDS = {
+    "paris": "place",
+    "berlin": "place",
+    "rhine": "place",
+    "hugo": "person",
+    "goethe": "person",
+    "zh": "place",
+}
 
 
 @pytest.fixture
 def index() -> Iterator[Index]:
     with Index(None, splitter=word_splitter(), embedder=HashEmbedder(256)) as index:
-        index.ingest(Document(name, text, metadata={"kind": KINDS[name]}) for name, text in FACTS.items())
+        index.ingest(
+            Document(name, text, metadata={"kind": KINDS[name]}) for name, text in FACTS.items()
+        )
         yield index
 
 
 @pytest.mark.parametrize("name", sorted(RETRIEVERS))
 class TestRetrieverContract:
-    def test_hits_are_ranked_from_1_by_falling_score_with_each_text_once(self, index: Index, name: str) -> None:
+    def test_hits_are_ranked_from_1_by_falling_score_with_each_text_once(
+        self, index: Index, name: str
+    ) -> None:
         hits = index.search("the capital of France", k=4, retriever=name)
         assert [hit.rank for hit in hits] == list(range(1, len(hits) + 1))
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
@@ -48,8 +59,12 @@ class TestRetrieverContract:
     def test_a_large_k_returns_at_most_the_texts_that_exist(self, index: Index, name: str) -> None:
         assert 1 <= len(index.search("Faust", k=100, retriever=name)) <= len(FACTS)
 
-    def test_a_filter_applies_before_the_ranking_so_that_k_hits_are_returned(self, index: Index, name: str) -> None:
-        hits = index.search("who wrote the capital of France", k=2, retriever=name, where={"kind": "person"})
+    def test_a_filter_applies_before_the_ranking_so_that_k_hits_are_returned(
+        self, index: Index, name: str
+    ) -> None:
+        hits = index.search(
+            "who wrote the capital of France", k=2, retriever=name, where={"kind": "person"}
+        )
         assert {hit.passage.document_id for hit in hits} == {"hugo", "goethe"}
 
     def test_a_blank_query_and_an_empty_index_find_nothing(self, index: Index, name: str) -> None:
@@ -59,7 +74,9 @@ class TestRetrieverContract:
 
     def test_equal_scores_are_ordered_by_ingestion(self, index: Index, name: str) -> None:
         index.delete(index.document_ids())
-        index.ingest([Document("x", "same one"), Document("y", "same two"), Document("z", "same six")])
+        index.ingest(
+            [Document("x", "same one"), Document("y", "same two"), Document("z", "same six")]
+        )
         for k in (1, 2, 3):
             hits = index.search("same", k=k, retriever=name)
             assert [hit.passage.document_id for hit in hits] == ["x", "y", "z"][:k]
@@ -101,13 +118,20 @@ def test_a_query_may_hold_anything() -> None:
 def test_fusion_adds_the_reciprocals_of_60_plus_rank() -> None:
     first = [ScoredText(1, 9.0), ScoredText(2, 8.0)]
     second = [ScoredText(2, 0.5), ScoredText(3, 0.4)]
-    assert fuse([first, second]) == [ScoredText(2, 1 / 62 + 1 / 61), ScoredText(1, 1 / 61), ScoredText(3, 1 / 62)]
-    assert [s.number for s in fuse([[ScoredText(5, 1.0)], [ScoredText(4, 1.0)]])] == [4, 5]  # equal: by number
+    assert fuse([first, second]) == [
+        ScoredText(2, 1 / 62 + 1 / 61),
+        ScoredText(1, 1 / 61),
+        ScoredText(3, 1 / 62),
+    ]
+    # equal: by number
+    assert [s.number for s in fuse([[ScoredText(5, 1.0)], [ScoredText(4, 1.0)]])] == [4, 5]
 
 
 def test_a_long_text_scores_as_its_best_window_and_k_texts_are_still_returned() -> None:
     with Index(None, splitter=word_splitter(), embedder=HashEmbedder(256, window_words=2)) as index:
-        index.ingest([Document("long", "one two blue whale five six"), Document("short", "blue sky")])
+        index.ingest(
+            [Document("long", "one two blue whale five six"), Document("short", "blue sky")]
+        )
         hits = index.search("blue whale", k=2, retriever="dense")
     assert [hit.passage.document_id for hit in hits] == ["long", "short"]
     np.testing.assert_allclose([hit.score for hit in hits], [1.0, 0.5], atol=1e-6)

@@ -1,4 +1,6 @@
-"""Passages have a limited number of tokens, a span in the document, and exactly the text of that span."""
+"""Passages have a limited number of tokens, a span in the document, and exactly the text of that
+span.
+"""
 
 import itertools
 import random
@@ -38,12 +40,17 @@ Ask it things.
 def random_text(seed: int) -> str:
     choose = random.Random(seed)
     marks = [" ", "  ", "\n", "\n\n", ". ", "! ", "\u3002", "\n# ", "\n```\n", ""]
-    return "".join(choose.choice(("a", "bb", "\u6587\u5b57", "word")) + choose.choice(marks) for _ in range(300))
+    return "".join(
+        choose.choice(("a", "bb", "\u6587\u5b57", "word")) + choose.choice(marks)
+        for _ in range(300)
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("source", ["x.txt", "x.md"])
-def test_every_passage_is_the_document_at_its_span_and_within_the_budget(seed: int, source: str) -> None:
+def test_every_passage_is_the_document_at_its_span_and_within_the_budget(
+    seed: int, source: str
+) -> None:
     text = random_text(seed)
     splitter = Splitter(len, tokens=20)  # a token is a character here
     passages = splitter.split(Document("d", text, source))
@@ -59,7 +66,9 @@ def test_every_passage_is_the_document_at_its_span_and_within_the_budget(seed: i
 
 
 def test_a_short_document_is_one_passage() -> None:
-    (passage,) = word_splitter(512).split(Document("d", "  One two.\n\nThree.  ", "d.txt", {"year": 1}))
+    (passage,) = word_splitter(512).split(
+        Document("d", "  One two.\n\nThree.  ", "d.txt", {"year": 1})
+    )
     assert (passage.text, passage.span) == ("One two.\n\nThree.", (2, 18))
     assert (passage.document_id, passage.source, passage.metadata) == ("d", "d.txt", {"year": 1})
 
@@ -70,7 +79,12 @@ def test_a_blank_document_has_no_passages() -> None:
 
 def test_markdown_is_cut_at_its_headings_and_not_at_comments_in_code() -> None:
     passages = word_splitter(14).split(Document("d", GUIDE, "guide.md"))
-    assert [p.text.split("\n")[0] for p in passages] == ["# Guide", "## Install", "### On Linux", "## Use"]
+    assert [p.text.split("\n")[0] for p in passages] == [
+        "# Guide",
+        "## Install",
+        "### On Linux",
+        "## Use",
+    ]
     assert "# not a heading\nmake" in passages[1].text
     sections = [p.metadata["section"] for p in passages]
     assert sections == ["Guide", "Guide > Install", "Guide > Install > On Linux", "Guide > Use"]
@@ -119,7 +133,11 @@ def test_no_passage_begins_inside_a_character(unit: str) -> None:
     text = unit * 30 + " " + unit
     passages = Splitter(len, tokens=7).split(Document("d", text))
     assert "".join(passage.text for passage in passages) == text.replace(" ", "")
-    assert not [p for p in passages if unicodedata.category(p.text[0])[0] == "M" or p.text[0] in "\u200d\U0001f3fd"]
+    assert not [
+        p
+        for p in passages
+        if unicodedata.category(p.text[0])[0] == "M" or p.text[0] in "\u200d\U0001f3fd"
+    ]
     assert not [passage for passage in passages if passage.text[-1] == "\u200d"]
 
 
@@ -130,7 +148,9 @@ def test_no_passage_is_a_code_fence_alone(opening: str) -> None:
     for tokens in (4, 5, 8):
         passages = word_splitter(tokens).split(Document("d", text, "d.md"))
         assert not [
-            passage.text for passage in passages if not re.sub(r"(?m)^[> ]*[`~]{3}.*$", "", passage.text).strip()
+            passage.text
+            for passage in passages
+            if not re.sub(r"(?m)^[> ]*[`~]{3}.*$", "", passage.text).strip()
         ]
         assert sum(passage.text.count("three") for passage in passages) == 4
 

@@ -1,4 +1,6 @@
-"""One thread holds the lock at a time: whose owner used least, urgent ones first; a waiting one may be dismissed."""
+"""One thread holds the lock at a time: whose owner used least, urgent ones first; a waiting one may
+be dismissed.
+"""
 
 import threading
 import time
@@ -28,7 +30,9 @@ def enqueue(lock: FairLock, wait: Wait, got: list[tuple[Wait, bool]]) -> threadi
 
 
 def test_only_one_thread_holds_the_lock_at_a_time() -> None:
-    lock, inside, most = FairLock(), [0], [0]
+    lock = FairLock()
+    inside = [0]
+    most = [0]
 
     def enter(_: int) -> None:
         for _ in range(200):
@@ -49,7 +53,8 @@ def wait_for(owner: str) -> Wait:
 
 
 def test_a_tenant_with_one_request_is_served_before_another_tenants_second_one() -> None:
-    lock, got = FairLock(), []
+    lock = FairLock()
+    got = []
     lock.acquire(wait_for("a"))
     waits = [wait_for("a"), wait_for("a"), wait_for("b")]
     threads = [enqueue(lock, wait, got) for wait in waits]
@@ -59,10 +64,14 @@ def test_a_tenant_with_one_request_is_served_before_another_tenants_second_one()
     assert [wait for wait, _ in got] == [waits[2], waits[0], waits[1]]
 
 
-def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_tenants_others() -> None:
-    lock, got = FairLock(), []
+def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_tenants_others() -> (
+    None
+):
+    lock = FairLock()
+    got = []
     lock.acquire(wait_for("a"))
-    other, own = wait_for("b"), wait_for("a")
+    other = wait_for("b")
+    own = wait_for("a")
     threads = [enqueue(lock, wait, got) for wait in (own, other)]
     time.sleep(0.05)  # more than an owner may use before another one is due
     lock.give_way()
@@ -76,7 +85,8 @@ def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_
 
 
 def test_a_step_is_charged_to_the_tenants_of_its_rows_and_not_to_its_leader() -> None:
-    lock, got = FairLock(), []
+    lock = FairLock()
+    got = []
     lock.acquire(wait_for("a"))
     waits = [wait_for("b"), wait_for("a")]
     threads = [enqueue(lock, wait, got) for wait in waits]
@@ -89,7 +99,8 @@ def test_a_step_is_charged_to_the_tenants_of_its_rows_and_not_to_its_leader() ->
 
 
 def test_a_dismissed_wait_ends_its_wait_without_the_lock() -> None:
-    lock, got = FairLock(), []
+    lock = FairLock()
+    got = []
     waits = [Wait() for _ in range(3)]
     lock.acquire()
     threads = [enqueue(lock, wait, got) for wait in waits]
@@ -127,8 +138,12 @@ def test_an_interrupted_wait_holds_neither_a_place_nor_the_lock() -> None:
             raise AssertionError("not interrupted")
 
 
-def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_another_tenants() -> None:
-    lock, order, threads = FairLock(), list[str](), []
+def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_another_tenants() -> (
+    None
+):
+    lock = FairLock()
+    order = list[str]()
+    threads = []
 
     def work(name: str, owner: str) -> None:
         with working_for(owner), lock.hold(urgent=name.isupper()):
@@ -145,7 +160,8 @@ def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_anoth
 
 
 def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread() -> None:
-    lock, check = FairLock(), raising(CancelledError("enough"))
+    lock = FairLock()
+    check = raising(CancelledError("enough"))
     with lock.hold():
         with pytest.raises(CancelledError), lock.hold(check=check):
             pass

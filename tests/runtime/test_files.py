@@ -17,7 +17,9 @@ def test_a_replaced_file_has_the_new_content_and_is_private(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_replacement_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_replacement_leaves_the_old_file_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     replace_file(path, b"old")
     monkeypatch.setattr(Path, "replace", raising(OSError("no space left")))

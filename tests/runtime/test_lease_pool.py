@@ -81,7 +81,10 @@ def test_while_all_are_leased_one_more_is_open_and_then_the_limit_holds_again() 
 def test_a_value_that_cannot_be_opened_takes_no_place() -> None:
     openings = Openings()
     pool = pool_of(openings, 1)
-    with pytest.raises(ValueError, match="damaged"), pool.lease("a1", raising(ValueError("damaged"))):
+    with (
+        pytest.raises(ValueError, match="damaged"),
+        pool.lease("a1", raising(ValueError("damaged"))),
+    ):
         pass
     use(pool, openings, "a2")
     assert pool.opened() == {"a2": "a2"}
@@ -90,7 +93,8 @@ def test_a_value_that_cannot_be_opened_takes_no_place() -> None:
 def test_discarding_waits_for_the_last_lease_and_closes_the_value() -> None:
     openings = Openings()
     pool = pool_of(openings, 2)
-    leased, ends = threading.Event(), threading.Event()
+    leased = threading.Event()
+    ends = threading.Event()
 
     def hold() -> None:
         with pool.lease("a1", openings.opener("a1")):

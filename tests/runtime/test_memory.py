@@ -27,7 +27,9 @@ print(gc.get_freeze_count() > 1000)
 
 
 def test_frozen_objects_are_left_out_of_collections_and_later_cycles_are_still_collected() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "True\n"
 
 

@@ -1,4 +1,6 @@
-"""OpenMP thread pools: no thread leaves workers behind, which would slow the operations of all others."""
+"""OpenMP thread pools: no thread leaves workers behind, which would slow the operations of all
+others.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +21,8 @@ QUESTION = [5, 6, 7, 8]
 MUCH = torch.ones(1 << 20)
 
 pytestmark = pytest.mark.skipif(
-    openmp._gnu_openmp() is None or not Path("/proc/self/task").exists(), reason="torch does not use GNU OpenMP here"
+    openmp._gnu_openmp() is None or not Path("/proc/self/task").exists(),
+    reason="torch does not use GNU OpenMP here",
 )
 
 
@@ -40,16 +43,21 @@ def elsewhere() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    store = StoreConfig(directory=str(tmp_path), memory_bytes=0, codec="int8")  # the reader threads decode it
+    # the reader threads decode it
+    store = StoreConfig(directory=str(tmp_path), memory_bytes=0, codec="int8")
     config = EngineConfig(store=store, fusion=FusionConfig(sensitivity_prefixes=1))
-    wide = tiny_models.config("llama", hidden_size=128, intermediate_size=256, max_position_embeddings=4096)
+    wide = tiny_models.config(
+        "llama", hidden_size=128, intermediate_size=256, max_position_embeddings=4096
+    )
     with Engine(transformers.LlamaForCausalLM(wide), config=config) as made:
         made.warm(CHUNKS)
         yield made
 
 
 def tasks() -> set[int]:
-    """The operating system's threads of this process. Threads of earlier tests may end at any time."""
+    """The operating system's threads of this process. Threads of earlier tests may end at
+    any time.
+    """
     return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
@@ -58,7 +66,9 @@ def workers(before: set[int]) -> int:
     return len(tasks() - before - {thread.native_id for thread in threading.enumerate()})
 
 
-def test_a_thread_that_computes_has_a_pool_until_it_releases_it(elsewhere: Callable[..., None]) -> None:
+def test_a_thread_that_computes_has_a_pool_until_it_releases_it(
+    elsewhere: Callable[..., None],
+) -> None:
     before = tasks()
     elsewhere(MUCH.sum)
     until(lambda: workers(before) == 1)
@@ -69,7 +79,9 @@ def test_a_thread_that_computes_has_a_pool_until_it_releases_it(elsewhere: Calla
     elsewhere(openmp.release_threads)
 
 
-def test_only_a_thread_told_to_use_one_thread_computes_without_a_pool(elsewhere: Callable[..., None]) -> None:
+def test_only_a_thread_told_to_use_one_thread_computes_without_a_pool(
+    elsewhere: Callable[..., None],
+) -> None:
     before = tasks()
     elsewhere(openmp.use_one_thread)
     elsewhere(MUCH.sum)
@@ -84,8 +96,13 @@ def test_a_thread_that_made_a_request_leaves_no_pool_behind(
     engine: Engine, elsewhere: Callable[..., None], sampled: bool
 ) -> None:
     before = tasks()
-    for chunks in (CHUNKS, [*CHUNKS, [3, 4] * 100]):  # the last chunk is a miss, which the background thread encodes
-        elsewhere(lambda c=chunks: engine.answer(QUESTION, c, max_new_tokens=4, temperature=float(sampled), ratio=0.2))  # type: ignore[misc]
+    # the last chunk is a miss, which the background thread encodes
+    for chunks in (CHUNKS, [*CHUNKS, [3, 4] * 100]):
+        elsewhere(
+            lambda c=chunks: engine.answer(
+                QUESTION, c, max_new_tokens=4, temperature=float(sampled), ratio=0.2
+            )
+        )  # type: ignore[misc]
         engine.flush()
         until(lambda: workers(before) == 0)
     engine.prefill(QUESTION, CHUNKS)  # on the main thread

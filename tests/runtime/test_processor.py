@@ -8,8 +8,14 @@ from ragkv.runtime import processor
 @pytest.mark.parametrize(
     ("threads", "load", "said"), [(2, 6.5, True), (2, 3.0, True), (2, 2.4, False), (1, 6.5, False)]
 )
-def test_threads_on_full_processors_are_named_with_the_load(threads: int, load: float, said: bool) -> None:
+def test_threads_on_full_processors_are_named_with_the_load(
+    threads: int, load: float, said: bool
+) -> None:
     found = processor.crowding_hint(threads, load, 2)
     assert (found is not None) == said
     if found is not None:
-        assert f"{threads} threads" in found and f"load {load} on 2" in found and "OMP_NUM_THREADS=1" in found
+        assert (
+            f"{threads} threads" in found
+            and f"load {load} on 2" in found
+            and "OMP_NUM_THREADS=1" in found
+        )

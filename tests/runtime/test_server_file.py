@@ -1,4 +1,6 @@
-"""The file that says where a home's server listens: only a living server of this machine is found by it."""
+"""The file that says where a home's server listens: only a living server of this machine is found
+by it.
+"""
 
 import dataclasses
 import json
@@ -15,7 +17,9 @@ from ragkv.runtime.server_file import ServerAddress, announced, load
 
 
 def address(**changed: Any) -> ServerAddress:
-    return dataclasses.replace(ServerAddress.of_this_process("127.0.0.1", 8000, "reader", "swift-otter"), **changed)
+    return dataclasses.replace(
+        ServerAddress.of_this_process("127.0.0.1", 8000, "reader", "swift-otter"), **changed
+    )
 
 
 def test_the_address_is_found_while_the_server_runs_and_is_its_owners_alone(tmp_path: Path) -> None:
@@ -28,7 +32,9 @@ def test_the_address_is_found_while_the_server_runs_and_is_its_owners_alone(tmp_
 
 def test_a_server_that_ends_keeps_the_address_of_the_one_that_followed_it(tmp_path: Path) -> None:
     with announced(tmp_path, address()):
-        (tmp_path / server_file.NAME).write_text(json.dumps(dataclasses.asdict(address(replica="calm-heron"))))
+        (tmp_path / server_file.NAME).write_text(
+            json.dumps(dataclasses.asdict(address(replica="calm-heron")))
+        )
     assert load(tmp_path) == address(replica="calm-heron")
 
 
@@ -39,8 +45,12 @@ def test_the_address_of_a_dead_process_is_not_found(tmp_path: Path) -> None:
         assert load(tmp_path) is None
 
 
-@pytest.mark.parametrize("changed", [{"machine": "elsewhere"}, {"host": "192.0.2.1"}, {"pid": -1}, {"port": "80"}])
-def test_an_address_that_is_not_of_this_machine_is_not_found(tmp_path: Path, changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"machine": "elsewhere"}, {"host": "192.0.2.1"}, {"pid": -1}, {"port": "80"}]
+)
+def test_an_address_that_is_not_of_this_machine_is_not_found(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
     with announced(tmp_path, address(**changed)):
         assert load(tmp_path) is None
 
@@ -52,4 +62,7 @@ def test_a_damaged_file_is_no_address(tmp_path: Path, text: str) -> None:
 
 
 def test_the_url_of_an_ipv6_address_has_brackets() -> None:
-    assert (address().url, address(host="::1").url) == ("http://127.0.0.1:8000", "http://[::1]:8000")
+    assert (address().url, address(host="::1").url) == (
+        "http://127.0.0.1:8000",
+        "http://[::1]:8000",
+    )

@@ -16,11 +16,16 @@ from ragkv.retrieval.database import Database, state_of
 from ragkv.runtime import sqlite_files
 from ragkv.store import EntryKey
 
-WRITE = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute('BEGIN IMMEDIATE')"
+WRITE = (
+    "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0, "
+    "isolation_level=None).execute('BEGIN IMMEDIATE')"
+)
 
 
 def another_process_may_write(file: Path) -> bool:
-    done = subprocess.run([sys.executable, "-c", WRITE, str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE, str(file)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 or "database is locked" in done.stderr, done.stderr
     return done.returncode == 0
 
@@ -33,8 +38,12 @@ def open_index(folder: Path) -> None:
     Database(folder).close()
 
 
-@pytest.mark.parametrize(("name", "look"), [(FILE, look_at_journal), (INDEX, state_of), (INDEX, open_index)])
-def test_looking_at_a_file_leaves_it_locked(tmp_path: Path, name: str, look: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    ("name", "look"), [(FILE, look_at_journal), (INDEX, state_of), (INDEX, open_index)]
+)
+def test_looking_at_a_file_leaves_it_locked(
+    tmp_path: Path, name: str, look: Callable[[Path], object]
+) -> None:
     DeletionJournal(tmp_path).add([EntryKey("a" * 64)])
     Database(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as connection:
@@ -51,7 +60,10 @@ def test_every_transaction_changes_the_state_of_a_file(tmp_path: Path) -> None:
     for key in "abc":
         journal.add([EntryKey(key * 64)])
         states.append(journal.state())
-    assert len({id(state) for state in states}) == 3 and states[0] != states[1] != states[2] != states[0]
+    assert (
+        len({id(state) for state in states}) == 3
+        and states[0] != states[1] != states[2] != states[0]
+    )
     assert len({state.inode for state in states if state is not None}) == 1
 
 
@@ -73,4 +85,6 @@ def test_a_new_file_is_its_owners_alone_and_an_old_one_stays(tmp_path: Path) -> 
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
     file.write_bytes(b"x")
     sqlite_files.create_private(file)
-    assert file.read_bytes() == b"x" and [path.name for path in file.parent.iterdir()] == ["x.sqlite"]
+    assert file.read_bytes() == b"x" and [path.name for path in file.parent.iterdir()] == [
+        "x.sqlite"
+    ]

@@ -1,4 +1,6 @@
-"""Work of a task in a thread: the same events, an event loop that goes on, and cancellation that ends the request."""
+"""Work of a task in a thread: the same events, an event loop that goes on, and cancellation that
+ends the request.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +26,9 @@ def engine() -> Iterator[Engine]:
 
 
 async def answer(engine: Engine, session: Session | None = None, **options: Any) -> Answer:
-    return await run_in_thread(lambda cancel: engine.answer(Q, [A, B], session, cancel=cancel, **options))
+    return await run_in_thread(
+        lambda cancel: engine.answer(Q, [A, B], session, cancel=cancel, **options)
+    )
 
 
 def stream(engine: Engine, **options: Any) -> AsyncIterator[Any]:

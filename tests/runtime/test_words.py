@@ -41,7 +41,10 @@ def test_writings_of_a_word_have_one_form(one: str, other: str) -> None:
             ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u09ac\u09be\u0982\u09b2\u09be"],
         ),
         ("\u0915\u093f \u0915\u0940", ["\u0915\u093f", "\u0915\u0940"]),
-        ("\u5317\u4eacx \u0e40\u0e21\u0e37\u0e2d", ["\u5317", "\u4eac", "x", "\u0e40", "\u0e21\u0e37", "\u0e2d"]),
+        (
+            "\u5317\u4eacx \u0e40\u0e21\u0e37\u0e2d",
+            ["\u5317", "\u4eac", "x", "\u0e40", "\u0e21\u0e37", "\u0e2d"],
+        ),
         ("\u3042\u3002\u3044", ["\u3042", "\u3044"]),
         ("**bold**\nline \U0001f600", ["bold", "line"]),
         ("", []),
@@ -57,7 +60,9 @@ def test_a_word_says_where_it_stands_in_the_original() -> None:
     assert [text[word.start : word.end] for word in words(text)][-2:] == ["\u6771", "\u30ab\u3099"]
 
 
-@pytest.mark.parametrize("unit", ["a", "\u4e2d", "\u0301", "a\u200d", "\u0e01\u0e33", "-", "a ", "_", "\u00e9_"])
+@pytest.mark.parametrize(
+    "unit", ["a", "\u4e2d", "\u0301", "a\u200d", "\u0e01\u0e33", "-", "a ", "_", "\u00e9_"]
+)
 def test_words_take_linear_time(unit: str) -> None:
     def seconds(size: int) -> float:
         return processor_seconds(lambda: list(words(unit * size)))

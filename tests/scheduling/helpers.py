@@ -15,7 +15,9 @@ def begin(work: Callable[..., object], *arguments: Any) -> threading.Thread:
 
 
 def together(calls: Sequence[Callable[[], Any]], timeout_s: float = 60.0) -> list[Any]:
-    """The results of calls that run at the same time, each on its own thread; raises what one of them raised."""
+    """The results of calls that run at the same time, each on its own thread; raises what one of
+    them raised.
+    """
     start = threading.Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:
@@ -26,7 +28,9 @@ def together(calls: Sequence[Callable[[], Any]], timeout_s: float = 60.0) -> lis
         return list(pool.map(run, calls, timeout=timeout_s))
 
 
-def until(condition: Callable[[], object], timeout_s: float = 60.0, every_s: float = 0.0005) -> None:
+def until(
+    condition: Callable[[], object], timeout_s: float = 60.0, every_s: float = 0.0005
+) -> None:
     """Wait until `condition` is true; fail after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not condition():

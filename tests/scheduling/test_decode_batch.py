@@ -1,4 +1,6 @@
-"""Many requests share a decode step: each gets the same tokens as alone, and none blocks another."""
+"""Many requests share a decode step: each gets the same tokens as alone, and none blocks
+another.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -99,7 +101,11 @@ def at_rest(batch: DecodeBatch) -> bool:
 class TestManyThreads:
     @pytest.mark.parametrize(
         "sampled",
-        [dict(), dict(temperature=0.8), dict(top_p=0.9, frequency_penalty=0.5, logit_bias={7: 2.0})],
+        [
+            dict(),
+            dict(temperature=0.8),
+            dict(top_p=0.9, frequency_penalty=0.5, logit_bias={7: 2.0}),
+        ],
         ids=["greedy", "sampled", "penalised"],
     )
     @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "mixtral"])
@@ -135,7 +141,8 @@ class TestManyThreads:
 
 
 @pytest.mark.parametrize(
-    ("other", "rows"), [("nothing", 12), ("prefills", decode_batch.FEW_ROWS), ("decodes", decode_batch.FEW_ROWS)]
+    ("other", "rows"),
+    [("nothing", 12), ("prefills", decode_batch.FEW_ROWS), ("decodes", decode_batch.FEW_ROWS)],
 )
 def test_a_step_has_few_rows_while_another_owner_computes_or_will_ask_again(
     adapter: Adapter, sizes: list[int], other: str, rows: int
@@ -160,8 +167,11 @@ def test_a_step_has_few_rows_while_another_owner_computes_or_will_ask_again(
 
 
 @pytest.mark.parametrize("others", [1, 6])
-def test_a_step_with_drafts_has_no_more_rows_than_may_be_computed_together(adapter: Adapter, others: int) -> None:
-    batch, (kv, logits) = DecodeBatch(adapter, FairLock()), prompt(adapter, 11)
+def test_a_step_with_drafts_has_no_more_rows_than_may_be_computed_together(
+    adapter: Adapter, others: int
+) -> None:
+    batch = DecodeBatch(adapter, FairLock())
+    (kv, logits) = prompt(adapter, 11)
     batch.most_rows = decode_batch.FEW_ROWS
     with ThreadPoolExecutor(1 + others) as pool, batch.slot(kv) as slot:
         drafts = (5,) * slot.room  # as many as there is room for: nobody else decodes yet
@@ -171,7 +181,10 @@ def test_a_step_with_drafts_has_no_more_rows_than_may_be_computed_together(adapt
             answers = [pool.submit(through, batch, adapter, 11) for _ in range(others)]
             until(lambda: batch.waiting == 1 + others)
             batch.step_waiting()
-            assert mine.result().shape[0] == 1 + len(drafts) == decode_batch.FEW_ROWS and batch.waiting == others
+            assert (
+                mine.result().shape[0] == 1 + len(drafts) == decode_batch.FEW_ROWS
+                and batch.waiting == others
+            )
         assert [one.result() for one in answers] == [solo(adapter, 11)] * others
 
 
@@ -200,7 +213,11 @@ class TestErrors:
             return "failed"
 
         results = together(
-            [broken, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS), broken]
+            [
+                broken,
+                *(lambda length=length: through(batch, adapter, length) for length in LENGTHS),
+                broken,
+            ]
         )
         assert results == ["failed", *(solo(adapter, length) for length in LENGTHS), "failed"]
         assert at_rest(batch)
@@ -217,16 +234,25 @@ class TestErrors:
             for tensors in (kv.keys, kv.values):
                 tensors[:] = [tensor[:, :, : kv.capacity] for tensor in tensors]
             done: list[int] = []
-            with batch.slot(kv) as slot, pytest.raises(RuntimeError, match="exceeds dimension size"):
+            with (
+                batch.slot(kv) as slot,
+                pytest.raises(RuntimeError, match="exceeds dimension size"),
+            ):
                 done.extend(tokens_of(logits_of(slot), logits))
             return len(done)
 
-        results = together([full, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS)])
+        results = together(
+            [full, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS)]
+        )
         assert results == [8, *(solo(adapter, length) for length in LENGTHS)]
 
-    def test_an_error_of_the_model_fails_every_row(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_the_model_fails_every_row(
+        self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         batch = DecodeBatch(adapter, FairLock())
-        monkeypatch.setattr(decode_batch, "decode_rows", raising(RuntimeError("the device is gone")))
+        monkeypatch.setattr(
+            decode_batch, "decode_rows", raising(RuntimeError("the device is gone"))
+        )
 
         def ask(length: int) -> str:
             with pytest.raises(RuntimeError, match="device is gone"):
@@ -274,17 +300,22 @@ class TestErrors:
         thread.join(20)
         assert results.count("interrupted") == 1
         assert [got for got in results if got != "interrupted"] == [
-            wanted(length) for length, got in zip((4, 11, 23), results, strict=True) if got != "interrupted"
+            wanted(length)
+            for length, got in zip((4, 11, 23), results, strict=True)
+            if got != "interrupted"
         ]
         assert at_rest(batch)
 
 
-def test_a_long_prefill_lets_others_decode_between_its_layers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prefill_lets_others_decode_between_its_layers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = batch_of(engine)
     events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
     next(events)
     events_seen: list[object] = []
-    part, at_layer = Fusing.part, threading.Event()
+    part = Fusing.part
+    at_layer = threading.Event()
 
     def slow(one: Fusing, layer: int, *how: Any, **more: Any) -> Any:
         at_layer.set()

@@ -1,4 +1,6 @@
-"""The scheduler: order, limits, deadlines, cancellation at every stage, and nothing held afterwards."""
+"""The scheduler: order, limits, deadlines, cancellation at every stage, and nothing held
+afterwards.
+"""
 
 import threading
 import time
@@ -52,7 +54,9 @@ class Queue:
 
         def run() -> None:
             try:
-                with self.scheduler.admitted(PrefetchHint(), self.scheduler.ticket(**patience), tokens):
+                with self.scheduler.admitted(
+                    PrefetchHint(), self.scheduler.ticket(**patience), tokens
+                ):
                     self.order.append(number)
                     self.go[number].wait(20)
             except Exception as error:
@@ -118,7 +122,8 @@ class TestQueue:
 
     @pytest.mark.parametrize("how", ["deadline", "cancel"])
     def test_a_waiting_request_that_is_late_or_cancelled_leaves_the_queue(self, how: str) -> None:
-        queue, cancel = Queue(workers=1), threading.Event()
+        queue = Queue(workers=1)
+        cancel = threading.Event()
         queue.ask(0)
         queue.ask(1, **({"deadline_s": 0.05} if how == "deadline" else {"cancel": cancel}))
         queue.ask(2)
@@ -127,7 +132,11 @@ class TestQueue:
         assert isinstance(queue.errors[0], DeadlineError if how == "deadline" else CancelledError)
         queue.end()
         stats = queue.scheduler.stats()
-        assert (queue.order, stats.expired, stats.cancelled) == ([0, 2], how == "deadline", how == "cancel")
+        assert (queue.order, stats.expired, stats.cancelled) == (
+            [0, 2],
+            how == "deadline",
+            how == "cancel",
+        )
 
     def test_a_request_without_a_deadline_has_that_of_the_config(self) -> None:
         queue = Queue(workers=1, deadline_s=0.05)
@@ -139,7 +148,10 @@ class TestQueue:
 
     def test_a_request_that_fails_frees_its_slot(self) -> None:
         queue = Queue(workers=1)
-        with pytest.raises(ZeroDivisionError), queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()):
+        with (
+            pytest.raises(ZeroDivisionError),
+            queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()),
+        ):
             raise ZeroDivisionError
         assert queue.scheduler.stats().served == 0
         queue.ask(0)
@@ -153,7 +165,9 @@ class TestQueue:
             for _ in range(20):
                 patience: dict[str, Any] = {"deadline_s": 0.002} if number % 3 else {}
                 try:
-                    with queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket(**patience)):
+                    with queue.scheduler.admitted(
+                        PrefetchHint(), queue.scheduler.ticket(**patience)
+                    ):
                         time.sleep(0.0005)
                     ended.append("served")
                 except (DeadlineError, QueueFullError) as error:
@@ -192,9 +206,12 @@ class Cancellation:
     """Cancels a request, by its event or by its deadline, which passes when the test says so."""
 
     def __init__(self, how: str, patch: pytest.MonkeyPatch) -> None:
-        self.event, self._patch = threading.Event(), patch
+        self.event = threading.Event()
+        self._patch = patch
         self.error = CancelledError if how == "cancel" else DeadlineError
-        self.patience: dict[str, Any] = {"cancel": self.event} if how == "cancel" else {"deadline_s": 600.0}
+        self.patience: dict[str, Any] = (
+            {"cancel": self.event} if how == "cancel" else {"deadline_s": 600.0}
+        )
 
     def now(self) -> None:
         self.event.set()
@@ -227,14 +244,18 @@ class TestCancellation:
 
         def run() -> None:
             with pytest.raises(cancellation.error):
-                engine.answer(Q, [A, B], engine.session("s"), max_new_tokens=4, **cancellation.patience, **how)
+                engine.answer(
+                    Q, [A, B], engine.session("s"), max_new_tokens=4, **cancellation.patience, **how
+                )
             self.was_cancelled = True
 
         self.was_cancelled = False
         return begin(run)
 
     def over(self, engine: Engine, thread: threading.Thread | None = None) -> None:
-        """Check that it was cancelled, that nothing is held, and that the session is as it was and works."""
+        """Check that it was cancelled, that nothing is held, and that the session is as it was and
+        works.
+        """
         if thread is not None:
             thread.join(20)
             assert self.was_cancelled
@@ -247,7 +268,9 @@ class TestCancellation:
         stats = engine.stats().queue
         assert stats.expired + stats.cancelled == 1
 
-    @pytest.mark.parametrize("where", ["behind a turn of its session", "in the queue", "for the compute lock"])
+    @pytest.mark.parametrize(
+        "where", ["behind a turn of its session", "in the queue", "for the compute lock"]
+    )
     def test_a_request_can_be_cancelled_wherever_it_waits(
         self, engine: Engine, cancellation: Cancellation, where: str
     ) -> None:
@@ -264,7 +287,8 @@ class TestCancellation:
             thread = self.answer(engine, cancellation)
             until(waits)
             if hold is session.lock:
-                assert engine.stats().queue.admitted == 0  # a request that waits for a session holds no slot
+                # a request that waits for a session holds no slot
+                assert engine.stats().queue.admitted == 0
                 assert engine.prefill(Q, [A]).reuse.tokens
             cancellation.now()
             thread.join(20)
@@ -289,7 +313,9 @@ class TestCancellation:
         assert layers == [0, 1]
         self.over(engine, thread)
 
-    def test_a_request_can_be_cancelled_between_two_tokens(self, engine: Engine, cancellation: Cancellation) -> None:
+    def test_a_request_can_be_cancelled_between_two_tokens(
+        self, engine: Engine, cancellation: Cancellation
+    ) -> None:
         how: dict[str, Any] = dict(max_new_tokens=20, min_new_tokens=20, **cancellation.patience)
         events = engine.stream(Q, [A, B], engine.session("s"), **how)
         next(events)
@@ -303,13 +329,17 @@ class TestCancellation:
     ) -> None:
         cancellation = Cancellation("cancel", monkeypatch)
         cancellation.now()
-        monkeypatch.setattr(engine._backend._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
+        monkeypatch.setattr(
+            engine._backend._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed")
+        )
         self.answer(engine, cancellation).join(20)
         assert self.was_cancelled and held(engine) == NOTHING
         with pytest.raises(CancelledError):
             engine.prefill(Q, [A], cancel=cancellation.event)
 
-    def test_cancelling_after_the_last_token_still_delivers_the_answer(self, engine: Engine) -> None:
+    def test_cancelling_after_the_last_token_still_delivers_the_answer(
+        self, engine: Engine
+    ) -> None:
         cancel = threading.Event()
         events = engine.stream(Q, [A], max_new_tokens=2, min_new_tokens=2, cancel=cancel)
         next(events), next(events)
@@ -319,10 +349,12 @@ class TestCancellation:
 
 
 def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_computes() -> None:
-    queue, checks = Queue(), list[None]()
+    queue = Queue()
+    checks = list[None]()
     with working_for("other"), queue.scheduler.turn(), working_for("flood"):
         for number in range(FEW_ROWS + 1):
-            queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))  # one of them was computed
+            # one of them was computed
+            queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))
             assert bool(checks) == (number == FEW_ROWS)
             queue.ask(number, tokens=1)
     queue.scheduler.wait_for_room(lambda: pytest.fail("nobody else computes"))
@@ -348,8 +380,12 @@ class TestPrefetching:
         return got[0]
 
     @pytest.mark.parametrize("reuse", ["fused", "prefix", "none"])
-    def test_chunks_of_a_waiting_request_are_fetched_to_memory(self, tmp_path: Path, reuse: str) -> None:
-        config = dict(store=StoreConfig(directory=str(tmp_path)), scheduler=SchedulerConfig(workers=1))
+    def test_chunks_of_a_waiting_request_are_fetched_to_memory(
+        self, tmp_path: Path, reuse: str
+    ) -> None:
+        config = dict(
+            store=StoreConfig(directory=str(tmp_path)), scheduler=SchedulerConfig(workers=1)
+        )
         with engine_of(**config) as engine:
             engine.warm([A, B])
         with engine_of(**config) as engine:
@@ -367,13 +403,17 @@ class TestPrefetching:
             session=SessionConfig(block_tokens=4),
         )
         with text_engine(**config) as engine:
-            engine.answer("a question", ["ab"], engine.session("s"), max_new_tokens=8, min_new_tokens=8)
+            engine.answer(
+                "a question", ["ab"], engine.session("s"), max_new_tokens=8, min_new_tokens=8
+            )
             engine.flush()
         with text_engine(**config) as engine:
             session = engine.session("s")
             blocks = len(session.state.history.blocks)
             assert blocks > 2
             how: dict[str, Any] = dict(max_new_tokens=1, min_new_tokens=1, reuse="prefix")
-            answer = self.ask_behind_another(engine, lambda: engine.answer("more", (), session, **how), blocks)
+            answer = self.ask_behind_another(
+                engine, lambda: engine.answer("more", (), session, **how), blocks
+            )
             assert answer.reuse.bytes_by_tier.get("disk", 0) == 0
             assert answer.reuse.bytes_by_tier["memory"] > 0

@@ -1,4 +1,6 @@
-"""A server of objects that is started once, for the tests that ask for it; Redis is in `tests/conftest.py`."""
+"""A server of objects that is started once, for the tests that ask for it; Redis is in
+`tests/conftest.py`.
+"""
 
 from collections.abc import Iterator
 
@@ -10,7 +12,8 @@ from .remote.servers import S3Server, with_credentials
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    pytest_socket.enable_socket()  # the first test that asks for this fixture may be one that forbids sockets
+    # the first test that asks for this fixture may be one that forbids sockets
+    pytest_socket.enable_socket()
     with_credentials()
     with S3Server() as server:
         yield server

@@ -10,7 +10,13 @@ from ragkv.store import Entry, EntryInfo, HintedEntry, Identity, Lease, Prefetch
 from ragkv.store.entry import EncodedEntry, dtype_from_name
 
 IDENTITY = Identity(
-    weights="w0", architecture="a0", rope="r0", dtype="bfloat16", adapter="", tokenizer="t0", context="c0"
+    weights="w0",
+    architecture="a0",
+    rope="r0",
+    dtype="bfloat16",
+    adapter="",
+    tokenizer="t0",
+    context="c0",
 )
 
 
@@ -45,7 +51,8 @@ def make_entry(
     random = torch.Generator().manual_seed(number)
     shape = (layers, 2, 1, tokens, 8)
     kv = torch.randn(shape, generator=random).to(dtype_from_name(identity.dtype))
-    scores = torch.rand((tokens, 3), generator=random).half() if scored else None  # two more columns than one score
+    # two more columns than one score
+    scores = torch.rand((tokens, 3), generator=random).half() if scored else None
     return Entry(info, kv, scores)
 
 
@@ -73,7 +80,9 @@ def digest(*tensors: torch.Tensor | None) -> str:
 def hint_of(*numbers: int, group: str = "") -> PrefetchHint:
     """What a request announces that will read these entries."""
     size = make_entry().size_bytes
-    return PrefetchHint(tuple(HintedEntry(IDENTITY, tuple(ids_of(number)), size, group) for number in numbers))
+    return PrefetchHint(
+        tuple(HintedEntry(IDENTITY, tuple(ids_of(number)), size, group) for number in numbers)
+    )
 
 
 def leased(source: Store | Tier, entry: Entry) -> Lease:
@@ -86,7 +95,9 @@ def leased(source: Store | Tier, entry: Entry) -> Lease:
 def read_all(lease: Lease) -> Entry:
     """The whole entry behind a lease, copied."""
     return Entry(
-        lease.info, torch.stack([lease.read_layer(layer) for layer in range(lease.info.layers)]), lease.sensitivity
+        lease.info,
+        torch.stack([lease.read_layer(layer) for layer in range(lease.info.layers)]),
+        lease.sensitivity,
     )
 
 
@@ -103,7 +114,8 @@ def served(source: Store | Tier, entry: Entry) -> bool:
     with lease:
         try:
             found = read_all(lease)
-        except EntryDamagedError:  # on shared storage also: deleted or evicted by another process meanwhile
+        # on shared storage also: deleted or evicted by another process meanwhile
+        except EntryDamagedError:
             return False
     assert same(found, as_stored(entry)), "wrong bytes were served"
     return True
@@ -114,6 +126,9 @@ def other_identities(identity: Identity = IDENTITY) -> list[tuple[str, Identity]
     other_codec = "int8" if identity.codec == "raw" else "raw"
     changed: dict[str, object] = {"dtype": "float16", "format_version": 99, "codec": other_codec}
     return [
-        (field.name, dataclasses.replace(identity, **{field.name: changed.get(field.name, "other")}))
+        (
+            field.name,
+            dataclasses.replace(identity, **{field.name: changed.get(field.name, "other")}),
+        )
         for field in dataclasses.fields(IDENTITY)
     ]

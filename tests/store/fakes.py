@@ -1,6 +1,7 @@
 """Tiers that are slow or fail, for tests and benchmarks: each wraps an ordinary tier.
 
-store = Store([ThrottledTier(MemoryTier(10**9, LRU()), bandwidth_bytes_per_s=1e9)], write_buffer_bytes=0)
+store = Store([ThrottledTier(MemoryTier(10**9, LRU()), bandwidth_bytes_per_s=1e9)],
+write_buffer_bytes=0)
 """
 
 import threading
@@ -18,10 +19,13 @@ from ragkv.store.entry import EncodedEntry
 
 
 class SharedBandwidth:
-    """A bandwidth that transfers share: they go one after the other, in the order they were asked for. Thread-safe."""
+    """A bandwidth that transfers share: they go one after the other, in the order they were asked
+    for. Thread-safe.
+    """
 
     def __init__(self) -> None:
-        self._free_at = 0.0  # when all transfers asked for so far will be through, on the monotonic clock
+        # when all transfers asked for so far will be through, on the monotonic clock
+        self._free_at = 0.0
         self._lock = threading.Lock()
 
     def due_at(self, size_bytes: int, bytes_per_s: float) -> float:
@@ -37,7 +41,9 @@ def sleep_until(due_at: float) -> None:
 
 
 class WrappedTier:
-    """A tier that passes every call on to another one; override `wrap` to change the leases it gives."""
+    """A tier that passes every call on to another one; override `wrap` to change the leases it
+    gives.
+    """
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -72,7 +78,9 @@ class HeldWrites(WrappedTier):
 
     def __init__(self, tier: Tier) -> None:
         super().__init__(tier)
-        self.waiting, self.too_long, self.go = threading.Event(), False, threading.Event()
+        self.waiting = threading.Event()
+        self.too_long = False
+        self.go = threading.Event()
 
     def put(self, entry: Entry | EncodedEntry) -> bool:
         self.waiting.set()
@@ -81,11 +89,14 @@ class HeldWrites(WrappedTier):
 
 
 class ThrottledTier(WrappedTier):
-    """A tier whose reads take their bytes over the bandwidth that all reads share; with `writes` puts are as slow."""
+    """A tier whose reads take their bytes over the bandwidth that all reads share; with `writes`
+    puts are as slow.
+    """
 
     def __init__(self, tier: Tier, bandwidth_bytes_per_s: float, *, writes: bool = False) -> None:
         super().__init__(tier)
-        self.bandwidth_bytes_per_s, self.writes = bandwidth_bytes_per_s, writes
+        self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
+        self.writes = writes
         self._reads = SharedBandwidth()
 
     def wrap(self, lease: Lease) -> Any:
@@ -99,22 +110,30 @@ class ThrottledTier(WrappedTier):
         return stored
 
     def _due_at(self, lease: Lease) -> float:
-        return self._reads.due_at(lease.stored_bytes // lease.info.layers, self.bandwidth_bytes_per_s)
+        return self._reads.due_at(
+            lease.stored_bytes // lease.info.layers, self.bandwidth_bytes_per_s
+        )
 
 
 class Failure(Enum):
     """How a read fails."""
 
-    DAMAGED = "damaged"  # as a tier's contract says: `EntryDamagedError`, and the tier no longer has the entry
+    # as a tier's contract says: `EntryDamagedError`, and the tier no longer has the entry
+    DAMAGED = "damaged"
     BROKEN = "broken"  # against the contract: a plain `OSError`, and the entry is still there
 
 
 class FailingTier(WrappedTier):
-    """A tier whose reads of the given layers fail; `layers` and `failure` may be changed at any time."""
+    """A tier whose reads of the given layers fail; `layers` and `failure` may be changed at any
+    time.
+    """
 
-    def __init__(self, tier: Tier, layers: Container[int], failure: Failure = Failure.DAMAGED) -> None:
+    def __init__(
+        self, tier: Tier, layers: Container[int], failure: Failure = Failure.DAMAGED
+    ) -> None:
         super().__init__(tier)
-        self.layers, self.failure = layers, failure
+        self.layers = layers
+        self.failure = failure
 
     def wrap(self, lease: Lease) -> Any:
         return _CheckedLease(lease, lambda layer: self._check(lease, layer))
@@ -129,7 +148,9 @@ class FailingTier(WrappedTier):
 
 
 class _CheckedLease(WrappedLease):
-    """A lease that calls `check` before each layer; it may raise, or return a monotonic time at which the read ends."""
+    """A lease that calls `check` before each layer; it may raise, or return a monotonic time at
+    which the read ends.
+    """
 
     def __init__(self, lease: Lease, check: Callable[[int], float]) -> None:
         super().__init__(lease)

@@ -1,4 +1,6 @@
-"""After any sequence of operations: the capacity holds, leased entries are there, and the counts equal a recount."""
+"""After any sequence of operations: the capacity holds, leased entries are there, and the counts
+equal a recount.
+"""
 
 import tempfile
 from pathlib import Path
@@ -15,14 +17,18 @@ from .entries import as_stored, ids_of, make_entry, read_all, same, with_codec
 
 NUMBERS = st.integers(0, 7)
 ENTRIES = [  # of three sizes in two codecs
-    make_entry(number, layers=1 + number % 3, identity=with_codec(CODEC_NAMES[number % len(CODEC_NAMES)]))
+    make_entry(
+        number, layers=1 + number % 3, identity=with_codec(CODEC_NAMES[number % len(CODEC_NAMES)])
+    )
     for number in range(8)
 ]
 AS_STORED = [as_stored(entry) for entry in ENTRIES]
 
 
 class AnyTier(RuleBasedStateMachine):
-    """Puts, leases, deletions and restarts of one tier, compared with a model that knows only the open leases."""
+    """Puts, leases, deletions and restarts of one tier, compared with a model that knows only the
+    open leases.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +120,8 @@ class AnyDiskTier(AnyTier):
     def restart(self) -> None:
         for _, lease in self.leases:
             lease.close()
-        self.leases, self.live = [], set()
+        self.leases = []
+        self.live = set()
         before = {info.key for info in self.tier.infos()}
         self.tier.close()
         self.tier = self.open()

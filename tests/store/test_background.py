@@ -12,14 +12,20 @@ from tests.faults import raising
 
 @pytest.mark.parametrize(
     ("error", "level"),
-    [(EntryUnreachableError(EntryKey("k" * 64), "Redis went away"), "WARNING"), (KeyError("x"), "ERROR")],
+    [
+        (EntryUnreachableError(EntryKey("k" * 64), "Redis went away"), "WARNING"),
+        (KeyError("x"), "ERROR"),
+    ],
 )
 def test_a_failed_job_is_logged_and_the_next_one_runs(
     error: Exception, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ran, worker = [], Background[None](100, "worker")
+    ran = []
+    worker = Background[None](100, "worker")
     with caplog.at_level(logging.WARNING):
-        assert worker.submit(Job(raising(error), EntryKey("k" * 64), 10)) and worker.submit(Job(lambda: ran.append(1)))
+        assert worker.submit(Job(raising(error), EntryKey("k" * 64), 10)) and worker.submit(
+            Job(lambda: ran.append(1))
+        )
         worker.close()
     assert ran == [1]
     (record,) = caplog.records

@@ -19,7 +19,8 @@ from .entries import IDENTITY, as_stored, make_entry, same, served, with_codec
 
 INT8 = Int8Codec()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 17))  # G, T, D, odd ones among them
+# G, T, D, odd ones among them
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 17))
 
 
 @pytest.fixture(params=list(CODECS.values()), ids=lambda codec: codec.name)
@@ -32,7 +33,11 @@ def there_and_back(codec: Codec, layer: torch.Tensor) -> torch.Tensor:
     stored = codec.encode(layer)
     assert stored is not None
     layout = codec.layout(tuple(layer.shape), layer.dtype)  # type: ignore[arg-type]
-    assert (tuple(stored.shape), stored.dtype, stored.nbytes) == (layout.shape, layout.dtype, layout.nbytes)
+    assert (tuple(stored.shape), stored.dtype, stored.nbytes) == (
+        layout.shape,
+        layout.dtype,
+        layout.nbytes,
+    )
     assert stored.is_contiguous()
     return codec.decode(stored, torch.full_like(layer, 77.0))
 
@@ -71,13 +76,16 @@ def test_a_key_channel_far_from_zero_adds_no_error_to_other_channels(dtype: torc
     layer = torch.randn(2, 1, 50, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     far = layer.clone()
     far[0, :, :, 2] += 64
-    near, back = there_and_back(INT8, layer), there_and_back(INT8, far)
+    near = there_and_back(INT8, layer)
+    back = there_and_back(INT8, far)
     assert torch.equal(near[0, :, :, [0, 1, 3]], back[0, :, :, [0, 1, 3]])
 
 
 @pytest.mark.parametrize("value", [0.0, 3.5, -1e-3, 6e4, 1e-40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_constant_layer_comes_back_unchanged(codec: Codec, value: float, dtype: torch.dtype) -> None:
+def test_a_constant_layer_comes_back_unchanged(
+    codec: Codec, value: float, dtype: torch.dtype
+) -> None:
     layer = torch.full((2, 2, 5, 3), value).bfloat16().to(dtype)
     back = there_and_back(codec, layer)
     assert torch.equal(back[0], layer[0])  # a channel without spread: its lowest value
@@ -86,7 +94,9 @@ def test_a_constant_layer_comes_back_unchanged(codec: Codec, value: float, dtype
 
 @pytest.mark.parametrize("sides", list(itertools.product([0, 1, 3], [0, 1, 7], [1, 5])))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_layer_of_any_shape_can_be_stored(codec: Codec, sides: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_a_layer_of_any_shape_can_be_stored(
+    codec: Codec, sides: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     layer = torch.randn(2, *sides).to(dtype)
     back = there_and_back(codec, layer)
     assert back.shape == layer.shape
@@ -94,7 +104,8 @@ def test_a_layer_of_any_shape_can_be_stored(codec: Codec, sides: tuple[int, int,
 
 
 def test_a_lossless_codec_returns_every_bit(codec: Codec) -> None:
-    layer = torch.randint(-(2**15), 2**15, (2, 2, 9, 7), dtype=torch.int16).view(torch.bfloat16)  # NaN included
+    # NaN included
+    layer = torch.randint(-(2**15), 2**15, (2, 2, 9, 7), dtype=torch.int16).view(torch.bfloat16)
     if codec.lossless:
         assert torch.equal(there_and_back(codec, layer).view(torch.int16), layer.view(torch.int16))
     else:
@@ -138,22 +149,31 @@ def test_an_entry_that_its_codec_refuses_is_stored_raw_under_the_same_identity(d
     encoded = EncodedEntry.of(entry)
     assert encoded.codec is RAW
     assert same(as_stored(entry), entry)
-    assert not entry.info.lossless  # an entry of this identity may be rounded: no span of one is exact
+    # an entry of this identity may be rounded: no span of one is exact
+    assert not entry.info.lossless
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
 def test_layers_of_an_odd_number_of_bytes_keep_their_scales_aligned(tokens: int) -> None:
-    info = replace(make_entry(1, tokens=tokens, layers=3, identity=with_codec("int8")).info, kv_heads=1, head_dim=3)
+    info = replace(
+        make_entry(1, tokens=tokens, layers=3, identity=with_codec("int8")).info,
+        kv_heads=1,
+        head_dim=3,
+    )
     entry = Entry(info, torch.randn(3, *info.shape).bfloat16())
     encoded = EncodedEntry.of(entry)
     for layer in range(3):
         alone = CODECS["int8"].encode(entry.kv[layer])
         assert alone is not None
-        assert torch.equal(encoded.read_layer(layer), INT8.decode(alone, torch.empty_like(entry.kv[layer])))
+        assert torch.equal(
+            encoded.read_layer(layer), INT8.decode(alone, torch.empty_like(entry.kv[layer]))
+        )
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
-def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(name: str, tmp_path: Path) -> None:
+def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(
+    name: str, tmp_path: Path
+) -> None:
     identity = with_codec(name)
     entry = make_entry(1, tokens=64, identity=identity)
     config = StoreConfig(directory=str(tmp_path), codec=name)
@@ -180,5 +200,8 @@ def test_a_record_in_an_unknown_codec_counts_as_another_version(tmp_path: Path) 
 
     encoded = EncodedEntry(entry.info, Later(), CODECS["int8"].encode(entry.kv[0]).repeat(2, 1))  # type: ignore[union-attr]
     (tmp_path / "e").write_bytes(b"".join(bytes(piece) for piece in Record.of(encoded).pieces()))
-    with (tmp_path / "e").open("rb") as file, pytest.raises(OtherVersionError, match="codec 'later'"):
+    with (
+        (tmp_path / "e").open("rb") as file,
+        pytest.raises(OtherVersionError, match="codec 'later'"),
+    ):
         read_head(file.fileno(), entry.info.key)

@@ -1,4 +1,6 @@
-"""A store directory has one writer; who else wants to write is told which process that is, quickly."""
+"""A store directory has one writer; who else wants to write is told which process that is,
+quickly.
+"""
 
 import multiprocessing
 import re
@@ -20,7 +22,9 @@ def hold(root: Path, pipe: Any) -> None:
     lock.release()
 
 
-def test_the_holder_is_named_by_pid_command_and_start_and_without_its_other_arguments(tmp_path: Path) -> None:
+def test_the_holder_is_named_by_pid_command_and_start_and_without_its_other_arguments(
+    tmp_path: Path,
+) -> None:
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, there))
     child.start()
@@ -28,7 +32,8 @@ def test_the_holder_is_named_by_pid_command_and_start_and_without_its_other_argu
     with pytest.raises(StoreLockedError) as caught:
         check_unlocked(tmp_path)
     assert re.search(
-        rf"\(pid {child.pid} on .+, ragkv serve, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\)", str(caught.value)
+        rf"\(pid {child.pid} on .+, ragkv serve, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\)",
+        str(caught.value),
     )
     assert "hidden" not in (tmp_path / "writer.txt").read_text()
     here.send("end")

@@ -1,4 +1,6 @@
-"""The rules of the disk tier beyond the contract of all tiers: durability, recovery, locks and damage."""
+"""The rules of the disk tier beyond the contract of all tiers: durability, recovery, locks and
+damage.
+"""
 
 import errno
 import os
@@ -69,7 +71,9 @@ def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_a_smaller_capacity_applies_from_the_next_opening_also_without_an_index(tmp_path: Path, indexed: bool) -> None:
+def test_a_smaller_capacity_applies_from_the_next_opening_also_without_an_index(
+    tmp_path: Path, indexed: bool
+) -> None:
     fill(tmp_path, 1, 2, 3, 4)
     if not indexed:
         delete_index(tmp_path)
@@ -115,9 +119,14 @@ def test_foreign_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "entries" / "readme").read_text() == "mine"
 
 
-def test_an_entry_is_visible_only_after_its_bytes_are_durable(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, steps = make_entry(1).info.key, list[str]()
-    fsync, replace, record = os.fsync, Path.replace, tier._index.record
+def test_an_entry_is_visible_only_after_its_bytes_are_durable(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = make_entry(1).info.key
+    steps = list[str]()
+    fsync = os.fsync
+    replace = Path.replace
+    record = tier._index.record
 
     def spy_fsync(fd: int) -> None:
         target = Path(f"/proc/self/fd/{fd}").readlink()
@@ -139,7 +148,11 @@ def test_an_entry_is_visible_only_after_its_bytes_are_durable(tier: DiskTier, mo
 
 @pytest.mark.parametrize("call", ["write", "fsync", "open"])
 def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
-    tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+    tier: DiskTier,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    call: str,
 ) -> None:
     tier.put(make_entry(1))
     monkeypatch.setattr(os, call, raising(os_error(errno.ENOSPC)))
@@ -187,7 +200,9 @@ def test_a_read_only_tier_refuses_a_directory_without_a_store(tmp_path: Path) ->
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(tier: DiskTier, tmp_path: Path) -> None:
+def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(
+    tier: DiskTier, tmp_path: Path
+) -> None:
     tier.put(make_entry(1))
     tier.put(make_entry(2))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")}
@@ -202,7 +217,9 @@ def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(tie
     reader.close()
 
 
-def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_writer(tmp_path: Path) -> None:
+def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_writer(
+    tmp_path: Path,
+) -> None:
     fill(tmp_path, 1)
     file_of(tmp_path, 1).write_bytes(b"rubbish")
     reader = ReadOnlyDiskTier(tmp_path)
@@ -211,7 +228,9 @@ def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_wri
     assert file_of(tmp_path, 1).exists()
 
 
-def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tier: DiskTier, tmp_path: Path) -> None:
+def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(
+    tier: DiskTier, tmp_path: Path
+) -> None:
     tier.put(make_entry(1))
     with file_of(tmp_path, 1).open("r+b") as file:
         file.seek(3 * 4096 + 1)
@@ -225,7 +244,9 @@ def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tier: Dis
     assert served(tier, make_entry(1))
 
 
-def test_too_many_open_files_cause_a_miss_and_no_damage(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_cause_a_miss_and_no_damage(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tier.put(make_entry(1))
     monkeypatch.setattr(os, "open", raising(os_error(errno.EMFILE)))
     assert not served(tier, make_entry(1))
@@ -235,7 +256,9 @@ def test_too_many_open_files_cause_a_miss_and_no_damage(tier: DiskTier, monkeypa
 
 
 def test_a_lease_may_be_closed_while_another_thread_reads(tier: DiskTier) -> None:
-    """The reader's descriptor must not be closed, because its number could become another file's."""
+    """The reader's descriptor must not be closed, because its number could become another
+    file's.
+    """
     for number in range(8):
         tier.put(make_entry(number))
 

@@ -16,7 +16,9 @@ def test_every_field_of_the_identity_changes_the_key(field: str, identity: Ident
 
 
 def test_the_identities_of_these_tests_vary_every_field() -> None:
-    assert {field for field, _ in other_identities()} == {field.name for field in dataclasses.fields(Identity)}
+    assert {field for field, _ in other_identities()} == {
+        field.name for field in dataclasses.fields(Identity)
+    }
 
 
 def test_tokens_and_their_order_change_the_key() -> None:
@@ -34,6 +36,11 @@ def test_an_entry_of_another_shape_or_dtype_is_refused() -> None:
     for kv in (entry.kv.float(), entry.kv[:1]):
         with pytest.raises(ValueError, match=r"\(2, 2, 1, 4, 8\) bfloat16"):
             Entry(entry.info, kv)
-    for scores in (torch.zeros(3, 1).half(), torch.zeros(4).half(), torch.zeros(4, 0).half(), torch.zeros(4, 1)):
+    for scores in (
+        torch.zeros(3, 1).half(),
+        torch.zeros(4).half(),
+        torch.zeros(4, 0).half(),
+        torch.zeros(4, 1),
+    ):
         with pytest.raises(ValueError, match=r"\(4, C\) float16"):
             Entry(entry.info, entry.kv, scores)

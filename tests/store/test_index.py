@@ -55,13 +55,16 @@ def test_a_pickled_value_is_refused_and_never_loaded(
 ) -> None:
     DiskIndex(tmp_path).close()
     with diskcache.Cache(str(tmp_path)) as attacker:  # diskcache's own serializer: it pickles
-        attacker["a" * 64] = (Bomb(tmp_path / "boom"), "x" * (10**5 if large else 1))  # a large one goes to a file
+        # a large one goes to a file
+        attacker["a" * 64] = (Bomb(tmp_path / "boom"), "x" * (10**5 if large else 1))
     assert rows_of(tmp_path) == {}
     assert "pickle" in caplog.text
     assert not (tmp_path / "boom").exists()
 
 
-def test_a_pickled_key_is_refused_and_the_index_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pickled_key_is_refused_and_the_index_rebuilt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     DiskIndex(tmp_path / "index").close()
     insert = "INSERT INTO Cache(key, raw, store_time, mode, value) VALUES (?, 0, 0, 1, 'x')"
     execute(tmp_path / "index", insert, pickle.dumps(Bomb(tmp_path / "boom")))
@@ -70,7 +73,9 @@ def test_a_pickled_key_is_refused_and_the_index_rebuilt(tmp_path: Path, caplog: 
     assert not (tmp_path / "boom").exists()
 
 
-@pytest.mark.parametrize("value", ["no json", "[]", '{"size": "4096", "used": 1.0}', '{"size": 1, "used": NaN}', "{}"])
+@pytest.mark.parametrize(
+    "value", ["no json", "[]", '{"size": "4096", "used": 1.0}', '{"size": 1, "used": NaN}', "{}"]
+)
 def test_a_value_that_is_not_a_row_is_left_out(tmp_path: Path, value: str) -> None:
     DiskIndex(tmp_path).close()
     with diskcache.Cache(str(tmp_path), disk=JsonDisk) as cache:
@@ -88,7 +93,9 @@ def test_file_names_in_the_database_are_neither_read_nor_removed(tmp_path: Path)
         disk.fetch(2, "victim", None, False)
 
 
-@pytest.mark.parametrize("write", [lambda disk: disk.put(b"x"), lambda disk: disk.store(("x",), False)])
+@pytest.mark.parametrize(
+    "write", [lambda disk: disk.put(b"x"), lambda disk: disk.store(("x",), False)]
+)
 def test_the_index_refuses_everything_but_text(tmp_path: Path, write: Any) -> None:
     with pytest.raises(StoreError, match="text only"):
         write(JsonDisk(str(tmp_path)))
@@ -107,7 +114,9 @@ def test_a_broken_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     assert rows_of(tmp_path) == {KEYS["b"]: ROW}
 
 
-def test_an_index_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_index_that_cannot_be_written_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     index = DiskIndex(tmp_path)
     execute(tmp_path, "DROP TABLE Cache")
     for number in range(3):

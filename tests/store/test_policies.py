@@ -49,7 +49,9 @@ class TestEveryPolicy:
     def test_a_policy_names_a_cut_that_frees_something_while_a_group_is_unpinned(
         self, name: str, steps: list[tuple[str, str, int]], pinned: set[str], xi: int
     ) -> None:
-        policy, held, queue = (make_any_policy(name, PolicySettings(xi_blocks=xi)), dict[str, int](), list[str]())
+        policy = make_any_policy(name, PolicySettings(xi_blocks=xi))
+        held = dict[str, int]()
+        queue = list[str]()
         for now, (step, group, number) in enumerate(steps):
             if step == "serve":
                 policy.served(turn(group, float(now), number, number=1 + number % 3))
@@ -100,7 +102,9 @@ def test_negative_settings_are_refused(setting: str) -> None:
         PolicySettings(**{setting: -1})
 
 
-def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given: list[PolicySettings | None] = []
 
     def make(name: str, settings: PolicySettings | None = None) -> Policy:
@@ -108,15 +112,20 @@ def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(monkeypa
         return make_policy(name, settings)
 
     monkeypatch.setattr("ragkv.store.store.make_policy", make)
-    Store.open(StoreConfig(policy="t-lru", xi_tokens=1000, memory_bytes=10**6), block_tokens=64).close()
+    Store.open(
+        StoreConfig(policy="t-lru", xi_tokens=1000, memory_bytes=10**6), block_tokens=64
+    ).close()
     assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]
 
 
 @pytest.mark.parametrize("name", ["t-lru", "et-lru", "t-lru-guarded"])
 def test_a_new_threshold_counts_from_the_next_turn_on(name: str) -> None:
-    """What a policy evicts after `retarget` is what one with that threshold from the beginning evicts."""
+    """What a policy evicts after `retarget` is what one with that threshold from the beginning
+    evicts.
+    """
     settings = PolicySettings(xi_blocks=1, new_blocks=1, new_blocks_seen=(1,))
-    changed, other = make_any_policy(name, settings), make_any_policy(name, replace(settings, xi_blocks=5))
+    changed = make_any_policy(name, settings)
+    other = make_any_policy(name, replace(settings, xi_blocks=5))
     changed.retarget(5)
     for number in range(40):
         group = "abc"[number % 3]

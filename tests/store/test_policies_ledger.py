@@ -1,4 +1,6 @@
-"""Every policy in a live ledger: after any sequence, capacity and leases are respected and the sizes add up."""
+"""Every policy in a live ledger: after any sequence, capacity and leases are respected and the
+sizes add up.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -45,7 +47,14 @@ class LedgerModel:
             self.ledger.remove(key)
         elif what == "serve" and group:
             turn = TurnSize(
-                self.now, int(self.now), group, index + size, index, index + size, 1 + index, 1.0 if index else None
+                self.now,
+                int(self.now),
+                group,
+                index + size,
+                index,
+                index + size,
+                1 + index,
+                1.0 if index else None,
             )
             self.ledger.served(turn, self.now)
 
@@ -110,12 +119,19 @@ def test_a_conversation_loses_its_tail_first() -> None:
 
 def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
     ledger, evicted = ledger_of(2, make_policy("lru"))
-    assert [add(ledger, Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4)] == [True, True, False, False]
+    assert [add(ledger, Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert evicted == []
 
 
 def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
-    ledger, evicted = ledger_of(6, make_any_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
+    ledger, evicted = ledger_of(
+        6, make_any_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1))
+    )
     for number, group in enumerate("ab"):
         ledger.served(TurnSize(float(number), number, group, 4, 0, 4), float(number))
         for index in range(4):

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from ragkv.config import StoreConfig
-from ragkv.store import LRU, DiskTier, HintedEntry, Lease, MemoryTier, Policy, PrefetchHint, Store, make_policy
+from ragkv.store import (
+    LRU,
+    DiskTier,
+    HintedEntry,
+    Lease,
+    MemoryTier,
+    Policy,
+    PrefetchHint,
+    Store,
+    make_policy,
+)
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.policies import Cut, PolicySettings
 from tests.scheduling.helpers import begin, together, until
@@ -104,7 +114,9 @@ def wait_until_idle(gated: GatedStore) -> None:
     gated.store._prefetcher._worker.flush()
 
 
-def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space_is_free(open_store: OpenStore) -> None:
+def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space_is_free(
+    open_store: OpenStore,
+) -> None:
     gated = open_store(fits=3, on_disk=6)
     gated.disk.go.clear()
     hints = [hint_of(number) for number in (4, 2, 0, 1, 3)]
@@ -121,7 +133,9 @@ def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space
     assert gated.store.stats().prefetched == 4
 
 
-def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(open_store: OpenStore) -> None:
+def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
+    open_store: OpenStore,
+) -> None:
     gated = open_store(fits=1, on_disk=0)
     writing = threading.Event()
     put, gated.disk.put = gated.disk.put, lambda entry: writing.wait(20) and put(entry)  # type: ignore[method-assign]
@@ -142,7 +156,9 @@ def test_prefetching_can_be_switched_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["left", "started"])
-def test_nothing_more_is_fetched_for_a_request_that_does_not_wait(open_store: OpenStore, how: str) -> None:
+def test_nothing_more_is_fetched_for_a_request_that_does_not_wait(
+    open_store: OpenStore, how: str
+) -> None:
     gated = open_store(fits=4, on_disk=2)
     gated.disk.go.clear()
     waiting = hint_of(0, 1)
@@ -188,7 +204,9 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
     files = DiskTier(tmp_path, 10**7, LRU())
     assert files.put(make_entry(0, layers=3)) and files.put(make_entry(1))
     disk = FailingTier(files, layers=[2], failure=failure)
-    with Store([MemoryTier(10**6, make_policy("lookahead")), disk], write_buffer_bytes=10**6) as store:
+    with Store(
+        [MemoryTier(10**6, make_policy("lookahead")), disk], write_buffer_bytes=10**6
+    ) as store:
         store.queued(hint_of(0, 1))
         until(lambda: store.stats().tiers[0].entries == 1)
         for _ in range(3):
@@ -202,7 +220,8 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
 
 def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenStore) -> None:
     gated = open_store(fits=2, on_disk=3)
-    gated.memory.put(make_entry(0))  # the least recently used, and the first request in the queue needs it
+    # the least recently used, and the first request in the queue needs it
+    gated.memory.put(make_entry(0))
     gated.memory.put(make_entry(1))
     gated.store.queued(hint_of(0))
     gated.store.queued(hint_of(2))
@@ -270,8 +289,13 @@ def test_lookahead_counts_a_group_that_waits_twice_only_once() -> None:
 
 
 def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path: Path) -> None:
-    """The tiers are small, so that fetches, promotions, evictions and deletions happen at the same time."""
-    entries = [make_entry(number, group="s" if number < 4 else "", index=number % 4) for number in range(16)]
+    """The tiers are small, so that fetches, promotions, evictions and deletions happen at the same
+    time.
+    """
+    entries = [
+        make_entry(number, group="s" if number < 4 else "", index=number % 4)
+        for number in range(16)
+    ]
     files = DiskTier(tmp_path, 10 * 4 * 4096, make_policy("lookahead"))
     memory = MemoryTier(5 * SIZE, make_policy("lookahead"))
     served = [0]
@@ -280,7 +304,9 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
         choose = random.Random(seed)
         for _ in range(40):
             numbers = choose.sample(range(16), 3)
-            hinted = [HintedEntry(IDENTITY, tuple(ids_of(n)), SIZE, "s" if n < 4 else "") for n in numbers]
+            hinted = [
+                HintedEntry(IDENTITY, tuple(ids_of(n)), SIZE, "s" if n < 4 else "") for n in numbers
+            ]
             waiting = PrefetchHint(tuple(hinted))
             store.queued(waiting)
             time.sleep(choose.random() / 500)

@@ -83,7 +83,9 @@ def test_a_record_of_another_length_is_damaged(tmp_path: Path, size: int) -> Non
         head_of(path, entry.info.key)
 
 
-@pytest.mark.parametrize("content", [b"\0" * 9000, b"{}" * 5000, (2**62).to_bytes(8, "little") * 999, b"\xff" * 9000])
+@pytest.mark.parametrize(
+    "content", [b"\0" * 9000, b"{}" * 5000, (2**62).to_bytes(8, "little") * 999, b"\xff" * 9000]
+)
 def test_any_other_content_counts_as_damage(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "e").write_bytes(content)
     with pytest.raises(EntryDamagedError):

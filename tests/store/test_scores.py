@@ -26,7 +26,9 @@ def values(store: Store, number: int, network: str) -> list[float] | None:
 
 
 class TestPut:
-    def test_scores_replace_those_of_another_network_and_survive_a_restart(self, store: Store, tmp_path: Path) -> None:
+    def test_scores_replace_those_of_another_network_and_survive_a_restart(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         with store:
             store.put_durably(make_entry(1))
             store.put_scores(scores_of(1, "a-one", 1.0), durably=True)
@@ -43,7 +45,9 @@ class TestPut:
             assert values(store, 1, "a-one") is None
         assert not list(tmp_path.glob("store/entries/*/*"))
 
-    def test_scores_that_wait_to_be_written_go_with_their_entry(self, store: Store, tmp_path: Path) -> None:
+    def test_scores_that_wait_to_be_written_go_with_their_entry(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         with store:
             store.put(make_entry(1))
             store.put_scores(scores_of(1, "a-one", 1.0))

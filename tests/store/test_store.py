@@ -1,4 +1,6 @@
-"""The rules of the stack of tiers: hits are promoted, puts are demoted, deletions reach every tier, no put waits."""
+"""The rules of the stack of tiers: hits are promoted, puts are demoted, deletions reach every tier,
+no put waits.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -31,7 +33,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def served(store: Store, number: int) -> bool:
-    """Whether a request is served the entry; returns after the promotion that closing the lease starts."""
+    """Whether a request is served the entry; returns after the promotion that closing the lease
+    starts.
+    """
     found = entries.served(store, make_entry(number))
     store.flush()
     return found
@@ -61,7 +65,9 @@ def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) ->
         assert all(served(store, number) for number in range(20))
 
 
-def test_a_put_does_not_wait_for_the_disk_and_a_full_write_buffer_drops_and_counts(tmp_path: Path) -> None:
+def test_a_put_does_not_wait_for_the_disk_and_a_full_write_buffer_drops_and_counts(
+    tmp_path: Path,
+) -> None:
     disk = HeldWrites(DiskTier(tmp_path, 10**7, LRU()))
     with Store([disk], write_buffer_bytes=3 * ENTRY_BYTES) as store:
         for number in range(5):
@@ -88,7 +94,9 @@ def test_an_entry_that_waits_to_be_written_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("being_written", [True, False])
-def test_a_deletion_reaches_every_tier_and_the_write_buffer(tmp_path: Path, being_written: bool) -> None:
+def test_a_deletion_reaches_every_tier_and_the_write_buffer(
+    tmp_path: Path, being_written: bool
+) -> None:
     disk = HeldWrites(DiskTier(tmp_path, 10**7, LRU()))
     with Store([MemoryTier(10**6, LRU()), disk], write_buffer_bytes=10**6) as store:
         store.put(make_entry(0))
@@ -130,7 +138,9 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
         assert not store.contains(make_entry(1).info.key)
 
 
-def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(store: Store, tmp_path: Path) -> None:
+def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(
+    store: Store, tmp_path: Path
+) -> None:
     store.put_durably(make_entry(1))
     with Store.open(config(tmp_path, read_only=True)) as reader:
         store.put_durably(make_entry(2))
@@ -138,7 +148,10 @@ def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(store: 
         reader.put(make_entry(3))  # stored in the reader's own memory
         assert served(reader, 3)
         assert not store.contains(make_entry(3).info.key)
-        for write in (lambda: reader.put_durably(make_entry(4)), lambda: reader.delete(make_entry(1).info.key)):
+        for write in (
+            lambda: reader.put_durably(make_entry(4)),
+            lambda: reader.delete(make_entry(1).info.key),
+        ):
             with pytest.raises(StoreReadOnlyError, match="reading only"):
                 write()
         store.delete(make_entry(1).info.key)
@@ -157,8 +170,12 @@ class Broken(MemoryTier):
         raise RuntimeError("no")
 
 
-def test_a_failing_tier_is_a_miss_and_fails_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Store([Broken(10**6, LRU()), DiskTier(tmp_path, 10**6, LRU())], write_buffer_bytes=10**6) as store:
+def test_a_failing_tier_is_a_miss_and_fails_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store(
+        [Broken(10**6, LRU()), DiskTier(tmp_path, 10**6, LRU())], write_buffer_bytes=10**6
+    ) as store:
         store.put(make_entry(1))
         store.flush()
         assert served(store, 1)

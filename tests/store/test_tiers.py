@@ -12,7 +12,17 @@ from ragkv.config import CODEC_NAMES
 from ragkv.store import LRU, DiskTier, Entry, Identity, MemoryTier, Tier
 from ragkv.store.entry import EncodedEntry
 
-from .entries import as_stored, digest, ids_of, leased, make_entry, other_identities, read_all, same, with_codec
+from .entries import (
+    as_stored,
+    digest,
+    ids_of,
+    leased,
+    make_entry,
+    other_identities,
+    read_all,
+    same,
+    with_codec,
+)
 from .remote.helpers import counted, remote_tier
 
 MakeEntry = Callable[..., Entry]
@@ -31,8 +41,12 @@ def entry_of(identity: Identity) -> MakeEntry:
 
 
 @pytest.fixture(params=["memory", "disk", "redis", "s3"])
-def make_tier(request: pytest.FixtureRequest, entry_of: MakeEntry, tmp_path: Path) -> Iterator[MakeTier]:
-    """Opens tiers of one kind; `capacity`, of a tier of this machine, is in entries of the default size."""
+def make_tier(
+    request: pytest.FixtureRequest, entry_of: MakeEntry, tmp_path: Path
+) -> Iterator[MakeTier]:
+    """Opens tiers of one kind; `capacity`, of a tier of this machine, is in entries of the default
+    size.
+    """
     opened: list[Tier] = []
 
     def make(capacity: float = 100) -> Tier:
@@ -67,18 +81,25 @@ def small_tier(make_tier: MakeTier, entry_of: MakeEntry) -> Tier:
     return made
 
 
-bounded = pytest.mark.parametrize("make_tier", ["memory", "disk"], indirect=True)  # shared storage bounds itself
+# shared storage bounds itself
+bounded = pytest.mark.parametrize("make_tier", ["memory", "disk"], indirect=True)
 
 
-def test_a_lease_returns_the_bytes_and_the_info_that_were_put(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(7, group="talk", index=3)
+def test_a_lease_returns_the_bytes_and_the_info_that_were_put(
+    entry_of: MakeEntry, make_tier: MakeTier
+) -> None:
+    tier = make_tier()
+    entry = entry_of(7, group="talk", index=3)
     assert tier.put(entry)
     with leased(tier, entry_of(7)) as lease:
         assert same(read_all(lease), as_stored(entry))
 
 
-def test_a_read_fills_the_given_buffer_or_returns_a_view(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
+def test_a_read_fills_the_given_buffer_or_returns_a_view(
+    entry_of: MakeEntry, make_tier: MakeTier
+) -> None:
+    tier = make_tier()
+    entry = entry_of(1)
     tier.put(entry)
     out = torch.zeros_like(entry.kv[0])
     with leased(tier, entry) as lease:
@@ -99,13 +120,20 @@ def test_a_lookup_with_any_other_identity_is_a_miss(identity: Identity, tier: Ti
 
 @pytest.mark.parametrize("other", ["tokens", "model", "codec"])
 def test_an_equal_key_with_another_identity_or_other_tokens_is_damage(
-    identity: Identity, entry_of: MakeEntry, make_tier: MakeTier, other: str, caplog: pytest.LogCaptureFixture
+    identity: Identity,
+    entry_of: MakeEntry,
+    make_tier: MakeTier,
+    other: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An entry with other tokens, of another model or in another codec is stored under the key of the lookup."""
+    """An entry with other tokens, of another model or in another codec is stored under the key of
+    the lookup.
+    """
     others = dict(other_identities(identity))
     wrong = {"tokens": identity, "model": others["weights"], "codec": others["codec"]}[other]
     impostor = entry_of(2 if other == "tokens" else 1, identity=wrong)
-    tier, key = make_tier(), entry_of(1).info.key
+    tier = make_tier()
+    key = entry_of(1).info.key
     tier.put(Entry(dataclasses.replace(impostor.info, key=key), impostor.kv, impostor.sensitivity))
     assert tier.lease(identity, ids_of(1)) is None
     assert tier.stats().damaged == 1
@@ -114,7 +142,9 @@ def test_an_equal_key_with_another_identity_or_other_tokens_is_damage(
 
 
 @bounded
-def test_a_full_tier_evicts_the_least_recently_used_entry(entry_of: MakeEntry, make_tier: MakeTier) -> None:
+def test_a_full_tier_evicts_the_least_recently_used_entry(
+    entry_of: MakeEntry, make_tier: MakeTier
+) -> None:
     tier = make_tier(capacity=2)
     tier.put(entry_of(1))
     tier.put(entry_of(2))
@@ -135,7 +165,9 @@ def test_a_leased_entry_is_never_evicted(entry_of: MakeEntry, small_tier: Tier) 
 
 
 @bounded
-def test_an_entry_larger_than_the_tier_is_refused_and_evicts_nothing(entry_of: MakeEntry, small_tier: Tier) -> None:
+def test_an_entry_larger_than_the_tier_is_refused_and_evicts_nothing(
+    entry_of: MakeEntry, small_tier: Tier
+) -> None:
     assert not small_tier.put(entry_of(2, layers=64))
     assert small_tier.contains(entry_of(1).info.key)
 
@@ -161,7 +193,9 @@ def test_a_deleted_entry_is_gone_but_its_open_lease_stays_readable(
 
 
 @bounded
-def test_a_lease_of_a_deleted_entry_does_not_unpin_its_successor(entry_of: MakeEntry, small_tier: Tier) -> None:
+def test_a_lease_of_a_deleted_entry_does_not_unpin_its_successor(
+    entry_of: MakeEntry, small_tier: Tier
+) -> None:
     old = leased(small_tier, entry_of(1))
     small_tier.delete(entry_of(1).info.key)
     small_tier.put(entry_of(1))
@@ -177,8 +211,11 @@ def test_closing_a_lease_or_a_tier_twice_is_harmless(entry_of: MakeEntry, tier: 
     tier.close()  # its fixture closes it again
 
 
-def test_putting_and_reading_do_not_modify_the_entry(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
+def test_putting_and_reading_do_not_modify_the_entry(
+    entry_of: MakeEntry, make_tier: MakeTier
+) -> None:
+    tier = make_tier()
+    entry = entry_of(1)
     before = digest(entry.kv, entry.sensitivity)
     tier.put(entry)
     for _ in range(2):
@@ -191,7 +228,8 @@ def test_putting_and_reading_do_not_modify_the_entry(entry_of: MakeEntry, make_t
 def test_a_view_of_a_larger_tensor_is_stored_without_the_larger_tensor(
     entry_of: MakeEntry, make_tier: MakeTier
 ) -> None:
-    tier, entry = make_tier(), entry_of(1)
+    tier = make_tier()
+    entry = entry_of(1)
     large = torch.cat([entry.kv, entry.kv], dim=3)  # twice the tokens
     view = type(entry)(entry.info, large[:, :, :, :4], entry.sensitivity)
     tier.put(view)
@@ -212,7 +250,8 @@ def test_gc_drops_the_refused_identities_and_returns_the_bytes_freed(
 
 
 def test_stats_count_entries_lookups_and_bytes(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(capacity=3), entry_of(1)
+    tier = make_tier(capacity=3)
+    entry = entry_of(1)
     tier.put(entry)
     with leased(tier, entry_of(1)) as lease:
         read_all(lease)
@@ -226,18 +265,25 @@ def test_stats_count_entries_lookups_and_bytes(entry_of: MakeEntry, make_tier: M
 def test_a_copy_for_another_tier_keeps_its_encoded_form_and_is_not_rounded_again(
     entry_of: MakeEntry, make_tier: MakeTier
 ) -> None:
-    first, second, entry = make_tier(), make_tier(), entry_of(1, tokens=64)
+    first = make_tier()
+    second = make_tier()
+    entry = entry_of(1, tokens=64)
     first.put(entry)
     with leased(first, entry) as lease:
         copy = lease.read_encoded()
-    assert (copy.codec, copy.stored_bytes) == (EncodedEntry.of(entry).codec, EncodedEntry.of(entry).stored_bytes)
+    assert (copy.codec, copy.stored_bytes) == (
+        EncodedEntry.of(entry).codec,
+        EncodedEntry.of(entry).stored_bytes,
+    )
     second.put(copy)
     assert second.stats().written_bytes == first.stats().written_bytes
     with leased(second, entry) as lease:
         assert same(read_all(lease), as_stored(entry))
 
 
-def test_a_copy_stays_readable_after_its_lease_is_closed_and_its_entry_deleted(entry_of: MakeEntry, tier: Tier) -> None:
+def test_a_copy_stays_readable_after_its_lease_is_closed_and_its_entry_deleted(
+    entry_of: MakeEntry, tier: Tier
+) -> None:
     with leased(tier, entry_of(1)) as lease:
         copy = lease.read_encoded()
     tier.delete(entry_of(1).info.key)
@@ -249,7 +295,8 @@ def test_a_copy_stays_readable_after_its_lease_is_closed_and_its_entry_deleted(e
 def test_layers_of_any_length_can_be_read_into_any_buffer(
     entry_of: MakeEntry, make_tier: MakeTier, tokens: int
 ) -> None:
-    tier, entry = make_tier(), entry_of(1, tokens=tokens)
+    tier = make_tier()
+    entry = entry_of(1, tokens=tokens)
     tier.put(entry)
     whole = torch.zeros(entry.kv[0].numel() + 1, dtype=entry.kv.dtype)
     unaligned = whole[1:].view(entry.kv[0].shape)
@@ -260,8 +307,11 @@ def test_layers_of_any_length_can_be_read_into_any_buffer(
     assert tier.stats().damaged == 0
 
 
-def test_an_entry_that_int8_refuses_is_stored_unchanged(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier, entry = make_tier(), entry_of(1)
+def test_an_entry_that_int8_refuses_is_stored_unchanged(
+    entry_of: MakeEntry, make_tier: MakeTier
+) -> None:
+    tier = make_tier()
+    entry = entry_of(1)
     entry.kv[1, 1, 0, 2, 3] = torch.inf
     tier.put(entry)
     with leased(tier, entry_of(1)) as lease:
@@ -273,8 +323,11 @@ def scores_entry(entry: Entry, network: str = "a-one", value: float = 1.0) -> En
     return Entry.of_scores(entry.info, network, torch.full((entry.info.tokens, 3), value).half())
 
 
-def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntry, tier: Tier) -> None:
-    entry, alone = entry_of(1), counted(tier)
+def test_scores_lie_next_to_their_entry_and_their_bytes_count(
+    entry_of: MakeEntry, tier: Tier
+) -> None:
+    entry = entry_of(1)
+    alone = counted(tier)
     assert tier.put(scores_entry(entry))
     with leased(tier, scores_entry(entry)) as lease:
         assert lease.sensitivity is not None and (lease.sensitivity == 1.0).all()
@@ -286,7 +339,9 @@ def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntr
     assert [info.key for info in tier.infos()] == [entry.info.key]
 
 
-def test_scores_of_another_network_are_a_miss_and_no_damage(entry_of: MakeEntry, tier: Tier) -> None:
+def test_scores_of_another_network_are_a_miss_and_no_damage(
+    entry_of: MakeEntry, tier: Tier
+) -> None:
     entry = entry_of(1)
     tier.put(scores_entry(entry, "a-one"))
     other = scores_entry(entry, "a-two").info
@@ -305,7 +360,9 @@ def test_a_deleted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier
 
 
 @bounded
-def test_an_evicted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier: MakeTier) -> None:
+def test_an_evicted_entry_takes_its_scores_with_it(
+    entry_of: MakeEntry, make_tier: MakeTier
+) -> None:
     tier = make_tier(capacity=3)
     tier.put(entry_of(1))
     tier.put(scores_entry(entry_of(1)))

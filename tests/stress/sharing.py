@@ -1,4 +1,6 @@
-"""The child processes of `test_sharing.py`: they write, read and delete on a shared server, until they are killed."""
+"""The child processes of `test_sharing.py`: they write, read and delete on a shared server, until
+they are killed.
+"""
 
 import itertools
 import random

@@ -1,4 +1,6 @@
-"""Random bit flips in the entry files and the index: no wrong byte is served, and every damage is a logged miss."""
+"""Random bit flips in the entry files and the index: no wrong byte is served, and every damage is a
+logged miss.
+"""
 
 import collections
 import logging
@@ -15,15 +17,21 @@ from tests.store.entries import IDENTITY, ids_of, make_entry, served, with_codec
 from .writing import config_of
 
 ENTRIES = [  # a layer: 3,200 bytes and 896 of padding if raw, 2,064 and 2,032 if int8
-    make_entry(number, tokens=100, identity=with_codec(CODEC_NAMES[number % len(CODEC_NAMES)])) for number in range(6)
+    make_entry(number, tokens=100, identity=with_codec(CODEC_NAMES[number % len(CODEC_NAMES)]))
+    for number in range(6)
 ]
 
 
 def covered(path: Path, key: EntryKey | None) -> list[tuple[int, int]]:
-    """The byte ranges of an entry file that a checksum covers: its head and its layers, without the padding."""
+    """The byte ranges of an entry file that a checksum covers: its head and its layers, without the
+    padding.
+    """
     with path.open("rb") as file:
         head = read_head(file.fileno(), key)
-    return [(0, head.layer_offsets[0]), *((start, start + head.layer_bytes) for start in head.layer_offsets)]
+    return [
+        (0, head.layer_offsets[0]),
+        *((start, start + head.layer_bytes) for start in head.layer_offsets),
+    ]
 
 
 def flip(path: Path, choose: random.Random) -> int:
@@ -49,20 +57,28 @@ def trial(directory: Path, choose: random.Random, log: pytest.LogCaptureFixture)
         missing = [entry for entry in ENTRIES if not served(store, entry)]
         (disk,) = store.stats().tiers
         hit = any(start <= place < end for start, end in ranges)
-        assert [entry.info.key for entry in missing] == ([EntryKey.from_text(path.stem)] if hit else []), (path, place)
+        assert [entry.info.key for entry in missing] == (
+            [EntryKey.from_text(path.stem)] if hit else []
+        ), (path, place)
         assert disk.damaged == len(missing)
         assert [str(entry.info.key) in log.text for entry in missing] == [True] * len(missing)
         for entry in missing:
             assert store.put_durably(entry)
-        assert all(served(store, entry) for entry in ENTRIES), "the store is not usable after the flip"
+        assert all(served(store, entry) for entry in ENTRIES), (
+            "the store is not usable after the flip"
+        )
     if hit:
         return "damage, a logged miss"
     if ranges:
         return "padding, nothing served changed"
-    return f"{path.name}, " + ("logged and rebuilt" if "index" in log.text else "nothing served changed")
+    return f"{path.name}, " + (
+        "logged and rebuilt" if "index" in log.text else "nothing served changed"
+    )
 
 
-@pytest.mark.parametrize("flips", [150, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+@pytest.mark.parametrize(
+    "flips", [150, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+)
 def test_wrong_bytes_are_never_served_after_bit_flips(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, flips: int
 ) -> None:

@@ -1,4 +1,6 @@
-"""A file system that is really full: writes fail cleanly, entries stay readable, deletions let writes succeed."""
+"""A file system that is really full: writes fail cleanly, entries stay readable, deletions let
+writes succeed.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -19,7 +21,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     try:
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "ragkv-test", str(place)], capture_output=True, text=True
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "ragkv-test", str(place)],
+            capture_output=True,
+            text=True,
         )
     except FileNotFoundError:
         pytest.skip("there is no mount command here")
@@ -32,7 +36,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entries = [make_entry(number, tokens=1000) for number in range(40)]  # 80 KiB each: 40 do not fit
+    # 80 KiB each: 40 do not fit
+    entries = [make_entry(number, tokens=1000) for number in range(40)]
     with Store.open(config_of(small_disk)) as store:
         stored = [entry for entry in entries if store.put_durably(entry)]
         assert 5 < len(stored) < 40
@@ -55,7 +60,10 @@ def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
 def test_a_store_on_a_full_disk_opens_serves_and_deletes(small_disk: Path) -> None:
     with Store.open(config_of(small_disk)) as store:
         assert store.put_durably(make_entry(1))
-    with (small_disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space left"):
+    with (
+        (small_disk / "ballast").open("wb", buffering=0) as ballast,
+        pytest.raises(OSError, match="No space left"),
+    ):
         while True:
             ballast.write(bytes(4096))
     with Store.open(config_of(small_disk)) as store:

@@ -1,4 +1,5 @@
-"""SIGKILL at random moments while a child writes: wrong bytes are never served, and confirmed writes are not lost.
+"""SIGKILL at random moments while a child writes: wrong bytes are never served, and confirmed
+writes are not lost.
 
 The long form: `pytest tests/stress -m slow -s`.
 """
@@ -18,7 +19,15 @@ from ragkv.store import Store
 from tests.scheduling.helpers import until
 from tests.store.entries import digest, make_entry, read_all
 
-from .writing import DISK_BYTES, LARGEST_BYTES, PER_ROUND, config_of, entry_of, number_of, write_for_ever
+from .writing import (
+    DISK_BYTES,
+    LARGEST_BYTES,
+    PER_ROUND,
+    config_of,
+    entry_of,
+    number_of,
+    write_for_ever,
+)
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.stress.writing"])
@@ -30,9 +39,15 @@ def expected(number: int) -> str:
     return digest(entry.kv, entry.sensitivity)
 
 
-def kill_while_writing(directory: Path, journal: Path, round_number: int, choose: random.Random) -> None:
-    """Start a writer and kill it within 0.3 s of its third confirmed write; every tenth writer while it opens."""
-    child = FORKSERVER.Process(target=write_for_ever, args=(directory, journal, round_number), daemon=True)
+def kill_while_writing(
+    directory: Path, journal: Path, round_number: int, choose: random.Random
+) -> None:
+    """Start a writer and kill it within 0.3 s of its third confirmed write; every tenth writer
+    while it opens.
+    """
+    child = FORKSERVER.Process(
+        target=write_for_ever, args=(directory, journal, round_number), daemon=True
+    )
     child.start()
     writes, delay_s = (0, 0.03) if choose.random() < 0.1 else (3, 0.3)
     until(lambda: journal.exists() and journal.read_text().count("stored") >= writes)
@@ -45,7 +60,9 @@ def kill_while_writing(directory: Path, journal: Path, round_number: int, choose
 
 
 def check_after_kill(directory: Path, journal: Path, counts: collections.Counter[str]) -> None:
-    """Reopen: served entries are right, confirmed writes are there, counts equal a recount, and the store works."""
+    """Reopen: served entries are right, confirmed writes are there, counts equal a recount, and the
+    store works.
+    """
     lines = journal.read_text().splitlines() if journal.exists() else []
     stored = {int(line.split()[1]) for line in lines if line.startswith("stored")}
     deleted = {int(line.split()[1]) for line in lines if line.startswith("deleted ")}
@@ -58,27 +75,43 @@ def check_after_kill(directory: Path, journal: Path, counts: collections.Counter
             assert lease is not None
             with lease:
                 entry = read_all(lease)
-            assert digest(entry.kv, entry.sensitivity) == expected(number_of(entry)), "wrong bytes were served"
+            assert digest(entry.kv, entry.sensitivity) == expected(number_of(entry)), (
+                "wrong bytes were served"
+            )
             served.add(number_of(entry))
         confirmed = stored - deleting
         lost = confirmed - served
         if lost:  # on a fast machine a round overflows the tier, which evicts its oldest entries
             full = DISK_BYTES - store.stats().tiers[0].used_bytes < LARGEST_BYTES
-            assert full and max(lost) < min(confirmed & served), "an entry that was confirmed is lost"
+            assert full and max(lost) < min(confirmed & served), (
+                "an entry that was confirmed is lost"
+            )
         assert not deleted & served, "a deleted entry came back"
         (disk,) = store.stats().tiers
         assert disk.damaged == 0, "a kill left a damaged entry visible"
-        assert disk.used_bytes == sum(path.stat().st_size for path in directory.glob("entries/*/*")) <= DISK_BYTES
+        assert (
+            disk.used_bytes
+            == sum(path.stat().st_size for path in directory.glob("entries/*/*"))
+            <= DISK_BYTES
+        )
         assert not list(directory.glob("tmp/*"))
         probe = make_entry(1)
         assert store.put_durably(probe)
         assert store.delete(probe.info.key)
-    counts.update({"kills": 1, "entries served": len(served), "confirmed writes found": len(stored - deleting)})
+    counts.update(
+        {
+            "kills": 1,
+            "entries served": len(served),
+            "confirmed writes found": len(stored - deleting),
+        }
+    )
     counts["deletions found"] += len(deleted)
     counts["kills before the store was open"] += "open" not in lines
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+@pytest.mark.parametrize(
+    "kills", [12, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+)
 def test_wrong_bytes_are_never_served_after_kills_while_writing(tmp_path: Path, kills: int) -> None:
     counts: collections.Counter[str] = collections.Counter()
     choose = random.Random(kills)

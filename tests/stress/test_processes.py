@@ -1,4 +1,6 @@
-"""Two processes on one directory: a second writer is refused, and a reader never reads wrong bytes."""
+"""Two processes on one directory: a second writer is refused, and a reader never reads
+wrong bytes.
+"""
 
 import os
 import signal
@@ -17,7 +19,8 @@ from .writing import config_of, number_of, write_for_ever
 
 
 def test_a_second_process_is_refused_as_writer_and_can_read_next_to_it(tmp_path: Path) -> None:
-    directory, journal = tmp_path / "store", tmp_path / "journal"
+    directory = tmp_path / "store"
+    journal = tmp_path / "journal"
     child = FORKSERVER.Process(target=write_for_ever, args=(directory, journal, 1), daemon=True)
     child.start()
     until(lambda: journal.exists() and "stored" in journal.read_text())

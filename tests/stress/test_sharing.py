@@ -21,8 +21,12 @@ FORKSERVER.set_forkserver_preload(["tests.stress.sharing"])
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
-def test_three_processes_killed_at_random_leave_right_entries(redis_server: RedisServer, kills: int) -> None:
-    choose, url, prefix = random.Random(1), f"unix://{redis_server.socket}", unique_prefix()
+def test_three_processes_killed_at_random_leave_right_entries(
+    redis_server: RedisServer, kills: int
+) -> None:
+    choose = random.Random(1)
+    url = f"unix://{redis_server.socket}"
+    prefix = unique_prefix()
 
     def start(seed: int) -> multiprocessing.process.BaseProcess:
         child = FORKSERVER.Process(target=use_for_ever, args=(url, prefix, seed), daemon=True)
@@ -35,7 +39,9 @@ def test_three_processes_killed_at_random_leave_right_entries(redis_server: Redi
     for kill in range(kills):
         time.sleep(0.5 * choose.random())
         victim = choose.randrange(3)
-        assert children[victim].is_alive(), f"a child ended without a kill, with {children[victim].exitcode}"
+        assert children[victim].is_alive(), (
+            f"a child ended without a kill, with {children[victim].exitcode}"
+        )
         children[victim].kill()
         children[victim].join()
         children[victim] = start(3 + kill)

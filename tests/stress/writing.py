@@ -1,4 +1,6 @@
-"""The child processes of the stress tests: they write entries that a test can recompute, until they are killed."""
+"""The child processes of the stress tests: they write entries that a test can recompute, until they
+are killed.
+"""
 
 import itertools
 import os
@@ -10,7 +12,8 @@ from ragkv.store import Entry, Store
 from tests.store.entries import IDENTITY, ids_of, make_entry
 
 DISK_BYTES = 6 * 1024**2
-LARGEST_BYTES = 1024**2  # space that may be free in a full tier, because an eviction frees more than needed
+# space that may be free in a full tier, because an eviction frees more than needed
+LARGEST_BYTES = 1024**2
 PER_ROUND = 10_000  # entries of one round
 
 
@@ -30,7 +33,9 @@ def config_of(directory: Path, **changes: object) -> StoreConfig:
 
 
 def write_for_ever(directory: Path, journal: Path, round_number: int) -> None:
-    """Put, delete and read without end. `journal` lists the confirmed steps: `open`, `stored 7`, `deleted 7`."""
+    """Put, delete and read without end. `journal` lists the confirmed steps: `open`, `stored 7`,
+    `deleted 7`.
+    """
     lines = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def confirm(line: str) -> None:

@@ -10,7 +10,9 @@ from training.model import Reader, Shape, bias, load
 from training.tokenizer import build
 from training.train import losses, save_reader
 
-SMALL = Shape(vocabulary=len(build()), hidden=32, layers=8, heads=2, kv_heads=1, head_dim=16, inner=48)
+SMALL = Shape(
+    vocabulary=len(build()), hidden=32, layers=8, heads=2, kv_heads=1, head_dim=16, inner=48
+)
 
 
 def reader() -> Reader:
@@ -24,12 +26,17 @@ def reader() -> Reader:
 
 def test_the_export_gives_the_same_logits_in_transformers(tmp_path: Path) -> None:
     save_reader(reader(), tmp_path)
-    exported, trained = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), load(tmp_path)
+    exported = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    trained = load(tmp_path)
     ids = torch.randint(5, SMALL.vocabulary, (2, 40), generator=torch.Generator().manual_seed(1))
     positions = torch.arange(40).expand(2, 40)
     with torch.inference_mode():
-        hidden, _ = trained(ids, positions, bias(torch.zeros_like(ids), torch.float32), torch.float32)
-        torch.testing.assert_close(trained.logits(hidden), exported(ids).logits, atol=2e-4, rtol=2e-4)
+        hidden, _ = trained(
+            ids, positions, bias(torch.zeros_like(ids), torch.float32), torch.float32
+        )
+        torch.testing.assert_close(
+            trained.logits(hidden), exported(ids).logits, atol=2e-4, rtol=2e-4
+        )
 
 
 def test_the_exported_tokenizer_equals_the_one_used_in_training(tmp_path: Path) -> None:

@@ -50,14 +50,19 @@ def named(name: str, text: str) -> bool:
 
 
 def test_held_out_names_are_never_drawn_in_training() -> None:
-    training = {NameGenerator(Random(seed), "train").draw(kind) for seed in range(200) for kind in Kind}
-    held_out = {NameGenerator(Random(seed), "heldout").draw(kind) for seed in range(200) for kind in Kind}
+    training = {
+        NameGenerator(Random(seed), "train").draw(kind) for seed in range(200) for kind in Kind
+    }
+    held_out = {
+        NameGenerator(Random(seed), "heldout").draw(kind) for seed in range(200) for kind in Kind
+    }
     assert not training & held_out
     assert all(map(is_held_out, held_out)) and not any(map(is_held_out, training))
 
 
 def test_a_chunk_has_the_same_ids_alone_and_in_a_prompt() -> None:
-    tokenizer, encoder = build(), Encoder(build())
+    tokenizer = build()
+    encoder = Encoder(build())
     for made in worlds()[:10]:
         question = made.questions[0].question
         runs = [encoder.ids(chunk) for chunk in made.chunks] + [encoder.ids(question)]
@@ -65,4 +70,9 @@ def test_a_chunk_has_the_same_ids_alone_and_in_a_prompt() -> None:
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
-        assert tokenizer(prompt, add_special_tokens=False)["input_ids"] == [BOS, USER, *sum(runs, []), ASSISTANT]
+        assert tokenizer(prompt, add_special_tokens=False)["input_ids"] == [
+            BOS,
+            USER,
+            *sum(runs, []),
+            ASSISTANT,
+        ]

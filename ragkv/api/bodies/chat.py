@@ -1,12 +1,20 @@
 """The request of /v1/chat/completions: OpenAI's fields and ragkv's extensions.
 
-Parameters of OpenAI's that this server does not offer are refused by name, unless their value asks for nothing.
+Parameters of OpenAI's that this server does not offer are refused by name, unless their value asks
+for nothing.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, StringConstraints, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    model_validator,
+)
 
 from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPETITION
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions
@@ -22,7 +30,8 @@ _IGNORED = "Accepted and ignored."
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Biases = Annotated[
-    dict[TokenId, Bias], Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False})
+    dict[TokenId, Bias],
+    Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False}),
 ]
 
 # Fields of other servers and clients that cannot change an answer here, by the reason why.
@@ -30,7 +39,12 @@ _REASONS = {
     "the key says who asks": ("user", "safety_identifier"),
     "requests are not stored": ("metadata", "store"),
     "all requests are served alike": ("service_tier",),
-    "KV is found by content": ("prompt_cache_key", "prompt_cache_retention", "cache_control", "cache_prompt"),
+    "KV is found by content": (
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_control",
+        "cache_prompt",
+    ),
     "the context is the model's": ("num_ctx",),
     "the model stays loaded": ("keep_alive",),
     "the chat template is rendered without arguments": ("chat_template_kwargs",),
@@ -41,7 +55,9 @@ IGNORED: Mapping[str, str] = {name: why for why, names in _REASONS.items() for n
 
 
 class ClientPart(RequestPart):
-    """A part of what a client of other servers sends: null asks for nothing, `IGNORED` makes a note."""
+    """A part of what a client of other servers sends: null asks for nothing, `IGNORED` makes a
+    note.
+    """
 
     _left_out: tuple[str, ...] = PrivateAttr(())  # the fields of `IGNORED` that were given
 
@@ -50,7 +66,9 @@ class ClientPart(RequestPart):
     def _leaves_out(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return handler(values)
-        made = handler({name: one for name, one in values.items() if one is not None and name not in IGNORED})
+        made = handler(
+            {name: one for name, one in values.items() if one is not None and name not in IGNORED}
+        )
         made._left_out = tuple(name for name in IGNORED if values.get(name))
         return made
 
@@ -58,7 +76,8 @@ class ClientPart(RequestPart):
 def notes_of(parts: Iterable[ClientPart]) -> list[str]:
     """Notes on the fields that were given and are ignored, each once."""
     return [
-        f"{name} is ignored: {IGNORED[name]}" for name in dict.fromkeys(n for part in parts for n in part._left_out)
+        f"{name} is ignored: {IGNORED[name]}"
+        for name in dict.fromkeys(n for part in parts for n in part._left_out)
     ]
 
 
@@ -72,7 +91,9 @@ class TextPart(ClientPart):
 class Message(ClientPart):
     """A message."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="Who.", examples=["user"])
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="Who.", examples=["user"]
+    )
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = optional(
         "The text.", examples=["Who is it?"]
     )
@@ -93,24 +114,36 @@ class Message(ClientPart):
 class StreamOptions(ClientPart):
     """What a stream contains besides the answer."""
 
-    include_usage: bool = Field(default=False, description="Send a last chunk with the token counts.")
+    include_usage: bool = Field(
+        default=False, description="Send a last chunk with the token counts."
+    )
     include_obfuscation: bool | None = optional(_IGNORED)
 
 
 class SamplingFields(Strict):
-    """How tokens are chosen. The ranges are those of the engine's `Sampling`, which has the rules."""
+    """How tokens are chosen. The ranges are those of the engine's `Sampling`, which has
+    the rules.
+    """
 
     temperature: float | None = optional("Above 0: samples. 0: greedy.", ge=0.0, le=2.0)
     top_p: float | None = optional("Below 1: samples.", gt=0.0, le=1.0)
     top_k: int | None = optional("Above 0: samples, the likeliest tokens only.", ge=0, lt=2**31)
     min_p: float | None = optional("Above 0: samples.", ge=0.0, le=1.0)
     seed: int | None = optional("The same seed samples the same answer.", ge=-(2**63), lt=2**63)
-    presence_penalty: float | None = optional("Subtracted from the logits of tokens in the answer.", ge=-2.0, le=2.0)
-    frequency_penalty: float | None = optional("The same, each time that it has the token.", ge=-2.0, le=2.0)
-    repetition_penalty: float | None = optional(
-        "Divides the logits of tokens of prompt and answer.", ge=LEAST_REPETITION, le=MOST_REPETITION
+    presence_penalty: float | None = optional(
+        "Subtracted from the logits of tokens in the answer.", ge=-2.0, le=2.0
     )
-    logit_bias: Biases | None = optional("Added to the logits of these token ids.", examples=[{"5": 1.0}])
+    frequency_penalty: float | None = optional(
+        "The same, each time that it has the token.", ge=-2.0, le=2.0
+    )
+    repetition_penalty: float | None = optional(
+        "Divides the logits of tokens of prompt and answer.",
+        ge=LEAST_REPETITION,
+        le=MOST_REPETITION,
+    )
+    logit_bias: Biases | None = optional(
+        "Added to the logits of these token ids.", examples=[{"5": 1.0}]
+    )
 
 
 class ChatRequest(ClientPart, SamplingFields):
@@ -119,27 +152,39 @@ class ChatRequest(ClientPart, SamplingFields):
     model_config = ConfigDict(title="ChatCompletionRequest")
 
     model: str = Field(description="A model of `GET /v1/models`.", examples=["reader"])
-    messages: list[Message] = Field(min_length=1, max_length=1000, description="One at least is the user's.")
+    messages: list[Message] = Field(
+        min_length=1, max_length=1000, description="One at least is the user's."
+    )
     stream: bool | None = Field(default=False, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = optional("Only with `stream`.")
     max_tokens: int | None = optional("The most tokens of the answer.", ge=1, lt=2**63)
     max_completion_tokens: int | None = optional("The same; give one of the two.", ge=1, lt=2**63)
-    stop: str | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(max_length=4)] | None = optional(
-        "Texts that end the answer; they are not part of it."
-    )
+    stop: (
+        str
+        | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(max_length=4)]
+        | None
+    ) = optional("Texts that end the answer; they are not part of it.")
 
     response_format: FormatRequest | None = optional("The form of the answer; left out: text.")
     documents: list[GivenDocument] | None = optional("Documents to answer from.")
-    rag: RetrievalBody | None = optional("Documents to find and answer from; the last user message is the query.")
-    session_id: SessionId | None = optional("The server stores the conversation and reads only the last user message.")
+    rag: RetrievalBody | None = optional(
+        "Documents to find and answer from; the last user message is the query."
+    )
+    session_id: SessionId | None = optional(
+        "The server stores the conversation and reads only the last user message."
+    )
     ragkv: ReuseOptions | None = optional("How the prompt's KV is made.")
 
     n: Literal[1] | None = optional("One answer to a request.")
     logprobs: bool | None = optional("Return the log probability of each token of the answer.")
-    top_logprobs: int | None = optional("And of so many most probable tokens; needs `logprobs`.", ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = optional(
+        "And of so many most probable tokens; needs `logprobs`.", ge=0, le=MAX_LOGPROBS
+    )
 
     tools: list[ToolDefinition] | None = optional("Functions it may call.", max_length=128)
-    tool_choice: ToolChoice | NamedTool | None = optional("required, or a name: the answer is calls of the schema.")
+    tool_choice: ToolChoice | NamedTool | None = optional(
+        "required, or a name: the answer is calls of the schema."
+    )
     parallel_tool_calls: bool | None = optional("false: one call with tool_choice required.")
 
     @property
@@ -157,4 +202,9 @@ class ChatRequest(ClientPart, SamplingFields):
         if self.logit_bias is not None:
             sampling["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        return {**options, **cast("AnswerOptions", sampling), "stop": tuple(stop), "response_format": self.form}
+        return {
+            **options,
+            **cast("AnswerOptions", sampling),
+            "stop": tuple(stop),
+            "response_format": self.form,
+        }

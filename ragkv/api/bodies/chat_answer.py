@@ -1,4 +1,6 @@
-"""The answer of /v1/chat/completions, its pieces in a stream, its token counts and log probabilities."""
+"""The answer of /v1/chat/completions, its pieces in a stream, its token counts and log
+probabilities.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +52,9 @@ class Alternative(BaseModel):
 
     token: str = Field(description="The token's text; parts of a character are shown as \ufffd.")
     logprob: float = Field(description="The natural logarithm of its probability.")
-    bytes: list[int] | None = Field(description="The token's bytes; null: the tokenizer does not say.")
+    bytes: list[int] | None = Field(
+        description="The token's bytes; null: the tokenizer does not say."
+    )
 
 
 class TokenLogprobs(Alternative):
@@ -87,7 +91,9 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None = Field(description="The answer's text; null if it is nothing but calls.")
-    tool_calls: list[CallBody] | None = Field(default=None, description="Calls for the client to answer.")
+    tool_calls: list[CallBody] | None = Field(
+        default=None, description="Calls for the client to answer."
+    )
     refusal: None = Field(default=None, description="Always null.")
     annotations: list[Annotation] = Field(description="The citations in the content.")
 
@@ -97,8 +103,12 @@ class Choice(BaseModel):
 
     index: int = Field(default=0, description="Always 0.")
     message: AssistantMessage
-    logprobs: Logprobs | None = Field(default=None, description="Its tokens, if they were asked for.")
-    finish_reason: Literal["stop", "length", "tool_calls"] = Field(description="length: `max_tokens` ended it.")
+    logprobs: Logprobs | None = Field(
+        default=None, description="Its tokens, if they were asked for."
+    )
+    finish_reason: Literal["stop", "length", "tool_calls"] = Field(
+        description="length: `max_tokens` ended it."
+    )
 
 
 class ChatResponse(BaseModel):

@@ -1,4 +1,6 @@
-"""The request and response bodies of ragkv's own endpoints; those with documents are in `documents.py`."""
+"""The request and response bodies of ragkv's own endpoints; those with documents are in
+`documents.py`.
+"""
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -31,11 +33,16 @@ RetrieverName = Annotated[str, Field(max_length=64, json_schema_extra={"enum": s
 class ReuseOptions(RequestPart):
     """How the prompt's KV is made, and which stored KV may be used."""
 
-    reuse: ReuseMode = Field(default="fused", description="fused; prefix: what is exact; none: full recompute.")
-    ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = optional(
-        "Share of fused tokens to recompute. null: the load controller chooses; left out: the setting."
+    reuse: ReuseMode = Field(
+        default="fused", description="fused; prefix: what is exact; none: full recompute."
     )
-    selector: SelectorName | None = optional("The method that selects these tokens; left out: the setting.")
+    ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = optional(
+        "Share of fused tokens to recompute. null: the load controller chooses; left out: the "
+        "setting."
+    )
+    selector: SelectorName | None = optional(
+        "The method that selects these tokens; left out: the setting."
+    )
 
     @property
     def engine_options(self) -> AnswerOptions:
@@ -54,7 +61,9 @@ class NamedSchema(RequestPart):
     schema_: dict[str, Any] = Field(
         alias="schema",
         description="The schema. One that cannot be kept is refused, and the error names the part.",
-        examples=[{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}],
+        examples=[
+            {"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}
+        ],
     )
     strict: bool | None = optional("Ignored: every schema is kept strictly.")
 
@@ -62,7 +71,9 @@ class NamedSchema(RequestPart):
 class FormatRequest(RequestPart):
     """The form of the answer."""
 
-    type: Literal["text", "json_object", "json_schema"] = Field(description="json_object: any JSON object.")
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="json_object: any JSON object."
+    )
     json_schema: NamedSchema | None = optional("Only with json_schema.")
 
     @property
@@ -82,7 +93,9 @@ class Search(Strict):
         "Metadata that must match: a value, a list of values, or comparisons such as `gte`.",
         examples=[{"lang": "en", "year": {"gte": 1900}}],
     )
-    retriever: RetrieverName | None = optional("Left out: the best one available.", examples=["bm25"])
+    retriever: RetrieverName | None = optional(
+        "Left out: the best one available.", examples=["bm25"]
+    )
 
 
 class SearchRequest(Search):
@@ -94,17 +107,24 @@ class SearchRequest(Search):
 class RetrievalBody(Search):
     """Which passages of which collection to find, and their order in the prompt."""
 
-    collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
+    collection: Name = Field(
+        default="default", description="The collection to search.", examples=["docs"]
+    )
     order: Literal["best-last", "score", "document"] | None = optional(
-        "Best passage last or first, or as in the documents. Null: best last, but for the reader the last."
+        "Best passage last or first, or as in the documents. Null: best last, but for the reader "
+        "the last."
     )
 
 
 class AskRequest(RetrievalBody, ReuseOptions):
     """A question over a collection."""
 
-    question: str = Field(min_length=1, description="The question.", examples=["When was the Iron Bridge opened?"])
-    session_id: SessionId | None = optional("The conversation to continue or to start.", examples=["s1"])
+    question: str = Field(
+        min_length=1, description="The question.", examples=["When was the Iron Bridge opened?"]
+    )
+    session_id: SessionId | None = optional(
+        "The conversation to continue or to start.", examples=["s1"]
+    )
     max_tokens: int | None = optional("The most tokens of the answer.", ge=1, lt=2**63)
     response_format: FormatRequest | None = optional("The form of the answer; left out: text.")
     stream: bool = Field(default=False, description="Answer with server-sent events.")
@@ -120,7 +140,9 @@ class SourceBody(BaseModel):
     text: str = Field(description="The passage.")
     start: int = Field(description="Start of the text in the document, in characters.")
     end: int = Field(description="End of the text in the document, in characters.")
-    page: int | None = Field(default=None, description="The page on which the text begins, of a document with pages.")
+    page: int | None = Field(
+        default=None, description="The page on which the text begins, of a document with pages."
+    )
     score: float | None = Field(description="Comparable within one search only.")
 
 
@@ -129,17 +151,26 @@ class CitationBody(BaseModel):
 
     number: int = Field(description="The source's number.")
     document_id: str = Field(description="The source's document.")
-    page: int | None = Field(default=None, description="The page on which the source begins, if it has pages.")
+    page: int | None = Field(
+        default=None, description="The page on which the source begins, if it has pages."
+    )
     start: int = Field(description="Start in the source's text, in characters.")
     end: int = Field(description="End in the source's text, in characters.")
-    answer_start: int | None = Field(description="Start of the cited part of the answer, if it is known.")
-    answer_end: int | None = Field(description="End of the cited part of the answer, if it is known.")
+    answer_start: int | None = Field(
+        description="Start of the cited part of the answer, if it is known."
+    )
+    answer_end: int | None = Field(
+        description="End of the cited part of the answer, if it is known."
+    )
 
 
 class ReuseBody(BaseModel):
-    """How the prompt's tokens were obtained. The first four counts are disjoint and sum to `tokens`."""
+    """How the prompt's tokens were obtained. The first four counts are disjoint and sum to
+    `tokens`.
+    """
 
-    model_config = ConfigDict(from_attributes=True)  # `model_validate` reads it from the engine's `Reuse`
+    # `model_validate` reads it from the engine's `Reuse`
+    model_config = ConfigDict(from_attributes=True)
 
     exact: int = Field(description="Reused, and equal to what a full prefill computes.")
     fused: int = Field(description="Reused as stored, without attention to the tokens before them.")
@@ -152,19 +183,29 @@ class ReuseBody(BaseModel):
     ratio: float = Field(description="Recompute ratio in force.")
     selector: str = Field(description="Selector in force.")
     compute: float = Field(description="Computed row-layers divided by those of a full prefill.")
-    notes: list[str] = Field(description="Remarks on this report, such as damaged entries and fallbacks.")
-    decision: list[str] = Field(description="Why the load controller chose this ratio, if it was asked.")
+    notes: list[str] = Field(
+        description="Remarks on this report, such as damaged entries and fallbacks."
+    )
+    decision: list[str] = Field(
+        description="Why the load controller chose this ratio, if it was asked."
+    )
 
 
 class SpanBody(BaseModel):
     """A run of the prompt's tokens with the same state. All spans together sum to `ReuseBody`."""
 
-    kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(description="What it is of the prompt.")
+    kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(
+        description="What it is of the prompt."
+    )
     start: int = Field(description="Position of its first token in the prompt.")
     tokens: int = Field(description="How many tokens it has.")
-    state: Literal["exact", "fused", "computed"] = Field(description="How its KV was obtained, as in `ReuseBody`.")
+    state: Literal["exact", "fused", "computed"] = Field(
+        description="How its KV was obtained, as in `ReuseBody`."
+    )
     recomputed: int = Field(description="How many tokens of a fused span were computed again.")
-    recomputed_at: list[int] = Field(description="The positions of these tokens, counted from the span's start.")
+    recomputed_at: list[int] = Field(
+        description="The positions of these tokens, counted from the span's start."
+    )
     number: int | None = Field(description="The number of its source, for chunks.")
     why: str | None = Field(description="Why a chunk is computed instead of reused.")
 
@@ -182,7 +223,9 @@ class Basis(BaseModel):
 
     citations: list[CitationBody] = Field(description="Where the sources say what the answer says.")
     sources: list[SourceBody] = Field(description="The passages in the prompt, in order.")
-    session_id: str | None = Field(description="The conversation that the answer belongs to, if the request named one.")
+    session_id: str | None = Field(
+        description="The conversation that the answer belongs to, if the request named one."
+    )
     notes: list[str] = Field(default=[], description="What was ignored of the request.")
 
 
@@ -254,7 +297,9 @@ class DocumentOut(DocumentInfo):
 class DocumentList(Listed[DocumentInfo]):
     """A page of documents, in the order in which they were stored."""
 
-    next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
+    next: str | None = Field(
+        description="Send it as `after` for the next page; null: no further page."
+    )
 
 
 class Deleted(BaseModel):

@@ -35,7 +35,11 @@ class ToolDefinition(RequestPart):
         """The tool as chat templates read it."""
         function = self.function
         parameters = function.parameters or {"type": "object", "properties": {}}
-        described = {"name": function.name, "description": function.description or "", "parameters": parameters}
+        described = {
+            "name": function.name,
+            "description": function.description or "",
+            "parameters": parameters,
+        }
         return {"type": "function", "function": described}
 
 
@@ -63,7 +67,9 @@ class CallBody(RequestPart):
     """A call in an answer, which the client sends back with a `tool` message."""
 
     id: str = Field(max_length=256, description="The call's id.")
-    type: Literal["function"] = Field(default="function", description="Only functions can be called.")
+    type: Literal["function"] = Field(
+        default="function", description="Only functions can be called."
+    )
     function: CalledFunction
 
     @property
@@ -81,11 +87,16 @@ class CallBody(RequestPart):
 
 def called(calls: Sequence[ToolCall]) -> list[CallBody]:
     """Calls as the response has them."""
-    return [CallBody(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)) for call in calls]
+    return [
+        CallBody(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
+        for call in calls
+    ]
 
 
 def check_choice(tools: Sequence[ToolDefinition], choice: Choice | NamedTool | None) -> None:
-    """Raise `ApiError` for two tools of one name, and for a choice that names no tool of the request."""
+    """Raise `ApiError` for two tools of one name, and for a choice that names no tool of the
+    request.
+    """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise ApiError(400, "Two tools have the same name; give each its own.", param="tools")

@@ -1,10 +1,12 @@
-"""The texts that one engine knows as chunks: ingested texts and passages of collections, until they are forgotten.
+"""The texts that one engine knows as chunks: ingested texts and passages of collections, until they
+are forgotten.
 
-They are found in prompts in other writings too, see `passage_matcher.py`. Texts that come with a request are looked
-for in its own prompt.
+They are found in prompts in other writings too, see `passage_matcher.py`. Texts that come with a
+request are looked for in its own prompt.
 
-A form is the text of a prompt where a known passage was found in another writing, as a chunk of its own. Which passages
-a form came from is not kept: forms cost little to encode again, so the deletion of any passage deletes them all.
+A form is the text of a prompt where a known passage was found in another writing, as a chunk of its
+own. Which passages a form came from is not kept: forms cost little to encode again, so the deletion
+of any passage deletes them all.
 """
 
 import contextlib
@@ -53,22 +55,29 @@ class ChunkCatalogue:
         self._ingested: dict[str, ChatDocument] = {}  # by the words of their texts
 
     def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> WarmReport:
-        """Register `documents` and, with `encode`, compute and store their KV. Returns when it is durable."""
+        """Register `documents` and, with `encode`, compute and store their KV. Returns when it is
+        durable.
+        """
         by_text = {document.text: document for document in documents if document.text}
-        chunks = [self._engine.chunk(text) for text in by_text]  # raises before an invalid text is registered
+        # raises before an invalid text is registered
+        chunks = [self._engine.chunk(text) for text in by_text]
         report = self._engine.warm(chunks) if encode else WarmReport(0, 0, 0)
         self.register(by_text.values())
         return report
 
     def register(self, documents: Iterable[ChatDocument]) -> None:
-        """Know `documents` until they are forgotten. Their KV is stored already, or after the first cache miss."""
+        """Know `documents` until they are forgotten. Their KV is stored already, or after the first
+        cache miss.
+        """
         added = {key_of(document.text): document for document in documents if document.text}
         self.passages.add(document.text for document in added.values())
         with self._lock:
             self._ingested |= added
 
     def forget(self, texts: Iterable[str]) -> int:
-        """Forget `texts` and delete their KV from every tier. Returns how many of them had KV stored."""
+        """Forget `texts` and delete their KV from every tier. Returns how many of them had KV
+        stored.
+        """
         dropped = [text for text in dict.fromkeys(texts) if text]
         keys = [key_of(text) for text in dropped]
         self.passages.discard(keys)
@@ -85,15 +94,21 @@ class ChunkCatalogue:
         return joined(of_request.find(prompt), self.passages.find(prompt))[:MAX_FOUND]
 
     def encode_ingested(self) -> None:
-        """Compute the KV of all ingested and registered texts that is not stored, between requests."""
+        """Compute the KV of all ingested and registered texts that is not stored, between
+        requests.
+        """
         with self._lock:
             documents = list(self._ingested.values())
-        self._engine.entries.warm_soon([self._engine.chunk(document.text) for document in documents], last=True)
+        self._engine.entries.warm_soon(
+            [self._engine.chunk(document.text) for document in documents], last=True
+        )
 
     def chunk(self, match: TextMatch, metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """The chunk of a text that was found in a prompt; `metadata` defaults to those of the ingested text.
+        """The chunk of a text that was found in a prompt; `metadata` defaults to those of the
+        ingested text.
 
-        If it is not the known text word for word, it is a form, whose KV is deleted with other forms.
+        If it is not the known text word for word, it is a form, whose KV is deleted with other
+        forms.
         """
         chunk = self._chunk_of(match.text)
         if not match.word_for_word:
@@ -111,12 +126,18 @@ class ChunkCatalogue:
 
 
 class Forms:
-    """The token ids of all forms, in a file next to the store, so that a restart forgets none. Thread-safe."""
+    """The token ids of all forms, in a file next to the store, so that a restart forgets none.
+    Thread-safe.
+    """
 
     def __init__(self, engine: Engine) -> None:
         directory = engine.config.store.directory
         self._engine = engine
-        self._path = None if directory is None or engine.config.store.read_only else Path(directory) / FORMS_FILE
+        self._path = (
+            None
+            if directory is None or engine.config.store.read_only
+            else Path(directory) / FORMS_FILE
+        )
         self._lock = threading.Lock()
         self._forms: OrderedDict[tuple[int, ...], None] = OrderedDict(dict.fromkeys(self._read()))
 
@@ -128,7 +149,8 @@ class Forms:
                 self._forms.move_to_end(token_ids)
                 return
             self._forms[token_ids] = None
-            if len(self._forms) > MAX_FORMS:  # several at once, because the whole file is written again
+            # several at once, because the whole file is written again
+            if len(self._forms) > MAX_FORMS:
                 dropped = [self._forms.popitem(last=False)[0] for _ in range(MAX_FORMS // 10)]
                 self._write()
             elif self._path is not None:
@@ -139,7 +161,8 @@ class Forms:
     def delete(self) -> None:
         """Delete the KV of all forms from every tier."""
         with self._lock:
-            dropped, self._forms = list(self._forms), OrderedDict()
+            dropped = list(self._forms)
+            self._forms = OrderedDict()
             if dropped:
                 self._engine.delete(dropped)
                 self._write()
@@ -147,11 +170,15 @@ class Forms:
     def _append(self, token_ids: tuple[int, ...]) -> None:
         assert self._path is not None
         try:
-            with open(self._path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            with open(
+                self._path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)
+            ) as file:
                 file.write(json.dumps(token_ids) + "\n")
         except OSError as error:
             log.warning(
-                "A form is not noted in %s (%s): after a restart its KV outlives its passage.", self._path, error
+                "A form is not noted in %s (%s): after a restart its KV outlives its passage.",
+                self._path,
+                error,
             )
 
     def _write(self) -> None:

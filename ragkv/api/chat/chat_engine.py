@@ -1,8 +1,10 @@
-"""A request's messages and documents become the prompt of an engine: chunks, the text between them, and the question.
+"""A request's messages and documents become the prompt of an engine: chunks, the text between them,
+and the question.
 
-The prompt is rendered as text, known chunk texts are found in it, and the pieces between them are tokenized one by one.
-A chunk keeps the token ids it was ingested with, whatever stands around it. So at ratio 1 the model reads the prompt
-that the template writes, except for how words at the seams between pieces are split into tokens.
+The prompt is rendered as text, known chunk texts are found in it, and the pieces between them are
+tokenized one by one. A chunk keeps the token ids it was ingested with, whatever stands around it.
+So at ratio 1 the model reads the prompt that the template writes, except for how words at the seams
+between pieces are split into tokens.
 """
 
 import functools
@@ -25,11 +27,14 @@ from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
-CHARS_A_TOKEN = 16  # Messages of more characters for each token of the context are not rendered, searched or tokenized.
+# Messages of more characters for each token of the context are not rendered, searched or tokenized.
+CHARS_A_TOKEN = 16
 LONG_PROMPT = 2_000  # A prompt of fewer characters may hold no documents.
 NOTHING_KNOWN = (
-    "A prompt of %d characters has none of the known texts, so none is reused; this is said once. Give the model the "
-    "texts that the retriever returns, split in the same way (docs/langchain.md; of messages to a server: docs/api.md)."
+    "A prompt of %d characters has none of the known texts, so none is reused; this is said "
+    "once. Give the model the "
+    "texts that the retriever returns, split in the same way (docs/langchain.md; of messages to "
+    "a server: docs/api.md)."
 )
 
 
@@ -74,27 +79,35 @@ class ChatEngine:
 
     def template_for(self, tools: Sequence[Tool]) -> Template:
         """The chat template with `tools` in every prompt."""
-        return self._template_of(json.dumps(list(tools), sort_keys=False)) if tools else self.template
+        return (
+            self._template_of(json.dumps(list(tools), sort_keys=False)) if tools else self.template
+        )
 
     @property
     def separator(self) -> str:
         """The text after a document that is put into the prompt."""
-        return self.engine.config.prompt.separator or " "  # without one, two texts could become one word
+        # without one, two texts could become one word
+        return self.engine.config.prompt.separator or " "
 
     def build_prompt(
         self, request: ChatInput, find_conversation: bool = True, session_id: str | None = None
     ) -> ChatPrompt:
-        """The prompt of `request`. With `find_conversation`, it continues the conversation that its messages repeat.
+        """The prompt of `request`. With `find_conversation`, it continues the conversation that its
+        messages repeat.
 
-        With a `session_id`, the session's messages replace everything before the last turn. A prompt with chunks in its
-        opening has no conversation: the next turn would open differently.
+        With a `session_id`, the session's messages replace everything before the last turn. A
+        prompt with chunks in its opening has no conversation: the next turn would open differently.
         """
         limit = CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)
         if (chars := sum(len(message.text) for message in request.messages)) > limit:
-            raise PromptTooLongError(f"The messages have {chars} characters; with this model at most {limit} are read.")
+            raise PromptTooLongError(
+                f"The messages have {chars} characters; with this model at most {limit} are read."
+            )
         template = self.template_for(request.tools)
         messages = template.messages(
-            _with_one_user_message(request.messages) if session_id and request.tools else request.messages
+            _with_one_user_message(request.messages)
+            if session_id and request.tools
+            else request.messages
         )
         rendered = template.render(messages)
         text = rendered.text
@@ -102,7 +115,12 @@ class ChatEngine:
         matches = self.catalogue.find(text, [document.text for document in request.documents])
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
-        if not matches and len(text) >= LONG_PROMPT and self.catalogue.passages.chars and not self._has_warned:
+        if (
+            not matches
+            and len(text) >= LONG_PROMPT
+            and self.catalogue.passages.chars
+            and not self._has_warned
+        ):
             self._has_warned = True
             log.warning(NOTHING_KNOWN, len(text))
 
@@ -111,7 +129,11 @@ class ChatEngine:
         if session_id:
             conversation = self.conversations.named(session_id)
             start = len(template.head(messages)) if conversation.turns else start
-        elif find_conversation and template.is_chat and opening in (None, self._system_opening(template, messages)):
+        elif (
+            find_conversation
+            and template.is_chat
+            and opening in (None, self._system_opening(template, messages))
+        ):
             head = self._head(template, messages, text)
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
@@ -119,28 +141,39 @@ class ChatEngine:
         if opening is not None:
             ids = template.bos_ids + self._encode(rendered, 0, len(opening))
             pieces.insert(0, Text(ids, opening, opening=True))
-        return ChatPrompt(tuple(messages), text, tuple(pieces), question, conversation, request.tools)
+        return ChatPrompt(
+            tuple(messages), text, tuple(pieces), question, conversation, request.tools
+        )
 
     def save_turn(
-        self, prompt: ChatPrompt, answer: Answer, text: str | None = None, calls: Sequence[ToolCall] = ()
+        self,
+        prompt: ChatPrompt,
+        answer: Answer,
+        text: str | None = None,
+        calls: Sequence[ToolCall] = (),
     ) -> Answer:
-        """Save the conversation for its next question, if the session holds what the next prompt will repeat.
+        """Save the conversation for its next question, if the session holds what the next prompt
+        will repeat.
 
-        The next prompt has `text` and `calls` of the answer; `None`: all of it is text. Returns the answer; its report
-        has a note if the conversation could not be saved.
+        The next prompt has `text` and `calls` of the answer; `None`: all of it is text. Returns the
+        answer; its report has a note if the conversation could not be saved.
         """
         if prompt.conversation is None or not prompt.conversation.by_content:
             return answer
         said = PlainMessage("assistant", answer.text if text is None else text, tuple(calls))
         template = self.template_for(prompt.tools)
-        head = template.head([*prompt.messages, *template.messages([said])[-1:], PlainMessage("user", "")])
+        head = template.head(
+            [*prompt.messages, *template.messages([said])[-1:], PlainMessage("user", "")]
+        )
         if head.startswith(prompt.text + answer.text):
             return answer.with_notes(*self.conversations.save(head, prompt.conversation))
         self.drop_turn(prompt)
         return answer
 
     def drop_turn(self, prompt: ChatPrompt) -> None:
-        """Delete a turn without an answer, or that no later request can continue. A named session stays as it was."""
+        """Delete a turn without an answer, or that no later request can continue. A named session
+        stays as it was.
+        """
         if prompt.conversation is not None and prompt.conversation.by_content:
             prompt.conversation.session.delete()
 
@@ -150,11 +183,18 @@ class ChatEngine:
         self.conversations.clear()
 
     def _opening(
-        self, template: Template, messages: Sequence[PlainMessage], text: str, matches: Sequence[TextMatch], stop: int
+        self,
+        template: Template,
+        messages: Sequence[PlainMessage],
+        text: str,
+        matches: Sequence[TextMatch],
+        stop: int,
     ) -> tuple[str | None, int]:
-        """The opening of the prompt, `None` for the application's own prefix; and its length in characters.
+        """The opening of the prompt, `None` for the application's own prefix; and its length in
+        characters.
 
-        Any other opening ends where the first user turn begins, or at the first chunk if that comes earlier.
+        Any other opening ends where the first user turn begins, or at the first chunk if that comes
+        earlier.
         """
         own = self.template.own_opening
         if text.startswith(own):
@@ -168,11 +208,15 @@ class ChatEngine:
     def _head(template: Template, messages: Sequence[PlainMessage], text: str) -> str:
         """The text before the last question: a user's turn, or the results of tools.
 
-        A stored conversation ends where a user's turn begins. Templates that write results inside a user's turn
-        continue it.
+        A stored conversation ends where a user's turn begins. Templates that write results inside a
+        user's turn continue it.
         """
         if messages[-1].role == "tool":
-            asked = next(number for number in range(len(messages), 0, -1) if messages[number - 1].role != "tool")
+            asked = next(
+                number
+                for number in range(len(messages), 0, -1)
+                if messages[number - 1].role != "tool"
+            )
             head = template.head([*messages[:asked], PlainMessage("user", "")])
             return head if text.startswith(head) else template.head(messages)
         return template.head(messages) if messages[-1].role == "user" else text
@@ -180,7 +224,9 @@ class ChatEngine:
     @staticmethod
     def _system_opening(template: Template, messages: Sequence[PlainMessage]) -> str:
         """The text before the first user turn."""
-        return template.opening("\n\n".join(message.text for message in messages if message.role == "system"))
+        return template.opening(
+            "\n\n".join(message.text for message in messages if message.role == "system")
+        )
 
     def _split(
         self,
@@ -190,7 +236,9 @@ class ChatEngine:
         matches: Sequence[TextMatch],
         metadata: Mapping[str, Mapping[str, Any]],
     ) -> tuple[list[Chunk], tuple[int, ...]]:
-        """The chunks from `start` to `stop` and the text between them, in order; and the ids after the last chunk."""
+        """The chunks from `start` to `stop` and the text between them, in order; and the ids after
+        the last chunk.
+        """
         pieces: list[Chunk] = []
         at = start
         for match in matches:
@@ -212,7 +260,9 @@ class ChatEngine:
 
 
 def _with_one_user_message(messages: Sequence[PlainMessage]) -> list[PlainMessage]:
-    """The messages, with the results of tools at their end as one of the user: a stored history goes on with one."""
+    """The messages, with the results of tools at their end as one of the user: a stored history
+    goes on with one.
+    """
     last = len(messages)
     while last and messages[last - 1].role == "tool":
         last -= 1
@@ -227,16 +277,27 @@ def _with_one_user_message(messages: Sequence[PlainMessage]) -> list[PlainMessag
 def insert_documents(
     messages: Sequence[PlainMessage], documents: Sequence[ChatDocument], separator: str
 ) -> tuple[PlainMessage, ...]:
-    """The messages, with the documents whose text is in none of them put before the text of the last user message.
+    """The messages, with the documents whose text is in none of them put before the text of the
+    last user message.
 
     `separator` follows each inserted document.
     """
-    missing = [document for document in documents if not any(document.text in message.text for message in messages)]
+    missing = [
+        document
+        for document in documents
+        if not any(document.text in message.text for message in messages)
+    ]
     if not missing:
         return tuple(messages)
     inserted = "".join(document.text + separator for document in missing)
     asks = ("user", "tool")
-    last = next((number for number in reversed(range(len(messages))) if messages[number].role in asks), None)
+    last = next(
+        (number for number in reversed(range(len(messages))) if messages[number].role in asks), None
+    )
     if last is None:
         return (*messages, PlainMessage("user", inserted))
-    return (*messages[:last], replace(messages[last], text=inserted + messages[last].text), *messages[last + 1 :])
+    return (
+        *messages[:last],
+        replace(messages[last], text=inserted + messages[last].text),
+        *messages[last + 1 :],
+    )

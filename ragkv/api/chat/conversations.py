@@ -1,13 +1,16 @@
-"""Conversations found by their content: a list of messages that continues an earlier list finds its session.
+"""Conversations found by their content: a list of messages that continues an earlier list finds its
+session.
 
-The text before the next question identifies a conversation, word for word as the template writes it. After each answer
-the session is saved under a digest of the text that the next question would follow. A request looks up the text before
-its own question. A session is used only if its stored ids are the ids that the messages would give: after an edit of an
-earlier message the conversation starts afresh, which costs time and never changes an answer.
+The text before the next question identifies a conversation, word for word as the template writes
+it. After each answer the session is saved under a digest of the text that the next question would
+follow. A request looks up the text before its own question. A session is used only if its stored
+ids are the ids that the messages would give: after an edit of an earlier message the conversation
+starts afresh, which costs time and never changes an answer.
 
-Saved sessions do not change: each turn works on an unsaved copy, which shares their blocks. So an answer can be
-requested again, and a conversation can branch. Replicas that share their sessions find what one of them saved. If the
-server that they share is away, a request is computed from its messages and its report says so.
+Saved sessions do not change: each turn works on an unsaved copy, which shares their blocks. So an
+answer can be requested again, and a conversation can branch. Replicas that share their sessions
+find what one of them saved. If the server that they share is away, a request is computed from its
+messages and its report says so.
 """
 
 import contextlib
@@ -25,7 +28,9 @@ log = logging.getLogger(__name__)
 
 MAX_SAVED = 1_000  # So many sessions are saved, one for each turn; the oldest are deleted first ...
 TRIMMED = 32  # ... at each `TRIMMED`th turn.
-_SAVED, _IN_PROGRESS = "chat-", "turn-"  # The ids of saved sessions begin so, and of those that answer a turn.
+# The ids of saved sessions begin so, and of those that answer a turn.
+_SAVED = "chat-"
+_IN_PROGRESS = "turn-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,9 @@ class FoundConversation:
 
 
 class ConversationFinder:
-    """The conversations of one engine. Thread-safe. Asks a server for nothing before the first request."""
+    """The conversations of one engine. Thread-safe. Asks a server for nothing before the first
+    request.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -53,10 +60,14 @@ class ConversationFinder:
     def named(self, session_id: str) -> FoundConversation:
         """The conversation in the session `session_id`. Raises `SessionUnavailableError`."""
         session = self._engine.session(session_id)
-        return FoundConversation(session, self._generation, False, session.turns, len(session.token_ids))
+        return FoundConversation(
+            session, self._generation, False, session.turns, len(session.token_ids)
+        )
 
     def resume(self, text: str) -> FoundConversation:
-        """The conversation whose next question follows `text`; a new one if there is none or it cannot be read."""
+        """The conversation whose next question follows `text`; a new one if there is none or it
+        cannot be read.
+        """
         with self._lock:
             generation = self._generation
         past: Session | None = None
@@ -67,21 +78,33 @@ class ConversationFinder:
             past = found if found.turns else None  # there is none, it was deleted, or it expired
         except SessionUnavailableError as error:
             log.debug("A conversation was not looked up: %s", error)
-            notes = ("the server of the conversations does not answer: this one is computed from its messages",)
-        session = self._engine.conversations.unsaved(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
+            notes = (
+                "the server of the conversations does not answer: this one is computed from its "
+                "messages",
+            )
+        session = self._engine.conversations.unsaved(
+            f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes
+        )
         return FoundConversation(session, generation, True, session.turns, len(session.token_ids))
 
     def save(self, text: str, conversation: FoundConversation) -> tuple[str, ...]:
-        """Save an answered turn: its next question would follow `text`. Returns notes for the answer's report."""
-        name, notes = _saved_id(text), tuple[str, ...]()
+        """Save an answered turn: its next question would follow `text`. Returns notes for the
+        answer's report.
+        """
+        name = _saved_id(text)
+        notes = tuple[str, ...]()
         try:
             if conversation.generation == self._generation:  # else all were cleared during the turn
-                with contextlib.suppress(InputError, SessionConflictError):  # the same messages are saved already
+                # the same messages are saved already
+                with contextlib.suppress(InputError, SessionConflictError):
                     conversation.session.fork(name)
                 self._count(name, conversation.generation)
         except SessionUnavailableError as error:
             log.debug("A conversation was not saved: %s", error)
-            notes = ("the server of the conversations does not answer: this turn is not stored for the next one",)
+            notes = (
+                "the server of the conversations does not answer: this turn is not stored for "
+                "the next one",
+            )
         finally:
             conversation.session.delete()
         return notes
@@ -89,10 +112,12 @@ class ConversationFinder:
     def clear(self) -> None:
         """Delete every saved session. Turns in progress will not be saved either.
 
-        If the server that replicas share does not answer, no session is found here until it has confirmed it.
+        If the server that replicas share does not answer, no session is found here until it has
+        confirmed it.
         """
         with self._lock:
-            self._generation, self._clearing = self._generation + 1, True
+            self._generation = self._generation + 1
+            self._clearing = True
         self._delete_soon()
 
     def forget(self, text: str) -> None:
@@ -102,10 +127,13 @@ class ConversationFinder:
         self._delete_soon()
 
     def _count(self, name: str, generation: int) -> None:
-        """Count a saved session, or delete it if all were cleared while it was saved. At times delete old ones."""
+        """Count a saved session, or delete it if all were cleared while it was saved. At times
+        delete old ones.
+        """
         with self._lock:
             self._saves += 1
-            is_kept, is_time = generation == self._generation, self._saves % TRIMMED == 0
+            is_kept = generation == self._generation
+            is_time = self._saves % TRIMMED == 0
             self._to_delete |= set() if is_kept else {name}
         if is_time:
             self._engine.conversations.delete_all(self._saved_names()[MAX_SAVED:])
@@ -113,9 +141,12 @@ class ConversationFinder:
             self._delete_cleared()
 
     def _delete_cleared(self) -> None:
-        """Delete what is to be deleted. Raises `SessionUnavailableError`, and does the rest the next time."""
+        """Delete what is to be deleted. Raises `SessionUnavailableError`, and does the rest the
+        next time.
+        """
         with self._lock:
-            clearing, names = self._clearing, set(self._to_delete)
+            clearing = self._clearing
+            names = set(self._to_delete)
         if clearing:
             names |= set(self._saved_names())
         if names:
@@ -125,15 +156,22 @@ class ConversationFinder:
             self._clearing = self._clearing and not clearing
 
     def _saved_names(self) -> list[str]:
-        """The saved sessions that there are, the last used first. Raises `SessionUnavailableError`."""
+        """The saved sessions that there are, the last used first. Raises
+        `SessionUnavailableError`.
+        """
         return [name for name in self._engine.conversations.uses() if name.startswith(_SAVED)]
 
     def _delete_soon(self) -> None:
         try:
             self._delete_cleared()
         except SessionUnavailableError as error:
-            log.warning("Conversations are deleted with the next request that can reach their server: %s", error)
+            log.warning(
+                "Conversations are deleted with the next request that can reach their server: %s",
+                error,
+            )
 
 
 def _saved_id(text: str) -> str:
-    return _SAVED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return (
+        _SAVED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    )

@@ -1,9 +1,11 @@
-"""Finds known passages in a prompt although a template changed their writing: tolerant where it does no harm.
+"""Finds known passages in a prompt although a template changed their writing: tolerant where it
+does no harm.
 
-Passages and prompt are compared by their words (`runtime/words.py`), so indentation, line breaks, quoting, punctuation
-and everything around a passage do not matter. JSON and HTML escapes are read as what they stand for. What is found is a
-*range of the prompt*: the prompt's own text, as it stands there, becomes the chunk. So a wrong match could only cut the
-prompt at another place, and no text of a passage ever replaces text of a prompt.
+Passages and prompt are compared by their words (`runtime/words.py`), so indentation, line breaks,
+quoting, punctuation and everything around a passage do not matter. JSON and HTML escapes are read
+as what they stand for. What is found is a *range of the prompt*: the prompt's own text, as it
+stands there, becomes the chunk. So a wrong match could only cut the prompt at another place, and no
+text of a passage ever replaces text of a prompt.
 """
 
 import bisect
@@ -19,10 +21,12 @@ from typing import NamedTuple
 
 from ragkv.runtime.words import Word, words
 
-WINDOW = 16  # Passages with a shorter key are not found, because reusing a few tokens gains nothing.
+# Passages with a shorter key are not found, because reusing a few tokens gains nothing.
+WINDOW = 16
 MAX_FOUND = 256  # At most so many passages are found in one prompt.
 _ESCAPE = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|"  # a pair of surrogates is one character
+    # a pair of surrogates is one character
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|"
     r"\\(?:u[0-9a-fA-F]{4}|[\"\\/bfnrt])|&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8});|<br ?/?>"
 )
 
@@ -66,7 +70,9 @@ class PassageMatcher:
         for passage in passages:
             found = list(words(passage))
             key = _key(found)
-            before, after = (passage[: found[0].start], passage[found[-1].end :]) if found else ("", "")
+            before, after = (
+                (passage[: found[0].start], passage[found[-1].end :]) if found else ("", "")
+            )
             with self._lock:
                 keys.append(key)
                 if key not in self._known:
@@ -101,20 +107,27 @@ class PassageMatcher:
     def _find(self, prompt: str, there: Sequence[Word]) -> list[TextMatch]:
         key = _key(there)
         starts = list(accumulate((len(word.text) + 1 for word in there), initial=0))
-        found, after = list[TextMatch](), 0
+        found = list[TextMatch]()
+        after = 0
         with self._lock:
             for number, start in enumerate(starts):
                 if start < after or (match := self._longest_at(start, key)) is None:
                     continue
                 after = start + len(match)
                 last = bisect.bisect_left(starts, after) - 1
-                found.append(self._match(match, prompt, there[number], there[last], found[-1].stop if found else 0))
+                found.append(
+                    self._match(
+                        match, prompt, there[number], there[last], found[-1].stop if found else 0
+                    )
+                )
                 if len(found) == MAX_FOUND:
                     break
         return found
 
     def _match(self, key: str, prompt: str, first: Word, last: Word, free_from: int) -> TextMatch:
-        """A passage from one word of the prompt to another, with the marks around them that it has there, too."""
+        """A passage from one word of the prompt to another, with the marks around them that it has
+        there, too.
+        """
         known = self._known[key]
         free = prompt[max(free_from, first.start - len(known.before)) : first.start]
         start = first.start - _alike_chars(reversed(free), reversed(known.before))
@@ -124,7 +137,8 @@ class PassageMatcher:
 
     def _longest_at(self, start: int, prompt: str) -> str | None:
         """The longest of the known keys with which a prompt's key goes on at `start`, or `None`."""
-        alike, stop = self._alike.get(prompt[start : start + WINDOW], ()), len(prompt)
+        alike = self._alike.get(prompt[start : start + WINDOW], ())
+        stop = len(prompt)
         if len(prompt) - start < WINDOW:
             return None
 
@@ -132,7 +146,8 @@ class PassageMatcher:
             """Whether `key` is sorted behind the prompt from `start` to `stop`."""
             return key > prompt[start : min(stop, start + len(key))]
 
-        # All keys that begin the prompt here are in front of it, and each of them begins the last one in front.
+        # All keys that begin the prompt here are in front of it, and each of them begins the last
+        # one in front.
         while at := bisect.bisect_left(alike, True, key=is_behind):
             last = alike[at - 1]
             if start + len(last) <= stop and prompt.startswith(last, start):
@@ -142,12 +157,16 @@ class PassageMatcher:
 
 
 def joined(first: Sequence[TextMatch], others: Iterable[TextMatch]) -> list[TextMatch]:
-    """All of `first`, which is in order, and those of `others` that overlap none of them, in order."""
+    """All of `first`, which is in order, and those of `others` that overlap none of them,
+    in order.
+    """
     starts = [one.start for one in first]
 
     def is_free(one: TextMatch) -> bool:
         at = bisect.bisect_right(starts, one.start)
-        return (at == 0 or first[at - 1].stop <= one.start) and (at == len(first) or one.stop <= starts[at])
+        return (at == 0 or first[at - 1].stop <= one.start) and (
+            at == len(first) or one.stop <= starts[at]
+        )
 
     return sorted([*first, *filter(is_free, others)], key=lambda one: one.start)
 
@@ -157,8 +176,12 @@ def _key(found: Iterable[Word]) -> str:
 
 
 def _unescaped_words(prompt: str) -> list[Word]:
-    """The words of a prompt whose escapes of JSON and HTML are what they stand for; offsets are the prompt's."""
-    parts, origin, at = list[str](), list[int](), 0
+    """The words of a prompt whose escapes of JSON and HTML are what they stand for; offsets are the
+    prompt's.
+    """
+    parts = list[str]()
+    origin = list[int]()
+    at = 0
     for escape in _ESCAPE.finditer(prompt):
         meant = _meaning(escape[0])
         parts += (prompt[at : escape.start()], meant)
@@ -170,7 +193,9 @@ def _unescaped_words(prompt: str) -> list[Word]:
 
 
 def _meaning(escape: str) -> str:
-    """The character that an escape of JSON or HTML stands for; a line break for controls and `<br>`."""
+    """The character that an escape of JSON or HTML stands for; a line break for controls and
+    `<br>`.
+    """
     if escape.startswith("\\u"):
         return str(json.loads(f'"{escape}"'))
     return html.unescape(escape) if escape.startswith("&") else "\n"

@@ -1,8 +1,9 @@
 """Renders messages as text with the model's chat template, and gives the fixed parts of that text.
 
-A model without a template gets the messages one after another with a blank line between them. For a template without a
-system role, the system text goes to the beginning of the first user message. What the messages and tools say is text
-from outside: where it writes a control token, the rendered text has a cut. This module knows no LangChain.
+A model without a template gets the messages one after another with a blank line between them. For a
+template without a system role, the system text goes to the beginning of the first user message.
+What the messages and tools say is text from outside: where it writes a control token, the rendered
+text has a cut. This module knows no LangChain.
 """
 
 import functools
@@ -26,7 +27,8 @@ class Rendered(NamedTuple):
     """A prompt as text."""
 
     text: str
-    cuts: tuple[int, ...] = ()  # offsets at which the text is tokenized apart: text from outside is no control token
+    # offsets at which the text is tokenized apart: text from outside is no control token
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +48,31 @@ class Template:
     def __init__(self, tokenizer: Any | None, system: str, tools: Sequence[Tool] = ()) -> None:
         """`tools` stand in every prompt, where the chat template puts them."""
         if tokenizer is None:
-            raise InputError("A chat model needs a tokenizer, and the engine has none: build the engine with one.")
+            raise InputError(
+                "A chat model needs a tokenizer, and the engine has none: build the engine with "
+                "one."
+            )
         self._tokenizer = tokenizer
-        self._system, self._tools = system, list(tools)
+        self._system = system
+        self._tools = list(tools)
         self.is_chat = bool(getattr(tokenizer, "chat_template", None))
-        self.opening = functools.lru_cache(64)(self._opening)  # most requests have one of few system texts
-        self.own_opening = self._opening(system)  # the engine's prefix, after which stored entries were encoded
-        self.tail = self._render([PlainMessage("user", _MARK)]).split(_MARK)[1] if self.is_chat else ""
-        self.adds_space = self.encode("a") == self.encode(" a")  # the tokenizer puts a space before every text
+        # most requests have one of few system texts
+        self.opening = functools.lru_cache(64)(self._opening)
+        # the engine's prefix, after which stored entries were encoded
+        self.own_opening = self._opening(system)
+        self.tail = (
+            self._render([PlainMessage("user", _MARK)]).split(_MARK)[1] if self.is_chat else ""
+        )
+        # the tokenizer puts a space before every text
+        self.adds_space = self.encode("a") == self.encode(" a")
 
     @functools.cached_property
     def knows_tools(self) -> bool:
         """Whether the chat template writes tools into the prompt."""
-        probe = {"type": "function", "function": {"name": _MARK, "description": "", "parameters": {"type": "object"}}}
+        probe = {
+            "type": "function",
+            "function": {"name": _MARK, "description": "", "parameters": {"type": "object"}},
+        }
         try:
             text = self._apply([{"role": "user", "content": "a"}], [probe]) if self.is_chat else ""
         except Exception:  # templates raise errors of any type
@@ -71,15 +85,22 @@ class Template:
         return syntax_of(getattr(self._tokenizer, "chat_template", None), self.knows_tools)
 
     def messages(self, messages: Sequence[PlainMessage]) -> list[PlainMessage]:
-        """The messages to render: adjacent messages of one role merged, the application's system text added if missing.
+        """The messages to render: adjacent messages of one role merged, the application's system
+        text added if missing.
 
         Calls and results are text where the prompt has no tools, or the chat template knows none.
         """
         merged: list[PlainMessage] = []
-        for message in messages if self._tools and self.knows_tools else filter(None, map(self._as_text, messages)):
+        for message in (
+            messages
+            if self._tools and self.knows_tools
+            else filter(None, map(self._as_text, messages))
+        ):
             plain = message.role != "tool" and not message.calls
             if plain and merged and merged[-1].role == message.role and not merged[-1].calls:
-                merged[-1] = replace(message, text="\n".join(filter(None, (merged[-1].text, message.text))))
+                merged[-1] = replace(
+                    message, text="\n".join(filter(None, (merged[-1].text, message.text)))
+                )
             else:
                 merged.append(message)
         if self._system and not any(message.role == "system" for message in merged):
@@ -89,9 +110,13 @@ class Template:
         return merged
 
     def _as_text(self, message: PlainMessage) -> PlainMessage | None:
-        """A message without calls: they are text if the prompt describes tools. `None`: nothing is left."""
+        """A message without calls: they are text if the prompt describes tools. `None`: nothing is
+        left.
+        """
         if message.role == "tool":
-            return PlainMessage("user", response_text(message.text) if self._tools else message.text)
+            return PlainMessage(
+                "user", response_text(message.text) if self._tools else message.text
+            )
         calls = [call.as_text for call in message.calls] if self._tools else []
         if message.calls and not (message.text or calls):
             return None
@@ -105,14 +130,20 @@ class Template:
         return [PlainMessage("system", text), *messages]
 
     def render(self, messages: Sequence[PlainMessage]) -> Rendered:
-        """The prompt of `messages`, up to the answer. Raises `InputError` if the template refuses the messages."""
+        """The prompt of `messages`, up to the answer. Raises `InputError` if the template refuses
+        the messages.
+        """
         try:
             text = self._render(self._folded(messages))
         except Exception as error:  # templates raise errors of any type
             roles = ", ".join(message.role for message in messages)
-            raise InputError(f"The model's chat template refuses these messages ({roles}): {error}.") from error
+            raise InputError(
+                f"The model's chat template refuses these messages ({roles}): {error}."
+            ) from error
         if not text.endswith(self.tail):
-            raise UnsupportedError(f"The model's chat template does not begin this answer with {self.tail!r}.")
+            raise UnsupportedError(
+                f"The model's chat template does not begin this answer with {self.tail!r}."
+            )
         pieces = text.split(_CUT)
         return Rendered("".join(pieces), cuts_between(pieces))
 
@@ -123,13 +154,19 @@ class Template:
     @property
     def bos_ids(self) -> tuple[int, ...]:
         """What an opening begins with that the template does not write."""
-        return () if self.is_chat or self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
+        return (
+            ()
+            if self.is_chat or self._tokenizer.bos_token_id is None
+            else (int(self._tokenizer.bos_token_id),)
+        )
 
     def encode(self, text: str, cuts: Sequence[int] = ()) -> tuple[int, ...]:
         """The ids of rendered text, tokenized apart at `cuts`; without special tokens around it."""
         bounds = (0, *cuts, len(text))
         return tuple(
-            token for start, end in pairwise(bounds) for token in encode_markup(self._tokenizer, text[start:end])
+            token
+            for start, end in pairwise(bounds)
+            for token in encode_markup(self._tokenizer, text[start:end])
         )
 
     def _opening(self, system: str) -> str:
@@ -139,7 +176,9 @@ class Template:
         messages = [PlainMessage("system", system)] if system else []
         if system and not self._has_system_role:
             return self._opening("") + system
-        return self._render([*messages, PlainMessage("user", _MARK)]).split(_MARK)[0].replace(_CUT, "")
+        return (
+            self._render([*messages, PlainMessage("user", _MARK)]).split(_MARK)[0].replace(_CUT, "")
+        )
 
     @functools.cached_property
     def _has_system_role(self) -> bool:
@@ -149,7 +188,9 @@ class Template:
             return False
 
     def _folded(self, messages: Sequence[PlainMessage]) -> list[PlainMessage]:
-        """The messages, with the system text moved to the first user message if the template has no system role."""
+        """The messages, with the system text moved to the first user message if the template has no
+        system role.
+        """
         if not self.is_chat or self._has_system_role:
             return list(messages)
         system = "\n\n".join(message.text for message in messages if message.role == "system")
@@ -164,13 +205,16 @@ class Template:
         if not self.is_chat:
             return "\n\n".join(self._outside(message.text) for message in messages)
         return self._apply(
-            [_message(message) for message in messages], self._tools if self._tools and self.knows_tools else []
+            [_message(message) for message in messages],
+            self._tools if self._tools and self.knows_tools else [],
         )
 
     def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Tool]) -> str:
         more = {"tools": self._outside(tools)} if tools else {}
         apply = self._tokenizer.apply_chat_template
-        text: str = apply(self._outside(messages), tokenize=False, add_generation_prompt=True, **more)
+        text: str = apply(
+            self._outside(messages), tokenize=False, add_generation_prompt=True, **more
+        )
         return text
 
     def _outside(self, value: Any) -> Any:
@@ -179,7 +223,9 @@ class Template:
             return _CUT.join(pieces_of(self._tokenizer, value.replace(_CUT, "")))
         if isinstance(value, Mapping):
             return {self._outside(name): self._outside(inner) for name, inner in value.items()}
-        return [self._outside(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return (
+            [self._outside(inner) for inner in value] if isinstance(value, list | tuple) else value
+        )
 
 
 def _message(message: PlainMessage) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Tools: how they stand in a prompt, and how the calls in an answer are found.
 
-Where the chat template knows tools, it writes them. Where it does not, they are described in the system message, and
-calls and results are written as `<tool_call>` and `<tool_response>` (docs/tools.md). Calls are read in every form that
-supported families write: `<tool_call>` (Hermes, Qwen), `[TOOL_CALLS]` and a list (Mistral), JSON with "parameters"
-(Llama 3), plain JSON. An answer that is in none of them, or names no tool of the request, is text.
+Where the chat template knows tools, it writes them. Where it does not, they are described in the
+system message, and calls and results are written as `<tool_call>` and `<tool_response>`
+(docs/tools.md). Calls are read in every form that supported families write: `<tool_call>` (Hermes,
+Qwen), `[TOOL_CALLS]` and a list (Mistral), JSON with "parameters" (Llama 3), plain JSON. An answer
+that is in none of them, or names no tool of the request, is text.
 """
 
 import json
@@ -15,10 +16,12 @@ from typing import Any, NamedTuple
 
 from ragkv.prompt.constraints import CallSyntax, ResponseFormat
 
-Tool = Mapping[str, Any]  # OpenAI's: {"type": "function", "function": {"name", "description", "parameters"}}
+# OpenAI's: {"type": "function", "function": {"name", "description", "parameters"}}
+Tool = Mapping[str, Any]
 
 MOST_CALLS = 8  # A constrained answer has at most so many calls.
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _OPENING_WORDS = ("[TOOL_CALLS]", "<|python_tag|>")
 _ARGUMENTS = ("arguments", "parameters")
 _ALPHABET = string.ascii_letters + string.digits
@@ -45,12 +48,17 @@ class ToolCall:
     @property
     def as_text(self) -> str:
         """The call where the chat template knows no tools."""
-        return f'<tool_call>\n{{"name": {json.dumps(self.name)}, "arguments": {self.arguments}}}\n</tool_call>'
+        return (
+            f'<tool_call>\n{{"name": {json.dumps(self.name)}, "arguments": '
+            f"{self.arguments}}}\n</tool_call>"
+        )
 
 
 def instructions(tools: Sequence[Tool]) -> str:
     """The description of `tools` for a system message."""
-    return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
+    return INSTRUCTIONS.format(
+        tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    )
 
 
 def response_text(result: str) -> str:
@@ -65,7 +73,9 @@ def syntax_of(chat_template: str | None, knows_tools: bool) -> CallSyntax:
         return "tagged"
     if "[TOOL_CALLS]" in template:
         return "list"
-    return "parameters" if '"parameters": ' in template or "'parameters'" in template else "arguments"
+    return (
+        "parameters" if '"parameters": ' in template or "'parameters'" in template else "arguments"
+    )
 
 
 class FoundCalls(NamedTuple):
@@ -76,11 +86,17 @@ class FoundCalls(NamedTuple):
 
     def behind(self, sent: str) -> str:
         """The text that is left to send when the beginning of the answer was sent."""
-        return self.text[len(sent) :] if self.text.startswith(sent) else self.text.removeprefix(sent.strip())
+        return (
+            self.text[len(sent) :]
+            if self.text.startswith(sent)
+            else self.text.removeprefix(sent.strip())
+        )
 
 
 def find_calls(answer: str, names: Sequence[str], finish_reason: str = "stop") -> FoundCalls:
-    """The calls of tools with these `names`. An answer that its "length" ended may end in a call: it is left out."""
+    """The calls of tools with these `names`. An answer that its "length" ended may end in a call:
+    it is left out.
+    """
     is_cut = finish_reason == "length"
     if _OPEN in answer:
         return _tagged(answer, names, is_cut)
@@ -93,13 +109,24 @@ def find_calls(answer: str, names: Sequence[str], finish_reason: str = "stop") -
     if len(calls) == len(values) and (_begins_call(rest, names) if is_open else calls and not rest):
         return FoundCalls("", calls)
     words = (_OPEN, *_OPENING_WORDS) if is_cut else ()
-    half = max((size for word in words for size in range(2, len(word) + 1) if answer.endswith(word[:size])), default=0)
+    half = max(
+        (
+            size
+            for word in words
+            for size in range(2, len(word) + 1)
+            if answer.endswith(word[:size])
+        ),
+        default=0,
+    )
     return FoundCalls(answer[:-half].rstrip() if half else answer)
 
 
 def _tagged(answer: str, names: Sequence[str], is_cut: bool) -> FoundCalls:
     """The same for calls between tags. A tag inside a JSON string is part of the string."""
-    decoder, around, calls, rest = json.JSONDecoder(), list[str](), list[ToolCall](), answer
+    decoder = json.JSONDecoder()
+    around = list[str]()
+    calls = list[ToolCall]()
+    rest = answer
     while _OPEN in rest:
         before, _, rest = rest.partition(_OPEN)
         around.append(before.strip())
@@ -123,20 +150,29 @@ def _tagged(answer: str, names: Sequence[str], is_cut: bool) -> FoundCalls:
 def required_form(
     tools: Sequence[Tool], choice: str | None, syntax: CallSyntax, parallel: bool
 ) -> ResponseFormat | None:
-    """The form of an answer that must call a tool: any if `choice` is required, else the one that it names.
+    """The form of an answer that must call a tool: any if `choice` is required, else the one that
+    it names.
 
     `None` if the answer may be text. Raises `SchemaError`.
     """
     if not tools or choice in (None, "auto", "none"):
         return None
-    functions = [tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])]
+    functions = [
+        tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])
+    ]
     schemas = {function["name"]: _closed(function["parameters"]) for function in functions}
-    return ResponseFormat.tool_calls(schemas, syntax, MOST_CALLS if parallel and choice == "required" else 1)
+    return ResponseFormat.tool_calls(
+        schemas, syntax, MOST_CALLS if parallel and choice == "required" else 1
+    )
 
 
 def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """A function without parameters takes no arguments."""
-    return {"additionalProperties": False, **parameters} if not parameters.get("properties") else parameters
+    return (
+        {"additionalProperties": False, **parameters}
+        if not parameters.get("properties")
+        else parameters
+    )
 
 
 class CallFilter:
@@ -144,30 +180,46 @@ class CallFilter:
 
     def __init__(self, holds_all: bool) -> None:
         """`holds_all`: the answer is nothing but calls."""
-        self._holds_all, self.sent, self._text = holds_all, "", ""
+        self._holds_all = holds_all
+        self.sent = ""
+        self._text = ""
 
     def add(self, piece: str) -> str:
         """Add a piece; returns the text that is certainly no call."""
         self._text += piece
-        certain = len(self.sent) if self._holds_all else max(len(self.sent), may_hold_calls(self._text))
+        certain = (
+            len(self.sent) if self._holds_all else max(len(self.sent), may_hold_calls(self._text))
+        )
         new = self._text[len(self.sent) : certain]
         self.sent += new
         return new
 
 
 def may_hold_calls(text: str) -> int:
-    """From which character on the beginning of an answer may be calls; its length if nothing may."""
+    """From which character on the beginning of an answer may be calls; its length if
+    nothing may.
+    """
     bare = text.lstrip()
-    if not bare or bare[0] in "{[" or any(word.startswith(bare[: len(word)]) for word in _OPENING_WORDS):
+    if (
+        not bare
+        or bare[0] in "{["
+        or any(word.startswith(bare[: len(word)]) for word in _OPENING_WORDS)
+    ):
         return 0
     if (start := text.find(_OPEN)) >= 0:
         return start
-    return next((len(text) - size for size in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:size])), len(text))
+    return next(
+        (len(text) - size for size in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:size])),
+        len(text),
+    )
 
 
 def _values(text: str) -> tuple[list[Any], str]:
-    """The JSON values at the beginning of a text, in a list or with semicolons between them; and the text behind."""
-    decoder, values = json.JSONDecoder(), list[Any]()
+    """The JSON values at the beginning of a text, in a list or with semicolons between them; and
+    the text behind.
+    """
+    decoder = json.JSONDecoder()
+    values = list[Any]()
     rest = text.removeprefix("[").lstrip()
     while rest:
         try:
@@ -197,6 +249,7 @@ def _calls_of(values: Sequence[Any], names: Sequence[str]) -> tuple[ToolCall, ..
         given: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
         if not isinstance(given, Mapping):
             return ()
-        id = "".join(secrets.choice(_ALPHABET) for _ in range(9))  # some chat templates accept no other ids
+        # some chat templates accept no other ids
+        id = "".join(secrets.choice(_ALPHABET) for _ in range(9))
         calls.append(ToolCall(function["name"], json.dumps(given, ensure_ascii=False), id))
     return tuple(calls)

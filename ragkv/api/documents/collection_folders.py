@@ -1,8 +1,8 @@
 """The folders of a tenant's collections: names, sizes, creation and deletion. Nothing stays open.
 
-Listing reads little of each collection: the sizes are read once and then again when the collection has changed. A
-deleted collection's folder is renamed first, so that a kill in between leaves a folder that the next start removes,
-and not half a collection.
+Listing reads little of each collection: the sizes are read once and then again when the collection
+has changed. A deleted collection's folder is renamed first, so that a kill in between leaves a
+folder that the next start removes, and not half a collection.
 """
 
 import contextlib
@@ -28,10 +28,13 @@ _DELETED = ".deleted-"  # The folders of deleted collections have this prefix.
 
 
 class CollectionKey(NamedTuple):
-    """What identifies a collection: one that is deleted and created again under its name is another one."""
+    """What identifies a collection: one that is deleted and created again under its name is another
+    one.
+    """
 
     path: Path
-    created: float | None  # seconds since the epoch; None: not known, as of the command line's index
+    # seconds since the epoch; None: not known, as of the command line's index
+    created: float | None
 
 
 class CollectionFolders:
@@ -39,10 +42,12 @@ class CollectionFolders:
 
     def __init__(self, home: Path) -> None:
         """`home` is the tenant's directory."""
-        self._home, self._folder = home, home / "collections"
+        self._home = home
+        self._folder = home / "collections"
         self.lock = threading.RLock()  # held while a folder is created or renamed
         self._hidden: set[str] = set()  # names of collections whose deletion has begun
-        self._sizes: dict[Path, tuple[object, tuple[int, int]]] = {}  # state of the index, its counts
+        # state of the index, its counts
+        self._sizes: dict[Path, tuple[object, tuple[int, int]]] = {}
 
     def names(self) -> list[str]:
         """The names of all collections, sorted."""
@@ -78,7 +83,9 @@ class CollectionFolders:
             created = key.path.stat().st_ctime if key.created is None else key.created
         except OSError:
             return None
-        return schemas.CollectionBody(name=name, documents=documents, chunks=chunks, created=created)
+        return schemas.CollectionBody(
+            name=name, documents=documents, chunks=chunks, created=created
+        )
 
     def infos(self) -> list[schemas.CollectionBody]:
         """All collections, by name."""
@@ -86,35 +93,47 @@ class CollectionFolders:
 
     def size_bytes(self) -> int:
         """What all collections take on disk: documents, passages, terms and vectors."""
-        return sum(index_bytes(key.path) for name in self.names() if (key := self.key(name)) is not None)
+        return sum(
+            index_bytes(key.path) for name in self.names() if (key := self.key(name)) is not None
+        )
 
     def create(self, name: str, check: Callable[[int], None]) -> bool:
         """Create a collection unless it exists; whether it was created.
 
-        `check` is called with the number of collections that exist, and raises if there may not be one more. Raises
-        `ApiError` 409 while a collection of that name is being deleted.
+        `check` is called with the number of collections that exist, and raises if there may not be
+        one more. Raises `ApiError` 409 while a collection of that name is being deleted.
         """
         with self.lock:
             if name in self._hidden:
-                raise ApiError(409, f"Collection {name!r} is being deleted. Ask again.", param="name", retry_after_s=1)
+                raise ApiError(
+                    409,
+                    f"Collection {name!r} is being deleted. Ask again.",
+                    param="name",
+                    retry_after_s=1,
+                )
             if self.key(name) is not None:
                 return False
             check(len(self.names()))
             path = self._folder / name
             make_private_folder(path)
-            replace_file(path / FACTS, json.dumps({"name": name, "created": time.time()}).encode() + b"\n")
+            replace_file(
+                path / FACTS, json.dumps({"name": name, "created": time.time()}).encode() + b"\n"
+            )
             sync(self._folder)
             return True
 
     def hide(self, name: str) -> CollectionKey | None:
-        """Find a collection for the last time, because it is deleted; `None` if there is none. `rename` must follow."""
+        """Find a collection for the last time, because it is deleted; `None` if there is none.
+        `rename` must follow.
+        """
         with self.lock:
             if (key := self.key(name)) is not None:
                 self._hidden.add(name)
             return key
 
     def rename(self, name: str, key: CollectionKey) -> Path:
-        """Rename the folder of a hidden collection, so that the name is free; returns the folder to erase.
+        """Rename the folder of a hidden collection, so that the name is free; returns the folder to
+        erase.
 
         The collection must be closed: SQLite and snapshots would write to the old path.
         """
@@ -132,7 +151,9 @@ class CollectionFolders:
         return [self._folder / name for name in self._folder_names() if name.startswith(_DELETED)]
 
     def unheld(self, texts: Iterable[str], names: Iterable[str] | None = None) -> set[str]:
-        """Those of `texts` that none of the collections has as a passage; `names` left out: of all of them."""
+        """Those of `texts` that none of the collections has as a passage; `names` left out: of all
+        of them.
+        """
         left = set(texts)
         for name in (self.names() if names is None else names) if left else ():
             if left and (key := self.key(name)) is not None:
@@ -144,11 +165,14 @@ class CollectionFolders:
     def texts(folder: Path) -> Iterator[str]:
         """The texts of all passages in a collection's folder."""
         with look_into(folder) as database:
-            yield from (passage.text for passage in database.passages()) if database is not None else ()
+            yield from (
+                (passage.text for passage in database.passages()) if database is not None else ()
+            )
 
     def _size(self, key: CollectionKey) -> tuple[int, int]:
         """Documents and passages, read again if the index has changed since."""
-        state = state_of(key.path)  # before the counts: if they are newer, they are read once more than necessary
+        # before the counts: if they are newer, they are read once more than necessary
+        state = state_of(key.path)
         known, size = self._sizes.get(key.path, (None, (0, 0)))
         if state != known:
             with look_into(key.path) as database:

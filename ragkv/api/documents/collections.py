@@ -1,8 +1,10 @@
-"""A tenant's collections: named sets of documents, each with an index, all on the tenant's one engine.
+"""A tenant's collections: named sets of documents, each with an index, all on the tenant's one
+engine.
 
-The KV of a text belongs to the tenant: collections that hold the same text share its entry, which is deleted when the
-last of them drops the text. Collections of all tenants share one pool of open ones (`collection_pool`), because an open
-collection holds file descriptors and memory. Listing opens none (`collection_folders.py`).
+The KV of a text belongs to the tenant: collections that hold the same text share its entry, which
+is deleted when the last of them drops the text. Collections of all tenants share one pool of open
+ones (`collection_pool`), because an open collection holds file descriptors and memory. Listing
+opens none (`collection_folders.py`).
 """
 
 import logging
@@ -29,14 +31,19 @@ from .upload_parsing import Parsed
 
 log = logging.getLogger(__name__)
 
-AT_ONCE_S = 5.0  # An upload waits so long for the KV of its documents; what is left then is computed later.
-RESUMED = 4096  # After a start the KV of at most `RESUMED` passages is made without a question: they wait in memory.
+# An upload waits so long for the KV of its documents; what is left then is computed later.
+AT_ONCE_S = 5.0
+# After a start the KV of at most `RESUMED` passages is made without a question: they wait in
+# memory.
+RESUMED = 4096
 
 CollectionPool = LeasePool[CollectionKey, Rag]
 
 
 def collection_pool(limit: int) -> CollectionPool:
-    """The open collections of all tenants: `limit`, and those in use. A tenant that opens many closes its own."""
+    """The open collections of all tenants: `limit`, and those in use. A tenant that opens many
+    closes its own.
+    """
     return LeasePool(limit, Rag.close, group=lambda key: key.path.parent)
 
 
@@ -44,13 +51,22 @@ class Collections(Closing):
     """The collections of one tenant. Thread-safe."""
 
     def __init__(
-        self, directory: Path, open_index: Callable[[Path], Rag], engine: Engine, pool: CollectionPool
+        self,
+        directory: Path,
+        open_index: Callable[[Path], Rag],
+        engine: Engine,
+        pool: CollectionPool,
     ) -> None:
-        """`directory` is the tenant's; `open_index` opens the index in a folder, on the tenant's `engine`."""
+        """`directory` is the tenant's; `open_index` opens the index in a folder, on the tenant's
+        `engine`.
+        """
         self.folders = CollectionFolders(directory)
         self.journal = DeletionJournal(directory)
-        self._engine, self._open_index, self._pool = engine, open_index, pool
-        # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
+        self._engine = engine
+        self._open_index = open_index
+        self._pool = pool
+        # Held from a text's removal to the drop of its KV: if two collections remove a text, the
+        # second drops its KV.
         self._dropping = threading.Lock()
         self._closing = threading.Event()
         self._resuming = threading.Thread(target=self._resume, name="ragkv-resume", daemon=True)
@@ -80,7 +96,9 @@ class Collections(Closing):
             raise
 
     def delete(self, name: str) -> bool:
-        """Delete a collection, and the KV of texts that no other collection holds; whether it existed."""
+        """Delete a collection, and the KV of texts that no other collection holds; whether it
+        existed.
+        """
         if (key := self.folders.hide(name)) is None:
             return False
         self._pool.discard(key)  # waits for requests that use it
@@ -88,31 +106,43 @@ class Collections(Closing):
         return True
 
     def close_deleted(self) -> None:
-        """Close what other processes deleted: while a collection is open, its text stays on disk."""
+        """Close what other processes deleted: while a collection is open, its text stays
+        on disk.
+        """
         for key in self._opened():
             if key.created is not None and self.folders.key(key.path.name) != key:
                 self._pool.discard(key, wait=False)
 
-    def ingest(self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check) -> IngestReport:
-        """Store documents in a leased collection, without the KV. What `check` raises leaves the index as it was.
+    def ingest(
+        self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check
+    ) -> IngestReport:
+        """Store documents in a leased collection, without the KV. What `check` raises leaves the
+        index as it was.
 
-        `allow` raises if the tenant may not store them: of two requests that each fit alone, only one is accepted.
+        `allow` raises if the tenant may not store them: of two requests that each fit alone, only
+        one is accepted.
         """
         split = parsed.passages if parsed.split_by == rag.splitter.fingerprint else None
         with acquired(self._dropping, check):
             allow()
-            report = rag.index.ingest(parsed.documents, split=split, check=check, on_forget=self._note)
+            report = rag.index.ingest(
+                parsed.documents, split=split, check=check, on_forget=self._note
+            )
             self._drop(passage.text for passage in report.forgotten_passages)
         self._leave_disk()
         return report
 
-    def warm(self, name: str, rag: Rag, report: IngestReport, check: Check = no_check) -> WarmReport:
-        """Compute and store the KV of the documents that an ingestion into the leased collection `name` has seen.
+    def warm(
+        self, name: str, rag: Rag, report: IngestReport, check: Check = no_check
+    ) -> WarmReport:
+        """Compute and store the KV of the documents that an ingestion into the leased collection
+        `name` has seen.
 
-        What takes longer than `AT_ONCE_S` is left to the background, behind what questions miss; once `check` raises a
-        `QueueError`, it is left to the questions. Nothing is evicted for it.
+        What takes longer than `AT_ONCE_S` is left to the background, behind what questions miss;
+        once `check` raises a `QueueError`, it is left to the questions. Nothing is evicted for it.
         """
-        ends, ids = time.monotonic() + AT_ONCE_S, (*report.added, *report.changed, *report.unchanged)
+        ends = time.monotonic() + AT_ONCE_S
+        ids = (*report.added, *report.changed, *report.unchanged)
         try:
             chunks = rag.chunks(ids, check)
         except QueueError:  # the documents are stored all the same
@@ -133,11 +163,15 @@ class Collections(Closing):
         return warmed
 
     def resume(self) -> None:
-        """Begin to compute the KV that an interrupted ingestion left out: in the background, behind all else."""
+        """Begin to compute the KV that an interrupted ingestion left out: in the background, behind
+        all else.
+        """
         self._resuming.start()
 
     def remove(self, rag: Rag, document_ids: Sequence[str]) -> IngestReport:
-        """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""
+        """Delete documents of a leased collection, and the KV of texts that no collection holds any
+        more.
+        """
         with self._dropping:
             removal = rag.index.delete(document_ids, self._note)
             self._drop(passage.text for passage in removal.forgotten_passages)
@@ -145,7 +179,9 @@ class Collections(Closing):
         return removal
 
     def drop_if_deleted(self, name: str, texts: Iterable[str]) -> None:
-        """Drop the KV of those `texts` that were deleted from the collection `name` while their KV was computed."""
+        """Drop the KV of those `texts` that were deleted from the collection `name` while their KV
+        was computed.
+        """
         if deleted := self.folders.unheld(texts, [name]):
             with self._dropping:
                 self._drop(deleted)
@@ -159,18 +195,27 @@ class Collections(Closing):
             self._pool.discard(key, wait=False)
 
     def _resume(self) -> None:
-        """Hand passages that lack KV, `RESUMED` at most, to the background encoder, until this is closed."""
-        entries, left = self._engine.entries, RESUMED
+        """Hand passages that lack KV, `RESUMED` at most, to the background encoder, until this is
+        closed.
+        """
+        entries = self._engine.entries
+        left = RESUMED
         try:
             for name in self.folders.names():
                 texts = dict.fromkeys(self._texts_of(name))
-                found = (text for text in texts if not self._closing.is_set() and entries.lacking([text])[0])
+                found = (
+                    text
+                    for text in texts
+                    if not self._closing.is_set() and entries.lacking([text])[0]
+                )
                 lacking = list(islice(found, left))
                 entries.warm_soon(lacking, last=True)
                 self.drop_if_deleted(name, lacking)
                 left -= len(lacking)
         except Exception:
-            log.exception("The KV that an interrupted ingestion left out is computed when questions need it.")
+            log.exception(
+                "The KV that an interrupted ingestion left out is computed when questions need it."
+            )
         if left < RESUMED:
             log.info("%d passages have no KV yet: it is computed between requests.", RESUMED - left)
 
@@ -183,7 +228,8 @@ class Collections(Closing):
         return [key for key in self._pool.opened() if self.folders.owns(key)]
 
     def _open(self, name: str, key: CollectionKey, param: str) -> Rag:
-        with self.folders.lock:  # or the opening would create the index of a collection that is being deleted
+        # or the opening would create the index of a collection that is being deleted
+        with self.folders.lock:
             if self.folders.key(name) != key:
                 raise not_found("collection", name, param)
             return self._open_index(key.path)
@@ -199,11 +245,15 @@ class Collections(Closing):
         self._engine.delete(chunks)
 
     def _note(self, passages: Iterable[Passage]) -> None:
-        """Note for all replicas that texts are forgotten, before they are: a kill in between loses no note."""
+        """Note for all replicas that texts are forgotten, before they are: a kill in between loses
+        no note.
+        """
         self.journal.add(self._keys(passage.text for passage in passages))
 
     def _take_out(self, keys: Sequence[EntryKey]) -> None:
-        """Take the notes of texts that are held out of the journal. Without that they would be encoded once more."""
+        """Take the notes of texts that are held out of the journal. Without that they would be
+        encoded once more.
+        """
         try:
             self.journal.discard(keys)
         except StoreError as error:

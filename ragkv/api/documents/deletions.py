@@ -1,11 +1,14 @@
-"""A tenant's journal of deleted KV: which entries each replica must drop, whatever happened to the one that was asked.
+"""A tenant's journal of deleted KV: which entries each replica must drop, whatever happened to the
+one that was asked.
 
-A deletion is noted here, durably, before the index forgets the text: a process that is killed in between leaves the
-note. Every replica reads the journal, also after a restart or an outage (`DeletionFollower`), because all of them share
-the tenant's directory. Notes are keys, which are digests, and no text. The latest `KEPT` notes are kept; a
-replica that missed more compares all that it has with the collections. A text that is stored again is taken out.
+A deletion is noted here, durably, before the index forgets the text: a process that is killed in
+between leaves the note. Every replica reads the journal, also after a restart or an outage
+(`DeletionFollower`), because all of them share the tenant's directory. Notes are keys, which are
+digests, and no text. The latest `KEPT` notes are kept; a replica that missed more compares all that
+it has with the collections. A text that is stored again is taken out.
 
-SQLite with a rollback journal, as the index has: one file, in its old state after a kill. It is opened for each use.
+SQLite with a rollback journal, as the index has: one file, in its old state after a kill. It is
+opened for each use.
 """
 
 import json
@@ -64,7 +67,9 @@ class Notes(NamedTuple):
 
 
 class DeletionJournal:
-    """The journal in one tenant's directory. Thread-safe. Raises `StoreError` if the file cannot be read or written."""
+    """The journal in one tenant's directory. Thread-safe. Raises `StoreError` if the file cannot be
+    read or written.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Creates nothing before the first deletion."""
@@ -84,11 +89,15 @@ class DeletionJournal:
             return
         rows = [(key.to_text(), self._writer, time.time()) for key in dict.fromkeys(keys)]
         with self._transaction() as connection:
-            connection.executemany("DELETE FROM deletions WHERE key = ?", [(key,) for key, _, _ in rows])
+            connection.executemany(
+                "DELETE FROM deletions WHERE key = ?", [(key,) for key, _, _ in rows]
+            )
             connection.executemany("INSERT INTO deletions (key, writer, at) VALUES (?, ?, ?)", rows)
             last = _last(connection) - KEPT
             if connection.execute("DELETE FROM deletions WHERE number <= ?", (last,)).rowcount:
-                connection.execute("INSERT OR REPLACE INTO facts VALUES ('dropped', ?)", (str(last),))
+                connection.execute(
+                    "INSERT OR REPLACE INTO facts VALUES ('dropped', ?)", (str(last),)
+                )
 
     def discard(self, keys: Sequence[EntryKey]) -> None:
         """Take out the notes of `keys`: their texts are stored again."""
@@ -104,12 +113,17 @@ class DeletionJournal:
         with self._transaction() as connection:
             journal, dropped = _facts(connection)
             end = Position(journal, _last(connection))
-            is_of_this = position.journal == journal and position.number <= end.number  # else a backup was restored
+            # else a backup was restored
+            is_of_this = position.journal == journal and position.number <= end.number
             since = position.number if is_of_this else 0
             rows = connection.execute(
-                "SELECT number, key, writer FROM deletions WHERE number > ? ORDER BY number", (since,)
+                "SELECT number, key, writer FROM deletions WHERE number > ? ORDER BY number",
+                (since,),
             ).fetchall()
-        known = [(number, EntryKey.from_text(text), writer == self._writer) for number, text, writer in rows]
+        known = [
+            (number, EntryKey.from_text(text), writer == self._writer)
+            for number, text, writer in rows
+        ]
         notes = tuple(Note(number, key, is_own) for number, key, is_own in known if key is not None)
         return Notes(notes, end, since >= dropped)
 
@@ -124,10 +138,17 @@ class DeletionJournal:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             create_private(self._path)
-            with closing(sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None)) as connection:
+            with closing(
+                sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None)
+            ) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("BEGIN IMMEDIATE")
-                if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone() is None:
+                if (
+                    connection.execute(
+                        "SELECT 1 FROM sqlite_master WHERE name = 'facts'"
+                    ).fetchone()
+                    is None
+                ):
                     for statement in SCHEMA.split(";"):
                         connection.execute(statement)
                     facts = [("journal", secrets.token_hex(8)), ("dropped", "0")]
@@ -139,18 +160,21 @@ class DeletionJournal:
 
     def _failed(self, error: Exception) -> StoreError:
         return StoreError(
-            f"The journal of deletions {self._path} failed: {error}. Nothing was deleted. Check that the file can be "
-            "read and written and that the disk has space; if the file is damaged, delete it and the KV directories."
+            f"The journal of deletions {self._path} failed: {error}. Nothing was deleted. Check "
+            "that the file can be "
+            "read and written and that the disk has space; if the file is damaged, delete it and "
+            "the KV directories."
         )
 
 
 class DeletionFollower(Closing):
     """Keeps one engine's store true to the journal of its tenant, which it reads every `POLL_S`.
 
-    A note is applied twice: when it is first seen, and at the next look, because a request that retrieved the text just
-    before its deletion may have stored its KV in between. How far this replica is stands in its KV directory; it never
-    says more than was done, so a kill repeats work and skips none. While shared storage is away, the entries are
-    dropped on this machine, and the position stays until they are dropped there too.
+    A note is applied twice: when it is first seen, and at the next look, because a request that
+    retrieved the text just before its deletion may have stored its KV in between. How far this
+    replica is stands in its KV directory; it never says more than was done, so a kill repeats work
+    and skips none. While shared storage is away, the entries are dropped on this machine, and the
+    position stays until they are dropped there too.
     """
 
     def __init__(
@@ -164,11 +188,17 @@ class DeletionFollower(Closing):
     ) -> None:
         """`directory` is this replica's KV directory. `texts` are the passages of all collections.
 
-        `forget_requests` deletes what requests left of deleted texts, `close_deleted` closes deleted collections.
+        `forget_requests` deletes what requests left of deleted texts, `close_deleted` closes
+        deleted collections.
         """
-        self._journal, self._engine, self._path = journal, engine, directory / FOLLOWED
-        self._texts, self._forget_requests, self._close_deleted = texts, forget_requests, close_deleted
-        self._settled: Position | None = None  # everything up to here was applied twice; None: not read yet
+        self._journal = journal
+        self._engine = engine
+        self._path = directory / FOLLOWED
+        self._texts = texts
+        self._forget_requests = forget_requests
+        self._close_deleted = close_deleted
+        # everything up to here was applied twice; None: not read yet
+        self._settled: Position | None = None
         self._seen = Position()  # everything up to here was applied once
         self._forgot = Position()  # of the last deletion for which requests were forgotten
         self._state: object = None  # of the journal when nothing was left to be done
@@ -192,7 +222,8 @@ class DeletionFollower(Closing):
             return
         if self._seen == found.end:  # applied for the second time
             self._state = state
-        settled, self._seen = self._seen, found.end
+        settled = self._seen
+        self._seen = found.end
         if settled != self._settled:
             self._settled = settled
             self._write(settled)
@@ -206,20 +237,25 @@ class DeletionFollower(Closing):
     def _apply(self, found: Notes) -> bool:
         """Drop what is noted; `False` if this was interrupted."""
         if not found.is_complete:
-            log.warning("More was deleted than is noted: all entries are compared with the collections.")
+            log.warning(
+                "More was deleted than is noted: all entries are compared with the collections."
+            )
             self._forget_requests()
             chunks = [self._engine.chunk(text) for text in self._texts() if not self._stop.is_set()]
             if self._stop.is_set():  # the list is not whole
                 return False
             self._engine.entries.retain(chunks)
             return True
-        is_of_this = self._seen.journal == found.end.journal and self._seen.number <= found.end.number
+        is_of_this = (
+            self._seen.journal == found.end.journal and self._seen.number <= found.end.number
+        )
         seen = self._seen.number if is_of_this else 0
         told = [note.number for note in found.notes if note.number > seen and not note.is_own]
         if told and (found.end.journal, told[-1]) != self._forgot:
             self._forget_requests()
             self._forgot = Position(found.end.journal, told[-1])
-        # What this process deletes itself it deletes at once; the second time tells whether it came to that.
+        # What this process deletes itself it deletes at once; the second time tells whether it came
+        # to that.
         keys = [note.key for note in found.notes if note.number <= seen or not note.is_own]
         return self._engine.entries.drop(list(dict.fromkeys(keys)), self._stop.is_set)
 
@@ -229,17 +265,26 @@ class DeletionFollower(Closing):
             found = json.loads(self._path.read_text(encoding="utf-8"))
             return Position(str(found["journal"]), int(found["number"]))
         except FileNotFoundError:
-            # A replica without entries lacks nothing of what is not kept; what is kept may be of a killed replica.
+            # A replica without entries lacks nothing of what is not kept; what is kept may be of a
+            # killed replica.
             return Position() if self._engine.store.sample(1) else self._journal.start()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s cannot be read (%s): all notes of deletions are followed again.", self._path, error)
+            log.warning(
+                "%s cannot be read (%s): all notes of deletions are followed again.",
+                self._path,
+                error,
+            )
             return Position()
 
     def _write(self, position: Position) -> None:
         try:
             replace_file(self._path, json.dumps(position._asdict()).encode())
         except OSError as error:
-            log.warning("%s cannot be written (%s): a restart follows more deletions again.", self._path, error)
+            log.warning(
+                "%s cannot be written (%s): a restart follows more deletions again.",
+                self._path,
+                error,
+            )
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -260,5 +305,7 @@ def _facts(connection: sqlite3.Connection) -> tuple[str, int]:
 
 def _last(connection: sqlite3.Connection) -> int:
     """The number of the last note that was ever written."""
-    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'deletions'").fetchone()
+    found = connection.execute(
+        "SELECT seq FROM sqlite_sequence WHERE name = 'deletions'"
+    ).fetchone()
     return int(found[0]) if found else 0

@@ -1,8 +1,8 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
-When a collection has changed, its new passages are read. Only the words of passages are held, up to about a
-limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so. Requests spend at
-most a tenth of the time on looking for changes.
+When a collection has changed, its new passages are read. Only the words of passages are held, up to
+about a limit for each tenant; what is beyond it is not found in messages, and the notes of an
+answer say so. Requests spend at most a tenth of the time on looking for changes.
 """
 
 import logging
@@ -36,8 +36,12 @@ class _Known:
 class KnownPassages:
     """Keeps a matcher true to the collections of one tenant. Thread-safe."""
 
-    def __init__(self, folders: CollectionFolders, matcher: PassageMatcher, limit_chars: int) -> None:
-        self._folders, self._matcher, self._limit = folders, matcher, limit_chars
+    def __init__(
+        self, folders: CollectionFolders, matcher: PassageMatcher, limit_chars: int
+    ) -> None:
+        self._folders = folders
+        self._matcher = matcher
+        self._limit = limit_chars
         self._lock = threading.Lock()
         self._known: dict[CollectionKey, _Known] = {}
         self._look_at = 0.0  # the time of the next look at the collections, on the monotonic clock
@@ -48,12 +52,17 @@ class KnownPassages:
             if time.monotonic() >= self._look_at:
                 self._refresh()
             left = sum(known.left for known in self._known.values())
-        note = f"Not looked for in messages: {counted(left, 'passage')}; limits.known_chars is {self._limit}"
+        note = (
+            f"Not looked for in messages: {counted(left, 'passage')}; limits.known_chars is "
+            f"{self._limit}"
+        )
         return (note,) if left else ()
 
     def _refresh(self) -> None:
         began = time.monotonic()
-        found = {key for name in self._folders.names() if (key := self._folders.key(name)) is not None}
+        found = {
+            key for name in self._folders.names() if (key := self._folders.key(name)) is not None
+        }
         states = {key: state_of(key.path) for key in sorted(found, key=lambda one: one.path)}
         self._look_at = time.monotonic() + PAUSE * (time.monotonic() - began)
         for key in self._known.keys() - found:
@@ -62,7 +71,8 @@ class KnownPassages:
             known = self._known.setdefault(key, _Known())
             if state is None or state == known.state:
                 continue
-            if known.state is not None and known.state.inode != state.inode:  # another file has other numbers
+            # another file has other numbers
+            if known.state is not None and known.state.inode != state.inode:
                 self._forget(self._known.pop(key).keys.values())
                 known = self._known[key] = _Known()
             try:
@@ -80,7 +90,8 @@ class KnownPassages:
             new = [number for number in numbers if number not in known.keys]
             while new and self._matcher.chars < self._limit:
                 assert database is not None
-                texts, new = database.texts_of(new[:BATCH]), new[BATCH:]
+                texts = database.texts_of(new[:BATCH])
+                new = new[BATCH:]
                 known.keys |= zip(texts, self._matcher.add(texts.values()), strict=True)
             known.left = len(new)
 
@@ -88,4 +99,6 @@ class KnownPassages:
         """Forget the passages that no collection has any more."""
         gone = set(keys)
         if gone:
-            self._matcher.discard(gone.difference(*(known.keys.values() for known in self._known.values())))
+            self._matcher.discard(
+                gone.difference(*(known.keys.values() for known in self._known.values()))
+            )

@@ -1,8 +1,10 @@
-"""Documents in a request's body, JSON or files in a form: parsed and split in processes that can be stopped.
+"""Documents in a request's body, JSON or files in a form: parsed and split in processes that can be
+stopped.
 
-No file can stop the server or take its memory. Each upload gets a process of its own (pebble), forked from a server
-that knows no model. A process that exceeds its time or memory is killed; the error says which setting that was. One
-tenant never holds all of them, and a body is read only when there is a place for it.
+No file can stop the server or take its memory. Each upload gets a process of its own (pebble),
+forked from a server that knows no model. A process that exceeds its time or memory is killed; the
+error says which setting that was. One tenant never holds all of them, and a body is read only when
+there is a place for it.
 """
 
 import asyncio
@@ -28,9 +30,12 @@ log = logging.getLogger(__name__)
 Parsing = futures.Future[Parsed | UploadError | None]  # as `parse_alone` returns it
 
 RETRY_AFTER_S = 5
-POLL_S = 0.05  # The thread that waits for a process looks so often whether the client is still there.
-LIBRARIES = ("langchain_text_splitters", "tokenizers")  # They are loaded once, before the first upload.
-# How a process ends that the system killed for its CPU time, or a library in Rust because it got no memory.
+# The thread that waits for a process looks so often whether the client is still there.
+POLL_S = 0.05
+# They are loaded once, before the first upload.
+LIBRARIES = ("langchain_text_splitters", "tokenizers")
+# How a process ends that the system killed for its CPU time, or a library in Rust because it got no
+# memory.
 _ENDS = {-signal.SIGXCPU: "cpu_s", -signal.SIGABRT: "memory_bytes"}
 
 
@@ -44,26 +49,33 @@ class DocumentParser:
         context.set_forkserver_preload([parse_alone.__module__, *LIBRARIES])
         # pebble's types call its `context` by another name than its code does.
         process: Any = concurrent.process
-        in_process = process(name="ragkv-parse", daemon=True, timeout=config.wall_s, context=context)
+        in_process = process(
+            name="ragkv-parse", daemon=True, timeout=config.wall_s, context=context
+        )
         self._start: Callable[..., Parsing] = in_process(parse_alone)
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncIterator[None]:
-        """A place for one upload of the tenant inside the block. Raises `ApiError` 503 if none became free in time."""
+        """A place for one upload of the tenant inside the block. Raises `ApiError` 503 if none
+        became free in time.
+        """
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self._config.wait_s):
                     await stack.enter_async_context(self._limiter.hold(tenant))
             except TimeoutError:
                 waited = f"{self._config.wait_s:g} s (parsing.wait_s)"
-                message = f"Other uploads are being parsed, and none ended within {waited}. Ask again."
+                message = (
+                    f"Other uploads are being parsed, and none ended within {waited}. Ask again."
+                )
                 raise ApiError(503, message, "uploads_busy", retry_after_s=RETRY_AFTER_S) from None
             yield
 
     def parse(self, upload: Upload, body: bytes, check: Check = no_check) -> Parsed:
         """The documents of an upload that has a place, and their passages. Blocks.
 
-        Raises `UploadError`, `ApiError` if time or memory is used up, and what `check` raises, which kills the process.
+        Raises `UploadError`, `ApiError` if time or memory is used up, and what `check` raises,
+        which kills the process.
         """
         parsing = self._begin(upload, body)
         try:
@@ -90,13 +102,20 @@ class DocumentParser:
         return found
 
     def _begin(self, upload: Upload, body: bytes) -> Parsing:
-        """Start a process, which takes the body through a pipe. Blocks for as long as that takes."""
+        """Start a process, which takes the body through a pipe. Blocks for as long as that
+        takes.
+        """
         try:
             return self._start(upload, body, self._config.cpu_s, self._config.memory_bytes)
         except (OSError, EOFError) as error:
             log.error("Process that parses uploads does not start: %s", error)
-            message = "The parser of uploads does not start now, whatever the documents are. Send them again later."
-            raise ApiError(503, message, "parser_unavailable", retry_after_s=RETRY_AFTER_S) from error
+            message = (
+                "The parser of uploads does not start now, whatever the documents are. "
+                "Send them again later."
+            )
+            raise ApiError(
+                503, message, "parser_unavailable", retry_after_s=RETRY_AFTER_S
+            ) from error
 
     def _spent_error(self, setting: str | None) -> ApiError:
         """`setting`: which one was met; `None`: the process ended for another reason."""
@@ -108,11 +127,17 @@ class DocumentParser:
             "memory_bytes": f"{self._config.memory_bytes} bytes of memory",
         }
         message = (
-            f"Parsing took more than {limits[setting]} (parsing.{setting}). Send fewer or simpler documents at once, "
+            f"Parsing took more than {limits[setting]} (parsing.{setting}). Send fewer or "
+            "simpler documents at once, "
             "or raise the setting."
         )
         return ApiError(400, message, "document_limit", "documents")
 
     def _failed_error(self, reason: str) -> ApiError:
         log.warning("Process that parsed an upload failed: %s", reason)
-        return ApiError(400, "The documents could not be parsed: the parser failed.", "parser_failed", "documents")
+        return ApiError(
+            400,
+            "The documents could not be parsed: the parser failed.",
+            "parser_failed",
+            "documents",
+        )

@@ -1,8 +1,9 @@
 """From the bytes of a request's body to documents: a JSON body, or a form with files.
 
-Large bodies and all files are parsed in a killable process (`parser.py`), which limits itself first (`parse_alone`).
-It is forked from multiprocessing's fork server, which has this module loaded, and neither torch nor a web framework.
-It inherits no open file of the server. A file name is a name, never a path, and no file is written.
+Large bodies and all files are parsed in a killable process (`parser.py`), which limits itself first
+(`parse_alone`). It is forked from multiprocessing's fork server, which has this module loaded, and
+neither torch nor a web framework. It inherits no open file of the server. A file name is a name,
+never a path, and no file is written.
 """
 
 import contextlib
@@ -37,8 +38,10 @@ FORM = "multipart/form-data"
 LIMIT_CODE = "document_limit"
 _NOT_A_FORM = "A form must have files, and nothing else"
 NICENESS = 10  # Answers are computed first.
-PR_SET_PDEATHSIG = 1  # The number of prctl's option that names the signal which the end of a parent sends.
-_IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": math.inf}  # The form's parser writes larger files to a disk: here none is.
+# The number of prctl's option that names the signal which the end of a parent sends.
+PR_SET_PDEATHSIG = 1
+# The form's parser writes larger files to a disk: here none is.
+_IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Upload:
     documents: int  # the most documents
     chars: int  # the most characters of all documents together
     limits: ParseLimits  # of each document and file
-    splitter: Splitter | None = None  # splits the documents in the process; None: they are split when they are stored
+    # splits the documents in the process; None: they are split when they are stored
+    splitter: Splitter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +61,35 @@ class Parsed:
     """The documents of an upload."""
 
     documents: list[Document]
-    passages: dict[str, list[Passage]] = field(default_factory=dict)  # by the documents' ids, if they are split
+    # by the documents' ids, if they are split
+    passages: dict[str, list[Passage]] = field(default_factory=dict)
     split_by: str = ""  # the splitter's fingerprint
 
 
 class UploadError(Exception):
     """A body that is refused; it becomes an `ApiError`."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(status, message, param, code)  # all of them, because it comes out of another process
-        self.status, self.message, self.param, self.code = status, message, param, code
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
+        # all of them, because it comes out of another process
+        super().__init__(status, message, param, code)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
 
 
-def parse_alone(upload: Upload, body: bytes, cpu_s: int, memory_bytes: int) -> Parsed | UploadError | None:
-    """The documents of one upload and their passages, or why it is refused; `None` if the memory was not enough."""
+def parse_alone(
+    upload: Upload, body: bytes, cpu_s: int, memory_bytes: int
+) -> Parsed | UploadError | None:
+    """The documents of one upload and their passages, or why it is refused; `None` if the memory
+    was not enough.
+    """
     try:
         _limit_this_process(cpu_s, memory_bytes)
-        documents, splitter = parse_upload(upload, body), upload.splitter
+        documents = parse_upload(upload, body)
+        splitter = upload.splitter
         if splitter is None:
             return Parsed(documents)
         passages = {document.id: splitter.split(document) for document in documents}
@@ -96,7 +112,9 @@ def parse_upload(upload: Upload, body: bytes) -> list[Document]:
             documents.append(document)
             chars += len(document.text)
             _check_total("documents", len(documents), upload.documents, "documents")
-            _check_total("upload_chars", chars, upload.chars, "characters in all documents together")
+            _check_total(
+                "upload_chars", chars, upload.chars, "characters in all documents together"
+            )
             _check_id_and_text(document)
     except DocumentLimitError as error:
         message = f"{error.problem}. Split it, or raise the server's setting limits.{error.limit}."
@@ -125,10 +143,19 @@ def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
 
 
 def document_of(given: DocumentIn) -> Document:
-    """A document from JSON. Its default id is a digest of its text, so sending it again changes nothing."""
-    digest = hashlib.blake2b(f"{given.title or ''}\0{given.text}".encode(), digest_size=12).hexdigest()
+    """A document from JSON. Its default id is a digest of its text, so sending it again changes
+    nothing.
+    """
+    digest = hashlib.blake2b(
+        f"{given.title or ''}\0{given.text}".encode(), digest_size=12
+    ).hexdigest()
     title = {} if given.title is None else {"title": given.title}
-    return Document(given.id or f"doc-{digest}", given.text, given.title or "", {**(given.metadata or {}), **title})
+    return Document(
+        given.id or f"doc-{digest}",
+        given.text,
+        given.title or "",
+        {**(given.metadata or {}), **title},
+    )
 
 
 def _file_documents(name: str, data: bytes, limits: ParseLimits) -> Iterator[Document]:
@@ -139,16 +166,23 @@ def _file_documents(name: str, data: bytes, limits: ParseLimits) -> Iterator[Doc
     for found in load_bytes(Path(name), data, limits=limits):
         if isinstance(found, DocumentError):
             raise found
-        yield replace(found, id=found.id.removeprefix(folder), source=found.source.removeprefix(folder))
+        yield replace(
+            found, id=found.id.removeprefix(folder), source=found.source.removeprefix(folder)
+        )
 
 
 def _checked_name(given: str) -> str:
     """The last part of a file's name, without any path before it."""
     name = PurePosixPath(given.replace("\\", "/")).name.strip()
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
-        raise UploadError(400, f"{given[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters.")
+        raise UploadError(
+            400, f"{given[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters."
+        )
     if not has_loader(Path(name)):
-        message = f"Files of type {Path(name).suffix[:20]!r} are not accepted: {name[:80]!r}. Accepted: {KNOWN}."
+        message = (
+            f"Files of type {Path(name).suffix[:20]!r} are not accepted: {name[:80]!r}. "
+            f"Accepted: {KNOWN}."
+        )
         raise UploadError(415, message, "files")
     return name
 
@@ -157,18 +191,29 @@ def _check_id_and_text(document: Document) -> None:
     shown = document.id[:80]
     if not document.text.strip():
         raise UploadError(400, f"Document {shown!r} has no text.", "documents")
-    if not document.id or len(document.id) > MAX_NAME + 32 or any(ord(c) < 32 or ord(c) == 127 for c in document.id):
-        raise UploadError(400, f"{shown!r} is not a document's id: up to 256 printable characters.", "id")
+    if (
+        not document.id
+        or len(document.id) > MAX_NAME + 32
+        or any(ord(c) < 32 or ord(c) == 127 for c in document.id)
+    ):
+        raise UploadError(
+            400, f"{shown!r} is not a document's id: up to 256 printable characters.", "id"
+        )
 
 
 def _check_total(setting: str, count: int, limit: int, unit: str) -> None:
     if count > limit:
-        message = f"documents: {count} {unit} are too many; this server accepts {limit} (limits.{setting})."
+        message = (
+            f"documents: {count} {unit} are too many; this server accepts {limit} "
+            f"(limits.{setting})."
+        )
         raise UploadError(400, message, "documents", LIMIT_CODE)
 
 
 def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, bytes]]:
-    """The names and contents of a form's files. Raises `UploadError` if it is no form, or holds anything else."""
+    """The names and contents of a form's files. Raises `UploadError` if it is no form, or holds
+    anything else.
+    """
     files: list[tuple[str, bytes]] = []
     ends: list[None] = []
 
@@ -178,10 +223,14 @@ def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, byte
     def keep(file: File) -> None:
         _check_total("documents", len(files) + 1, most, "files")
         assert isinstance(file.file_object, BytesIO)
-        files.append(((file.file_name or b"").decode("utf-8", "replace"), file.file_object.getvalue()))
+        files.append(
+            ((file.file_name or b"").decode("utf-8", "replace"), file.file_object.getvalue())
+        )
 
     try:
-        parser = FormParser(FORM, refuse, keep, lambda: ends.append(None), boundary or None, config=_IN_MEMORY)
+        parser = FormParser(
+            FORM, refuse, keep, lambda: ends.append(None), boundary or None, config=_IN_MEMORY
+        )
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
@@ -202,7 +251,8 @@ def _virtual_bytes() -> int | None:
 def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
     """No written files, no child processes, no environment, no log; so much CPU time and memory.
 
-    It ends at the first signal, and with the fork server, which ends with the server: also if that was killed.
+    It ends at the first signal, and with the fork server, which ends with the server: also if that
+    was killed.
     """
     os.environ.clear()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads
@@ -216,7 +266,8 @@ def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
     if (held := _virtual_bytes()) is not None:  # the body and the tokenizer are there already
         limits[resource.RLIMIT_AS] = held + memory_bytes
-    # It ends by SIGXCPU, which says why, also if the server was killed meanwhile; at the second number by SIGKILL.
+    # It ends by SIGXCPU, which says why, also if the server was killed meanwhile; at the second
+    # number by SIGKILL.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     for kind, most in limits.items():
         with contextlib.suppress(OSError, ValueError):

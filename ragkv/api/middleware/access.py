@@ -34,11 +34,13 @@ def came_through_proxy(headers: Headers) -> bool:
 
 
 class Access:
-    """Accepts a request to a known host, of no foreign web page, with a key where keys are required, at its rate.
+    """Accepts a request to a known host, of no foreign web page, with a key where keys are
+    required, at its rate.
 
-    A server on loopback without keys trusts everyone on this machine, but a browser on this machine runs foreign pages.
-    An attacker can make a name of their own resolve to 127.0.0.1 (DNS rebinding): the browser then sends that name as
-    the host. A page of another origin sends its origin.
+    A server on loopback without keys trusts everyone on this machine, but a browser on this machine
+    runs foreign pages. An attacker can make a name of their own resolve to 127.0.0.1 (DNS
+    rebinding): the browser then sends that name as the host. A page of another origin sends its
+    origin.
     """
 
     def __init__(self, service: Service) -> None:
@@ -54,8 +56,11 @@ class Access:
             self._check_origin(headers.get("origin", f"://{host}").lower(), host.lower())
         if not is_public(scope["path"]):
             principal = scope["state"]["principal"] = self._principal(headers)
-            refused = self._service.unavailable_reason is not None  # but an unknown path is unknown at any time
-            if refused and any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes):
+            # but an unknown path is unknown at any time
+            refused = self._service.unavailable_reason is not None
+            if refused and any(
+                route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes
+            ):
                 self._service.check_ready()
             self._service.limiter.take_request(principal)
             if scope["path"] in ANSWER_PATHS:  # refused before the body is parsed
@@ -72,7 +77,8 @@ class Access:
             is_known = not self._service.config.is_private and _is_address(name)
         if not is_known:
             message = (
-                f"This server does not answer as {host[:100]!r} without a key. Add the name to the setting `hosts`, or "
+                f"This server does not answer as {host[:100]!r} without a key. Add the name to "
+                "the setting `hosts`, or "
                 "make keys with `ragkv keys add`."
             )
             raise ApiError(403, message, "host_not_allowed")
@@ -83,14 +89,18 @@ class Access:
         A browser leaves the same ports out of both; "null" is the origin of no server.
         """
         if origin.partition("://")[2] != host and origin not in self._origins:
-            message = f"A page of {origin[:100]!r} may not change anything here; `cors_origins` would allow it."
+            message = (
+                f"A page of {origin[:100]!r} may not change anything here; `cors_origins` "
+                "would allow it."
+            )
             raise ApiError(403, message, "cross_origin")
 
     def _principal(self, headers: Headers) -> Principal:
         if not self._service.requires_key:
             if self._service.config.auth.required and came_through_proxy(headers):
                 raise invalid_key(
-                    "This server has no keys and serves this machine alone, and the request came through a proxy. Make "
+                    "This server has no keys and serves this machine alone, and the request came "
+                    "through a proxy. Make "
                     "a key with `ragkv keys add NAME`."
                 )
             return ANONYMOUS

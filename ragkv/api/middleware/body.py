@@ -13,26 +13,36 @@ _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
 
 
 def count_values(body: bytes) -> int:
-    """About how many values a JSON text holds, commas in strings included: a fast bound of the work of parsing it."""
+    """About how many values a JSON text holds, commas in strings included: a fast bound of the work
+    of parsing it.
+    """
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
-    """`receive` for a body within the limits; both raise `ApiError` for one above them, or of a wrong type.
+    """`receive` for a body within the limits; both raise `ApiError` for one above them, or of a
+    wrong type.
 
-    nginx has the whole body before it arrives here, so no time is bounded. Bytes are counted all the same, whatever
-    content length was announced, because on loopback nginx may not be there.
+    nginx has the whole body before it arrives here, so no time is bounded. Bytes are counted all
+    the same, whatever content length was announced, because on loopback nginx may not be there.
     """
     headers = Headers(scope=scope)
     holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
-    setting = "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
-    size, values, most = 0, 0, getattr(limits, setting)
+    setting = (
+        "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
+    )
+    size = 0
+    values = 0
+    most = getattr(limits, setting)
 
     def check(size: int) -> None:
         if size > most:
             raise _too_large(f"is larger than {most} bytes (limits.{setting})")
         if values > limits.json_values:
-            raise _too_large(f"has more than {limits.json_values} commas and opening brackets (limits.json_values)")
+            raise _too_large(
+                f"has more than {limits.json_values} commas and opening brackets "
+                "(limits.json_values)"
+            )
 
     async def receive_counted() -> Message:
         nonlocal size, values
@@ -52,7 +62,8 @@ def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
 
 def _too_large(problem: str) -> ApiError:
     message = f"The body {problem}. Send less at a time."
-    return ApiError(413, message, "body_too_large", headers={"connection": "close"})  # the rest of it is not read
+    # the rest of it is not read
+    return ApiError(413, message, "body_too_large", headers={"connection": "close"})
 
 
 def _check_type(content_type: str, takes_forms: bool) -> None:
@@ -62,7 +73,11 @@ def _check_type(content_type: str, takes_forms: bool) -> None:
     """
     kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
     charsets = [p.partition("=")[2].strip('"') for p in parameters if p.startswith("charset=")]
-    is_json = kind == "application/json" and all(charset in ("utf-8", "utf8") for charset in charsets)
+    is_json = kind == "application/json" and all(
+        charset in ("utf-8", "utf8") for charset in charsets
+    )
     if not is_json and not (takes_forms and kind == "multipart/form-data"):
         accepted = "application/json (UTF-8)" + (" or multipart/form-data" if takes_forms else "")
-        raise ApiError(415, f"The content type {content_type[:100]!r} is not accepted here; send {accepted}.")
+        raise ApiError(
+            415, f"The content type {content_type[:100]!r} is not accepted here; send {accepted}."
+        )

@@ -1,4 +1,6 @@
-"""Request ids, access, the access log, request metrics, error responses, and the headers of every response."""
+"""Request ids, access, the access log, request metrics, error responses, and the headers of every
+response.
+"""
 
 import re
 import time
@@ -17,10 +19,12 @@ from .access import STATIC_PREFIX, Access, is_public
 from .body import bounded
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-PROBED_ROUTES = ("/livez", "/readyz", "/metrics")  # They are requested every few seconds, so they fill no log.
+# They are requested every few seconds, so they fill no log.
+PROBED_ROUTES = ("/livez", "/readyz", "/metrics")
 SECURITY_HEADERS = {
     "content-security-policy": (
-        "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; "
         "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
@@ -33,10 +37,14 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class RequestMiddleware:
-    """Gives every request an id, times, logs and counts it, refuses it where it must, and answers its errors."""
+    """Gives every request an id, times, logs and counts it, refuses it where it must, and answers
+    its errors.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service, self._access = app, service, Access(service)
+        self._app = app
+        self._service = service
+        self._access = Access(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,7 +55,8 @@ class RequestMiddleware:
         scope.setdefault("state", {}).update(request_id=request_id, stats=Counter(), principal=None)
         own = {"x-request-id": request_id, "x-replica": self._service.replica}
         caching = {} if is_public(scope["path"]) else {"cache-control": "no-store"}
-        status, is_complete = 0, False
+        status = 0
+        is_complete = False
 
         async def respond(message: Message) -> None:
             nonlocal status, is_complete
@@ -55,16 +64,21 @@ class RequestMiddleware:
                 status = message["status"]
                 MutableHeaders(scope=message).update({**SECURITY_HEADERS, **caching, **own})
             await send(message)
-            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            is_complete = message["type"] == "http.response.body" and not message.get(
+                "more_body", False
+            )
 
         running = self._service.metrics.running.track_inprogress()
         with running, structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 self._access.check(scope)
-                await self._app(scope, bounded(scope, receive, self._service.config.limits), respond)
+                await self._app(
+                    scope, bounded(scope, receive, self._service.config.limits), respond
+                )
             except Exception as error:
                 if status:
-                    raise  # too late for an error response: uvicorn logs the error and cuts the connection
+                    # too late for an error response: uvicorn logs the error and cuts the connection
+                    raise
                 await as_api_error(error).response(scope["path"])(scope, receive, respond)
             finally:
                 self._record(scope, status or CLIENT_GONE, is_complete, time.perf_counter() - began)
@@ -75,7 +89,12 @@ class RequestMiddleware:
         method = scope["method"] if scope["method"] in METHODS else "other"
         route = _route_template(scope)
         self._service.metrics.requests.labels(route, method, str(status)).observe(seconds)
-        fields: dict[str, Any] = {"method": method, "route": route, "status": status, "duration_s": round(seconds, 4)}
+        fields: dict[str, Any] = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "duration_s": round(seconds, 4),
+        }
         if state["principal"] is not None and state["principal"].key_id:
             fields["key"] = state["principal"].key_id
         if not is_complete:
@@ -85,7 +104,9 @@ class RequestMiddleware:
 
 
 def _route_template(scope: Scope) -> str:
-    """The path template of the request's route; "none" if no route was reached. A metric label, so it is bounded."""
+    """The path template of the request's route; "none" if no route was reached. A metric label, so
+    it is bounded.
+    """
     if scope["path"].startswith(STATIC_PREFIX):
         return STATIC_PREFIX
     return getattr(scope.get("route"), "path", None) or "none"

@@ -23,7 +23,8 @@ router = APIRouter(prefix="/v1", tags=["ask"])
 NamedEvent = tuple[str, dict[str, Any]]  # the name of a server-sent event, and its data
 
 _EVENTS = (
-    "With `stream`: the events `sources` {sources}, `prompt` {prompt, reuse, timing}, many `token` {text}, then "
+    "With `stream`: the events `sources` {sources}, `prompt` {prompt, reuse, timing}, many "
+    "`token` {text}, then "
     "`answer` (the whole response) or `error` {error}."
 )
 
@@ -55,14 +56,18 @@ async def ask(
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in stream_answer(context, tenant.engine, question, chunks, session, **options):
+            for event in stream_answer(
+                context, tenant.engine, question, chunks, session, **options
+            ):
                 if isinstance(event, ServedPrompt):
                     yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()
                 elif isinstance(event, TokenEvent):
                     if event.text:
                         yield "token", {"text": event.text}
                 else:
-                    tenant.collections.drop_if_deleted(body.collection, [source.text for source in sources])
+                    tenant.collections.drop_if_deleted(
+                        body.collection, [source.text for source in sources]
+                    )
                     yield AskResponse(
                         id=f"ask-{uuid.uuid4().hex}",
                         answer=event.text,

@@ -26,7 +26,9 @@ _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last
 async def chat(
     body: ChatRequest, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> ChatResponse | Response:
-    """OpenAI's endpoint. `documents` come with the request, or `rag` finds them; the answer cites them as [n]."""
+    """OpenAI's endpoint. `documents` come with the request, or `rag` finds them; the answer cites
+    them as [n].
+    """
     completion = ChatCompletion(service, principal, body)
     completion.check()
     if body.stream:
@@ -34,7 +36,9 @@ async def chat(
     return await service.answer_pool.run_stream(request, completion.events, ChatResponse)
 
 
-def _streamed(completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]) -> Stream:
+def _streamed(
+    completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]
+) -> Stream:
     options = completion.body.stream_options
     with_usage = options is not None and options.include_usage
 
@@ -51,8 +55,12 @@ def _streamed(completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResp
     return Stream(items, show, lambda error: format_event(error.body), first, DONE)
 
 
-def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage: bool) -> list[dict[str, Any]]:
-    """The chunks that end the answer and, if requested, the chunk with the usage. The last of them has the report."""
+def _last_chunks(
+    completion: ChatCompletion, response: ChatResponse, with_usage: bool
+) -> list[dict[str, Any]]:
+    """The chunks that end the answer and, if requested, the chunk with the usage. The last of them
+    has the report.
+    """
     choice = response.choices[0]
     chunks = [
         _chunk(completion, with_usage, {"tool_calls": [{"index": number, **call.model_dump()}]})
@@ -62,13 +70,18 @@ def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage:
     delta = {"annotations": annotations} if annotations else {}
     chunks.append(_chunk(completion, with_usage, delta, choice.finish_reason))
     if with_usage:
-        chunks.append({**_chunk(completion, True, {}), "choices": [], "usage": response.usage.model_dump()})
+        chunks.append(
+            {**_chunk(completion, True, {}), "choices": [], "usage": response.usage.model_dump()}
+        )
     chunks[-1]["ragkv"] = response.ragkv.model_dump()
     return chunks
 
 
 def _chunk(
-    completion: ChatCompletion, with_usage: bool, delta: dict[str, Any], finish_reason: str | None = None
+    completion: ChatCompletion,
+    with_usage: bool,
+    delta: dict[str, Any],
+    finish_reason: str | None = None,
 ) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     return {

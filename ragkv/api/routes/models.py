@@ -1,4 +1,6 @@
-"""/v1/models: the language model, alone and with each collection, and on request the embedding model."""
+"""/v1/models: the language model, alone and with each collection, and on request the embedding
+model.
+"""
 
 from typing import Annotated, Literal
 
@@ -28,20 +30,28 @@ class Model(BaseModel):
 @router.get("", summary="List models")
 async def list_models(
     executor: TenantExecutorDep,
-    type: Annotated[Kind, Query(description="chat: what can answer, so that chat clients offer no other.")] = "chat",
+    type: Annotated[
+        Kind, Query(description="chat: what can answer, so that chat clients offer no other.")
+    ] = "chat",
 ) -> Listed[Model]:
-    """The language model, then `model:collection` for each collection: it answers from that collection."""
+    """The language model, then `model:collection` for each collection: it answers from that
+    collection.
+    """
     return Listed(data=await executor.run(lambda tenant: models_of(executor.service, tenant, type)))
 
 
 @router.get("/{model:path}", summary="Show a model")
 async def show_model(
-    model: Annotated[str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["reader"])],
+    model: Annotated[
+        str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["reader"])
+    ],
     executor: TenantExecutorDep,
 ) -> Model:
     """One of the models, of either type, by its id."""
     service = executor.service
-    models = await executor.run(lambda tenant: models_of(service, tenant) + models_of(service, tenant, "embedding"))
+    models = await executor.run(
+        lambda tenant: models_of(service, tenant) + models_of(service, tenant, "embedding")
+    )
     for one in models:
         if one.id == model:
             return one
@@ -51,7 +61,10 @@ async def show_model(
 def models_of(service: Service, tenant: Tenant, type: Kind = "chat") -> list[Model]:
     """The models of a tenant."""
     embedder = service.tenants.embedder
-    names = [service.model_id, *(f"{service.model_id}:{name}" for name in tenant.collections.folders.names())]
+    names = [
+        service.model_id,
+        *(f"{service.model_id}:{name}" for name in tenant.collections.folders.names()),
+    ]
     if type == "embedding":
         names = [embedder.name] if embedder else []
     return [Model(id=name, created=service.created) for name in names]

@@ -1,7 +1,9 @@
-"""Ollama's API for chat: `/api/tags`, `/api/ps`, `/api/show`, `/api/chat`, `/api/generate` and `/api/version`.
+"""Ollama's API for chat: `/api/tags`, `/api/ps`, `/api/show`, `/api/chat`, `/api/generate` and
+`/api/version`.
 
-A request becomes one of /v1/chat/completions, so a model with a collection's name answers from that collection. What
-Ollama's clients set for Ollama alone, such as its threads, is ignored and noted in the report at the end of the answer.
+A request becomes one of /v1/chat/completions, so a model with a collection's name answers from that
+collection. What Ollama's clients set for Ollama alone, such as its threads, is ignored and noted in
+the report at the end of the answer.
 """
 
 import json
@@ -30,12 +32,27 @@ from .models import models_of
 
 router = APIRouter(prefix="/api", include_in_schema=False)
 
-SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+)
 # Ollama's options, and the fields of /v1/chat/completions that mean the same.
-OPTIONS = {**dict(zip(SAME, SAME, strict=True)), "repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
-NOT_OFFERED = ("images", "think", "raw", "suffix", "template", "context")  # These fields would change the answer.
+OPTIONS = {
+    **dict(zip(SAME, SAME, strict=True)),
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_tokens",
+}
+# These fields would change the answer.
+NOT_OFFERED = ("images", "think", "raw", "suffix", "template", "context")
 
-Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]  # a piece of text and calls of tools as an answer's fields
+# a piece of text and calls of tools as an answer's fields
+Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]
 
 
 class OllamaFunction(BaseModel):
@@ -77,11 +94,15 @@ class OllamaRequest(Strict):
     system: str = ""
 
     def as_chat(self, model_id: str) -> ChatRequest:
-        """The same request to /v1/chat/completions. Raises `RequestValidationError` and `ApiError`."""
+        """The same request to /v1/chat/completions. Raises `RequestValidationError` and
+        `ApiError`.
+        """
         for name in NOT_OFFERED:
             if any((part.model_extra or {}).get(name) for part in (self, *self.messages)):
                 raise ApiError(400, f"{name} is not offered here; leave it out.", param=name)
-        fields = {OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS}
+        fields = {
+            OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS
+        }
         if fields.get("max_tokens") in (-1, -2):  # Ollama's words for no limit of the request's own
             del fields["max_tokens"]
         if fields.get("stop") == []:
@@ -104,20 +125,31 @@ class OllamaRequest(Strict):
         return [f"{name} is ignored" for name in sorted(names)]
 
     def _messages(self) -> list[dict[str, Any]]:
-        """The messages in OpenAI's form: arguments are text, and calls have ids, which the results take in order."""
+        """The messages in OpenAI's form: arguments are text, and calls have ids, which the results
+        take in order.
+        """
         if not self.messages:
             system = [{"role": "system", "content": self.system}] if self.system else []
             return [*system, {"role": "user", "content": self.prompt}]
-        found, numbers, waiting = [], count(), list[str]()
+        found = []
+        numbers = count()
+        waiting = list[str]()
         for message in self.messages:
             made: dict[str, Any] = {"role": message.role, "content": message.content}
             if functions := [one.function for one in message.tool_calls or ()]:
                 waiting = [f"call_{next(numbers)}" for _ in functions]
-                said = [{"name": one.name, "arguments": json.dumps(one.arguments)} for one in functions]
+                said = [
+                    {"name": one.name, "arguments": json.dumps(one.arguments)} for one in functions
+                ]
                 pairs = zip(waiting, said, strict=True)
-                made["tool_calls"] = [{"id": id, "type": "function", "function": one} for id, one in pairs]
+                made["tool_calls"] = [
+                    {"id": id, "type": "function", "function": one} for id, one in pairs
+                ]
             if message.role == "tool":
-                made |= {"tool_call_id": waiting.pop(0) if waiting else None, "name": message.tool_name}
+                made |= {
+                    "tool_call_id": waiting.pop(0) if waiting else None,
+                    "name": message.tool_name,
+                }
             found.append(made)
         return found
 
@@ -133,12 +165,16 @@ async def version() -> dict[str, str]:
 async def tags(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
     """The models of `/v1/models`, all of which are loaded."""
     return await executor.run(
-        lambda tenant: {"models": [_described(service, tenant, one.id) for one in models_of(service, tenant)]}
+        lambda tenant: {
+            "models": [_described(service, tenant, one.id) for one in models_of(service, tenant)]
+        }
     )
 
 
 @router.post("/show")
-async def show(body: dict[str, Any], service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
+async def show(
+    body: dict[str, Any], service: ServiceDep, executor: TenantExecutorDep
+) -> dict[str, Any]:
     """What is known of a model."""
     name = str(body.get("model") or body.get("name"))
     service.collection_of(name.removesuffix(":latest"))  # raises for an unknown model
@@ -147,17 +183,27 @@ async def show(body: dict[str, Any], service: ServiceDep, executor: TenantExecut
 
 
 @router.post("/chat")
-async def chat(body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep) -> Response:
+async def chat(
+    body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> Response:
     """Answer a chat."""
 
     def form(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}}
+        return {
+            "message": {
+                "role": "assistant",
+                "content": text,
+                **({"tool_calls": calls} if calls else {}),
+            }
+        }
 
     return await _answered(body, request, service, principal, form)
 
 
 @router.post("/generate")
-async def generate(body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep) -> Response:
+async def generate(
+    body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> Response:
     """Answer a prompt."""
     return await _answered(body, request, service, principal, lambda text, _: {"response": text})
 
@@ -173,16 +219,21 @@ async def _answered(
         return {"model": body.model, "created_at": now, **form(text, calls), "done": False, **more}
 
     def last(response: ChatResponse, text: str) -> dict[str, Any]:
-        choice, timing, usage = response.choices[0], response.ragkv.timing, response.usage
+        choice = response.choices[0]
+        timing = response.ragkv.timing
+        usage = response.usage
         made = [call.function for call in choice.message.tool_calls or ()]
-        calls = [{"function": {"name": one.name, "arguments": json.loads(one.arguments)}} for one in made]
+        calls = [
+            {"function": {"name": one.name, "arguments": json.loads(one.arguments)}} for one in made
+        ]
         response.ragkv.notes += body.ignored
         return line(
             text,
             calls,
             done=True,
             done_reason="length" if choice.finish_reason == "length" else "stop",
-            total_duration=int(1e9 * (timing.first_token_s + timing.decode_s)),  # Ollama counts nanoseconds
+            # Ollama counts nanoseconds
+            total_duration=int(1e9 * (timing.first_token_s + timing.decode_s)),
             load_duration=0,
             prompt_eval_count=usage.prompt_tokens,
             prompt_eval_duration=int(1e9 * timing.prefill_s),
@@ -200,16 +251,22 @@ async def _answered(
     items = await service.answer_pool.stream(request, completion.events)
 
     def show(item: Piece | ChatResponse) -> list[str]:
-        return [json.dumps(line(item.text, []) if isinstance(item, Piece) else last(item, "")) + "\n"]
+        return [
+            json.dumps(line(item.text, []) if isinstance(item, Piece) else last(item, "")) + "\n"
+        ]
 
     return Stream(
-        items, show, lambda error: json.dumps({"error": error.message}) + "\n", media_type="application/x-ndjson"
+        items,
+        show,
+        lambda error: json.dumps({"error": error.message}) + "\n",
+        media_type="application/x-ndjson",
     )
 
 
 def _described(service: Service, tenant: Tenant, name: str) -> dict[str, Any]:
     """A model, as `/api/tags` and `/api/show` have it."""
-    stats, model = tenant.engine.stats(), tenant.engine.model
+    stats = tenant.engine.stats()
+    model = tenant.engine.model
     family = stats.architecture
     return {
         "name": name,
@@ -217,6 +274,14 @@ def _described(service: Service, tenant: Tenant, name: str) -> dict[str, Any]:
         "modified_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
         "size": 0,
         "digest": model.identity.weights,
-        "details": {"format": "safetensors", "family": family, "families": [family], "quantization_level": stats.dtype},
-        "model_info": {"general.architecture": family, f"{family}.context_length": model.adapter.context_length},
+        "details": {
+            "format": "safetensors",
+            "family": family,
+            "families": [family],
+            "quantization_level": stats.dtype,
+        },
+        "model_info": {
+            "general.architecture": family,
+            f"{family}.context_length": model.adapter.context_length,
+        },
     }

@@ -1,4 +1,6 @@
-"""/v1/sessions: conversations that a caller named. Their KV is stored, so a turn computes only its new tokens."""
+"""/v1/sessions: conversations that a caller named. Their KV is stored, so a turn computes only its
+new tokens.
+"""
 
 import dataclasses
 import uuid
@@ -20,7 +22,9 @@ from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-SessionPath = Annotated[str, Path(pattern=SESSION_PATTERN, description="The conversation's id.", examples=["s1"])]
+SessionPath = Annotated[
+    str, Path(pattern=SESSION_PATTERN, description="The conversation's id.", examples=["s1"])
+]
 
 
 class SessionBody(BaseModel):
@@ -31,7 +35,9 @@ class SessionBody(BaseModel):
     tokens: int = Field(description="Tokens of its history.")
     stored_bytes: int = Field(description="Stored KV of its history.")
     used_at: float = Field(description="Seconds since the epoch.")
-    title: str = Field(description='The beginning of its first question, as one line; "" if it is not text.')
+    title: str = Field(
+        description='The beginning of its first question, as one line; "" if it is not text.'
+    )
 
 
 class ForkRequest(Strict):
@@ -46,7 +52,9 @@ async def list_sessions(
     limit: Annotated[int, Query(ge=1, le=10_000, description="The most conversations.")] = 1000,
 ) -> Listed[SessionBody]:
     """The caller's conversations, the last used first."""
-    return await executor.run(lambda tenant: Listed(data=_infos(tenant, tenant.last_sessions(limit))))
+    return await executor.run(
+        lambda tenant: Listed(data=_infos(tenant, tenant.last_sessions(limit)))
+    )
 
 
 @router.get("/{session_id}", summary="Show a conversation")
@@ -63,7 +71,9 @@ async def delete_session(session_id: SessionPath, executor: TenantExecutorDep) -
 
 
 @router.post("/{session_id}/fork", status_code=201, summary="Copy a conversation")
-async def fork_session(session_id: SessionPath, body: ForkRequest, executor: TenantExecutorDep) -> SessionBody:
+async def fork_session(
+    session_id: SessionPath, body: ForkRequest, executor: TenantExecutorDep
+) -> SessionBody:
     """A new conversation with the same history. Both share its KV and continue independently."""
     copy_id = body.to or f"fork-{uuid.uuid4().hex}"
 
@@ -73,7 +83,9 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, executor: Ten
         try:
             copy = session.fork(tenant.engine_session_id(copy_id))
         except InputError as error:
-            raise ApiError(409, f"There is a conversation {copy_id!r} already.", param="to") from error
+            raise ApiError(
+                409, f"There is a conversation {copy_id!r} already.", param="to"
+            ) from error
         copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
 
@@ -87,7 +99,10 @@ def _stored_session(tenant: Tenant, session_id: str) -> Session:
 
 
 def _infos(tenant: Tenant, session_ids: Sequence[str]) -> list[SessionBody]:
-    return [SessionBody(id=info.session_id, **dataclasses.asdict(info)) for info in tenant.sessions(session_ids)]
+    return [
+        SessionBody(id=info.session_id, **dataclasses.asdict(info))
+        for info in tenant.sessions(session_ids)
+    ]
 
 
 def _info(tenant: Tenant, session_id: str) -> SessionBody:

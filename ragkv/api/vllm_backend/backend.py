@@ -1,7 +1,7 @@
 """The engine's answers, computed by a vLLM server: prompts go there as token ids, tokens come back.
 
-The chunks' positions go with the prompt, so that the connector inside vLLM fuses their stored KV. Texts, stop strings
-and end tokens are the engine's own, exactly as for its own model.
+The chunks' positions go with the prompt, so that the connector inside vLLM fuses their stored KV.
+Texts, stop strings and end tokens are the engine's own, exactly as for its own model.
 """
 
 import uuid
@@ -12,7 +12,15 @@ from ragkv.engine import BackendMaker
 from ragkv.entries import Entries
 from ragkv.errors import AnswerServerError, UnsupportedError
 from ragkv.model.decode.stopping import end_tokens
-from ragkv.prompt import ActiveAnswer, ActiveRequest, AnswerEvents, Prompt, Request, ServedPrompt, SharedModel
+from ragkv.prompt import (
+    ActiveAnswer,
+    ActiveRequest,
+    AnswerEvents,
+    Prompt,
+    Request,
+    ServedPrompt,
+    SharedModel,
+)
 from ragkv.prompt.history import PartKind
 from ragkv.store import PrefetchHint
 from ragkv.types import Answer, TokenEvent
@@ -23,7 +31,8 @@ from .vllm_server import Step, StepStream, VllmServer
 
 ENDS = ("stop", "length")  # An answer ends for one of these reasons.
 OTHER_TENANT = (
-    f"vLLM computed the whole prompt: a tenant's KV is read where both servers have the same {SECRET_VARIABLE}"
+    "vLLM computed the whole prompt: a tenant's KV is read where both servers have "
+    f"the same {SECRET_VARIABLE}"
 )
 
 
@@ -33,9 +42,12 @@ class VllmBackend:
     makes_kv = False
 
     def __init__(self, model: SharedModel, entries: Entries, server: VllmServer) -> None:
-        self._entries, self._server, self._tokenizer = entries, server, model.tokenizer
+        self._entries = entries
+        self._server = server
+        self._tokenizer = model.tokenizer
         self._ends = end_tokens(model.adapter.model, self._tokenizer)
-        self._tenant, self._secret = entries.identity.tenant, shared_secret()
+        self._tenant = entries.identity.tenant
+        self._secret = shared_secret()
         self._shares_kv = not self._tenant or bool(self._secret)
 
     @classmethod
@@ -47,11 +59,14 @@ class VllmBackend:
         """Raise `UnsupportedError` for what is not sent to vLLM."""
         if request.grammar is not None:
             raise UnsupportedError(
-                "Response formats and required tool calls are not offered where vLLM computes the answers: leave "
+                "Response formats and required tool calls are not offered where vLLM computes "
+                "the answers: leave "
                 "response_format out, and tool_choice at auto or none."
             )
         if request.method.reuse == "prefix":
-            raise UnsupportedError("reuse 'prefix' is not offered where vLLM computes the answers: 'fused' or 'none'.")
+            raise UnsupportedError(
+                "reuse 'prefix' is not offered where vLLM computes the answers: 'fused' or 'none'."
+            )
 
     def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
         """Nothing: the connector reads the store itself."""
@@ -59,11 +74,18 @@ class VllmBackend:
 
     def begin(self, active: ActiveRequest) -> AnswerEvents:
         """Send the prompt, wait for its first token, and ask for the report."""
-        prompt, name, check = active.prompt, uuid.uuid4().hex, active.ticket.check
-        wish, salt = self._wish(active, name), self._salt(active, name)
+        prompt = active.prompt
+        name = uuid.uuid4().hex
+        check = active.ticket.check
+        wish = self._wish(active, name)
+        salt = self._salt(active, name)
         if self._tenant and self._secret:
             wish |= {"tenant": self._tenant, "proof": proof(self._secret, self._tenant, salt or "")}
-        fields = {**_fields(active.request, self._ends), "kv_transfer_params": {"ragkv": wish}, "cache_salt": salt}
+        fields = {
+            **_fields(active.request, self._ends),
+            "kv_transfer_params": {"ragkv": wish},
+            "cache_salt": salt,
+        }
         sent_s = active.elapsed_s()
         stream = active.held.enter_context(self._server.stream(prompt.token_ids, fields))
         first = stream.next(check)
@@ -81,7 +103,8 @@ class VllmBackend:
         while step is not None:
             yield from self._follow(answer, step)
             if answer.ended:
-                if step.finish_reason is not None:  # else a stop string ended it, and vLLM had gone on
+                # else a stop string ended it, and vLLM had gone on
+                if step.finish_reason is not None:
                     stream.read_to_end()
                 return
             step = stream.next(active.ticket.check)
@@ -106,27 +129,39 @@ class VllmBackend:
     def _served(
         self, active: ActiveRequest, answer: Mapping[str, Any], sent_s: float, first_token_s: float
     ) -> ServedPrompt:
-        """What the connector's answer says of the prompt. Raises `AnswerServerError` if it is not of this model."""
+        """What the connector's answer says of the prompt. Raises `AnswerServerError` if it is not
+        of this model.
+        """
         if other := differences(self._entries.identity, answer["identity"]):
-            raise self._broken(f"serves another model or has other settings than this server: {', '.join(other)}")
+            raise self._broken(
+                f"serves another model or has other settings than this server: {', '.join(other)}"
+            )
         report = answer["report"]
         if report is None:
             raise self._broken("lost the report of this prompt")
         method = active.request.method
-        notes = method.notes if method.reuse == "none" else ()  # else the connector's settings count, and its notes
+        # else the connector's settings count, and its notes
+        notes = method.notes if method.reuse == "none" else ()
         if not self._shares_kv:
             notes += (OTHER_TENANT,)
         try:
             return served_prompt(active.prompt, report, sent_s, first_token_s, notes)
         except (KeyError, TypeError, ValueError) as error:
-            raise self._broken("has a connector of another version of ragkv: its report has another form") from error
+            raise self._broken(
+                "has a connector of another version of ragkv: its report has another form"
+            ) from error
 
     def _wish(self, active: ActiveRequest, name: str) -> dict[str, Any]:
-        """What the connector is told: how to fuse, where the chunks are, and the name of the report."""
+        """What the connector is told: how to fuse, where the chunks are, and the name of the
+        report.
+        """
         method = active.request.method
         if method.reuse == "none" or not self._shares_kv:
             return {"name": name, "reuse": "none"}
-        wish: dict[str, Any] = {"name": name, "chunks": [*self._stored_history(active.prompt), *_chunks(active.prompt)]}
+        wish: dict[str, Any] = {
+            "name": name,
+            "chunks": [*self._stored_history(active.prompt), *_chunks(active.prompt)],
+        }
         if active.keep:
             wish["keep"] = True
         if "ratio" in method.named:
@@ -136,14 +171,18 @@ class VllmBackend:
         return wish
 
     def _salt(self, active: ActiveRequest, name: str) -> str | None:
-        """By which vLLM finds the request's prefix again: exact KV its tenant's requests, fused KV this conversation's.
+        """By which vLLM finds the request's prefix again: exact KV its tenant's requests, fused KV
+        this conversation's.
 
-        A conversation has the salt of what its first turn asked, and one request without a conversation its own.
+        A conversation has the salt of what its first turn asked, and one request without a
+        conversation its own.
         """
         prompt = active.prompt
         if active.request.method.reuse == "none" or not self._shares_kv:
             return salted(self._tenant, secret=self._secret) if self._tenant else None
-        history, at, first = prompt.history.token_ids, 0, list[int]()
+        history = prompt.history.token_ids
+        at = 0
+        first = list[int]()
         for part in prompt.history.parts:
             if part.turn == 0 and part.kind in (PartKind.CHUNK, PartKind.QUESTION):
                 first += history[at : at + len(part)]
@@ -153,8 +192,11 @@ class VllmBackend:
         return salted(first if active.keep and first else name, secret=self._secret)
 
     def _stored_history(self, prompt: Prompt) -> Iterator[list[int]]:
-        """The positions of whole chunks of earlier turns whose KV is stored: they are fused again."""
-        history, at = prompt.history.token_ids, 0
+        """The positions of whole chunks of earlier turns whose KV is stored: they are
+        fused again.
+        """
+        history = prompt.history.token_ids
+        at = 0
         for part in prompt.history.parts:
             if part.kind is PartKind.CHUNK and self._entries.has(history[at : at + len(part)]):
                 yield [len(prompt.prefix) + at, len(prompt.prefix) + at + len(part)]
@@ -174,11 +216,15 @@ def _chunks(prompt: Prompt) -> Iterator[list[int]]:
 
 
 def _fields(request: Request, ends: Sequence[int]) -> dict[str, Any]:
-    """The request in the fields of vLLM's completions. Every one is given: the defaults of the server are others."""
+    """The request in the fields of vLLM's completions. Every one is given: the defaults of the
+    server are others.
+    """
     sampling = request.sampling
     fields: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,
-        "temperature": (1.0 if sampling.temperature is None else sampling.temperature) if sampling.samples else 0.0,
+        "temperature": (1.0 if sampling.temperature is None else sampling.temperature)
+        if sampling.samples
+        else 0.0,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "top_k": sampling.top_k or 0,
         "min_p": sampling.min_p or 0.0,
@@ -186,7 +232,8 @@ def _fields(request: Request, ends: Sequence[int]) -> dict[str, Any]:
         "presence_penalty": sampling.presence_penalty or 0.0,
         "frequency_penalty": sampling.frequency_penalty or 0.0,
         "repetition_penalty": sampling.repetition_penalty or 1.0,
-        "logit_bias": {str(token): bias for token, bias in (sampling.logit_bias or {}).items()} or None,
+        "logit_bias": {str(token): bias for token, bias in (sampling.logit_bias or {}).items()}
+        or None,
         "min_tokens": min(sampling.min_new_tokens or 0, request.max_new_tokens),
         "ignore_eos": True,  # the end tokens are the engine's
         "stop_token_ids": list(ends),

@@ -1,8 +1,9 @@
-"""How the connector inside vLLM reports on a prompt, and what the engine in front of it makes of that.
+"""How the connector inside vLLM reports on a prompt, and what the engine in front of it makes of
+that.
 
-A request names its report (`kv_transfer_params.ragkv.name`). vLLM leaves the report out of streamed responses, so a
-second request, of one token, asks for it by this name (`report_of`). Its answer also says whose KV the connector reads,
-so that no answer of another model is taken for one of this.
+A request names its report (`kv_transfer_params.ragkv.name`). vLLM leaves the report out of streamed
+responses, so a second request, of one token, asks for it by this name (`report_of`). Its answer
+also says whose KV the connector reads, so that no answer of another model is taken for one of this.
 """
 
 import dataclasses
@@ -30,36 +31,55 @@ def fused_report(prefill: Prefill, promised: int) -> dict[str, Any]:
 
 
 def left_report(why: str = "", missed: Sequence[int] = ()) -> dict[str, Any]:
-    """The report of a prompt that vLLM computed; `missed` are the lengths of its chunks without KV, where known.
+    """The report of a prompt that vLLM computed; `missed` are the lengths of its chunks without KV,
+    where known.
 
-    If vLLM's prefix cache had its first tokens, their number is added as `cached`, and as `cached_state` what they are.
+    If vLLM's prefix cache had its first tokens, their number is added as `cached`, and as
+    `cached_state` what they are.
     """
     notes = [why] if why else []
-    return {"promised_tokens": 0, "missed_chunks": len(missed), "missed_tokens": sum(missed), "notes": notes}
+    return {
+        "promised_tokens": 0,
+        "missed_chunks": len(missed),
+        "missed_tokens": sum(missed),
+        "notes": notes,
+    }
 
 
-def connector_answer(report: Mapping[str, Any] | None, identity: Identity, ratio: float | None, selector: str) -> Any:
-    """What the connector answers to `report_of`; `ratio` and `selector` are those of requests that name none."""
+def connector_answer(
+    report: Mapping[str, Any] | None, identity: Identity, ratio: float | None, selector: str
+) -> Any:
+    """What the connector answers to `report_of`; `ratio` and `selector` are those of requests that
+    name none.
+    """
     own = {"identity": dataclasses.asdict(identity), "ratio": ratio, "selector": selector}
     return {"report": None if report is None else dict(report), **own}
 
 
 def served_prompt(
-    prompt: Prompt, report: Mapping[str, Any], sent_s: float, first_token_s: float, notes: Iterable[str] = ()
+    prompt: Prompt,
+    report: Mapping[str, Any],
+    sent_s: float,
+    first_token_s: float,
+    notes: Iterable[str] = (),
 ) -> ServedPrompt:
-    """The prompt's report: its tokens are counted once, each as ragkv reused it or as vLLM computed it.
+    """The prompt's report: its tokens are counted once, each as ragkv reused it or as vLLM computed
+    it.
 
-    `prefill_s` is the time from sending the prompt to its first token, waiting inside vLLM included. Raises `KeyError`,
-    `TypeError` or `ValueError` for a report of another form.
+    `prefill_s` is the time from sending the prompt to its first token, waiting inside vLLM
+    included. Raises `KeyError`, `TypeError` or `ValueError` for a report of another form.
     """
-    length, promised = len(prompt.token_ids), int(report["promised_tokens"])
+    length = len(prompt.token_ids)
+    promised = int(report["promised_tokens"])
     own = (*report["notes"], *prompt.notes, *notes)
     timing = Timing(prefill_s=first_token_s - sent_s, first_token_s=first_token_s)
     runs = tuple(_runs(prompt))
     if not promised:
         why = " ".join(report["notes"]) or LEFT
-        missed_chunks, missed_tokens = int(report["missed_chunks"]), int(report["missed_tokens"])
-        cached, state = int(report.get("cached", 0)), str(report.get("cached_state", "exact"))
+        missed_chunks = int(report["missed_chunks"])
+        missed_tokens = int(report["missed_tokens"])
+        cached = int(report.get("cached", 0))
+        state = str(report.get("cached_state", "exact"))
         reuse = Reuse(
             exact=cached if state == "exact" else 0,
             fused=cached if state == "fused" else 0,
@@ -75,12 +95,18 @@ def served_prompt(
     reuse = dataclasses.replace(
         made,
         computed=length - made.exact - made.fused - made.recomputed,
-        compute=(made.compute * made.tokens + length - promised) / length,  # tokens ragkv passed, and vLLM's after them
+        # tokens ragkv passed, and vLLM's after them
+        compute=(made.compute * made.tokens + length - promised) / length,
         notes=(*made.notes, *own),
         decision=tuple(made.decision),
     )
-    timing = dataclasses.replace(timing, load_s=report["timing"]["load_s"], fuse_s=report["timing"]["fuse_s"])
-    spans = [PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])}) for span in report["spans"]]
+    timing = dataclasses.replace(
+        timing, load_s=report["timing"]["load_s"], fuse_s=report["timing"]["fuse_s"]
+    )
+    spans = [
+        PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])})
+        for span in report["spans"]
+    ]
     return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, spans, LEFT)))
 
 
@@ -89,7 +115,10 @@ def _runs(prompt: Prompt) -> Iterator[Run]:
     lengths = (
         ("prefix", len(prompt.prefix), None),
         ("history", len(prompt.history), None),
-        *(("template" if index is None else "chunk", len(ids), index) for ids, index in prompt.body),
+        *(
+            ("template" if index is None else "chunk", len(ids), index)
+            for ids, index in prompt.body
+        ),
         ("question", prompt.question_tokens, None),
         ("template", len(prompt.question) - prompt.question_tokens, None),
     )
@@ -101,18 +130,26 @@ def _runs(prompt: Prompt) -> Iterator[Run]:
 
 
 def _spans(runs: Iterable[Run], found: Sequence[PromptSpan], why: str) -> Iterator[PromptSpan]:
-    """The runs, cut where the connector's spans begin and end. What it did not reuse was computed."""
+    """The runs, cut where the connector's spans begin and end. What it did not reuse was
+    computed.
+    """
     reused = [span for span in found if span.state != "computed"]
     reasons = {span.start: span.why for span in found if span.why}
     for kind, start, stop, chunk in runs:
-        at, reason = start, reasons.get(start, why) if chunk is not None else None
+        at = start
+        reason = reasons.get(start, why) if chunk is not None else None
         for span in reused:
-            begins, ends = max(start, span.start), min(stop, span.start + span.tokens)
+            begins = max(start, span.start)
+            ends = min(stop, span.start + span.tokens)
             if begins >= ends:
                 continue
             if at < begins:
                 yield PromptSpan(kind, at, begins - at, "computed", (), chunk, reason)
-            here = tuple(span.start + one - begins for one in span.recomputed_at if begins <= span.start + one < ends)
+            here = tuple(
+                span.start + one - begins
+                for one in span.recomputed_at
+                if begins <= span.start + one < ends
+            )
             yield PromptSpan(kind, begins, ends - begins, span.state, here, chunk)
             at = ends
         if at < stop:
@@ -120,7 +157,9 @@ def _spans(runs: Iterable[Run], found: Sequence[PromptSpan], why: str) -> Iterat
 
 
 def differences(identity: Identity, theirs: Mapping[str, Any]) -> list[str]:
-    """What differs between this engine's identity and the connector's, in words; the tenant is not compared."""
+    """What differs between this engine's identity and the connector's, in words; the tenant is not
+    compared.
+    """
     mine = dataclasses.asdict(identity)
     shown = {"dtype", "codec", "adapter", "format_version"}
     return [

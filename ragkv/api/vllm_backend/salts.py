@@ -1,8 +1,10 @@
-"""What keeps requests apart inside vLLM: their `cache_salt`, and a proof of the tenant that a request names.
+"""What keeps requests apart inside vLLM: their `cache_salt`, and a proof of the tenant that a
+request names.
 
-vLLM's prefix cache gives a request the KV that requests with its salt and its first tokens left there. The connector
-makes the salt of each request narrower (`salted`): tenants share none, and fused KV is found only by requests that
-are fused in the same way. The server in front and the connector trust each other by a secret in `SECRET_VARIABLE`.
+vLLM's prefix cache gives a request the KV that requests with its salt and its first tokens left
+there. The connector makes the salt of each request narrower (`salted`): tenants share none, and
+fused KV is found only by requests that are fused in the same way. The server in front and the
+connector trust each other by a secret in `SECRET_VARIABLE`.
 """
 
 import hashlib
@@ -10,7 +12,8 @@ import hmac
 import json
 import os
 
-SECRET_VARIABLE = "TENANT_SECRET"  # `SECRET_VARIABLE` is the environment variable with the shared secret.
+# `SECRET_VARIABLE` is the environment variable with the shared secret.
+SECRET_VARIABLE = "TENANT_SECRET"
 
 
 def shared_secret() -> bytes:
@@ -19,13 +22,17 @@ def shared_secret() -> bytes:
 
 
 def proof(secret: bytes, tenant: str, salt: str) -> str:
-    """What proves that a request with this salt is of `tenant`: only who has the secret can make it."""
+    """What proves that a request with this salt is of `tenant`: only who has the secret can make
+    it.
+    """
     return hmac.new(secret, json.dumps([tenant, salt]).encode(), "sha256").hexdigest()
 
 
 def is_proved(secret: bytes, tenant: str, salt: str, given: str) -> bool:
     """Whether `given` is the proof; never without a secret."""
-    return bool(secret) and hmac.compare_digest(proof(secret, tenant, salt).encode(), given.encode())
+    return bool(secret) and hmac.compare_digest(
+        proof(secret, tenant, salt).encode(), given.encode()
+    )
 
 
 def salted(*parts: object, secret: bytes = b"") -> str:

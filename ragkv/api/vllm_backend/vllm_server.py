@@ -1,7 +1,9 @@
-"""A vLLM server, spoken to in OpenAI's protocol with the `openai` client: streams of tokens, reports, and its health.
+"""A vLLM server, spoken to in OpenAI's protocol with the `openai` client: streams of tokens,
+reports, and its health.
 
-One thread runs an event loop with all requests. The threads that wait for tokens look at their request's deadline and
-cancellation meanwhile; closing a stream closes its connection, by which vLLM aborts the request.
+One thread runs an event loop with all requests. The threads that wait for tokens look at their
+request's deadline and cancellation meanwhile; closing a stream closes its connection, by which vLLM
+aborts the request.
 """
 
 import asyncio
@@ -16,7 +18,13 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ragkv.errors import AnswerServerError, CancelledError, DeadlineError, InputError, MissingExtraError
+from ragkv.errors import (
+    AnswerServerError,
+    CancelledError,
+    DeadlineError,
+    InputError,
+    MissingExtraError,
+)
 from ragkv.runtime import Check, Closing
 from ragkv.types import TokenLogprob
 
@@ -24,7 +32,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # A request that waits looks this often at its deadline and its cancellation.
 CONNECT_S = 5.0  # A connection to the server may take so long.
-REUSED_S = 2.0  # A connection idle for longer is not used again: vLLM closes it after 5 s, and nothing is sent twice.
+# A connection idle for longer is not used again: vLLM closes it after 5 s, and nothing is sent
+# twice.
+REUSED_S = 2.0
 PROBE_S = 2.0  # The result of a health probe is used for so long.
 PROBE_WAIT_S = 3.0  # A server that needs longer for its health is away.
 NO_REPORT = ""  # This names no report: asking for it shows the connector alone.
@@ -45,28 +55,39 @@ class VllmServer(Closing):
     """The client of one server. Thread-safe."""
 
     def __init__(self, url: str, api_key: str = "", timeout_s: float = 120.0) -> None:
-        """`timeout_s` is the longest time without a byte from the server. Raises `MissingExtraError`."""
+        """`timeout_s` is the longest time without a byte from the server. Raises
+        `MissingExtraError`.
+        """
         try:
             import openai
         except ImportError as error:
             raise MissingExtraError("openai", "openai", "serving in front of vLLM") from error
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._openai, timeout = openai, openai.Timeout(timeout_s, connect=CONNECT_S)
+        self._openai = openai
+        timeout = openai.Timeout(timeout_s, connect=CONNECT_S)
         limits = copy(openai.DEFAULT_CONNECTION_LIMITS)
         limits.keepalive_expiry = REUSED_S
         self._http = openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits, trust_env=False)
         self._client = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key=api_key or "none", http_client=self._http, max_retries=0, timeout=timeout
+            base_url=f"{self.url}/v1",
+            api_key=api_key or "none",
+            http_client=self._http,
+            max_retries=0,
+            timeout=timeout,
         )
         self._lock = threading.Lock()
         self._problem: str | None = f"vLLM at {self.url} was not asked yet."
-        # What the connector said about itself: its `ratio` and `selector` count for requests that name none.
+        # What the connector said about itself: its `ratio` and `selector` count for requests that
+        # name none.
         self.connector: Mapping[str, Any] = {"ratio": None, "selector": ""}
         self._probe: Future[None] | None = None  # the last one
         self._probed_at = 0.0
-        self.check_connector: Callable[[Mapping[str, Any]], None] = lambda _: None  # raises `AnswerServerError`
+        # raises `AnswerServerError`
+        self.check_connector: Callable[[Mapping[str, Any]], None] = lambda _: None
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ragkv-vllm", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="ragkv-vllm", daemon=True
+        )
         self._thread.start()
         for noisy in ("httpx", "httpx2", "openai"):  # they log a line for every request
             logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -76,18 +97,23 @@ class VllmServer(Closing):
         return StepStream(self, self._stream(prompt, fields))
 
     def report(self, name: str, check: Check) -> Mapping[str, Any]:
-        """What the connector answers to `report_of`: a request of one token, which vLLM computes in its next step.
+        """What the connector answers to `report_of`: a request of one token, which vLLM computes in
+        its next step.
 
-        Raises `AnswerServerError` if vLLM has no connector or another model, and what `check` raises.
+        Raises `AnswerServerError` if vLLM has no connector or another model, and what `check`
+        raises.
         """
         return self.wait(self._ask_connector(name), check)
 
     def failure(self) -> str | None:
-        """Why the server gives no answers; `None` if it does. Asks at most every `PROBE_S`, and waits a moment."""
+        """Why the server gives no answers; `None` if it does. Asks at most every `PROBE_S`, and
+        waits a moment.
+        """
         with self._lock:
             now = time.monotonic()
             if self._probe is None or (self._probe.done() and now - self._probed_at > PROBE_S):
-                self._probe, self._probed_at = self.submit(self._ask()), now
+                self._probe = self.submit(self._ask())
+                self._probed_at = now
             probe = self._probe
         with suppress(TimeoutError):
             probe.result(PROBE_WAIT_S + 1.0)
@@ -104,14 +130,20 @@ class VllmServer(Closing):
                 self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `work` on the loop; returns its future. Raises `AnswerServerError` once this is closed."""
+        """Run `work` on the loop; returns its future. Raises `AnswerServerError` once this is
+        closed.
+        """
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError as error:
             work.close()
-            raise AnswerServerError("The server shuts down: its connections to vLLM are closed.") from error
+            raise AnswerServerError(
+                "The server shuts down: its connections to vLLM are closed."
+            ) from error
 
-    async def _stream(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> AsyncGenerator[Step, None]:
+    async def _stream(
+        self, prompt: tuple[int, ...], fields: Mapping[str, Any]
+    ) -> AsyncGenerator[Step, None]:
         """The tokens of the answer to a prompt. Raises what an OpenAI client raises."""
         stream = await self._client.completions.create(
             model="", prompt=list(prompt), stream=True, extra_body=dict(fields)
@@ -120,16 +152,22 @@ class VllmServer(Closing):
             async for part in stream:
                 for choice in part.choices:
                     given: Any = choice
-                    logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs, fields.get("logprobs"))
+                    logprobs = (
+                        ()
+                        if choice.logprobs is None
+                        else _logprobs(choice.logprobs, fields.get("logprobs"))
+                    )
                     yield Step(tuple(given.token_ids), logprobs, choice.finish_reason)
         finally:
             await stream.close()
-            with suppress(Exception):  # ends its generators here: garbage collection may do it in another thread
+            # ends its generators here: garbage collection may do it in another thread
+            with suppress(Exception):
                 async for _ in stream:
                     pass
 
     def as_error(self, error: BaseException, began: bool = False) -> Exception:
-        """`error` of a request, in ragkv's terms; one that the server is to blame for is remembered.
+        """`error` of a request, in ragkv's terms; one that the server is to blame for is
+        remembered.
 
         `began`: some of the answer had come.
         """
@@ -139,11 +177,18 @@ class VllmServer(Closing):
         if isinstance(error, self._openai.BadRequestError | self._openai.UnprocessableEntityError):
             return InputError(f"vLLM refused the prompt: {_said(error)}")
         if isinstance(error, self._openai.APIStatusError):
-            hint = " (its key is read from the variable VLLM_API_KEY)" if error.status_code == 401 else ""
-            what = f"answered {error.status_code}{hint}"  # its text may have what is not for clients
+            hint = (
+                " (its key is read from the variable VLLM_API_KEY)"
+                if error.status_code == 401
+                else ""
+            )
+            # its text may have what is not for clients
+            what = f"answered {error.status_code}{hint}"
         elif isinstance(error, self._openai.APITimeoutError) or "Timeout" in type(error).__name__:
             what = "did not answer in time"
-        elif not began and (isinstance(error, self._openai.APIConnectionError) or "Connect" in type(error).__name__):
+        elif not began and (
+            isinstance(error, self._openai.APIConnectionError) or "Connect" in type(error).__name__
+        ):
             what = "does not answer"
         else:
             what = f"broke off its answer ({type(error).__name__})"
@@ -151,7 +196,9 @@ class VllmServer(Closing):
         return AnswerServerError(f"{self._problem} Ask again when it is back.")
 
     def wait(self, work: Coroutine[Any, Any, T], check: Check, began: bool = False) -> T:
-        """What `work` returns on the loop; meanwhile `check` is called. `began`: some of the answer had come."""
+        """What `work` returns on the loop; meanwhile `check` is called. `began`: some of the answer
+        had come.
+        """
         future = self.submit(work)
         try:
             while not futures.wait((future,), POLL_S).done:
@@ -167,25 +214,35 @@ class VllmServer(Closing):
             future.cancel()
 
     async def _ask_connector(self, name: str) -> Mapping[str, Any]:
-        """Its answer, which is remembered. Raises `AnswerServerError` if there is no connector, or another model's."""
+        """Its answer, which is remembered. Raises `AnswerServerError` if there is no connector, or
+        another model's.
+        """
         fields = {"kv_transfer_params": {"ragkv": {"report_of": name}}, "add_special_tokens": False}
-        answer: Any = await self._client.completions.create(model="", prompt=[0], max_tokens=1, extra_body=fields)
+        answer: Any = await self._client.completions.create(
+            model="", prompt=[0], max_tokens=1, extra_body=fields
+        )
         found = (getattr(answer, "kv_transfer_params", None) or {}).get("ragkv") or {}
         if not {"identity", "report", "ratio", "selector"} <= found.keys():
             raise AnswerServerError(
-                f"vLLM at {self.url} runs without ragkv's connector, or with one of another version (docs/vllm.md)."
+                f"vLLM at {self.url} runs without ragkv's connector, or with one of another "
+                "version (docs/vllm.md)."
             )
         self.check_connector(found)
         with self._lock:
-            self.connector, self._problem = found, None
+            self.connector = found
+            self._problem = None
         return dict(found)
 
     async def _ask(self) -> None:
-        """Ask for the server's health, and for its connector if it was not asked or there was a problem."""
+        """Ask for the server's health, and for its connector if it was not asked or there was a
+        problem.
+        """
         try:
             answer = await self._http.get(f"{self.url}/health", timeout=PROBE_WAIT_S)
             if answer.status_code != 200:
-                raise AnswerServerError(f"vLLM at {self.url} is not healthy: it answers {answer.status_code}.")
+                raise AnswerServerError(
+                    f"vLLM at {self.url} is not healthy: it answers {answer.status_code}."
+                )
             if self._problem is not None:
                 await self._ask_connector(NO_REPORT)
         except Exception as error:
@@ -204,21 +261,28 @@ class StepStream(Closing):
     """The tokens of one request, in the order in which they come."""
 
     def __init__(self, server: VllmServer, steps: AsyncGenerator[Step, None]) -> None:
-        self._server, self._steps = server, steps
+        self._server = server
+        self._steps = steps
         self._began = self._read_to_end = False
 
     def next(self, check: Check) -> Step | None:
-        """The next tokens; `None` at the end. Raises `AnswerServerError`, `InputError`, and what `check` raises."""
+        """The next tokens; `None` at the end. Raises `AnswerServerError`, `InputError`, and what
+        `check` raises.
+        """
         step = self._server.wait(self._next(), check, self._began)
         self._began = True
         return step
 
     def read_to_end(self) -> None:
-        """Note that the answers are complete at vLLM too: the connection ends by itself and is kept."""
+        """Note that the answers are complete at vLLM too: the connection ends by itself and is
+        kept.
+        """
         self._read_to_end = True
 
     def close(self) -> None:
-        """Close the connection if the answer has not ended at vLLM, which then aborts it. Twice is harmless."""
+        """Close the connection if the answer has not ended at vLLM, which then aborts it. Twice is
+        harmless.
+        """
         with suppress(AnswerServerError):  # closed with the client
             self._server.submit(self._end())
 
@@ -239,10 +303,17 @@ def _said(error: Any) -> str:
 
 
 def _logprobs(given: Any, wanted: int | None) -> tuple[TokenLogprob, ...]:
-    """Log probabilities as vLLM's completions write them, tokens as "token_id:5"; `wanted` most probable ones each."""
+    """Log probabilities as vLLM's completions write them, tokens as "token_id:5"; `wanted` most
+    probable ones each.
+    """
     found = []
-    for token, logprob, others in zip(given.tokens, given.token_logprobs, given.top_logprobs, strict=True):
-        best = sorted(((_token_id(name), value) for name, value in (others or {}).items()), key=lambda one: -one[1])
+    for token, logprob, others in zip(
+        given.tokens, given.token_logprobs, given.top_logprobs, strict=True
+    ):
+        best = sorted(
+            ((_token_id(name), value) for name, value in (others or {}).items()),
+            key=lambda one: -one[1],
+        )
         found.append(TokenLogprob(_token_id(token), logprob, tuple(best[:wanted])))
     return tuple(found)
 

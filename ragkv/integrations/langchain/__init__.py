@@ -14,11 +14,19 @@ from ragkv.errors import MissingExtraError
 try:
     import langchain_core  # noqa: F401 - an optional dependency
 except ImportError as error:
-    raise MissingExtraError("langchain-core", "langchain", "ragkv.integrations.langchain") from error
+    raise MissingExtraError(
+        "langchain-core", "langchain", "ragkv.integrations.langchain"
+    ) from error
 
 from .chat import ChatRagKV
 from .engines import close_engines
 from .history import RagKVChatMessageHistory
 from .retriever import RagKVEmbeddings, RagKVRetriever
 
-__all__ = ["ChatRagKV", "RagKVChatMessageHistory", "RagKVEmbeddings", "RagKVRetriever", "close_engines"]
+__all__ = [
+    "ChatRagKV",
+    "RagKVChatMessageHistory",
+    "RagKVEmbeddings",
+    "RagKVRetriever",
+    "close_engines",
+]

@@ -1,7 +1,8 @@
 """`ChatRagKV`: a LangChain chat model whose documents' KV is computed once.
 
-The constructor loads nothing; engines are shared (see `engines`). Documents reach the model in every way in which
-chains carry them (see `messages`). Any number of threads and tasks may call one model.
+The constructor loads nothing; engines are shared (see `engines`). Documents reach the model in
+every way in which chains carry them (see `messages`). Any number of threads and tasks may call one
+model.
 """
 
 import threading
@@ -34,33 +35,54 @@ from .messages import bound_tools, calls_of, chat_chunk, chat_input, chat_result
 from .structured_output import Method, structured
 
 SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+    ),
     *("repetition_penalty", "min_new_tokens"),
 )
 LOGPROBS = ("logprobs", "top_logprobs")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FUSION = ("ratio", "selector", "reuse")
 # `OWN` are the settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
-OWN = ("max_tokens", "documents", "session_id", "response_format", *TOOLS, *LOGPROBS, *FUSION, *SAMPLING)
-_LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # `_LANGCHAIN` adds LangChain itself; ignored.
+OWN = (
+    "max_tokens",
+    "documents",
+    "session_id",
+    "response_format",
+    *TOOLS,
+    *LOGPROBS,
+    *FUSION,
+    *SAMPLING,
+)
+# `_LANGCHAIN` adds LangChain itself; ignored.
+_LANGCHAIN = ("ls_structured_output_format", "stream_usage")
 
 
 class ChatRagKV(BaseChatModel):
     """A chat model over a `ragkv` engine. `config` defaults to `EngineConfig.gather(None)`.
 
-    `corpus` holds the texts that the chain's retriever may return, split in the same way. They are recognised wherever
-    a prompt holds them. Their KV is computed in the background from the first use on; `ingest` computes it at once
-    (docs/langchain.md).
+    `corpus` holds the texts that the chain's retriever may return, split in the same way. They are
+    recognised wherever a prompt holds them. Their KV is computed in the background from the first
+    use on; `ingest` computes it at once (docs/langchain.md).
     """
 
     model_config = ConfigDict(
         extra="forbid", populate_by_name=True, protected_namespaces=(), arbitrary_types_allowed=True
     )
 
-    # A name, a folder, a GGUF file or a hub id; empty: that of the home in which `config` stores, else smollm2.
+    # A name, a folder, a GGUF file or a hub id; empty: that of the home in which `config` stores,
+    # else smollm2.
     model: str = Field(default="", alias="model_name")
     config: SkipValidation[EngineConfig] | None = Field(default=None, exclude=True)
-    engine: SkipValidation[Engine] | None = Field(default=None, exclude=True)  # instead of `model`; not closed here
+    # instead of `model`; not closed here
+    engine: SkipValidation[Engine] | None = Field(default=None, exclude=True)
     temperature: float | None = None  # 0, or no sampling parameter at all: greedy
     max_tokens: int = Field(default=256, ge=1)
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
@@ -75,7 +97,8 @@ class ChatRagKV(BaseChatModel):
     seed: int | None = None
     logprobs: bool | None = None  # log probabilities of an answer's tokens, in `response_metadata`
     top_logprobs: int | None = None  # and of so many most probable tokens, 0 to 20
-    ratio: float | Literal["auto"] | None = None  # recompute ratio; None: the config's; "auto": the controller's
+    # recompute ratio; None: the config's; "auto": the controller's
+    ratio: float | Literal["auto"] | None = None
     selector: str | None = None
     reuse: ReuseMode | None = None
     corpus: SkipValidation[Sequence[Document | str]] = Field(default=(), exclude=True, repr=False)
@@ -97,8 +120,14 @@ class ChatRagKV(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """All that an answer depends on: LangChain's own cache uses it as the key."""
-        params = {name: getattr(self, name) for name in ("model", *OWN) if name in type(self).model_fields}
-        engine = None if self.engine is None else (self.engine.model.identity.tokenizer, self.engine.config)
+        params = {
+            name: getattr(self, name) for name in ("model", *OWN) if name in type(self).model_fields
+        }
+        engine = (
+            None
+            if self.engine is None
+            else (self.engine.model.identity.tokenizer, self.engine.config)
+        )
         return {**params, "stop": self.stop, "config": repr(self.config), "engine": repr(engine)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -107,7 +136,9 @@ class ChatRagKV(BaseChatModel):
         params["ls_model_name"] = kwargs.get("model") or model_or_default(self.model)
         return params
 
-    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Without the documents of the call, which do not belong in traces."""
         kwargs.pop("documents", None)
         return super()._get_invocation_params(stop=stop, **kwargs)
@@ -127,14 +158,17 @@ class ChatRagKV(BaseChatModel):
         return self._shared
 
     def ingest(self, documents: Iterable[Document | str], encode: bool = True) -> WarmReport:
-        """Register `documents` as chunks and compute their KV; without `encode`, at their first cache miss.
+        """Register `documents` as chunks and compute their KV; without `encode`, at their first
+        cache miss.
 
         A document is one chunk. Split long documents first, with the splitter of your index.
         """
         return self.shared.catalogue.ingest(map(to_document, documents), encode)
 
     def forget(self, documents: Iterable[Document | str]) -> int:
-        """Forget `documents` and delete their KV from every tier. Returns how many had KV stored."""
+        """Forget `documents` and delete their KV from every tier. Returns how many had KV
+        stored.
+        """
         return self.shared.catalogue.forget(to_document(document).text for document in documents)
 
     def get_token_ids(self, text: str) -> list[int]:
@@ -152,12 +186,14 @@ class ChatRagKV(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[Any, AIMessage]:
-        """This model with `tools`. `tool_choice` is auto, none, any, or a tool's name: then its arguments validate.
+        """This model with `tools`. `tool_choice` is auto, none, any, or a tool's name: then its
+        arguments validate.
 
         With `strict` a tool's arguments are all that it names and no others.
         """
         if "ls_structured_output_format" in kwargs:  # LangChain's structured output is one call
-            strict, parallel_tool_calls = True, False
+            strict = True
+            parallel_tool_calls = False
         how = bound_tools(tools, tool_choice, strict)
         return self.bind(**how, parallel_tool_calls=parallel_tool_calls, **kwargs)
 
@@ -170,16 +206,20 @@ class ChatRagKV(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[Any, Any]:
-        """This model, whose answers are JSON of `schema`: a pydantic class, a TypedDict or a JSON schema.
+        """This model, whose answers are JSON of `schema`: a pydantic class, a TypedDict or a JSON
+        schema.
 
-        `strict` changes nothing: every schema is kept strictly. With `function_calling` LangChain's own way is taken:
-        the answer is one call of a tool, and `None` if `max_tokens` cut it. Raises `InputError`; a schema that cannot
-        be kept raises `SchemaError` when the model is called.
+        `strict` changes nothing: every schema is kept strictly. With `function_calling` LangChain's
+        own way is taken: the answer is one call of a tool, and `None` if `max_tokens` cut it.
+        Raises `InputError`; a schema that cannot be kept raises `SchemaError` when the model is
+        called.
         """
         if method == "function_calling":
             return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
         if kwargs:
-            raise InputError(f"Unknown arguments of with_structured_output: {', '.join(sorted(kwargs))}.")
+            raise InputError(
+                f"Unknown arguments of with_structured_output: {', '.join(sorted(kwargs))}."
+            )
         return structured(self, schema, method, include_raw)
 
     def _generate(
@@ -199,7 +239,9 @@ class ChatRagKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        async for event in iterate_in_thread(lambda cancel: self._events(messages, stop, kwargs, cancel)):
+        async for event in iterate_in_thread(
+            lambda cancel: self._events(messages, stop, kwargs, cancel)
+        ):
             last = event
         return chat_result(*last)
 
@@ -223,7 +265,9 @@ class ChatRagKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async for event in iterate_in_thread(lambda cancel: self._events(messages, stop, kwargs, cancel)):
+        async for event in iterate_in_thread(
+            lambda cancel: self._events(messages, stop, kwargs, cancel)
+        ):
             if (chunk := chat_chunk(*event)) is not None:
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -236,24 +280,35 @@ class ChatRagKV(BaseChatModel):
         call: dict[str, Any],
         cancel: threading.Event | None = None,
     ) -> Generator[tuple[TokenEvent | Answer, ChatPrompt, str, TokenText]]:
-        """The engine's events, each with the prompt, the model's name and the texts of its tokens."""
+        """The engine's events, each with the prompt, the model's name and the texts of its
+        tokens.
+        """
         refuse_unknown(call)
         settings = {name: getattr(self, name, None) for name in OWN} | call
-        tools, choice = settings["tools"] or (), settings["tool_choice"]
+        tools = settings["tools"] or ()
+        choice = settings["tool_choice"]
         if tools and choice != "none" and settings["response_format"] is not None:
             raise InputError("tools and response_format are not offered together; leave one out.")
-        session_id, shared = settings["session_id"], self.shared
+        session_id = settings["session_id"]
+        shared = self.shared
         request = chat_input(messages, settings["documents"] or (), shared.separator, tools)
         prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
         options = answer_options(settings)
         options["separator"] = ""  # the messages have their own text between passages
         syntax = shared.template_for(request.tools).call_syntax
-        if (form := required_form(tools, choice, syntax, bool(settings["parallel_tool_calls"]))) is not None:
+        if (
+            form := required_form(tools, choice, syntax, bool(settings["parallel_tool_calls"]))
+        ) is not None:
             options["response_format"] = form
         options["stop"] = tuple(self.stop or () if stop is None else stop)
         options["deadline_s"], options["cancel"] = self.timeout, cancel
-        session, answer = prompt.conversation.session if prompt.conversation else None, None
-        shown = (replace(prompt, tools=()) if choice == "none" else prompt), shared.name, shared.tokens
+        session = prompt.conversation.session if prompt.conversation else None
+        answer = None
+        shown = (
+            (replace(prompt, tools=()) if choice == "none" else prompt),
+            shared.name,
+            shared.tokens,
+        )
         filtered = CallFilter(form is not None) if shown[0].tools else None
         try:
             for event in shared.engine.stream(prompt.question, prompt.chunks, session, **options):
@@ -267,7 +322,9 @@ class ChatRagKV(BaseChatModel):
             if answer is None:
                 shared.drop_turn(prompt)
         assert answer is not None
-        if filtered is not None and (rest := calls_of(answer, shown[0].tools).behind(filtered.sent)):
+        if filtered is not None and (
+            rest := calls_of(answer, shown[0].tools).behind(filtered.sent)
+        ):
             yield TokenEvent(rest, answer.token_ids[-1]), *shown
         yield shared.save_turn(prompt, answer), *shown
         shared.engine.settle(cancel)
@@ -277,7 +334,9 @@ def refuse_unknown(call: Mapping[str, Any]) -> None:
     """Raises `InputError` for a setting that would be ignored."""
     unknown = sorted(call.keys() - set(OWN) - set(_LANGCHAIN))
     if unknown:
-        raise InputError(f"Unknown settings of a call: {', '.join(unknown)}. Known: {', '.join(sorted(OWN))}.")
+        raise InputError(
+            f"Unknown settings of a call: {', '.join(unknown)}. Known: {', '.join(sorted(OWN))}."
+        )
 
 
 def answer_options(settings: Mapping[str, Any]) -> AnswerOptions:

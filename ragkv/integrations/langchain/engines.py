@@ -1,8 +1,8 @@
 """Engines, made at first use and shared by all components that use the same model and settings.
 
-LangChain copies and rebuilds its components often (its standard test suites do so tens of thousands of times). So a
-constructor loads nothing, and each engine is made once in a process. With each engine the texts that components
-ingested and the conversations are kept.
+LangChain copies and rebuilds its components often (its standard test suites do so tens of thousands
+of times). So a constructor loads nothing, and each engine is made once in a process. With each
+engine the texts that components ingested and the conversations are kept.
 """
 
 import atexit
@@ -27,7 +27,8 @@ class SharedEngine(ChatEngine):
 
     def __init__(self, engine: Engine, name: str = "") -> None:
         super().__init__(engine)
-        self.histories: dict[str, list[BaseMessage]] = {}  # by session id, if the engine has no directory
+        # by session id, if the engine has no directory
+        self.histories: dict[str, list[BaseMessage]] = {}
         self.name = name or str(getattr(engine.tokenizer, "name_or_path", "") or "model")
         self.tokens = TokenText(engine.tokenizer)
         self.closed = False  # by `close_engines`
@@ -39,23 +40,27 @@ class SharedEngine(ChatEngine):
     def _encode_soon(self) -> None:
         try:
             self.catalogue.encode_ingested()
-        except RagKVError as error:  # a text may be too long for the context; its prompt says so too
+        # a text may be too long for the context; its prompt says so too
+        except RagKVError as error:
             log.warning("The corpus is not encoded in the background: %s", error)
 
 
 _ATTRIBUTE = "_ragkv_langchain"
-_lock = threading.RLock()  # guards the dictionary, also while a model loads: threads that need it load it once
+# guards the dictionary, also while a model loads: threads that need it load it once
+_lock = threading.RLock()
 _engines: dict[tuple[str, EngineConfig], SharedEngine] = {}
 
 
 def shared_engine(model: str, config: EngineConfig) -> SharedEngine:
-    """The engine of `model` with `config`, loaded at the first call. Raises what `Engine.from_pretrained` raises.
+    """The engine of `model` with `config`, loaded at the first call. Raises what
+    `Engine.from_pretrained` raises.
 
     Where `config` stores in a home, the home's model and what else it keeps are the defaults.
     """
     if config.store.directory is not None:
         home = KnownHome.at(Path(config.store.directory).parent, model)
-        model, config = home.model, home.settings_over(config)
+        model = home.model
+        config = home.settings_over(config)
     key = (model_or_default(model), config)
     with _lock:
         if key not in _engines:
@@ -69,7 +74,8 @@ def shared_engine_of(engine: Engine) -> SharedEngine:
         found: SharedEngine | None = getattr(engine, _ATTRIBUTE, None)
         if found is None:
             found = SharedEngine(engine)
-            setattr(engine, _ATTRIBUTE, found)  # an attribute, so that it lives exactly as long as the engine
+            # an attribute, so that it lives exactly as long as the engine
+            setattr(engine, _ATTRIBUTE, found)
         return found
 
 

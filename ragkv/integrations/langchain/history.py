@@ -1,7 +1,8 @@
 """`RagKVChatMessageHistory`: the messages of a conversation, durable if the engine has a directory.
 
-It stores text and no KV. The model finds the session of a conversation by the content of its messages (see
-`ragkv.api.chat.conversations`), so any history that returns the same messages gets the stored KV. `clear` deletes both.
+It stores text and no KV. The model finds the session of a conversation by the content of its
+messages (see `ragkv.api.chat.conversations`), so any history that returns the same messages gets
+the stored KV. `clear` deletes both.
 """
 
 import hashlib
@@ -28,7 +29,9 @@ _lock = threading.Lock()  # for all histories, in files and in memory; each acce
 
 
 class RagKVChatMessageHistory(BaseChatMessageHistory):
-    """The messages of `session_id`: in a JSON file in the engine's directory, or in the memory of this process."""
+    """The messages of `session_id`: in a JSON file in the engine's directory, or in the memory of
+    this process.
+    """
 
     def __init__(self, session_id: str, llm: ChatRagKV) -> None:
         """Loads nothing. The same `session_id` on the same engine is the same history."""
@@ -76,7 +79,9 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("The history of %r cannot be read (%s). It starts empty.", self.session_id, error)
+            log.warning(
+                "The history of %r cannot be read (%s). It starts empty.", self.session_id, error
+            )
             return []
 
     def _write(self, messages: Sequence[BaseMessage]) -> None:
@@ -88,5 +93,8 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
         if not messages:
             path.unlink(missing_ok=True)
             return
-        text = json.dumps({"session_id": self.session_id, "messages": messages_to_dict(messages)}, ensure_ascii=False)
+        text = json.dumps(
+            {"session_id": self.session_id, "messages": messages_to_dict(messages)},
+            ensure_ascii=False,
+        )
         replace_file(path, text.encode("utf-8"))

@@ -1,12 +1,14 @@
-"""LangChain's messages as turns of text with their documents and tools, and answers as LangChain's messages.
+"""LangChain's messages as turns of text with their documents and tools, and answers as LangChain's
+messages.
 
-Documents come as content blocks, as artifacts of tool messages, or with the call. The text of a block replaces the
-block. A document whose text is in no message is put before the text of the last user turn. In both cases the text is
-recognised afterwards like any other known text, so there is one code path. Content that is not text is refused.
+Documents come as content blocks, as artifacts of tool messages, or with the call. The text of a
+block replaces the block. A document whose text is in no message is put before the text of the last
+user turn. In both cases the text is recognised afterwards like any other known text, so there is
+one code path. Content that is not text is refused.
 
-In an answer's token counts, `cache_read` counts the reused tokens, exact and fused, as the REST service does;
-`kv_cache` tells them apart, with the rest of the engine's report. `cache_creation` counts the chunks that were missed;
-their entries are stored afterwards.
+In an answer's token counts, `cache_read` counts the reused tokens, exact and fused, as the REST
+service does; `kv_cache` tells them apart, with the rest of the engine's report. `cache_creation`
+counts the chunks that were missed; their entries are stored afterwards.
 """
 
 import json
@@ -15,7 +17,14 @@ from dataclasses import asdict
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -38,20 +47,34 @@ from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import cite
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
-_IGNORED_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
+_IGNORED_BLOCKS = (
+    "reasoning",
+    "thinking",
+    "tool_call",
+    "tool_use",
+    "invalid_tool_call",
+    "non_standard",
+)
 
 
 def chat_input(
-    messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str, tools: Sequence[Tool] = ()
+    messages: Sequence[BaseMessage],
+    documents: Iterable[Any],
+    separator: str,
+    tools: Sequence[Tool] = (),
 ) -> ChatInput:
-    """The turns and documents of a call. `separator` follows each document that a block or the call gives."""
+    """The turns and documents of a call. `separator` follows each document that a block or the call
+    gives.
+    """
     turns: list[PlainMessage] = []
     carried: list[ChatDocument] = []
     for message in messages:
         text, found = _content(message, separator)
         carried += found
         if isinstance(message, ToolMessage):
-            turns.append(PlainMessage("tool", text, call_id=message.tool_call_id, name=message.name or ""))
+            turns.append(
+                PlainMessage("tool", text, call_id=message.tool_call_id, name=message.name or "")
+            )
         elif isinstance(message, AIMessage):
             turns.append(PlainMessage("assistant", text, chat_calls(message.tool_calls)))
         else:
@@ -84,7 +107,9 @@ def _content(message: BaseMessage, separator: str) -> tuple[str, list[ChatDocume
             parts.append(found)
     text = "".join(parts)
     if isinstance(message, ToolMessage):
-        items = message.artifact if isinstance(message.artifact, list | tuple) else [message.artifact]
+        items = (
+            message.artifact if isinstance(message.artifact, list | tuple) else [message.artifact]
+        )
         carried = [to_document(item) for item in items if isinstance(item, Document)]
         missing = [document for document in carried if document.text not in text]
         text = "".join(document.text + separator for document in missing) + text
@@ -104,13 +129,19 @@ def _block(block: Any) -> str | ChatDocument:
         return ChatDocument(text, {**named, **(block.get("metadata") or {})})
     if kind in _IGNORED_BLOCKS:
         return ""
-    raise UnsupportedError(f"A message has a block of type {kind!r}, but this model reads only text. Leave it out.")
+    raise UnsupportedError(
+        f"A message has a block of type {kind!r}, but this model reads only text. Leave it out."
+    )
 
 
 def _text_of(block: Mapping[str, Any]) -> str | None:
     """The text of a document block in LangChain's form or, with a `source`, in Anthropic's."""
     source = block.get("source")
-    text = source.get("data") if isinstance(source, Mapping) and source.get("type") == "text" else block.get("text")
+    text = (
+        source.get("data")
+        if isinstance(source, Mapping) and source.get("type") == "text"
+        else block.get("text")
+    )
     return text if isinstance(text, str) else None
 
 
@@ -124,28 +155,40 @@ def to_document(item: Any) -> ChatDocument:
     if isinstance(item, Mapping):
         for name in ("text", "page_content", "content"):
             if isinstance(item.get(name), str):
-                others = {key: value for key, value in item.items() if key not in (name, "metadata")}
+                others = {
+                    key: value for key, value in item.items() if key not in (name, "metadata")
+                }
                 return ChatDocument(item[name], {**others, **(item.get("metadata") or {})})
-    raise InputError(f"A document must be a Document, a text or a mapping with 'text', not {item!r:.80}.")
+    raise InputError(
+        f"A document must be a Document, a text or a mapping with 'text', not {item!r:.80}."
+    )
 
 
 # Tools
 
 
 def bound_tools(tools: Sequence[Any], choice: Any, strict: bool | None) -> dict[str, Any]:
-    """The call settings of `bind_tools`. Raises `InputError` for a choice that names none of the tools."""
+    """The call settings of `bind_tools`. Raises `InputError` for a choice that names none of the
+    tools.
+    """
     converted = [_plain(convert_to_openai_tool(tool, strict=strict)) for tool in tools]
     names = tool_names(converted)
     if isinstance(choice, Mapping):
         choice = choice.get("function", {}).get("name")
     choice = {None: "auto", True: "required", False: "none", "any": "required"}.get(choice, choice)
     if choice not in ("auto", "none", "required", *names):
-        raise InputError(f"tool_choice is {choice!r}; it must be auto, any, none or one of {', '.join(names)}.")
+        raise InputError(
+            f"tool_choice is {choice!r}; it must be auto, any, none or one of {', '.join(names)}."
+        )
     return {"tools": converted, "tool_choice": choice}
 
 
 def _plain(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"description": "", "parameters": {"type": "object", "properties": {}}, **tool["function"]}
+    function = {
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+        **tool["function"],
+    }
     function.pop("strict", None)
     return {"type": "function", "function": function}
 
@@ -157,13 +200,21 @@ def tool_names(tools: Sequence[Tool]) -> list[str]:
 
 def calls_of(answer: Answer, tools: Sequence[Tool]) -> FoundCalls:
     """The calls of these tools in an answer."""
-    return find_calls(answer.text, tool_names(tools), answer.finish_reason) if tools else FoundCalls(answer.text)
+    return (
+        find_calls(answer.text, tool_names(tools), answer.finish_reason)
+        if tools
+        else FoundCalls(answer.text)
+    )
 
 
 def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
     """LangChain's calls of an earlier answer."""
     return tuple(
-        ToolCall(call["name"], json.dumps(call["args"], ensure_ascii=False, default=str), call["id"] or "")
+        ToolCall(
+            call["name"],
+            json.dumps(call["args"], ensure_ascii=False, default=str),
+            call["id"] or "",
+        )
         for call in calls
     )
 
@@ -171,12 +222,19 @@ def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
 # Answers
 
 
-def chat_result(event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText) -> ChatResult:
+def chat_result(
+    event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText
+) -> ChatResult:
     """The result of a call whose last event is `event`, an `Answer`."""
     assert isinstance(event, Answer)
     found = calls_of(event, prompt.tools)
-    calls = [tool_call(name=call.name, args=json.loads(call.arguments), id=call.id) for call in found.calls]
-    message = AIMessage(content=found.text, tool_calls=calls, **_reports(event, prompt, model, bool(calls)))
+    calls = [
+        tool_call(name=call.name, args=json.loads(call.arguments), id=call.id)
+        for call in found.calls
+    ]
+    message = AIMessage(
+        content=found.text, tool_calls=calls, **_reports(event, prompt, model, bool(calls))
+    )
     info = _logprobs(event.logprobs, tokens)
     generation = ChatGeneration(message=message, generation_info=info)
     return ChatResult(generations=[generation], llm_output={"model_name": model})
@@ -185,7 +243,9 @@ def chat_result(event: TokenEvent | Answer, prompt: ChatPrompt, model: str, toke
 def chat_chunk(
     event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText
 ) -> ChatGenerationChunk | None:
-    """The piece of a streamed message for `event`; `None` for an event without text and log probability."""
+    """The piece of a streamed message for `event`; `None` for an event without text and log
+    probability.
+    """
     if isinstance(event, Answer):
         pieces = [
             tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=number)
@@ -201,13 +261,18 @@ def chat_chunk(
 
 
 def _logprobs(logprobs: Sequence[TokenLogprob], tokens: TokenText) -> dict[str, Any] | None:
-    """Log probabilities where `ChatOpenAI` gives them: LangChain puts them into `response_metadata`."""
-    return {"logprobs": {"content": tokens.entries(logprobs), "refusal": None}} if logprobs else None
+    """Log probabilities where `ChatOpenAI` gives them: LangChain puts them into
+    `response_metadata`.
+    """
+    return (
+        {"logprobs": {"content": tokens.entries(logprobs), "refusal": None}} if logprobs else None
+    )
 
 
 def _reports(answer: Answer, prompt: ChatPrompt, model: str, has_calls: bool) -> dict[str, Any]:
     """The metadata of a message."""
-    reuse, output = answer.reuse, len(answer.token_ids)
+    reuse = answer.reuse
+    output = len(answer.token_ids)
     return {
         "usage_metadata": UsageMetadata(
             input_tokens=reuse.tokens,
@@ -219,7 +284,9 @@ def _reports(answer: Answer, prompt: ChatPrompt, model: str, has_calls: bool) ->
         ),
         "response_metadata": {
             "model_name": model,
-            "finish_reason": "tool_calls" if has_calls and answer.finish_reason == "stop" else answer.finish_reason,
+            "finish_reason": "tool_calls"
+            if has_calls and answer.finish_reason == "stop"
+            else answer.finish_reason,
             "kv_cache": _kv_cache(answer, prompt),
         },
     }
@@ -227,17 +294,25 @@ def _reports(answer: Answer, prompt: ChatPrompt, model: str, has_calls: bool) ->
 
 def _kv_cache(answer: Answer, prompt: ChatPrompt) -> dict[str, Any]:
     """The engine's report as plain JSON."""
-    reuse, conversation = answer.reuse, prompt.conversation
+    reuse = answer.reuse
+    conversation = prompt.conversation
     report = {
-        "mode": "fused" if reuse.fused or reuse.recomputed else "exact" if reuse.exact else "full_prefill",
+        "mode": "fused"
+        if reuse.fused or reuse.recomputed
+        else "exact"
+        if reuse.exact
+        else "full_prefill",
         "reuse": asdict(reuse),
         "timing": asdict(answer.timing),
         "documents": [dict(chunk.metadata) for chunk in prompt.documents],
         "citations": [asdict(citation) for citation in cite(answer.text, prompt.documents)],
         "conversation": {
-            "session": None if conversation is None or conversation.by_content else conversation.session.session_id,
+            "session": None
+            if conversation is None or conversation.by_content
+            else conversation.session.session_id,
             "turns": conversation.turns if conversation else 0,
             "tokens": conversation.tokens if conversation else 0,
         },
     }
-    return dict(to_jsonable_python(report, bytes_mode="base64", fallback=str))  # metadata holds any type
+    # metadata holds any type
+    return dict(to_jsonable_python(report, bytes_mode="base64", fallback=str))

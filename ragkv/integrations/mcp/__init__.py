@@ -1,8 +1,9 @@
-"""The ingested documents as tools of the Model Context Protocol: over standard streams, or mounted in the REST service.
+"""The ingested documents as tools of the Model Context Protocol: over standard streams, or mounted
+in the REST service.
 
-`ragkv mcp` offers a home over standard streams, by way of the server that has it; `ragkv serve --mcp` mounts the same
-tools at `/mcp` (docs/mcp.md). This package does not know which of the two calls it.
-Only it imports `mcp` (`pip install "ragkv[mcp]"`).
+`ragkv mcp` offers a home over standard streams, by way of the server that has it; `ragkv serve
+--mcp` mounts the same tools at `/mcp` (docs/mcp.md). This package does not know which of the two
+calls it. Only it imports `mcp` (`pip install "ragkv[mcp]"`).
 """
 
 from ragkv.errors import MissingExtraError

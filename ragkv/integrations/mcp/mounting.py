@@ -1,7 +1,8 @@
 """MCP's streamable HTTP in the REST service, at `/mcp`: behind the same keys, rates and checks.
 
-Each tool calls the service's own endpoints, within the process, with its caller's key. So a key reaches its own
-documents, and quotas and limits are those of the service. No session is kept: any replica answers any request.
+Each tool calls the service's own endpoints, within the process, with its caller's key. So a key
+reaches its own documents, and quotas and limits are those of the service. No session is kept: any
+replica answers any request.
 """
 
 import contextlib
@@ -26,12 +27,17 @@ _FORWARDED = ("authorization", "host")  # `_FORWARDED` are the headers that its 
 
 
 def mount(app: "FastAPI") -> None:
-    """Serve the tools at `PATH` of `app`, which `ragkv.api.create_app` made and which does not run yet."""
+    """Serve the tools at `PATH` of `app`, which `ragkv.api.create_app` made and which does not run
+    yet.
+    """
     server = build_server(lambda context: _corpus_in(app, context), read_only=False)
     # The service's own middleware has checked host and origin.
     unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     inner = server.streamable_http_app(
-        streamable_http_path=PATH, stateless_http=True, json_response=True, transport_security=unchecked
+        streamable_http_path=PATH,
+        stateless_http=True,
+        json_response=True,
+        transport_security=unchecked,
     )
     [route] = inner.routes
     assert isinstance(route, Route)
@@ -54,7 +60,9 @@ def _corpus_in(app: "FastAPI", context: Context[Any]) -> Corpus:
 
     async def send(method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=None
+        ) as client:
             response = await client.request(method, path, json=body, headers=headers)
         found: dict[str, Any] = response.json()
         if not response.is_success:

@@ -1,8 +1,9 @@
 """Replicas on Ray Serve: `ragkv serve --ray`, or `serve run examples/serve.yaml`.
 
-One front process takes every request, asks a router (`integrations/ray/routing.py`) for the best replica, and
-forwards the request to it. Each replica is the whole service of `ragkv.api` with its own engine. Replicas share `home`
-(documents, keys) and a Redis server (conversations, entries), and nothing else. Only `ray_app.py` imports Ray.
+One front process takes every request, asks a router (`integrations/ray/routing.py`) for the best
+replica, and forwards the request to it. Each replica is the whole service of `ragkv.api` with its
+own engine. Replicas share `home` (documents, keys) and a Redis server (conversations, entries), and
+nothing else. Only `ray_app.py` imports Ray.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,6 @@
-"""A request forwarded to a replica, and the response that comes back; an ASGI application called without a network."""
+"""A request forwarded to a replica, and the response that comes back; an ASGI application called
+without a network.
+"""
 
 import asyncio
 import contextlib
@@ -8,14 +10,17 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-QUEUED_MESSAGES = 64  # `QUEUED_MESSAGES` is how many parts of a response the application may be ahead.
+# `QUEUED_MESSAGES` is how many parts of a response the application may be ahead.
+QUEUED_MESSAGES = 64
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
-    """A complete HTTP request: its ASGI scope, its body, and the key by which its replica is chosen."""
+    """A complete HTTP request: its ASGI scope, its body, and the key by which its replica is
+    chosen.
+    """
 
     scope: dict[str, Any]
     body: bytes
@@ -30,10 +35,15 @@ class ResponseStart:
     headers: Headers
 
 
-async def call_app(app: ASGIApp, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
-    """The response of `app`, part by part. If the generator is closed, the app sees its client disconnect."""
+async def call_app(
+    app: ASGIApp, request: ForwardedRequest
+) -> AsyncGenerator[ResponseStart | bytes, None]:
+    """The response of `app`, part by part. If the generator is closed, the app sees its client
+    disconnect.
+    """
     messages: asyncio.Queue[Message | None] = asyncio.Queue(QUEUED_MESSAGES)
-    disconnected, body_sent = asyncio.Event(), False
+    disconnected = asyncio.Event()
+    body_sent = False
 
     async def receive() -> Message:
         nonlocal body_sent

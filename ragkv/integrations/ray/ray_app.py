@@ -1,9 +1,10 @@
-"""The Ray Serve application: a front, replicas, and the router between them. Only this file imports Ray.
+"""The Ray Serve application: a front, replicas, and the router between them. Only this file imports
+Ray.
 
-A lost replica costs a retry. As long as no byte of the response was forwarded, the front asks another replica.
-Otherwise it ends the stream with an error event and the client asks again. The conversation is unchanged then, because
-a turn becomes part of it only when its answer is complete. A replica that is replaced finishes its answers and writes
-its stored KV.
+A lost replica costs a retry. As long as no byte of the response was forwarded, the front asks
+another replica. Otherwise it ends the stream with an error event and the client asks again. The
+conversation is unchanged then, because a turn becomes part of it only when its answer is complete.
+A replica that is replaced finishes its answers and writes its stored KV.
 """
 
 import asyncio
@@ -35,8 +36,8 @@ from .replica_directory import lock_directory
 from .routing import rank, routing_key
 
 if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
-    # A cluster of this process alone: Ray's own processes then listen on loopback, not on every interface. The variable
-    # is read when Ray is imported; its name is older than its use on Linux.
+    # A cluster of this process alone: Ray's own processes then listen on loopback, not on every
+    # interface. The variable is read when Ray is imported; its name is older than its use on Linux.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 try:
@@ -56,7 +57,18 @@ NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
 # `SCOPE` is what a replica gets of a request's ASGI scope: what can be sent to another process.
-SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
+SCOPE = (
+    "type",
+    "asgi",
+    "http_version",
+    "method",
+    "scheme",
+    "path",
+    "raw_path",
+    "query_string",
+    "headers",
+    "client",
+)
 # `ROUTERS` is the import path of each `serve.cluster.router`.
 ROUTERS = {
     "sticky": "ragkv.integrations.ray.ray_app.StickyRouter",
@@ -68,17 +80,28 @@ class StickyRouter(RequestRouter):
     """Ranks replicas for Ray by `ragkv.integrations.ray.routing`. Runs in the front process."""
 
     def initialize_state(self, **_: Any) -> None:
-        self._running: Counter[str] = Counter()  # requests in progress at each replica; all of them come through here
+        # requests in progress at each replica; all of them come through here
+        self._running: Counter[str] = Counter()
 
     async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        request = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        request = (
+            pending_request.args[0]
+            if pending_request is not None and pending_request.args
+            else None
+        )
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         key = request.key if isinstance(request, ForwardedRequest) else ""
-        return [[by_name[name]] for name in rank(key, {name: self._running[name] for name in by_name})]
+        return [
+            [by_name[name]] for name in rank(key, {name: self._running[name] for name in by_name})
+        ]
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
         self._running[replica_id.unique_id] += 1
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
@@ -110,7 +133,9 @@ class Replica:
                 raise ConfigError(reason)
             await asyncio.sleep(0.05)
 
-    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
+    async def answer(
+        self, request: ForwardedRequest
+    ) -> AsyncGenerator[ResponseStart | bytes, None]:
         """The response to a request, part by part. Its `x-replica` header names this replica."""
         async with contextlib.aclosing(call_app(self._app, request)) as parts:
             async for part in parts:
@@ -126,7 +151,9 @@ class Replica:
         return serve.get_replica_context().replica_id.unique_id, os.getpid()
 
     async def __del__(self) -> None:
-        """Write the stored KV and close. Ray calls this when all requests in progress have ended."""
+        """Write the stored KV and close. Ray calls this when all requests in progress have
+        ended.
+        """
         if (closing := getattr(self, "_closing", None)) is not None:
             await closing.aclose()
 
@@ -151,43 +178,54 @@ class Front:
             return error.response(request.url.path)
         assert isinstance(start, ResponseStart)
         response = StreamingResponse(_body(parts), status_code=start.status)
-        response.raw_headers = [header for header in start.headers if header[0] != b"x-request-id"]  # Ray adds it
+        # Ray adds it
+        response.raw_headers = [header for header in start.headers if header[0] != b"x-request-id"]
         return response
 
     async def _read(self, request: Request) -> ForwardedRequest:
         """Read the whole request. Raises `ApiError` if the body is too large."""
-        body, limit = bytearray(), self._config.limits.body_bytes
+        body = bytearray()
+        limit = self._config.limits.body_bytes
         async for piece in request.stream():
             body += piece
             if len(body) > limit:
-                raise ApiError(413, f"The body is larger than {limit} bytes. Send less.", code="body_too_large")
+                raise ApiError(
+                    413, f"The body is larger than {limit} bytes. Send less.", code="body_too_large"
+                )
         scope = {name: request.scope[name] for name in SCOPE if name in request.scope}
         key = routing_key(scope["path"], request.headers, bytes(body))
         return ForwardedRequest({**scope, "root_path": "", "server": None}, bytes(body), key)
 
     async def _answer(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
-        """The response of a replica, or of another one if the first is lost before any byte was forwarded.
+        """The response of a replica, or of another one if the first is lost before any byte was
+        forwarded.
 
         Raises `ApiError` if every tried replica is lost.
         """
         for tried in range(1, TRIES + 1):
-            forwarded, content_type, start = False, b"", None
+            forwarded = False
+            content_type = b""
+            start = None
             parts: Any = self._replicas.remote(request)
             try:
                 async for part in parts:
                     if isinstance(part, ResponseStart):
-                        start, content_type = part, dict(part.headers).get(b"content-type", b"")
+                        start = part
+                        content_type = dict(part.headers).get(b"content-type", b"")
                         continue  # held back until the first bytes of the body
                     if start is not None:
                         yield start
-                        forwarded, start = True, None
+                        forwarded = True
+                        start = None
                     yield part
                 if start is not None:
                     yield start  # a response without a body
                 return
             except RayActorError as error:
                 log.warning(
-                    "A replica was lost while it answered %s %s.", request.scope["method"], request.scope["path"]
+                    "A replica was lost while it answered %s %s.",
+                    request.scope["method"],
+                    request.scope["path"],
                 )
                 message = "The replica that answered was lost. Ask again."
                 lost = ApiError(503, message, code="replica_lost", retry_after_s=1)
@@ -203,7 +241,8 @@ class Front:
                 parts.cancel()
 
 
-INGRESS: Any = serve.ingress(front)(Front)  # not assigned to `Front`: pickle finds that class by its name
+# not assigned to `Front`: pickle finds that class by its name
+INGRESS: Any = serve.ingress(front)(Front)
 
 
 async def _body(parts: AsyncIterator[ResponseStart | bytes]) -> AsyncIterator[bytes]:
@@ -214,13 +253,16 @@ async def _body(parts: AsyncIterator[ResponseStart | bytes]) -> AsyncIterator[by
 
 
 def application(args: dict[str, Any]) -> Any:
-    """The application for a Ray Serve config file: `args["config"]` is a settings file, other `args` override it."""
+    """The application for a Ray Serve config file: `args["config"]` is a settings file, other
+    `args` override it.
+    """
     values = dict(args)
     return build(ServeConfig.gather(values.pop("config", None), flags=values))
 
 
 def build(config: ServeConfig) -> Any:
-    """The application. Raises `ConfigError` without a Redis server: any replica may get a conversation's next question.
+    """The application. Raises `ConfigError` without a Redis server: any replica may get a
+    conversation's next question.
 
     Conversations are shared, whatever `session.shared` says.
     """
@@ -229,12 +271,16 @@ def build(config: ServeConfig) -> Any:
     if config.engine.store.redis is None:
         raise ConfigError(
             "Replicas share conversations and entries over a Redis server: set store.redis.url (or "
-            "RAGKV_STORE__REDIS__URL) to one that all of them reach, such as redis://127.0.0.1:6379 on one machine."
+            "RAGKV_STORE__REDIS__URL) to one that all of them reach, such as "
+            "redis://127.0.0.1:6379 on one machine."
         )
-    config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))
+    config = replace(
+        config, engine=replace(config.engine, session=replace(config.engine.session, shared=True))
+    )
     replicas = serve.deployment(
         name="replica",
-        max_ongoing_requests=2 * config.queue.limit,  # beyond its own limit a replica answers that it is full
+        # beyond its own limit a replica answers that it is full
+        max_ongoing_requests=2 * config.queue.limit,
         autoscaling_config=AutoscalingConfig(
             min_replicas=cluster.replicas,
             initial_replicas=cluster.replicas,
@@ -247,13 +293,16 @@ def build(config: ServeConfig) -> Any:
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
     )(Replica)
-    ingress = serve.deployment(name="front", max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0})(INGRESS)
+    ingress = serve.deployment(
+        name="front", max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
+    )(INGRESS)
     return ingress.bind(config, replicas.bind(config))
 
 
 def run(config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine."""
-    cluster, is_local = config.cluster, not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
+    cluster = config.cluster
+    is_local = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
 
     def close_on_sigterm() -> None:  # during the start: what was started is closed
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -262,8 +311,14 @@ def run(config: ServeConfig) -> None:
     with contextlib.ExitStack() as stack:
         app = build(config)
         if is_local:
-            cpus = ceil((cluster.most_replicas or cluster.replicas) * cluster.cpus) + 1  # enough for all replicas
-            ray.init("local", num_cpus=max(os.cpu_count() or 1, cpus), include_dashboard=False, log_to_driver=True)
+            # enough for all replicas
+            cpus = ceil((cluster.most_replicas or cluster.replicas) * cluster.cpus) + 1
+            ray.init(
+                "local",
+                num_cpus=max(os.cpu_count() or 1, cpus),
+                include_dashboard=False,
+                log_to_driver=True,
+            )
             stack.callback(ray.shutdown)
             close_on_sigterm()  # Ray has put a handler of its own in its place, which aborts
             stack.callback(serve.shutdown)
@@ -281,5 +336,13 @@ def _addresses(config: ServeConfig, is_local: bool) -> str:
     """Where the service listens, and where Ray does."""
     served = f"ragkv serves {config.model} at http://{config.host}:{config.port}; Ctrl-C ends it."
     node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    reach = "this machine only" if is_loopback(node) else "every interface: let only the cluster's machines reach them"
-    return f"{served}\nRay's own ports are open to {reach} ({node}; see docs/scale.md)." if is_local else served
+    reach = (
+        "this machine only"
+        if is_loopback(node)
+        else "every interface: let only the cluster's machines reach them"
+    )
+    return (
+        f"{served}\nRay's own ports are open to {reach} ({node}; see docs/scale.md)."
+        if is_local
+        else served
+    )

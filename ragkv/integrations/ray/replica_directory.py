@@ -9,7 +9,8 @@ from ragkv.runtime import make_private_folder
 
 
 def lock_directory(home: Path) -> tuple[Path, FileLock]:
-    """The first numbered directory that no other process uses, and its lock, which is held until it is released.
+    """The first numbered directory that no other process uses, and its lock, which is held until it
+    is released.
 
     A replica that is restarted or replaced finds there what the earlier one left.
     """

@@ -1,8 +1,9 @@
 """Finds stored chunks in prompts by their token ids.
 
-A tokenizer may merge a chunk's last tokens with the text behind it, such as a full stop with an empty line, and its
-first token with the space before it. So a chunk is also found without these. A token's KV depends on no later token;
-where the first token is another, the chunk is fused, as it is anywhere but behind the prefix.
+A tokenizer may merge a chunk's last tokens with the text behind it, such as a full stop with an
+empty line, and its first token with the space before it. So a chunk is also found without these. A
+token's KV depends on no later token; where the first token is another, the chunk is fused, as it is
+anywhere but behind the prefix.
 """
 
 import bisect
@@ -16,8 +17,10 @@ from ragkv.types import Chunk, Excerpt
 
 log = logging.getLogger(__name__)
 
-HEAD_TOKENS = 8  # `HEAD_TOKENS` is by how many first tokens a chunk is looked up; shorter ones are not found.
-MERGED_TOKENS = 2  # `MERGED_TOKENS` are the last tokens of a chunk that a tokenizer may merge with the text behind it.
+# `HEAD_TOKENS` is by how many first tokens a chunk is looked up; shorter ones are not found.
+HEAD_TOKENS = 8
+# `MERGED_TOKENS` are the last tokens of a chunk that a tokenizer may merge with the text behind it.
+MERGED_TOKENS = 2
 SHARE_OF_TIME = 0.05  # `SHARE_OF_TIME` is the share of the time for reading the store's list.
 
 
@@ -27,7 +30,8 @@ class Occurrence:
 
     start: int
     stop: int
-    whole: tuple[int, ...] = ()  # the ids of the chunk of which it is a part; (): it is the whole one
+    # the ids of the chunk of which it is a part; (): it is the whole one
+    whole: tuple[int, ...] = ()
     offset: int = 0  # how many of them stand before it
 
     def chunk(self, token_ids: tuple[int, ...]) -> Chunk:
@@ -37,23 +41,32 @@ class Occurrence:
 
 
 class ChunkIndex:
-    """The chunks that are stored on this machine, read anew when they are searched and the list is old. Thread-safe."""
+    """The chunks that are stored on this machine, read anew when they are searched and the list is
+    old. Thread-safe.
+    """
 
     def __init__(self, read: Callable[[], Iterable[tuple[int, ...]]], refresh_s: float) -> None:
         """`read` lists the token ids of all stored chunks."""
-        self._read, self._refresh_s = read, refresh_s
+        self._read = read
+        self._refresh_s = refresh_s
         self._by_head: _ByHead = {}
         self._by_second: _ByHead = {}  # the same by their tokens from the second on
-        self._count, self._next_read, self._lock = 0, 0.0, threading.Lock()
+        self._count = 0
+        self._next_read = 0.0
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         self._refresh()
         return self._count
 
     def find(self, token_ids: Sequence[int]) -> list[Occurrence]:
-        """The chunks in `token_ids` (S,), from left to right; where several begin, the longest. They do not overlap."""
+        """The chunks in `token_ids` (S,), from left to right; where several begin, the longest.
+        They do not overlap.
+        """
         self._refresh()
-        ids, found, at = tuple(token_ids), list[Occurrence](), 0
+        ids = tuple(token_ids)
+        found = list[Occurrence]()
+        at = 0
         while at + HEAD_TOKENS <= len(ids):
             one = self._at(ids, at)
             if one is not None:
@@ -77,21 +90,26 @@ class ChunkIndex:
         with self._lock:
             if (began := time.monotonic()) < self._next_read:
                 return
-            by_head, by_second, count = _ByHead(), _ByHead(), 0
+            by_head = _ByHead()
+            by_second = _ByHead()
+            count = 0
             try:
                 for chunk in (ids for ids in self._read() if len(ids) >= HEAD_TOKENS):
                     _add(by_head, chunk[:HEAD_TOKENS], chunk)
                     if len(chunk) > HEAD_TOKENS:
                         _add(by_second, chunk[1 : HEAD_TOKENS + 1], chunk)
                     count += 1
-                self._by_head, self._by_second, self._count = by_head, by_second, count
+                self._by_head = by_head
+                self._by_second = by_second
+                self._count = count
             except Exception:
                 log.exception("The list of stored chunks cannot be read; the last one is used.")
             took_s = time.monotonic() - began
             self._next_read = began + max(self._refresh_s, took_s / SHARE_OF_TIME)
 
 
-_ByHead = dict[tuple[int, ...], list[tuple[int, ...]]]  # token ids by some of their first ones, the longest first
+# token ids by some of their first ones, the longest first
+_ByHead = dict[tuple[int, ...], list[tuple[int, ...]]]
 
 
 def _add(by_head: _ByHead, head: tuple[int, ...], ids: tuple[int, ...]) -> None:

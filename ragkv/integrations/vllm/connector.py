@@ -1,4 +1,5 @@
-"""`RagKVConnector`: the KV connector that vLLM loads, once for its scheduler and once for its worker.
+"""`RagKVConnector`: the KV connector that vLLM loads, once for its scheduler and once for its
+worker.
 
 The worker's half writes fused KV into the paged cache before vLLM computes the rest of a prompt.
 """
@@ -9,7 +10,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
 
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine
@@ -24,16 +29,21 @@ from .shared_weights import served_model, shared_model
 
 log = logging.getLogger(__name__)
 
-_CACHES: "WeakValueDictionary[str, PagedCache]" = WeakValueDictionary()  # those of this process, by engine id
+# those of this process, by engine id
+_CACHES: "WeakValueDictionary[str, PagedCache]" = WeakValueDictionary()
 
 
 def cache_of(engine_id: str) -> PagedCache:
-    """The paged cache of an engine. Raises `ConfigError` if vLLM's worker runs in another process."""
+    """The paged cache of an engine. Raises `ConfigError` if vLLM's worker runs in another
+    process.
+    """
     cache = _CACHES.get(engine_id)
     if cache is None:
         raise ConfigError(
-            "vLLM's worker runs in another process than its scheduler; RagKVConnector needs both in one: start vLLM "
-            "with --distributed-executor-backend uni, and on a CPU with VLLM_ENABLE_V1_MULTIPROCESSING=0."
+            "vLLM's worker runs in another process than its scheduler; RagKVConnector needs both "
+            "in one: start vLLM "
+            "with --distributed-executor-backend uni, and on a CPU with "
+            "VLLM_ENABLE_V1_MULTIPROCESSING=0."
         )
     return cache
 
@@ -56,7 +66,8 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._engine_id = vllm_config.kv_transfer_config.engine_id
         self._cache: PagedCache | None = None
         self._prompts: PromptScheduler | None = None
-        if role is KVConnectorRole.SCHEDULER:  # vLLM registers the paged cache before its scheduler starts
+        # vLLM registers the paged cache before its scheduler starts
+        if role is KVConnectorRole.SCHEDULER:
             self._prompts = _open(vllm_config, cache_of(self._engine_id))
 
     # The scheduler's half
@@ -66,7 +77,9 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert self._prompts is not None
         self._prompts.arrived(request)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         """How many tokens ragkv has fused of a waiting request; `None` while it fuses."""
         assert self._prompts is not None
         return self._prompts.promised(request, num_computed_tokens), False
@@ -79,9 +92,13 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> RagKVMetadata:
         """What the worker writes in this step."""
         assert self._prompts is not None
-        return RagKVMetadata(self._prompts.take_loads(idle=scheduler_output.total_num_scheduled_tokens == 0))
+        return RagKVMetadata(
+            self._prompts.take_loads(idle=scheduler_output.total_num_scheduled_tokens == 0)
+        )
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """The report of a request; its blocks may be freed at once."""
         assert self._prompts is not None
         return False, self._prompts.finished(request)
@@ -90,7 +107,9 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take over the tensors of the paged cache. Raises `UnsupportedModelError`."""
-        self._cache = _CACHES[self._engine_id] = PagedCache(self._vllm_config, self._kv_cache_config, kv_caches)
+        self._cache = _CACHES[self._engine_id] = PagedCache(
+            self._vllm_config, self._kv_cache_config, kv_caches
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Write fused KV before vLLM computes what follows it."""
@@ -103,7 +122,9 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: `start_load_kv` has written every layer."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
         """Do nothing: KV that saw a whole prompt is never stored for a chunk."""
 
     def wait_for_save(self) -> None:
@@ -117,14 +138,17 @@ class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 def _open(vllm_config: Any, cache: PagedCache) -> PromptScheduler:
     """Build the engine on the model that vLLM serves, and check that vLLM reads what is written."""
-    model, extra = vllm_config.model_config, vllm_config.kv_transfer_config.kv_connector_extra_config
-    dtype, device = str(model.dtype).removeprefix("torch."), vllm_config.device_config.device.type
+    model = vllm_config.model_config
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    device = vllm_config.device_config.device.type
     settings, config = ConnectorSettings.read(extra, dtype, device, model.model)
     engine, weights = _engine(model.model, config, cache)
     try:
         if engine.model.adapter.rope.depends_on_length:
             raise UnsupportedModelError(
-                "The RoPE frequencies depend on the prompt's length; RagKVConnector needs fixed ones."
+                "The RoPE frequencies depend on the prompt's length; RagKVConnector needs fixed "
+                "ones."
             )
         cache.check(engine.model.adapter)
         prompts = PromptScheduler(engine, settings, vllm_config.cache_config.enable_prefix_caching)

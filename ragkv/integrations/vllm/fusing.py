@@ -26,11 +26,15 @@ THREADS = 2  # `THREADS` is two: one computes, the other looks up entries and re
 
 
 class PromptJob:
-    """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is none."""
+    """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is
+    none.
+    """
 
     def __init__(self, token_ids: tuple[int, ...], wish: Wish, salt: str = "") -> None:
         """`salt` names the conversation, if its KV is to be kept; "": none is."""
-        self.token_ids, self.wish, self.session_id = token_ids, wish, salt if wish.keep else ""
+        self.token_ids = token_ids
+        self.wish = wish
+        self.session_id = salt if wish.keep else ""
         self.promised = 0  # the first tokens, whose KV `prefill` has
         self.cancel = threading.Event()
         self.done = threading.Event()
@@ -43,11 +47,13 @@ class FusingQueue(Closing):
     """Fuses prompts in the order in which they come."""
 
     def __init__(self, homes: Homes, settings: ConnectorSettings) -> None:
-        self._homes, self._settings = homes, settings
+        self._homes = homes
+        self._settings = settings
         self._pool = ThreadPoolExecutor(THREADS, "ragkv-fuse", initializer=_use_all_processors)
         self._guard = threading.Lock()
         self._unfinished = 0  # jobs that were submitted and have not ended
-        self._progress = time.monotonic()  # when a job began or ended last, or the first was submitted
+        # when a job began or ended last, or the first was submitted
+        self._progress = time.monotonic()
         self._ended = threading.Event()  # some job ended since the last `wait`
 
     def submit(self, job: PromptJob) -> None:
@@ -68,7 +74,9 @@ class FusingQueue(Closing):
         self._ended.clear()
 
     def close(self) -> None:
-        """Cancel what waits, and return when the prompt that is fused now has ended. Safe to call twice."""
+        """Cancel what waits, and return when the prompt that is fused now has ended. Safe to call
+        twice.
+        """
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, job: PromptJob) -> None:
@@ -80,7 +88,9 @@ class FusingQueue(Closing):
         except RagKVError as error:
             job.why = str(error)
         except Exception as error:
-            log.exception("A prompt of %d tokens could not be fused; vLLM computes it.", len(job.token_ids))
+            log.exception(
+                "A prompt of %d tokens could not be fused; vLLM computes it.", len(job.token_ids)
+            )
             job.why = f"fusing failed: {error}"
         with self._guard:
             self._unfinished -= 1
@@ -89,30 +99,42 @@ class FusingQueue(Closing):
         self._ended.set()
 
     def _fuse(self, job: PromptJob, home: Home) -> None:
-        engine, ids = home.engine, job.token_ids
+        engine = home.engine
+        ids = job.token_ids
         prefix = engine.intake.runs.before_documents
         session = engine.session(job.session_id) if job.session_id else None
-        held = 0 if session is None else session.follow(ids[len(prefix) if ids[: len(prefix)] == prefix else 0 :])
+        held = (
+            0
+            if session is None
+            else session.follow(ids[len(prefix) if ids[: len(prefix)] == prefix else 0 :])
+        )
         found = layout(ids, job.wish, home.index, prefix, held)
         if found is None or not self._is_stored(job, found, engine):
             return
         question = found.question(whole=self._needs_question(found, engine))
-        options = cast(PrefillOptions, dict(found.options) | {"raw": True, "separator": "", "cancel": job.cancel})
+        options = cast(
+            PrefillOptions,
+            dict(found.options) | {"raw": True, "separator": "", "cancel": job.cancel},
+        )
         if session is None:
             prefill = engine.prefill(question, found.runs, **options)
         else:
             prefill = engine.append(session, question, (), found.runs, **options)
         if tuple(prefill.token_ids[: found.promised].tolist()) != ids[: found.promised]:
-            raise SessionConflictError("two requests with the same cache_salt were turns of one conversation at once")
+            raise SessionConflictError(
+                "two requests with the same cache_salt were turns of one conversation at once"
+            )
         engine.model.adapter.wait_for_device()  # vLLM reads the KV on another stream
-        job.promised, job.prefill = found.promised, prefill
+        job.promised = found.promised
+        job.prefill = prefill
 
     def _is_stored(self, job: PromptJob, found: FusedLayout, engine: Engine) -> bool:
         """Whether enough of the prompt has stored KV; else the job gets the reason."""
         chunks = [run for run in found.runs if not isinstance(run, Text)]
         lacking = [run for run in chunks if not engine.entries.has(run.stored_ids)]
         stored = found.held + sum(map(len, chunks)) - sum(map(len, lacking))
-        wanted = found.held + (sum(map(len, found.runs)) if chunks else 0)  # up to the end of the last chunk
+        # up to the end of the last chunk
+        wanted = found.held + (sum(map(len, found.runs)) if chunks else 0)
         if stored >= self._settings.least_reuse * wanted:
             return True
         engine.entries.warm_soon([run.stored_ids for run in lacking])
@@ -121,15 +143,23 @@ class FusingQueue(Closing):
         return False
 
     def _needs_question(self, found: FusedLayout, engine: Engine) -> bool:
-        """Whether the tokens to recompute depend on the question, so that ragkv must compute it too."""
+        """Whether the tokens to recompute depend on the question, so that ragkv must compute it
+        too.
+        """
         selector = engine.intake.method(cast(PrefillOptions, found.options)).selector
         scorer = engine.entries.encoder.scorer
         by_network = selector.needs_scores and scorer is not None and bool(scorer.network_digest)
-        return found.promised == len(found.token_ids) - 1 or isinstance(selector, AskingSelector) or by_network
+        return (
+            found.promised == len(found.token_ids) - 1
+            or isinstance(selector, AskingSelector)
+            or by_network
+        )
 
 
 def _use_all_processors() -> None:
-    """Let this thread run on every processor of the process: vLLM binds the thread that started it to one of them."""
+    """Let this thread run on every processor of the process: vLLM binds the thread that started it
+    to one of them.
+    """
     allowed: set[int] = set()
     with suppress(OSError, AttributeError):
         for task in Path("/proc/self/task").iterdir():

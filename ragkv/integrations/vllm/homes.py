@@ -1,4 +1,6 @@
-"""Whose stored KV a prompt is fused from: of the tenant without a name, or of a tenant that was proved."""
+"""Whose stored KV a prompt is fused from: of the tenant without a name, or of a tenant that was
+proved.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,17 +15,24 @@ from ragkv.runtime import Closing, LeasePool
 from .chunk_index import ChunkIndex
 from .settings import ConnectorSettings
 
-MOST_ENTRIES = 1_000_000  # `MOST_ENTRIES` is how many entries of a store are listed, so also how many are found.
+# `MOST_ENTRIES` is how many entries of a store are listed, so also how many are found.
+MOST_ENTRIES = 1_000_000
 
 
 class Home(Closing):
-    """An engine on vLLM's model, with the entries and conversations of one tenant, and its chunks by their ids."""
+    """An engine on vLLM's model, with the entries and conversations of one tenant, and its chunks
+    by their ids.
+    """
 
     def __init__(self, engine: Engine, refresh_s: float) -> None:
         self.engine = engine
-        identities, store = engine.entries.encoder.identities, engine.store
+        identities = engine.entries.encoder.identities
+        store = engine.store
         self.index = ChunkIndex(
-            lambda: (info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity in identities), refresh_s
+            lambda: (
+                info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity in identities
+            ),
+            refresh_s,
         )
 
     def close(self) -> None:
@@ -32,16 +41,21 @@ class Home(Closing):
 
 
 class Homes(Closing):
-    """The homes of all tenants, opened when they are asked for as `ragkv serve` has them. Thread-safe."""
+    """The homes of all tenants, opened when they are asked for as `ragkv serve` has them.
+    Thread-safe.
+    """
 
     def __init__(self, engine: Engine, settings: ConnectorSettings) -> None:
         """`engine` is the unnamed tenant's; it is closed with this object."""
-        self.unnamed, self._settings = Home(engine, settings.refresh_s), settings
+        self.unnamed = Home(engine, settings.refresh_s)
+        self._settings = settings
         self._tenants = LeasePool[str, Home](settings.tenants, Home.close)
 
     @contextmanager
     def lease(self, tenant: str) -> Iterator[Home]:
-        """The home of a tenant, "" for the one without a name. Raises what opening a store raises, and `InputError`."""
+        """The home of a tenant, "" for the one without a name. Raises what opening a store raises,
+        and `InputError`.
+        """
         if not tenant:
             yield self.unnamed
             return
@@ -56,11 +70,15 @@ class Homes(Closing):
     def _open(self, tenant: str) -> Home:
         if not TENANT.fullmatch(tenant):
             raise InputError(f"{tenant[:80]!r} is not a tenant's name.")
-        engine, folder = self.unnamed.engine, Path(self._settings.home, "tenants", tenant)
+        engine = self.unnamed.engine
+        folder = Path(self._settings.home, "tenants", tenant)
         config = engine.config
         directory = None if config.store.directory is None else str(folder / "kv")
         session = config.session
         if session.directory is not None:
             session = replace(session, directory=str(folder / "vllm"))
         store = replace(config.store, directory=directory, tenant=tenant)
-        return Home(engine.with_config(replace(config, store=store, session=session)), self._settings.refresh_s)
+        return Home(
+            engine.with_config(replace(config, store=store, session=session)),
+            self._settings.refresh_s,
+        )

@@ -1,5 +1,5 @@
-"""All of vLLM's interface that the connector uses is listed in `interface.txt`, and compared at start with the vLLM
-that is installed. An upgrade begins there: docs/vllm.md.
+"""All of vLLM's interface that the connector uses is listed in `interface.txt`, and compared at
+start with the vLLM that is installed. An upgrade begins there: docs/vllm.md.
 """
 
 import importlib
@@ -12,17 +12,24 @@ TESTED = ("0.32.0",)  # `TESTED` are the versions with which the tests passed.
 
 
 def check_interface(listed: str | None = None) -> None:
-    """Raise `ConfigError` if the installed vLLM lacks something of what is `listed`, by default in the file."""
-    if missing := tuple(_missing(listed or files(__package__).joinpath("interface.txt").read_text())):
+    """Raise `ConfigError` if the installed vLLM lacks something of what is `listed`, by default in
+    the file.
+    """
+    if missing := tuple(
+        _missing(listed or files(__package__).joinpath("interface.txt").read_text())
+    ):
         version = getattr(importlib.import_module("vllm"), "__version__", "of an unknown version")
         raise ConfigError(
-            f"vLLM {version} has no {', '.join(missing)}, which RagKVConnector uses; it was tested with "
+            f"vLLM {version} has no {', '.join(missing)}, which RagKVConnector uses; it was "
+            "tested with "
             f"{', '.join(TESTED)} (docs/vllm.md)."
         )
 
 
 def _missing(listed: str) -> Iterator[str]:
-    """Lines with a module and a name in it, and behind each the attributes of the objects of that name."""
+    """Lines with a module and a name in it, and behind each the attributes of the objects of that
+    name.
+    """
     known: set[str] | None = None  # None: what has the attributes is missing itself
     for word in listed.split():
         module, found, name = word.partition(":")
@@ -37,4 +44,8 @@ def _missing(listed: str) -> Iterator[str]:
             yield word
             continue
         made = getattr(used.__init__, "__code__", None)  # attributes that it sets count
-        known = {*dir(used), *getattr(used, "__dataclass_fields__", ()), *(made.co_names if made else ())}
+        known = {
+            *dir(used),
+            *getattr(used, "__dataclass_fields__", ()),
+            *(made.co_names if made else ()),
+        }

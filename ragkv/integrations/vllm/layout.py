@@ -1,14 +1,16 @@
-"""What of a request's prompt is fused: its chunks, the runs between them, and how many tokens vLLM is promised.
+"""What of a request's prompt is fused: its chunks, the runs between them, and how many tokens vLLM
+is promised.
 
 A request may name its chunks and how they are fused in `kv_transfer_params`:
 
-    {"ragkv": {"chunks": [[1, 513], [513, 1025]], "ratio": 0.15, "selector": "sensitivity", "reuse": "fused"}}
+    {"ragkv": {"chunks": [[1, 513], [513, 1025]], "ratio": 0.15, "selector": "sensitivity", "reuse":
+    "fused"}}
 
-Each part may be left out. Without `chunks` the stored chunks are searched in the prompt; `reuse` "none" lets vLLM
-compute everything. `keep` stores the prompt's KV for the next turn of its conversation, which has the same
-`cache_salt`. `tenant` says whose entries are read, with a `proof` (`salts.py`). `name` gives the report
-a name, by which a later request asks for it (`report_of`). Parameters that are not understood never fail a request:
-vLLM computes it, and its report says why.
+Each part may be left out. Without `chunks` the stored chunks are searched in the prompt; `reuse`
+"none" lets vLLM compute everything. `keep` stores the prompt's KV for the next turn of its
+conversation, which has the same `cache_salt`. `tenant` says whose entries are read, with a `proof`
+(`salts.py`). `name` gives the report a name, by which a later request asks for it (`report_of`).
+Parameters that are not understood never fail a request: vLLM computes it, and its report says why.
 """
 
 import itertools
@@ -28,10 +30,13 @@ Name = Annotated[str, Field(max_length=64)]
 
 
 class Wish(BaseModel):
-    """What a request says about fusing. What it leaves out of `ratio` and `selector` is the engine's setting."""
+    """What a request says about fusing. What it leaves out of `ratio` and `selector` is the
+    engine's setting.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    chunks: list[Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]] | None = None  # None: searched
+    # None: searched
+    chunks: list[Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]] | None = None
     ratio: float | None = None
     selector: str | None = None
     reuse: Literal["fused", "none"] = "fused"  # "none": vLLM computes everything
@@ -47,11 +52,14 @@ class Wish(BaseModel):
         try:
             wish = cls.model_validate((params or {}).get("ragkv") or {})
         except ValidationError as error:
-            raise InputError(f"kv_transfer_params.ragkv.{describe_errors(error.errors())[0]}") from error
+            raise InputError(
+                f"kv_transfer_params.ragkv.{describe_errors(error.errors())[0]}"
+            ) from error
         ends = [0, *itertools.chain(*sorted(wish.chunks or ())), length]
         if sorted(ends) != ends or any(start == stop for start, stop in wish.chunks or ()):
             raise InputError(
-                f"kv_transfer_params.ragkv.chunks: they must not be empty or overlap, and lie in the {length} tokens."
+                "kv_transfer_params.ragkv.chunks: they must not be empty or overlap, and lie in "
+                f"the {length} tokens."
             )
         return wish
 
@@ -73,11 +81,14 @@ class FusedLayout:
     token_ids: tuple[int, ...]  # (S,) the whole prompt
     runs: tuple[Chunk, ...]  # the prefix, and behind the history chunks with `Text` between them
     held: int  # tokens of history between prefix and chunks
-    promised: int  # up to the end of the last chunk, or all that are kept, at most S - 1: vLLM computes the others
+    # up to the end of the last chunk, or all that are kept, at most S - 1: vLLM computes the others
+    promised: int
     options: Mapping[str, Any]  # for `Engine.prefill`
 
     def question(self, whole: bool) -> tuple[int, ...]:
-        """The ids behind the runs that the fusor is given: one token, or with `whole` all of the prompt."""
+        """The ids behind the runs that the fusor is given: one token, or with `whole` all of the
+        prompt.
+        """
         at = self.held + sum(map(len, self.runs))
         return self.token_ids[at:] if whole else self.token_ids[at : self.promised + 1]
 
@@ -87,13 +98,17 @@ def layout(
 ) -> FusedLayout | None:
     """The layout of a prompt; `None` if nothing of it is to be fused.
 
-    `prefix` is the application's, behind which entries were encoded: if the prompt begins with it, a chunk right behind
-    it is exact. Of the history behind the prefix `held` tokens have stored KV.
+    `prefix` is the application's, behind which entries were encoded: if the prompt begins with it,
+    a chunk right behind it is exact. Of the history behind the prefix `held` tokens have stored KV.
     """
     ids = tuple(token_ids)
     if wish.reuse == "none" or len(ids) < 2:
         return None
-    named = None if wish.chunks is None else sorted(Occurrence(start, stop) for start, stop in wish.chunks)
+    named = (
+        None
+        if wish.chunks is None
+        else sorted(Occurrence(start, stop) for start, stop in wish.chunks)
+    )
     begins = bool(prefix) and ids[: len(prefix)] == tuple(prefix)
     runs: list[Chunk] = [Text(tuple(prefix), opening=True)] if begins else []
     at = sum(map(len, runs)) + held

@@ -1,8 +1,10 @@
-"""The scheduler's half: which prompts are fused, when their KV is promised to vLLM, and the reports about them.
+"""The scheduler's half: which prompts are fused, when their KV is promised to vLLM, and the reports
+about them.
 
-vLLM asks about a waiting request in every step. The first time its prompt is handed to the `FusingQueue`; until it is
-fused the answer is "ask again". Then exactly the tokens that are fused are promised, so a promise never fails: whatever
-goes wrong before, vLLM computes the prompt. No error leaves this class, because it would end vLLM's engine.
+vLLM asks about a waiting request in every step. The first time its prompt is handed to the
+`FusingQueue`; until it is fused the answer is "ask again". Then exactly the tokens that are fused
+are promised, so a promise never fails: whatever goes wrong before, vLLM computes the prompt. No
+error leaves this class, because it would end vLLM's engine.
 """
 
 import logging
@@ -25,7 +27,8 @@ from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 0.005  # `IDLE_S` is how long a step that has nothing to compute waits for a prompt that is being fused.
+# `IDLE_S` is how long a step that has nothing to compute waits for a prompt that is being fused.
+IDLE_S = 0.005
 MOST_NAMED = 4096  # `MOST_NAMED` is how many reports are kept until they are asked for.
 
 
@@ -44,7 +47,8 @@ class _Seen:
     """A request that vLLM has."""
 
     wish: Wish
-    fuses: bool = False  # fused KV may stand in its blocks: no request finds them that does not share its salt
+    # fused KV may stand in its blocks: no request finds them that does not share its salt
+    fuses: bool = False
     left: bool = True  # vLLM computes the prompt, also if its wish cannot be read
     job: PromptJob | None = None
     queued: bool = False  # the job is in the queue, or done and its KV not yet written
@@ -55,16 +59,22 @@ class _Seen:
 class PromptScheduler:
     """The prompts of one vLLM engine."""
 
-    def __init__(self, engine: Engine, settings: ConnectorSettings, prefix_caching: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, settings: ConnectorSettings, prefix_caching: bool = False
+    ) -> None:
         """`prefix_caching`: vLLM finds blocks again, so only requests with a salt are fused."""
-        self._engine, self._settings, self._prefix_caching = engine, settings, prefix_caching
+        self._engine = engine
+        self._settings = settings
+        self._prefix_caching = prefix_caching
         self._homes = Homes(engine, settings)
         self._queue = FusingQueue(self._homes, settings)
         self._secret = shared_secret()
         self._requests: dict[str, _Seen] = {}  # those that have not ended, by their ids
-        self._busy = ExitStack()  # meanwhile the engine counts a request, so that missed chunks are encoded later
+        # meanwhile the engine counts a request, so that missed chunks are encoded later
+        self._busy = ExitStack()
         self._loads: list[PagedLoad] = []  # of the step that is being scheduled
-        self._named: OrderedDict[str, dict[str, Any]] = OrderedDict()  # reports by their names, the oldest first
+        # reports by their names, the oldest first
+        self._named: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     @property
     def known_chunks(self) -> int:
@@ -72,14 +82,18 @@ class PromptScheduler:
         return len(self._homes.unnamed.index)
 
     def arrived(self, request: Any) -> None:
-        """vLLM has a new request. It gets a salt by which it finds only blocks of its tenant, made in its way."""
+        """vLLM has a new request. It gets a salt by which it finds only blocks of its tenant, made
+        in its way.
+        """
         try:
             self._seen(request)
         except Exception:
             log.exception("Request %s is computed by vLLM.", request.request_id)
 
     def promised(self, request: Any, computed: int) -> int | None:
-        """How many of the request's tokens behind the `computed` ones are fused; `None`: ask again."""
+        """How many of the request's tokens behind the `computed` ones are fused; `None`:
+        ask again.
+        """
         try:
             seen = self._seen(request)
             seen.cached = computed
@@ -94,24 +108,35 @@ class PromptScheduler:
         seen = self._requests.get(request.request_id)
         if seen is None or seen.wish.report_of is not None:
             return
-        job, seen.job, seen.queued = seen.job, None, False
+        job = seen.job
+        seen.job = None
+        seen.queued = False
         if job is not None and job.prefill is not None:
-            kv, start = job.prefill.fused.kv, job.promised - tokens
+            kv = job.prefill.fused.kv
+            start = job.promised - tokens
             self._loads += [PagedLoad(kv, start, job.promised, tuple(block_ids))] if tokens else []
             self._keep(seen, fused_report(job.prefill, job.promised))
         elif seen.cached and (seen.report is None or not seen.report["promised_tokens"]):
             state = "fused" if seen.fuses else "exact"
-            self._keep(seen, {**(seen.report or left_report()), "cached": seen.cached, "cached_state": state})
+            self._keep(
+                seen,
+                {**(seen.report or left_report()), "cached": seen.cached, "cached_state": state},
+            )
 
     def take_loads(self, *, idle: bool) -> tuple[PagedLoad, ...]:
-        """What is to be written in this step. If vLLM has nothing to compute (`idle`), wait a moment for a prompt."""
-        loads, self._loads = tuple(self._loads), []
+        """What is to be written in this step. If vLLM has nothing to compute (`idle`), wait a
+        moment for a prompt.
+        """
+        loads = tuple(self._loads)
+        self._loads = []
         if idle and any(seen.queued for seen in self._requests.values()):
             self._queue.wait(IDLE_S)
         return loads
 
     def finished(self, request: Any) -> dict[str, Any] | None:
-        """The report of a request that has ended or was aborted; `None` if it had nothing to do with ragkv."""
+        """The report of a request that has ended or was aborted; `None` if it had nothing to do
+        with ragkv.
+        """
         seen = self._requests.pop(request.request_id, None)
         if not self._requests:
             self._busy.close()
@@ -135,7 +160,8 @@ class PromptScheduler:
         if not self._requests:
             self._busy.enter_context(self._engine.scheduler.request())
         seen = self._requests[request.request_id] = _Seen(Wish(reuse="none"))
-        why, salt = "", request.cache_salt or ""
+        why = ""
+        salt = request.cache_salt or ""
         try:
             seen.wish = Wish.of(request.kv_transfer_params, len(request.prompt_token_ids or ()))
         except InputError as error:
@@ -148,13 +174,24 @@ class PromptScheduler:
             request.cache_salt = salted(salt, wish.tenant, wish.method, alone, secret=self._secret)
             request.block_hashes.clear()
             request.update_block_hashes()
-        other = request.lora_request is not None or bool(request.mm_features) or request.pooling_params is not None
-        left = other or request.skip_reading_prefix_cache or request.prompt_token_ids is None or wish.reuse == "none"
+        other = (
+            request.lora_request is not None
+            or bool(request.mm_features)
+            or request.pooling_params is not None
+        )
+        left = (
+            other
+            or request.skip_reading_prefix_cache
+            or request.prompt_token_ids is None
+            or wish.reuse == "none"
+        )
         seen.fuses = not why and not left and (bool(salt) or not self._prefix_caching)
         seen.left = not seen.fuses
         if wish.report_of is not None:
-            seen.report, seen.left = self._answer(wish.report_of), True
-        elif why or (wish.name and wish.name not in self._named):  # else it is another answer to the same prompt
+            seen.report = self._answer(wish.report_of)
+            seen.left = True
+        # else it is another answer to the same prompt
+        elif why or (wish.name and wish.name not in self._named):
             self._keep(seen, left_report(why))
         return seen
 
@@ -162,7 +199,9 @@ class PromptScheduler:
         if seen.left:
             return 0
         if seen.job is None:
-            seen.job = PromptJob(tuple(request.prompt_token_ids), seen.wish, request.cache_salt or "")
+            seen.job = PromptJob(
+                tuple(request.prompt_token_ids), seen.wish, request.cache_salt or ""
+            )
         job = seen.job
         if not seen.queued:
             if sum(one.queued for one in self._requests.values()) >= self._settings.prompts:
@@ -170,15 +209,25 @@ class PromptScheduler:
             seen.queued = True
             self._queue.submit(job)
         if not job.done.is_set():
-            return self._leave(seen, f"no KV within {self._settings.timeout_s} s") if self._queue.stalled() else None
-        return self._leave(seen, job.why) if job.prefill is None else max(0, job.promised - seen.cached)
+            return (
+                self._leave(seen, f"no KV within {self._settings.timeout_s} s")
+                if self._queue.stalled()
+                else None
+            )
+        return (
+            self._leave(seen, job.why)
+            if job.prefill is None
+            else max(0, job.promised - seen.cached)
+        )
 
     def _leave(self, seen: _Seen, why: str) -> int:
         """Leave a prompt to vLLM, because of `why`; 0 tokens are promised."""
         missed = [] if seen.job is None else seen.job.missed
         if seen.job is not None:
             seen.job.cancel.set()
-        seen.job, seen.queued, seen.left = None, False, True
+        seen.job = None
+        seen.queued = False
+        seen.left = True
         if why:
             self._keep(seen, left_report(why, missed))
         return 0
@@ -197,5 +246,7 @@ class PromptScheduler:
         method = self._engine.intake.method({})
         ratio = None if method.controlled else method.ratio
         identity = self._engine.entries.encoder.identity
-        answer: dict[str, Any] = connector_answer(self._named.pop(name, None), identity, ratio, method.selector.name)
+        answer: dict[str, Any] = connector_answer(
+            self._named.pop(name, None), identity, ratio, method.selector.name
+        )
         return answer

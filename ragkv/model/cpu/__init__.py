@@ -1,1 +1,3 @@
-"""What makes a model fast on a CPU: copies of its weights, chosen by measuring, and weights in eight or four bits."""
+"""What makes a model fast on a CPU: copies of its weights, chosen by measuring, and weights in
+eight or four bits.
+"""

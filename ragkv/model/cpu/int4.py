@@ -1,7 +1,9 @@
-"""Copies of weights in four bits, for few rows: a decoding step is bound by the bytes of the weights that it reads.
+"""Copies of weights in four bits, for few rows: a decoding step is bound by the bytes of the
+weights that it reads.
 
-GGUF files in four bits (Q4_0, Q4_1, Q4_K) have 16 values, evenly spaced, for each block of 32 inputs. They are found
-again in the weights that were unpacked to bfloat16, so the copy changes a weight by no more than that rounding did.
+GGUF files in four bits (Q4_0, Q4_1, Q4_K) have 16 values, evenly spaced, for each block of 32
+inputs. They are found again in the weights that were unpacked to bfloat16, so the copy changes a
+weight by no more than that rounding did.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,9 @@ from typing import NamedTuple
 import torch
 
 BLOCK = 32  # So many inputs of an output share a step and an offset, as in GGUF's blocks.
-TILE = 64  # torch keeps so many outputs together, so that tiles of several layers can stand behind one another.
+# torch keeps so many outputs together, so that tiles of several layers can stand behind one
+# another.
+TILE = 64
 STEPS = 15  # A block has so many steps, which four bits count.
 # Weights are on a grid if the changes of a block are at most this share of their norm: rounding to
 # bfloat16 takes up to half of it, rounding to four bits four times as much.
@@ -23,7 +27,8 @@ class Int4Copy(NamedTuple):
     """The weights of one or more layers that multiply the same rows, in torch's layout for CPUs."""
 
     packed: torch.Tensor  # (out, in / 2) uint8
-    grids: torch.Tensor  # (in / BLOCK, out, 2) bfloat16: the step of each block, and its value at 8 steps
+    # (in / BLOCK, out, 2) bfloat16: the step of each block, and its value at 8 steps
+    grids: torch.Tensor
     bias: torch.Tensor | None  # (out,)
 
     def product(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -40,11 +45,14 @@ class Int4Copy(NamedTuple):
 
     @classmethod
     def joined(cls, copies: Sequence["Int4Copy"]) -> "Int4Copy | None":
-        """One product for layers that multiply the same rows; `None` if their outputs fill no whole tiles."""
+        """One product for layers that multiply the same rows; `None` if their outputs fill no whole
+        tiles.
+        """
         biases = [copy.bias for copy in copies if copy.bias is not None]
         if any(len(copy.packed) % TILE for copy in copies) or len(biases) not in (0, len(copies)):
             return None
-        packed, grids = torch.cat([copy.packed for copy in copies]), torch.cat([copy.grids for copy in copies], dim=1)
+        packed = torch.cat([copy.packed for copy in copies])
+        grids = torch.cat([copy.grids for copy in copies], dim=1)
         return cls(packed, grids, torch.cat(biases) if biases else None)
 
 
@@ -58,9 +66,15 @@ class _Grids(NamedTuple):
 
 @torch.no_grad()
 def int4_copy(plain: torch.nn.Linear) -> Int4Copy | None:
-    """A copy of a layer's weights; `None` if they are on no grid, or if this torch cannot multiply by it."""
+    """A copy of a layer's weights; `None` if they are on no grid, or if this torch cannot multiply
+    by it.
+    """
     weights = plain.weight.detach()
-    if weights.dtype is not torch.bfloat16 or weights.shape[1] % BLOCK or _grids(weights[:TRIED_OUTPUTS]) is None:
+    if (
+        weights.dtype is not torch.bfloat16
+        or weights.shape[1] % BLOCK
+        or _grids(weights[:TRIED_OUTPUTS]) is None
+    ):
         return None
     found = _grids(weights)
     return None if found is None else _packed(found, plain.bias)
@@ -77,16 +91,20 @@ def _packed(grids: _Grids, bias: torch.Tensor | None) -> Int4Copy | None:
 
 
 def _grids(weights: torch.Tensor) -> _Grids | None:
-    """The grids of weights (out, in), if they are on such; a block need not use all of its steps."""
+    """The grids of weights (out, in), if they are on such; a block need not use all of its
+    steps.
+    """
     blocks = weights.float().reshape(-1, BLOCK)
-    low, high = blocks.amin(1, True), blocks.amax(1, True)
+    low = blocks.amin(1, True)
+    high = blocks.amax(1, True)
     step = (high - low) / STEPS
     counts = _counted(blocks, low, step)
     left = _off_grid(blocks, low, step, counts).nonzero()[:, 0]
     for used in range(STEPS - 1, 0, -1):
         if not len(left):
             break
-        some, tried = blocks[left], (high - low)[left] / used
+        some = blocks[left]
+        tried = (high - low)[left] / used
         step[left], counts[left] = tried, _counted(some, low[left], tried)
         left = left[_off_grid(some, low[left], tried, counts[left])]
     return None if len(left) else _centred(blocks, counts, step, weights.shape)
@@ -97,14 +115,20 @@ def _counted(blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor) -> tor
     return (blocks - low).div_(step.clamp_min(LEAST_STEP)).round_()
 
 
-def _off_grid(blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _off_grid(
+    blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
     """Which blocks (N, BLOCK) are no `counts` of steps above `low` (N, 1), (N,) bool."""
     off = torch.addcmul(low, counts, step).sub_(blocks).square_().sum(dim=1)
     return off > LOST**2 * blocks.square().sum(dim=1)
 
 
-def _centred(blocks: torch.Tensor, counts: torch.Tensor, step: torch.Tensor, shape: torch.Size) -> _Grids:
-    """The grids of blocks (N, BLOCK) of weights of `shape`; the middle makes up for what the step's rounding moves."""
+def _centred(
+    blocks: torch.Tensor, counts: torch.Tensor, step: torch.Tensor, shape: torch.Size
+) -> _Grids:
+    """The grids of blocks (N, BLOCK) of weights of `shape`; the middle makes up for what the step's
+    rounding moves.
+    """
     step = step.bfloat16()
     middle = (blocks.mean(1, True) - (counts.mean(1, True) - 8) * step.float()).bfloat16()
     return _Grids(counts.int().view(shape), step.view(shape[0], -1), middle.view(shape[0], -1))

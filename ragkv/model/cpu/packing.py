@@ -1,12 +1,16 @@
-"""Copies of weights that a CPU multiplies faster, for all linear layers of a model, without changing a weight.
+"""Copies of weights that a CPU multiplies faster, for all linear layers of a model, without
+changing a weight.
 
-In bfloat16: oneDNN reorders plain weights in every call, a packed copy once; its products are equal bit for bit.
+In bfloat16: oneDNN reorders plain weights in every call, a packed copy once; its products are equal
+bit for bit.
 
-In float16 for FBGEMM, which torch brings: it multiplies rows in float32 by weights in float16 and adds in float32.
-float16 holds the weights of a bfloat16 checkpoint, if all are multiplied by a power of two where some are tiny. So a
-model in bfloat16 is as fast as one in float32 on processors without products in bfloat16 (docs/speed.md).
+In float16 for FBGEMM, which torch brings: it multiplies rows in float32 by weights in float16 and
+adds in float32. float16 holds the weights of a bfloat16 checkpoint, if all are multiplied by a
+power of two where some are tiny. So a model in bfloat16 is as fast as one in float32 on processors
+without products in bfloat16 (docs/speed.md).
 
-A copy takes as much memory as weights of two bytes each, so the caller sets a limit. It does not see later changes.
+A copy takes as much memory as weights of two bytes each, so the caller sets a limit. It does not
+see later changes.
 """
 
 import copy
@@ -29,21 +33,33 @@ log = logging.getLogger(__name__)
 
 COPY_BYTES = 2  # A copy takes so many bytes for each weight.
 SPARE_BYTES = 512 << 20  # No copy takes the last so many bytes of free memory.
-WORKERS = 4  # So many threads copy at a time: each takes another four bytes for each weight of its layer meanwhile.
-FLOAT32_ROWS = 48  # Models in float32 read float16 copies for up to so many rows, whatever the processor.
-# Up to so many rows of models in bfloat16 read copies in float16, where oneDNN is slower for one row, or in four bits,
-# which are slower with eight. All of a decoding step with drafts do, so that they have the bits of single ones.
+# So many threads copy at a time: each takes another four bytes for each weight of its layer
+# meanwhile.
+WORKERS = 4
+# Models in float32 read float16 copies for up to so many rows, whatever the processor.
+FLOAT32_ROWS = 48
+# Up to so many rows of models in bfloat16 read copies in float16, where oneDNN is slower for one
+# row, or in four bits, which are slower with eight. All of a decoding step with drafts do, so that
+# they have the bits of single ones.
 FEW_ROWS = 4
-# FBGEMM's kernels for AVX2 add the products of one or two rows in another order, so three are multiplied there.
+# FBGEMM's kernels for AVX2 add the products of one or two rows in another order, so three are
+# multiplied there.
 LEAST_ROWS = 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 3
 INT4_BYTES = 0.625  # A copy in four bits takes so many bytes for each weight, with its steps.
-PASS_ROWS = 256  # The product of so many rows shows whether float16 copies pay for any number of rows in float32.
-PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
-LEVEL = 1.1  # A dtype counts as fast as another one that gains less than this, and a second copy has to gain as much.
+# The product of so many rows shows whether float16 copies pay for any number of rows in float32.
+PASS_ROWS = 256
+# inputs and outputs of its layer, and of that for one row
+PASS_SHAPE = (1024, 512)
+ROW_SHAPE = (2048, 4096)
+# A dtype counts as fast as another one that gains less than this, and a second copy has to gain as
+# much.
+LEVEL = 1.1
 EXPONENT = 15  # The greatest weight of a float16 copy is below 2^15, because float16 ends at 2^16.
-# The norm of the changes of an output's weights may be this share of their norm: a float32 sum is rounded by as much.
+# The norm of the changes of an output's weights may be this share of their norm: a float32 sum is
+# rounded by as much.
 LOST = 2.0**-24
-# Outputs weaker than this share of the strongest count as strong as this share: hardly anything is left of them.
+# Outputs weaker than this share of the strongest count as strong as this share: hardly anything is
+# left of them.
 FAINT = 2.0**-14
 CHECKED_ROWS = 1024  # So many rows of weights are checked at a time.
 
@@ -53,18 +69,24 @@ class PackedLinear(torch.nn.Module):
 
     def __init__(self, plain: torch.nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = plain.weight, plain.bias  # the plain ones; some models read their dtype
+        # the plain ones; some models read their dtype
+        self.weight = plain.weight
+        self.bias = plain.bias
         self.copied_bytes = COPY_BYTES * plain.weight.numel()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out)."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self.bias, "none", [], "")
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            hidden, self._packed, self.bias, "none", [], ""
+        )
         return out
 
 
 def call_packed(operator: Any, *arguments: Any) -> Any:
-    """What `operator` of packed weights returns, without two searches that take a twentieth of a step."""
+    """What `operator` of packed weights returns, without two searches that take a twentieth of a
+    step.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         return getattr(operator, "_op", operator)(*arguments)
 
@@ -82,20 +104,30 @@ class Float16Copy(NamedTuple):
         if (count := hidden[..., 0].numel()) < LEAST_ROWS:
             rows = functional.pad(rows.reshape(count, -1), (0, 0, 0, LEAST_ROWS - count))
         scaled = rows if self.scale == 1 else rows * self.scale
-        out: torch.Tensor = call_packed(torch.ops.quantized.linear_dynamic_fp16.default, scaled, self.packed)
-        return (out if count >= LEAST_ROWS else out[:count].view(*hidden.shape[:-1], -1)).type_as(hidden)
+        out: torch.Tensor = call_packed(
+            torch.ops.quantized.linear_dynamic_fp16.default, scaled, self.packed
+        )
+        return (out if count >= LEAST_ROWS else out[:count].view(*hidden.shape[:-1], -1)).type_as(
+            hidden
+        )
 
 
 class CopiedLinear(torch.nn.Module):
-    """A linear layer that multiplies up to `most_rows` by a copy of its weights; `many` computes passes of more."""
+    """A linear layer that multiplies up to `most_rows` by a copy of its weights; `many` computes
+    passes of more.
+    """
 
     def __init__(
-        self, many: "torch.nn.Linear | PackedLinear | CopiedLinear", copy: Float16Copy | Int4Copy, most_rows: float
+        self,
+        many: "torch.nn.Linear | PackedLinear | CopiedLinear",
+        copy: Float16Copy | Int4Copy,
+        most_rows: float,
     ) -> None:
         super().__init__()
         self.weight: torch.Tensor = many.weight
         self.bias: torch.Tensor | None = many.bias
-        self.many, self.copy = many, copy
+        self.many = many
+        self.copy = copy
         self.copied_bytes = copy.bytes + getattr(many, "copied_bytes", 0)
         self._most = most_rows * self.weight.shape[1]  # numbers of a pass
 
@@ -108,11 +140,14 @@ class CopiedLinear(torch.nn.Module):
 
 
 def joined(layers: Sequence[Any]) -> Int4Copy | None:
-    """One copy for layers that multiply the same few rows, their outputs behind one another; `None`: there is none.
+    """One copy for layers that multiply the same few rows, their outputs behind one another;
+    `None`: there is none.
 
     It multiplies up to `FEW_ROWS`. The layers then read their weights in it, too.
     """
-    own = [one.copy for one in layers if type(one) is CopiedLinear and isinstance(one.copy, Int4Copy)]
+    own = [
+        one.copy for one in layers if type(one) is CopiedLinear and isinstance(one.copy, Int4Copy)
+    ]
     if len(own) < len(layers) or (copy := Int4Copy.joined(own)) is None:
         return None
     shares = torch.split(copy.packed, [len(one.packed) for one in own])
@@ -123,8 +158,11 @@ def joined(layers: Sequence[Any]) -> Int4Copy | None:
 
 @torch.no_grad()
 def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
-    """A copy of a layer's weights; `None` if float16 does not hold them, or if this torch cannot multiply by it."""
-    weights, bias = plain.weight.detach(), None if plain.bias is None else plain.bias.detach().float()
+    """A copy of a layer's weights; `None` if float16 does not hold them, or if this torch cannot
+    multiply by it.
+    """
+    weights = plain.weight.detach()
+    bias = None if plain.bias is None else plain.bias.detach().float()
     greatest = float(weights.abs().amax()) if weights.numel() else 0.0
     if not 0 < greatest < math.inf:
         return None
@@ -144,7 +182,8 @@ def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
 
 def _fits(weights: torch.Tensor, shift: int) -> bool:
     """Whether float16 holds `weights` (out, in) times 2^shift: see `LOST` and `FAINT`."""
-    norms, lost = [], []
+    norms = []
+    lost = []
     for part in torch.split(weights, CHECKED_ROWS):
         scaled = part.float() * 2.0**shift
         norms.append(scaled.norm(dim=1))
@@ -157,13 +196,16 @@ class Copies(NamedTuple):
     """Which copies of a layer's weights are made."""
 
     packed: bool = False  # in bfloat16, in oneDNN's layout
-    float16_rows: float = 0  # up to how many rows are multiplied by a copy in float16; 0: there is none
+    # up to how many rows are multiplied by a copy in float16; 0: there is none
+    float16_rows: float = 0
     int4_rows: int = 0  # likewise in four bits, where the weights have no more
 
     @property
     def bytes_per_weight(self) -> float:
         """Of all copies."""
-        return COPY_BYTES * (self.packed + bool(self.float16_rows)) + INT4_BYTES * bool(self.int4_rows)
+        return COPY_BYTES * (self.packed + bool(self.float16_rows)) + INT4_BYTES * bool(
+            self.int4_rows
+        )
 
     @property
     def first(self) -> "Copies":
@@ -174,7 +216,10 @@ class Copies(NamedTuple):
         """The layer over these copies, as far as they can be made."""
         made: PackedLinear | CopiedLinear | None = PackedLinear(plain) if self.packed else None
         int4 = int4_copy(plain) if self.int4_rows else None
-        if self.float16_rows > (self.int4_rows if int4 else 0) and (half := float16_copy(plain)) is not None:
+        if (
+            self.float16_rows > (self.int4_rows if int4 else 0)
+            and (half := float16_copy(plain)) is not None
+        ):
             made = CopiedLinear(made or plain, half, self.float16_rows)
         return made if int4 is None else CopiedLinear(made or plain, int4, self.int4_rows)
 
@@ -187,7 +232,9 @@ def useful_copies(dtype: torch.dtype) -> Copies:
         return Copies(float16_rows=math.inf if pays else FLOAT32_ROWS)
     if dtype is not torch.bfloat16:
         return Copies()
-    int4_rows = FEW_ROWS if _gain_of(Copies(int4_rows=FEW_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL else 0
+    int4_rows = (
+        FEW_ROWS if _gain_of(Copies(int4_rows=FEW_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL else 0
+    )
     if not multiplies_bfloat16():
         return Copies(float16_rows=math.inf, int4_rows=int4_rows)
     pays = _gain_of(Copies(float16_rows=FEW_ROWS), dtype, ROW_SHAPE, 1) >= LEVEL
@@ -196,34 +243,47 @@ def useful_copies(dtype: torch.dtype) -> Copies:
 
 @cache
 def copies_reach_float32() -> bool:
-    """Whether a model in bfloat16 that reads float16 copies for any rows here is as fast as the same in float32."""
+    """Whether a model in bfloat16 that reads float16 copies for any rows here is as fast as the
+    same in float32.
+    """
     if useful_copies(torch.bfloat16).float16_rows < math.inf:
         return False
-    return _gain_of(Copies(float16_rows=math.inf), torch.float32, PASS_SHAPE, PASS_ROWS) >= 1 / LEVEL
+    return (
+        _gain_of(Copies(float16_rows=math.inf), torch.float32, PASS_SHAPE, PASS_ROWS) >= 1 / LEVEL
+    )
 
 
 @cache
 def _packs_bfloat16() -> bool:
-    """Whether this torch has oneDNN's operators, which are not public, and bfloat16 is fast here; tested by a call."""
+    """Whether this torch has oneDNN's operators, which are not public, and bfloat16 is fast here;
+    tested by a call.
+    """
     try:
         with torch.no_grad():
-            PackedLinear(_ones((2, 2), torch.bfloat16))(torch.ones((1, 2), dtype=torch.bfloat16, device="cpu"))
+            PackedLinear(_ones((2, 2), torch.bfloat16))(
+                torch.ones((1, 2), dtype=torch.bfloat16, device="cpu")
+            )
             return multiplies_bfloat16()
     except (AttributeError, RuntimeError):
         return False
 
 
 def _gain_of(copies: Copies, dtype: torch.dtype, shape: tuple[int, int], rows: int) -> float:
-    """How many times as fast a layer of these inputs and outputs multiplies rows by `copies`; 0 if there are none."""
+    """How many times as fast a layer of these inputs and outputs multiplies rows by `copies`; 0 if
+    there are none.
+    """
     if copies.of(_ones((32, 32), dtype)) is None:
         return 0
 
     def products() -> list[Callable[[torch.Tensor], torch.Tensor]]:
-        plain, usual = _ones(shape, dtype), Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
+        plain = _ones(shape, dtype)
+        usual = Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
         return [each.of(plain) or plain for each in (usual, copies)]
 
     subject = {"copies": str(copies), "of": list(shape), "dtype": str(dtype)}
-    return gain_of_second(subject, products, torch.ones((rows, shape[0]), dtype=dtype, device="cpu"))
+    return gain_of_second(
+        subject, products, torch.ones((rows, shape[0]), dtype=dtype, device="cpu")
+    )
 
 
 def _ones(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Linear:
@@ -235,7 +295,8 @@ def _ones(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Linear:
 def with_copies(
     modules: Sequence[torch.nn.Module], limit_bytes: int, device: torch.device
 ) -> tuple[list[torch.nn.Module], int]:
-    """The modules, or views of them with copied linear layers, and the bytes of the copies, at most `limit_bytes`.
+    """The modules, or views of them with copied linear layers, and the bytes of the copies, at most
+    `limit_bytes`.
 
     Layers whose weights float16 does not hold count as if they were copied.
     """
@@ -247,7 +308,9 @@ def with_copies(
 
 
 def _chosen(modules: Sequence[torch.nn.Module], limit_bytes: int) -> dict[torch.nn.Linear, Copies]:
-    """The copies of each plain linear layer: first one of every layer, then second ones with what is left."""
+    """The copies of each plain linear layer: first one of every layer, then second ones with what
+    is left.
+    """
     parts = dict.fromkeys(part for module in modules for part in module.modules())
     plain = [part for part in parts if isinstance(part, torch.nn.Linear) and _is_plain(part)]
     wanted = {part: useful_copies(part.weight.dtype) for part in plain}
@@ -257,24 +320,32 @@ def _chosen(modules: Sequence[torch.nn.Module], limit_bytes: int) -> dict[torch.
     for only_first in (True, False):
         for part, copies in wanted.items():
             copies = copies.first if only_first else copies
-            size = int((copies.bytes_per_weight - chosen[part].bytes_per_weight) * part.weight.numel())
+            size = int(
+                (copies.bytes_per_weight - chosen[part].bytes_per_weight) * part.weight.numel()
+            )
             if size <= left:
                 chosen[part], left = copies, left - size
     if limit < limit_bytes and chosen != wanted:
         log.warning(
-            "Copies of weights, which make products faster, take %.1f GiB and not as much as packed_bytes allows: "
+            "Copies of weights, which make products faster, take %.1f GiB and not as much as "
+            "packed_bytes allows: "
             "%.1f GiB of memory are free.",
             *((limit - left) / 2**30, (free or 0) / 2**30),
         )
     return {part: copies for part, copies in chosen.items() if copies.bytes_per_weight}
 
 
-def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, PackedLinear | CopiedLinear]:
+def _made(
+    chosen: Mapping[torch.nn.Linear, Copies],
+) -> dict[torch.nn.Module, PackedLinear | CopiedLinear]:
     """The layers over their copies, but for those of whose weights float16 loses too much.
 
-    Copying is not parallel in itself, and waiting for other threads makes it slow where other work runs.
+    Copying is not parallel in itself, and waiting for other threads makes it slow where other work
+    runs.
     """
-    threads = ThreadPoolExecutor(min(WORKERS, torch.get_num_threads()), initializer=openmp.use_one_thread)
+    threads = ThreadPoolExecutor(
+        min(WORKERS, torch.get_num_threads()), initializer=openmp.use_one_thread
+    )
     with threads:
         layers = threads.map(lambda part: chosen[part].of(part), chosen)
         made: dict[torch.nn.Module, PackedLinear | CopiedLinear] = {
@@ -287,18 +358,24 @@ def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, Pac
     ]
     if refused:
         log.warning(
-            "%d linear layers in bfloat16 are slow on this processor, because float16 does not hold their weights. "
+            "%d linear layers in bfloat16 are slow on this processor, because float16 does not "
+            "hold their weights. "
             "Set dtype = float32 if its memory suffices.",
             len(refused),
         )
     return made
 
 
-def _replaced(module: torch.nn.Module, made: Mapping[torch.nn.Module, PackedLinear | CopiedLinear]) -> torch.nn.Module:
+def _replaced(
+    module: torch.nn.Module, made: Mapping[torch.nn.Module, PackedLinear | CopiedLinear]
+) -> torch.nn.Module:
     """`module`, or a view of it with what was made for its parts."""
     if module in made:
         return made[module]
-    parts = {name: None if part is None else _replaced(part, made) for name, part in module._modules.items()}
+    parts = {
+        name: None if part is None else _replaced(part, made)
+        for name, part in module._modules.items()
+    }
     return module if parts == module._modules else view_with(module, parts)
 
 

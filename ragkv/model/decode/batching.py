@@ -1,10 +1,12 @@
 """Batched decoding: one step of several prompts, each with its own KV, length and positions.
 
-The tokens are B rows of one hidden (1, B, E), so projections, MLPs, experts and the head run once for all rows, in
-every family; only attention runs prompt by prompt. Each step may have other prompts. A prompt may bring drafts, tokens
-that may follow its last one: then it has a row for each of them, and the caller keeps those that turn out to be right.
+The tokens are B rows of one hidden (1, B, E), so projections, MLPs, experts and the head run once
+for all rows, in every family; only attention runs prompt by prompt. Each step may have other
+prompts. A prompt may bring drafts, tokens that may follow its last one: then it has a row for each
+of them, and the caller keeps those that turn out to be right.
 
-A row is written and attended only through `put` and `attend` of its `PromptKV`, which may store its values elsewhere.
+A row is written and attended only through `put` and `attend` of its `PromptKV`, which may store its
+values elsewhere.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +19,8 @@ from ..joint import Seen
 from ..promptkv import PromptKV, Recording
 from ..rows import Rows
 
-TRIED_LENGTHS = (1022, 250)  # A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
+# A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
+TRIED_LENGTHS = (1022, 250)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +38,31 @@ class DecodeRow:
         return (self.token, *self.drafts)
 
 
-@torch.inference_mode()  # a tenth faster than without gradients alone; what is returned may not be changed in place
-def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow], layers: Iterable[int] | None = None) -> torch.Tensor:
-    """One step: logits (B, V) float32 behind each token and draft; each prompt's KV grows by as many positions.
+# a tenth faster than without gradients alone; what is returned may not be changed in place
+@torch.inference_mode()
+def decode_rows(
+    adapter: Adapter, rows: Sequence[DecodeRow], layers: Iterable[int] | None = None
+) -> torch.Tensor:
+    """One step: logits (B, V) float32 behind each token and draft; each prompt's KV grows by as
+    many positions.
 
-    Only a trial names `layers`. If it raises, no KV has grown, so the step may be tried again with some of the prompts.
+    Only a trial names `layers`. If it raises, no KV has grown, so the step may be tried again with
+    some of the prompts.
     """
-    lengths, sizes = [row.kv.length for row in rows], [1 + len(row.drafts) for row in rows]
+    lengths = [row.kv.length for row in rows]
+    sizes = [1 + len(row.drafts) for row in rows]
     ends = [length + size for length, size in zip(lengths, sizes, strict=True)]
     places = [at for length, end in zip(lengths, ends, strict=True) for at in range(length, end)]
     positions = torch.tensor(places, device=adapter.device)  # (B,)
-    hidden = adapter.embed(torch.tensor([token for row in rows for token in row.tokens], device=adapter.device))
+    hidden = adapter.embed(
+        torch.tensor([token for row in rows for token in row.tokens], device=adapter.device)
+    )
     for row in rows if adapter.device.type == "cpu" else ():
         row.kv.make_finite()
     rotations = {kind: _rotation(adapter, kind, ends, positions) for kind in adapter.rope_kinds()}
     splits = zip(rows, torch.split(positions, sizes), strict=True)
-    parts, step_rows = [_Part(adapter, row, Rows(own, row.kv.length)) for row, own in splits], Rows(positions, None)
+    parts = [_Part(adapter, row, Rows(own, row.kv.length)) for row, own in splits]
+    step_rows = Rows(positions, None)
     for layer in range(adapter.layer_count) if layers is None else layers:
         step = adapter.joint_pass(layer, parts, *rotations[adapter.rope_kind(layer)])
         hidden = adapter.call_layer(layer, hidden, step_rows, step)
@@ -64,18 +76,27 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow], layers: Iterable[in
 
 
 def rows_are_alike(adapter: Adapter, rows: int) -> bool:
-    """Whether a step of `rows` rows gives each the bits that it has alone, tried with two layers and the head.
+    """Whether a step of `rows` rows gives each the bits that it has alone, tried with two layers
+    and the head.
 
-    Some processors' libraries choose another order of sums where layers have no copies of weights, and in experts.
+    Some processors' libraries choose another order of sums where layers have no copies of weights,
+    and in experts.
     """
-    layers, tokens = (0, adapter.layer_count - 1), [token % adapter.vocabulary for token in range(rows)]
-    kv, chance = adapter.new_kv(TRIED_LENGTHS[0] + rows), torch.Generator(adapter.device).manual_seed(0)
+    layers = (0, adapter.layer_count - 1)
+    tokens = [token % adapter.vocabulary for token in range(rows)]
+    kv = adapter.new_kv(TRIED_LENGTHS[0] + rows)
+    chance = torch.Generator(adapter.device).manual_seed(0)
     for tensor in (tensors[layer] for tensors in (kv.keys, kv.values) for layer in layers):
         tensor.normal_(generator=chance)
     for kv.length in TRIED_LENGTHS:  # the longest first, because its step clears what is behind it
-        together = decode_rows(adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))], layers)
+        together = decode_rows(
+            adapter, [DecodeRow(kv, tokens[0], drafts=tuple(tokens[1:]))], layers
+        )
         kv.length -= rows
-        if not torch.equal(together, torch.cat([decode_rows(adapter, [DecodeRow(kv, one)], layers) for one in tokens])):
+        if not torch.equal(
+            together,
+            torch.cat([decode_rows(adapter, [DecodeRow(kv, one)], layers) for one in tokens]),
+        ):
             return False
     return True
 
@@ -83,10 +104,13 @@ def rows_are_alike(adapter: Adapter, rows: int) -> bool:
 def _rotation(
     adapter: Adapter, kind: str, ends: Sequence[int], positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each (1, B, rotary dims), of each row's position with the frequencies of its own length."""
+    """cos and sin, each (1, B, rotary dims), of each row's position with the frequencies of its own
+    length.
+    """
     if not adapter.rope.depends_on_length:
         return adapter.rope.tables(max(ends)).rows(kind, positions)
-    own = [adapter.rope.tables(end, end - 1).span(kind, end - 1, end) for end in ends]  # no drafts: a row each
+    # no drafts: a row each
+    own = [adapter.rope.tables(end, end - 1).span(kind, end - 1, end) for end in ends]
     cos, sin = (torch.cat(parts, dim=1) for parts in zip(*own, strict=True))
     return cos, sin
 
@@ -95,8 +119,12 @@ class _Part:
     """The rows of one prompt in a step, which go through its own KV."""
 
     def __init__(self, adapter: Adapter, row: DecodeRow, rows: Rows) -> None:
-        self._adapter, self._kv, self._record, self.rows = adapter, row.kv, row.record, rows
-        self.made: list[torch.Tensor] = []  # raw keys and values of each layer, if they are recorded
+        self._adapter = adapter
+        self._kv = row.kv
+        self._record = row.record
+        self.rows = rows
+        # raw keys and values of each layer, if they are recorded
+        self.made: list[torch.Tensor] = []
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return it: the KV knows the rest."""
@@ -105,6 +133,8 @@ class _Part:
             self.made += (k_raw, v)
         return k_rot, v
 
-    def attend(self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None
+    ) -> torch.Tensor:
         """Queries (1, H, R, D) -> (1, H, R, D)."""
         return self._kv.attend(layer, q_rot, self.rows, self._adapter.windows[layer], scaling, cap)

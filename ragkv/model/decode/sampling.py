@@ -1,7 +1,9 @@
-"""Sampling: the parameters that choose an answer's tokens, as one value, and the sampler that follows them.
+"""Sampling: the parameters that choose an answer's tokens, as one value, and the sampler that
+follows them.
 
-Decoding is greedy unless a parameter asks to sample. Biases and the presence and frequency penalties are OpenAI's: the
-penalties count the tokens of the answer, not of the prompt. All other rules are transformers' own logits processors.
+Decoding is greedy unless a parameter asks to sample. Biases and the presence and frequency
+penalties are OpenAI's: the penalties count the tokens of the answer, not of the prompt. All other
+rules are transformers' own logits processors.
 """
 
 import math
@@ -22,9 +24,11 @@ from transformers import (
 
 from ragkv.errors import InputError
 
-LEAST_TEMPERATURE = 1e-4  # Logits that are divided by less overflow in float32, and sampling is greedy by then.
+# Logits that are divided by less overflow in float32, and sampling is greedy by then.
+LEAST_TEMPERATURE = 1e-4
 # A repetition penalty lies between these two: beyond them logits overflow, or all are alike.
-LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
+LEAST_REPETITION = 0.01
+MOST_REPETITION = 100.0
 MOST_BIASES = 1024  # A `logit_bias` may name so many token ids.
 
 
@@ -32,19 +36,25 @@ MOST_BIASES = 1024  # A `logit_bias` may name so many token ids.
 class Sampling:
     """How the tokens of an answer are chosen. `None` means: not given.
 
-    A `temperature` above 0, a `top_p` below 1, a `top_k` or a `min_p` above 0 samples; a `temperature` of 0 is greedy.
-    Raises `InputError` for a value out of range.
+    A `temperature` above 0, a `top_p` below 1, a `top_k` or a `min_p` above 0 samples; a
+    `temperature` of 0 is greedy. Raises `InputError` for a value out of range.
     """
 
     temperature: float | None = None  # 0 to 2; 1 if left out where another parameter samples
-    top_p: float | None = None  # above 0, to 1: the least set of tokens whose probabilities sum to it
+    # above 0, to 1: the least set of tokens whose probabilities sum to it
+    top_p: float | None = None
     top_k: int | None = None  # the most probable tokens; 0: all
-    min_p: float | None = None  # 0 to 1: tokens at least so probable, as a share of the most probable one
-    seed: int | None = None  # the same seed samples the same tokens, alone and batched; None: another one each time
-    presence_penalty: float | None = None  # -2 to 2: subtracted from the logit of a token that the answer has
-    frequency_penalty: float | None = None  # -2 to 2: the same, for each time that the answer has it
+    # 0 to 1: tokens at least so probable, as a share of the most probable one
+    min_p: float | None = None
+    # the same seed samples the same tokens, alone and batched; None: another one each time
+    seed: int | None = None
+    # -2 to 2: subtracted from the logit of a token that the answer has
+    presence_penalty: float | None = None
+    # -2 to 2: the same, for each time that the answer has it
+    frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None  # -100 to 100, by token id: added to the logit
-    repetition_penalty: float | None = None  # .01 to 100: transformers' rule; it counts the prompt too
+    # .01 to 100: transformers' rule; it counts the prompt too
+    repetition_penalty: float | None = None
     min_new_tokens: int | None = None  # the answer does not end before
 
     def __post_init__(self) -> None:
@@ -75,7 +85,9 @@ class Sampling:
     @property
     def notes(self) -> tuple[str, ...]:
         """What has no effect, for the report."""
-        names = [name for name in ("top_p", "top_k", "min_p", "seed") if _asks(name, getattr(self, name))]
+        names = [
+            name for name in ("top_p", "top_k", "min_p", "seed") if _asks(name, getattr(self, name))
+        ]
         if self.samples or not names:
             return ()
         why = "temperature is 0" if self.temperature is not None else "no temperature was given"
@@ -90,12 +102,19 @@ def _asks(name: str, value: float | None) -> bool:
     return value is not None and (name == "seed" or value != (1.0 if name == "top_p" else 0.0))
 
 
-def _check(sampling: Sampling, name: str, least: float, most: float = math.inf, whole: bool = False) -> None:
+def _check(
+    sampling: Sampling, name: str, least: float, most: float = math.inf, whole: bool = False
+) -> None:
     value = getattr(sampling, name)
     if value is None:
         return
     kinds = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most or value == math.inf:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, kinds)
+        or not least <= value <= most
+        or value == math.inf
+    ):
         kind = "a whole number" if whole else "a number"
         limit = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"
         raise InputError(f"{name} is {value!r}; it must be {kind}, {limit}.")
@@ -111,8 +130,14 @@ def _check_biases(biases: Mapping[int, float] | None) -> None:
     for token, bias in biases.items():
         if isinstance(token, bool) or not isinstance(token, int):
             raise InputError(f"logit_bias has the key {token!r:.80}; a key is a token id.")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100.0 <= bias <= 100.0:
-            raise InputError(f"logit_bias of token {token} is {bias!r:.80}; it must be a number in [-100, 100].")
+        if (
+            isinstance(bias, bool)
+            or not isinstance(bias, int | float)
+            or not -100.0 <= bias <= 100.0
+        ):
+            raise InputError(
+                f"logit_bias of token {token} is {bias!r:.80}; it must be a number in [-100, 100]."
+            )
 
 
 class Constraint(Protocol):
@@ -131,7 +156,11 @@ class Sampler:
     """Chooses the next token of one answer."""
 
     def __init__(
-        self, sampling: Sampling, prompt_ids: torch.Tensor, eos: Sequence[int], constraint: Constraint | None = None
+        self,
+        sampling: Sampling,
+        prompt_ids: torch.Tensor,
+        eos: Sequence[int],
+        constraint: Constraint | None = None,
     ) -> None:
         """`prompt_ids` (S,) are on the device of the logits; `eos` end an answer.
 
@@ -149,12 +178,15 @@ class Sampler:
             self._generator.manual_seed(sampling.seed)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The token after `logits` (V,) float32, which stay as they are; the rules see it from now on."""
+        """The token after `logits` (V,) float32, which stay as they are; the rules see it from now
+        on.
+        """
         if self._constraint is not None:
             logits = self._constraint.mask(logits)
         scores = self._processors(self._ids, self._answer_rules.applied(logits).unsqueeze(0))
         if self._constraint is not None and self._processors and not scores.isfinite().any():
-            scores = logits.unsqueeze(0)  # a rule forbids the only tokens that the constraint allows
+            # a rule forbids the only tokens that the constraint allows
+            scores = logits.unsqueeze(0)
         if self._samples:
             probabilities = scores.softmax(dim=-1)
             token = torch.multinomial(probabilities, 1, generator=self._generator)
@@ -168,18 +200,25 @@ class Sampler:
 
 
 class _AnswerRules:
-    """OpenAI's biases and penalties: `logit + bias - frequency_penalty * count - presence_penalty * (count > 0)`."""
+    """OpenAI's biases and penalties: `logit + bias - frequency_penalty * count - presence_penalty *
+    (count > 0)`.
+    """
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         biases = sampling.logit_bias or {}
         self._biased = torch.tensor(list(biases), dtype=torch.int64, device=device)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float32, device=device)
-        self._presence, self._frequency = sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0
+        self._presence = sampling.presence_penalty or 0.0
+        self._frequency = sampling.frequency_penalty or 0.0
         self._counts: dict[int, int] = {}  # how often the answer has each token
 
     def applied(self, logits: torch.Tensor) -> torch.Tensor:
         """The scores of `logits` (V,) after the rules; without a rule, `logits` itself."""
-        scores = logits.index_add(0, self._biased, self._biases.to(logits.dtype)) if len(self._biased) else logits
+        scores = (
+            logits.index_add(0, self._biased, self._biases.to(logits.dtype))
+            if len(self._biased)
+            else logits
+        )
         if not self._counts:
             return scores
         tokens = torch.tensor(list(self._counts), dtype=torch.int64, device=logits.device)
@@ -192,18 +231,24 @@ class _AnswerRules:
             self._counts[token] = self._counts.get(token, 0) + 1
 
 
-def _processors(sampling: Sampling, prompt_ids: torch.Tensor, eos: Sequence[int]) -> LogitsProcessorList:
+def _processors(
+    sampling: Sampling, prompt_ids: torch.Tensor, eos: Sequence[int]
+) -> LogitsProcessorList:
     chosen: list[Any] = []
     if sampling.repetition_penalty not in (None, 1.0):
         chosen.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
     if sampling.min_new_tokens and eos:
         device = str(prompt_ids.device)
         chosen.append(
-            MinNewTokensLengthLogitsProcessor(prompt_ids.numel(), sampling.min_new_tokens, list(eos), device=device)
+            MinNewTokensLengthLogitsProcessor(
+                prompt_ids.numel(), sampling.min_new_tokens, list(eos), device=device
+            )
         )
     if sampling.samples:
         if sampling.temperature not in (None, 1.0):
-            chosen.append(TemperatureLogitsWarper(max(float(sampling.temperature), LEAST_TEMPERATURE)))
+            chosen.append(
+                TemperatureLogitsWarper(max(float(sampling.temperature), LEAST_TEMPERATURE))
+            )
         if sampling.top_k:
             chosen.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p not in (None, 1.0):

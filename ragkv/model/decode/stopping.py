@@ -1,4 +1,6 @@
-"""Where an answer ends, and its text on the way there: only whole characters, and no part of a stop string."""
+"""Where an answer ends, and its text on the way there: only whole characters, and no part of a stop
+string.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +9,9 @@ from ragkv.errors import InputError
 
 
 def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
-    """Ids that end an answer: of the generation config, else of the config, else of the tokenizer."""
+    """Ids that end an answer: of the generation config, else of the config, else of the
+    tokenizer.
+    """
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         found = getattr(source, "eos_token_id", None)
         if found is not None:
@@ -16,20 +20,27 @@ def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
 
 
 class TextStream:
-    """Decodes token ids to text; holds back text that may become a stop string or an incomplete character."""
+    """Decodes token ids to text; holds back text that may become a stop string or an incomplete
+    character.
+    """
 
-    def __init__(self, tokenizer: Any | None, stop: str | Sequence[str] = (), *, as_written: bool = True) -> None:
-        """Unless `as_written`, the text does not begin with white space. Raises `InputError` for stop strings
-        without a tokenizer.
+    def __init__(
+        self, tokenizer: Any | None, stop: str | Sequence[str] = (), *, as_written: bool = True
+    ) -> None:
+        """Unless `as_written`, the text does not begin with white space. Raises `InputError` for
+        stop strings without a tokenizer.
         """
-        self._tokenizer, self._stop = tokenizer, tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s)
+        self._tokenizer = tokenizer
+        self._stop = tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s)
         if self._stop and tokenizer is None:
             raise InputError(
-                "Stop strings were given, but the engine has no tokenizer. Build the engine with a tokenizer."
+                "Stop strings were given, but the engine has no tokenizer. Build the engine with "
+                "a tokenizer."
             )
         self._ids: list[int] = []
         self._as_written = as_written
-        self._returned = 0  # characters of the decoded text that were returned, or left out at its beginning
+        # characters of the decoded text that were returned, or left out at its beginning
+        self._returned = 0
         self._decoded = ""  # of all tokens so far, cut at a stop string; its end may change
         self.text = ""  # returned so far
         self.stopped = False
@@ -39,9 +50,12 @@ class TextStream:
         self._ids.append(token)
         if self._tokenizer is None:
             return ""
-        decoded: str = self._tokenizer.decode(self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        decoded: str = self._tokenizer.decode(
+            self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         cut = min((at for s in self._stop if (at := decoded.find(s)) >= 0), default=None)
-        self._decoded, self.stopped = decoded[:cut], cut is not None
+        self._decoded = decoded[:cut]
+        self.stopped = cut is not None
         return self._hand_out(len(decoded) - self._held_back(decoded) if cut is None else cut)
 
     def finish(self) -> str:

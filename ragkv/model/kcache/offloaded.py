@@ -1,10 +1,11 @@
 """A prompt's KV whose V is in host memory during decoding (KCache sections 3.1 to 3.3).
 
-During prefill a layer's V is on the device, because every row attends over all of it. When the pass has finished the
-layer, V moves to the host and its device memory is free for the next layer. So at most one or two layers of V are on
-the device at once. (An asking selector runs every layer twice. V moves in the second pass; until then all of it is on
-the device.) Decoding appends K on the device and V through `HostValues`. Prefill uses ordinary attention, and so does
-everything that reads `view`.
+During prefill a layer's V is on the device, because every row attends over all of it. When the pass
+has finished the layer, V moves to the host and its device memory is free for the next layer. So at
+most one or two layers of V are on the device at once. (An asking selector runs every layer twice. V
+moves in the second pass; until then all of it is on the device.) Decoding appends K on the device
+and V through `HostValues`. Prefill uses ordinary attention, and so does everything that reads
+`view`.
 """
 
 from collections.abc import Callable
@@ -21,18 +22,26 @@ from .values import HostValues, copy_stream
 
 
 class OffloadedKV(PromptKV):
-    """Rotated keys of one prompt on the device; values of the layers from `resident_layers` on in host memory."""
+    """Rotated keys of one prompt on the device; values of the layers from `resident_layers` on in
+    host memory.
+    """
 
     takes_drafts = False  # each row has values of its own to fetch
 
     def __init__(
-        self, shape: KVShape, capacity: int, dtype: torch.dtype, device: torch.device, config: KCacheConfig
+        self,
+        shape: KVShape,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        config: KCacheConfig,
     ) -> None:
         super().__init__(shape, capacity, dtype, device, config.resident_layers)
         self._config = config
         self._on_host: list[HostValues | None] = [None] * shape.layers
         self._copies = copy_stream(device)
-        self.rows_fetched = 0  # from host memory, over all layers and steps; a row is one KV head at one position
+        # from host memory, over all layers and steps; a row is one KV head at one position
+        self.rows_fetched = 0
 
     def put(self, layer: int, start: int, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, T, D), at the positions `start ... start + T - 1`."""
@@ -45,19 +54,25 @@ class OffloadedKV(PromptKV):
             on_host.put(start, v[0])
 
     def write(self, layer: int, rows: Rows, k_rot: torch.Tensor, v: torch.Tensor) -> None:
-        """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`; scattered ones during prefill only."""
+        """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`; scattered ones during
+        prefill only.
+        """
         self._allocate_values(layer)
         super().write(layer, rows, k_rot, v)
 
     def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first `length` positions, each (1, G, length, D); values on the host are copied."""
+        """Keys and values of the first `length` positions, each (1, G, length, D); values on the
+        host are copied.
+        """
         on_host = self._on_host[layer]
         if on_host is None:
             return super().view(layer, length)
         return self.keys[layer].narrow(2, 0, length), on_host.take(0, length).unsqueeze(0)
 
     def finish_prefill(self, layer: int, length: int) -> None:
-        """Move the values of `layer` to the host and free their device memory, unless the layer is resident."""
+        """Move the values of `layer` to the host and free their device memory, unless the layer is
+        resident.
+        """
         if layer < self._config.resident_layers or self._on_host[layer] is not None:
             return
         v = self.values[layer]
@@ -67,9 +82,17 @@ class OffloadedKV(PromptKV):
         self.values[layer] = v.new_empty((1, v.shape[1], 0, v.shape[3]))
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, rows: Rows, window: int | None, scaling: float, softcap: float | None
+        self,
+        layer: int,
+        q_rot: torch.Tensor,
+        rows: Rows,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
     ) -> torch.Tensor:
-        """Attention of the decoded row, q_rot (1, H, 1, D), with the V rows of its N largest weights."""
+        """Attention of the decoded row, q_rot (1, H, 1, D), with the V rows of its N largest
+        weights.
+        """
         on_host = self._on_host[layer]
         if on_host is None:
             return super().attend(layer, q_rot, rows, window, scaling, softcap)
@@ -99,22 +122,33 @@ class Offloading:
     """Decides for one model which prompts are decoded with V in host memory, and makes their KV."""
 
     def __init__(self, adapter: Adapter, config: KCacheConfig) -> None:
-        self._adapter, self._config = adapter, config
+        self._adapter = adapter
+        self._config = config
 
     def refusal(self, tokens: int) -> str | None:
         """Why a prompt of `tokens` uses ordinary attention; `None` if it does not."""
-        config, layers = self._config, self._adapter.layer_count
+        config = self._config
+        layers = self._adapter.layer_count
         if config.top_n is None:
             return "kcache: top_n is None: attention is ordinary"
         if config.resident_layers >= layers:
-            return f"kcache: resident_layers is {config.resident_layers}, the model has {layers}: attention is ordinary"
+            return (
+                f"kcache: resident_layers is {config.resident_layers}, the model has "
+                f"{layers}: attention is ordinary"
+            )
         if config.top_n >= tokens:
-            return f"kcache: top_n is {config.top_n}, the prompt has {tokens} tokens: attention is ordinary"
+            return (
+                f"kcache: top_n is {config.top_n}, the prompt has {tokens} tokens: attention "
+                "is ordinary"
+            )
         return None
 
     def new_kv(self, tokens: int) -> Callable[[int], PromptKV]:
         """A function from a capacity to the empty KV for a prompt of `tokens`."""
-        adapter, config = self._adapter, self._config
+        adapter = self._adapter
+        config = self._config
         if self.refusal(tokens) is not None:
             return adapter.new_kv
-        return lambda capacity: OffloadedKV(adapter.kv_shape, capacity, adapter.dtype, adapter.device, config)
+        return lambda capacity: OffloadedKV(
+            adapter.kv_shape, capacity, adapter.dtype, adapter.device, config
+        )

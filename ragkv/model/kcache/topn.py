@@ -1,11 +1,12 @@
 """Attention of one decoded token with the V rows of its N largest weights (KCache section 3.1).
 
-The softmax runs over all keys in float32. Each query head uses its N largest weights unchanged. The rows that the query
-heads of one KV head need are fetched once: U rows, N <= U <= N H / G, instead of all S. This file does not know where
-values are stored: a row is `position * G + KV head`, and the caller's `fetch` reads it.
+The softmax runs over all keys in float32. Each query head uses its N largest weights unchanged. The
+rows that the query heads of one KV head need are fetched once: U rows, N <= U <= N H / G, instead
+of all S. This file does not know where values are stored: a row is `position * G + KV head`, and
+the caller's `fetch` reads it.
 
-The scores come from a matmul in the model's dtype, as in transformers' eager attention. In half precision they are
-rounded before the softmax, which flash kernels do not do.
+The scores come from a matmul in the model's dtype, as in transformers' eager attention. In half
+precision they are rounded before the softmax, which flash kernels do not do.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,8 @@ def choose(
     softcap: float | None = None,
     start: int = 0,
 ) -> TopRows:
-    """The N largest weights of each query head, q_rot (G, H / G, D), over keys (G, S, D) of the positions from `start`.
+    """The N largest weights of each query head, q_rot (G, H / G, D), over keys (G, S, D) of the
+    positions from `start`.
 
     N is limited to S. Among equal weights any may be chosen.
     """
@@ -48,7 +50,9 @@ def choose(
 
 
 def attend_top(choice: TopRows, fetch: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The weighted sum of the chosen rows, (G, H / G, D). `fetch` maps rows (U,) to their values (U, D)."""
+    """The weighted sum of the chosen rows, (G, H / G, D). `fetch` maps rows (U,) to their values
+    (U, D).
+    """
     values = fetch(choice.rows)
     kv_heads, group, count = choice.places.shape
     spread = values.index_select(0, choice.places.flatten()).view(kv_heads * group, count, -1)
@@ -62,5 +66,7 @@ def _scores(q_rot: torch.Tensor, k_rot: torch.Tensor) -> torch.Tensor:
     if q_rot.dtype == torch.float32:
         return torch.bmm(q_rot, transposed)
     if q_rot.is_cpu:  # head by head: bmm in half precision is 5 to 15x slower on a CPU
-        return torch.stack([torch.mm(query, keys) for query, keys in zip(q_rot, transposed, strict=True)]).float()
+        return torch.stack(
+            [torch.mm(query, keys) for query, keys in zip(q_rot, transposed, strict=True)]
+        ).float()
     return torch.bmm(q_rot, transposed).float()

@@ -1,7 +1,8 @@
 """The V of one layer after it has moved to the host.
 
-It is in host memory (page-locked if the device is a GPU), position-major, (S, G, D). So the rows of one position are
-adjacent, an ascending list of rows reads upwards, and new rows are one copy, which no reader outruns.
+It is in host memory (page-locked if the device is a GPU), position-major, (S, G, D). So the rows of
+one position are adjacent, an ascending list of rows reads upwards, and new rows are one copy, which
+no reader outruns.
 """
 
 import torch
@@ -15,8 +16,11 @@ def copy_stream(device: torch.device) -> "torch.cuda.Stream | None":
 class HostValues:
     """V of one layer with `heads` KV heads (times the batch size, if any) of `head_dim`."""
 
-    def __init__(self, heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._heads, self._device = heads, device
+    def __init__(
+        self, heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._heads = heads
+        self._device = device
         self._cuda = device.type == "cuda"
         self._host = torch.empty((capacity, heads, head_dim), dtype=dtype, pin_memory=self._cuda)
         self._arrival: torch.cuda.Event | None = None  # of a copy to the host that may be running
@@ -31,7 +35,9 @@ class HostValues:
 
         With a `stream` the copy runs on it, after the current stream's work. Reads wait for it.
         """
-        rows, count = v.transpose(0, 1), v.shape[1]  # (S, G, D)
+        # (S, G, D)
+        rows = v.transpose(0, 1)
+        count = v.shape[1]
         if stream is None:
             self._host[:count].copy_(rows)
             return
@@ -43,7 +49,9 @@ class HostValues:
         rows.record_stream(stream)  # its memory must not be reused before the copy is complete
 
     def put(self, start: int, v: torch.Tensor) -> None:
-        """Write values (G, T, D) at the positions `start ...`; on CUDA a later read waits for the copy."""
+        """Write values (G, T, D) at the positions `start ...`; on CUDA a later read waits for the
+        copy.
+        """
         self._await()
         rows = v.transpose(0, 1).contiguous()  # (T, G, D)
         self._host[start : start + rows.shape[0]].copy_(rows, non_blocking=True)
@@ -53,7 +61,8 @@ class HostValues:
     def fetch(self, rows: torch.Tensor) -> torch.Tensor:
         """Values (U, D) of ascending `rows` (U,), each `position * G + head`."""
         self._await()
-        at = rows.cpu()  # on CUDA this waits for the layer so far, because the host gathers the rows
+        # on CUDA this waits for the layer so far, because the host gathers the rows
+        at = rows.cpu()
         flat = self._host.view(-1, self._host.shape[2])
         if not self._cuda:
             return flat.index_select(0, at)
@@ -62,7 +71,9 @@ class HostValues:
         return gathered.to(self._device, non_blocking=True)
 
     def take(self, low: int, high: int) -> torch.Tensor:
-        """A copy of the values (G, high - low, D) of the positions `low ... high - 1` on the device."""
+        """A copy of the values (G, high - low, D) of the positions `low ... high - 1` on the
+        device.
+        """
         self._await()
         return self._host[low:high].to(self._device).transpose(0, 1).contiguous()
 

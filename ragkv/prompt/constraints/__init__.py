@@ -1,11 +1,12 @@
 """Answers that must have a form: a JSON object, or JSON that a schema allows.
 
-    form = ResponseFormat.json_schema({"type": "object", "properties": {"year": {"type": "integer"}}})
-    engine.answer(question, chunks, response_format=form)
+    form = ResponseFormat.json_schema({"type": "object", "properties": {"year": {"type":
+    "integer"}}}) engine.answer(question, chunks, response_format=form)
 
-`grammar.Grammars` compiles a form for one tokenizer. Each answer gets its own `TokenConstraint`: before a token is
-chosen, it forbids the tokens that the form does not allow. The package knows no model, no prompt and no batch. The
-compiler, the extra `structured`, is imported with the first constrained answer (docs/structured.md).
+`grammar.Grammars` compiles a form for one tokenizer. Each answer gets its own `TokenConstraint`:
+before a token is chosen, it forbids the tokens that the form does not allow. The package knows no
+model, no prompt and no batch. The compiler, the extra `structured`, is imported with the first
+constrained answer (docs/structured.md).
 """
 
 from .response_format import CallSyntax, ResponseFormat, parse

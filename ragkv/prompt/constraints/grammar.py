@@ -1,8 +1,9 @@
 """Compiled forms, and the constraint of one answer.
 
-A grammar is compiled by llguidance, whose own limits bound its memory and the work of a token's mask. Compiling runs
-on a thread of its own: the caller waits for it for a limited time. The interpreter's lock is free meanwhile. Compiling
-and slow masks take turns, which are fair to owners: one processor is enough for forms that strangers send.
+A grammar is compiled by llguidance, whose own limits bound its memory and the work of a token's
+mask. Compiling runs on a thread of its own: the caller waits for it for a limited time. The
+interpreter's lock is free meanwhile. Compiling and slow masks take turns, which are fair to owners:
+one processor is enough for forms that strangers send.
 """
 
 import json
@@ -25,10 +26,12 @@ from .response_format import CallFormat, ResponseFormat
 
 CACHED = 64  # An engine keeps `CACHED` compiled grammars.
 COMPILE_S = 5.0  # A caller waits at most `COMPILE_S` for a grammar.
-SLOW_S = 0.01  # After a mask that took longer than `SLOW_S`, an answer's next one waits for its turn.
+# After a mask that took longer than `SLOW_S`, an answer's next one waits for its turn.
+SLOW_S = 0.01
 _LEXER_STATES = 50_000  # A grammar has at most `_LEXER_STATES`, of 1 to 2 KB each.
 _SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'
-# On one line, with at most one space after a separator: a model can fill any number of tokens with white space.
+# On one line, with at most one space after a separator: a model can fill any number of tokens with
+# white space.
 _OPTIONS = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -46,14 +49,18 @@ class ConstraintTokenizer:
 
     def __init__(self, tokenizer: Any | None, vocabulary: int, end_tokens: Sequence[int]) -> None:
         """`vocabulary` is V, the width of the logits. Nothing is built yet."""
-        self._tokenizer, self.vocabulary = tokenizer, vocabulary
-        self._lock, self.turns = threading.Lock(), FairLock()
+        self._tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self.turns = FairLock()
         self._built: Any = None
         own_end = getattr(tokenizer, "eos_token_id", None)
         self.end_tokens = tuple(end_tokens) or (() if own_end is None else (int(own_end),))
 
     def get(self) -> Any:
-        """The compiler's tokenizer. Raises `MissingExtraError`, and `InputError` for a tokenizer it cannot use."""
+        """The compiler's tokenizer. Raises `MissingExtraError`, and `InputError` for a tokenizer it
+        cannot use.
+        """
         with self._lock:
             if self._built is None:
                 self._built = self._build()
@@ -66,32 +73,49 @@ class ConstraintTokenizer:
             raise MissingExtraError("llguidance", "structured", "Structured output") from error
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise InputError("Structured output needs a fast tokenizer (tokenizers library), and this engine has none.")
+            raise InputError(
+                "Structured output needs a fast tokenizer (tokenizers library), and this engine "
+                "has none."
+            )
         if not self.end_tokens:
-            raise InputError("Structured output needs an end token, and neither the model nor its tokenizer names one.")
+            raise InputError(
+                "Structured output needs an end token, and neither the model nor its tokenizer "
+                "names one."
+            )
         try:
             built = LLTokenizer(
-                _without_added_space(backend.to_str()), n_vocab=self.vocabulary, eos_token=list(self.end_tokens)
+                _without_added_space(backend.to_str()),
+                n_vocab=self.vocabulary,
+                eos_token=list(self.end_tokens),
             )
         except (ValueError, RuntimeError) as error:
-            raise InputError(f"Structured output does not support this tokenizer: {error}.") from error
+            raise InputError(
+                f"Structured output does not support this tokenizer: {error}."
+            ) from error
         self._check(built)
         return built
 
     def _check(self, built: Any) -> None:
-        """Raise `InputError` if the compiler and the tokenizer disagree about the bytes of tokens."""
+        """Raise `InputError` if the compiler and the tokenizer disagree about the bytes of
+        tokens.
+        """
         ids = self._tokenizer(_SAMPLE_TEXT, add_special_tokens=False)["input_ids"]  # type: ignore[misc]
         decoded = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # type: ignore[union-attr]
         if built.decode_bytes(list(ids)).decode("utf-8", "replace").strip() != decoded.strip():
-            raise InputError("Structured output does not support this tokenizer: the bytes of its tokens are unknown.")
+            raise InputError(
+                "Structured output does not support this tokenizer: the bytes of its tokens are "
+                "unknown."
+            )
 
 
 class TokenConstraint:
     """What one answer may contain. One thread at a time; dies with the answer."""
 
     def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer) -> None:
-        self._matcher, self._vocabulary = matcher, tokenizer.vocabulary
-        self.end_tokens, self._turns = tokenizer.end_tokens, tokenizer.turns
+        self._matcher = matcher
+        self._vocabulary = tokenizer.vocabulary
+        self.end_tokens = tokenizer.end_tokens
+        self._turns = tokenizer.turns
         self._took_s = 0.0  # of the last mask
         self._packed: bytes | None = None  # the next mask: a bit for each token
 
@@ -111,7 +135,9 @@ class TokenConstraint:
         self.prepare()
         self._check()
         assert self._packed is not None  # nothing is chosen behind a finished answer
-        bits = np.unpackbits(np.frombuffer(self._packed, np.uint8), count=self._vocabulary, bitorder="little")
+        bits = np.unpackbits(
+            np.frombuffer(self._packed, np.uint8), count=self._vocabulary, bitorder="little"
+        )
         forbidden = torch.from_numpy(bits == 0)
         return logits.masked_fill(forbidden.to(logits.device, non_blocking=True), -torch.inf)
 
@@ -133,14 +159,18 @@ class TokenConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InputError(f"The response format is too complex to go on: {_first_line(self._matcher.get_error())}.")
+            raise InputError(
+                "The response format is too complex to go on: "
+                f"{_first_line(self._matcher.get_error())}."
+            )
 
 
 class Grammar:
     """A compiled form. Immutable: each answer works on a copy."""
 
     def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer) -> None:
-        self._matcher, self._tokenizer = matcher, tokenizer
+        self._matcher = matcher
+        self._tokenizer = tokenizer
         self._lock = threading.Lock()
 
     def start(self) -> TokenConstraint:
@@ -157,18 +187,22 @@ class Grammars:
         self.compile = lru_cache(CACHED)(self._compile)
 
     def load(self) -> None:
-        """Build what the first form needs, if it can be built: that holds the interpreter's lock for half a second."""
+        """Build what the first form needs, if it can be built: that holds the interpreter's lock
+        for half a second.
+        """
         with suppress(MissingExtraError, InputError):  # the first constrained answer says so
             self._tokenizer.get()
 
     def _compile(self, form: ResponseFormat) -> Grammar:
-        """The grammar of `form`, compiled on a thread of its own; waits for its turn, and then for `COMPILE_S`.
+        """The grammar of `form`, compiled on a thread of its own; waits for its turn, and then for
+        `COMPILE_S`.
 
-        Raises `SchemaError` for a schema that allows nothing, is not supported or takes too long; `InputError` for a
-        tokenizer that cannot be used; `MissingExtraError`.
+        Raises `SchemaError` for a schema that allows nothing, is not supported or takes too long;
+        `InputError` for a tokenizer that cannot be used; `MissingExtraError`.
         """
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
-        compiled, turns = Future[Any](), self._tokenizer.turns
+        compiled = Future[Any]()
+        turns = self._tokenizer.turns
 
         def run() -> None:
             try:
@@ -179,7 +213,8 @@ class Grammars:
                 turns.release()
 
         thread = threading.Thread(target=run, name="ragkv-grammar", daemon=True)
-        turns.acquire(check=check_stopped)  # so of those that nobody waits for any more there is one at most
+        # so of those that nobody waits for any more there is one at most
+        turns.acquire(check=check_stopped)
         thread.start()
         if not wait([compiled], COMPILE_S).done:
             raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")
@@ -218,15 +253,23 @@ def _call_grammar(calls: CallFormat, schema: str) -> str:
         "list": ("[", ", ", "]"),
     }.get(calls.syntax, ("", "", ""))
     lines = [f"text: %json {_with_options(schema, _OPTIONS)}"] if schema else []
-    written = {**_OPTIONS, "item_separator": ", ", "key_separator": ": "}  # as chat templates write calls again
+    # as chat templates write calls again
+    written = {**_OPTIONS, "item_separator": ", ", "key_separator": ": "}
     for number, (name, arguments) in enumerate(calls.tools):
         opening = f'{{"name": {json.dumps(name)}, "{key}": '
         rule = _with_options(arguments, written)
-        lines += [f'call{number}: {json.dumps(opening)} args{number} "}}"', f"args{number}: %json {rule}"]
+        lines += [
+            f'call{number}: {json.dumps(opening)} args{number} "}}"',
+            f"args{number}: %json {rule}",
+        ]
     more = f" ({json.dumps(between)} call){{0,{calls.most - 1}}}" if calls.most > 1 else ""
-    all_calls = " ".join(filter(None, (begin and json.dumps(begin), "call" + more, end and json.dumps(end))))
+    all_calls = " ".join(
+        filter(None, (begin and json.dumps(begin), "call" + more, end and json.dumps(end)))
+    )
     one = "call: " + " | ".join(f"call{number}" for number in range(len(calls.tools)))
-    return "\n".join(["start: text | calls" if schema else "start: calls", f"calls: {all_calls}", one, *lines])
+    return "\n".join(
+        ["start: text | calls" if schema else "start: calls", f"calls: {all_calls}", one, *lines]
+    )
 
 
 def _with_options(schema: str, options: Mapping[str, Any]) -> str:
@@ -262,7 +305,9 @@ def _first_line(message: str) -> str:
 
 
 def _without_added_space(tokenizer: str) -> str:
-    """A tokenizer's JSON that puts no space before a text: the compiler would force that space into answers."""
+    """A tokenizer's JSON that puts no space before a text: the compiler would force that space into
+    answers.
+    """
     parts = json.loads(tokenizer)
     parts["truncation"] = parts["padding"] = None
     parts["normalizer"] = _without_prepend(parts.get("normalizer"))
@@ -287,4 +332,8 @@ def _without_prepend(normalizer: Any) -> Any:
 def _steps(step: Any, inner: str) -> list[Any]:
     if not step:
         return []
-    return [one for part in step[inner] for one in _steps(part, inner)] if step["type"] == "Sequence" else [step]
+    return (
+        [one for part in step[inner] for one in _steps(part, inner)]
+        if step["type"] == "Sequence"
+        else [step]
+    )

@@ -1,7 +1,7 @@
 """The form of an answer, as a value, and the limits of a schema. Pure Python.
 
-A schema comes from strangers. What is checked here is what the compiler does not limit by itself: its own limits on
-work (grammar size, states, steps of regular expressions) hold for the rest.
+A schema comes from strangers. What is checked here is what the compiler does not limit by itself:
+its own limits on work (grammar size, states, steps of regular expressions) hold for the rest.
 """
 
 import json
@@ -15,13 +15,25 @@ from ragkv.errors import InputError, SchemaError
 SCHEMA_CHARS = 100_000  # A schema has at most `SCHEMA_CHARS` characters as JSON.
 SCHEMA_DEPTH = 64  # Values nest at most `SCHEMA_DEPTH` deep; an object in an object is two levels.
 SCHEMA_VALUES = 10_000  # A schema has at most `SCHEMA_VALUES` JSON values.
-# If `allOf` or a `$ref` with neighbours joins subschemas, at most `JOINED_PATTERNS` patterns and formats are accepted.
+# If `allOf` or a `$ref` with neighbours joins subschemas, at most `JOINED_PATTERNS` patterns and
+# formats are accepted.
 JOINED_PATTERNS = 8
-# `multipleOf` has at most `MULTIPLE_DIGITS` digits that count: an automaton has as many states as the number.
+# `multipleOf` has at most `MULTIPLE_DIGITS` digits that count: an automaton has as many states as
+# the number.
 MULTIPLE_DIGITS = 4
 
 Path = tuple[str | int, ...]
-_NEXT_TO_REF = {"$ref", "$defs", "definitions", "description", "title", "default", "examples", "deprecated", "$comment"}
+_NEXT_TO_REF = {
+    "$ref",
+    "$defs",
+    "definitions",
+    "description",
+    "title",
+    "default",
+    "examples",
+    "deprecated",
+    "$comment",
+}
 
 CallSyntax = Literal["tagged", "list", "parameters", "arguments"]
 
@@ -37,9 +49,12 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """What an answer must look like: JSON that a schema allows. Equal forms share one compiled grammar."""
+    """What an answer must look like: JSON that a schema allows. Equal forms share one compiled
+    grammar.
+    """
 
-    schema: str  # the schema as JSON, "": calls only; the order of its properties is the order in the answer
+    # the schema as JSON, "": calls only; the order of its properties is the order in the answer
+    schema: str
     calls: CallFormat | None = None  # calls of tools, which the answer may be instead
 
     @classmethod
@@ -48,17 +63,27 @@ class ResponseFormat:
         return cls('{"type": "object"}')
 
     @classmethod
-    def tool_calls(cls, tools: Mapping[str, Mapping[str, Any]], syntax: CallSyntax, most: int = 1) -> Self:
+    def tool_calls(
+        cls, tools: Mapping[str, Mapping[str, Any]], syntax: CallSyntax, most: int = 1
+    ) -> Self:
         """At least one call and at most `most` of `tools`: the schema of the arguments by name.
 
         Raises `SchemaError` as `json_schema` does.
         """
         try:
-            schemas = [(name, cls.json_schema({"type": "object", **schema}).schema) for name, schema in tools.items()]
+            schemas = [
+                (name, cls.json_schema({"type": "object", **schema}).schema)
+                for name, schema in tools.items()
+            ]
         except SchemaError as error:
             error.param = "tools"
             raise
-        return cls("", CallFormat(tuple(schemas), syntax, 1 if syntax in ("parameters", "arguments") else most))
+        return cls(
+            "",
+            CallFormat(
+                tuple(schemas), syntax, 1 if syntax in ("parameters", "arguments") else most
+            ),
+        )
 
     def or_calls(self, calls: Self) -> Self:
         """This form, or the calls of `calls`, which `tool_calls` made."""
@@ -66,9 +91,13 @@ class ResponseFormat:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Self:
-        """JSON that `schema` allows. Raises `SchemaError` for a schema that is not JSON or exceeds a limit."""
+        """JSON that `schema` allows. Raises `SchemaError` for a schema that is not JSON or exceeds
+        a limit.
+        """
         if not isinstance(schema, Mapping | bool):
-            raise SchemaError("", f"a schema is an object, true or false, not {type(schema).__name__}")
+            raise SchemaError(
+                "", f"a schema is an object, true or false, not {type(schema).__name__}"
+            )
         if schema is False:
             raise SchemaError("", "the schema is false, which allows nothing")
         plain = {} if schema is True else dict(schema)
@@ -80,7 +109,9 @@ class ResponseFormat:
 
 
 def parse(value: Any) -> ResponseFormat | None:
-    """The form that OpenAI's `response_format` asks for; `None` for text. Raises `InputError`, `SchemaError`."""
+    """The form that OpenAI's `response_format` asks for; `None` for text. Raises `InputError`,
+    `SchemaError`.
+    """
     if value is None or isinstance(value, ResponseFormat):
         return value
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -91,9 +122,13 @@ def parse(value: Any) -> ResponseFormat | None:
     if kind == "json_schema":
         named = value.get("json_schema")
         if not isinstance(named, Mapping) or named.get("schema") is None:
-            raise InputError("response_format: json_schema needs a schema: give json_schema.schema.")
+            raise InputError(
+                "response_format: json_schema needs a schema: give json_schema.schema."
+            )
         return ResponseFormat.json_schema(named["schema"])
-    raise InputError(f"response_format is {value!r:.80}; its type must be text, json_object or json_schema.")
+    raise InputError(
+        f"response_format is {value!r:.80}; its type must be text, json_object or json_schema."
+    )
 
 
 def pointer(path: Path) -> str:
@@ -109,17 +144,26 @@ def _check(schema: dict[str, Any]) -> None:
     for values, (path, value) in enumerate(_values(schema), 1):
         chars += (len(value) if isinstance(value, str) else 0) + (len(str(path[-1])) if path else 0)
         if len(path) > SCHEMA_DEPTH:
-            raise SchemaError(pointer(path[:8]) + "/...", f"it is nested more than {SCHEMA_DEPTH} levels deep")
+            raise SchemaError(
+                pointer(path[:8]) + "/...", f"it is nested more than {SCHEMA_DEPTH} levels deep"
+            )
         if values > SCHEMA_VALUES or chars > SCHEMA_CHARS:
-            raise SchemaError("", f"it has more than {SCHEMA_VALUES} values or {SCHEMA_CHARS} characters")
+            raise SchemaError(
+                "", f"it has more than {SCHEMA_VALUES} values or {SCHEMA_CHARS} characters"
+            )
         if isinstance(value, dict):
             named = value.get("patternProperties")
-            patterns += ("pattern" in value) + ("format" in value) + (len(named) if isinstance(named, Mapping) else 0)
+            patterns += (
+                ("pattern" in value)
+                + ("format" in value)
+                + (len(named) if isinstance(named, Mapping) else 0)
+            )
             joins += "allOf" in value or ("$ref" in value and bool(value.keys() - _NEXT_TO_REF))
             _check_multiple(path, value.get("multipleOf"))
     if joins and patterns > JOINED_PATTERNS:
         reason = (
-            f"it joins subschemas (allOf, or keywords next to $ref) and has {patterns} patterns and formats; with "
+            f"it joins subschemas (allOf, or keywords next to $ref) and has {patterns} patterns "
+            "and formats; with "
             f"joined subschemas at most {JOINED_PATTERNS} are accepted"
         )
         raise SchemaError("", reason)
@@ -141,5 +185,8 @@ def _check_multiple(path: Path, multiple: Any) -> None:
     if isinstance(multiple, int | float) and not isinstance(multiple, bool):
         digits = "".join(map(str, Decimal(str(multiple)).as_tuple().digits)).strip("0")
         if len(digits) > MULTIPLE_DIGITS or multiple > 10**MULTIPLE_DIGITS:
-            reason = f"multipleOf is {multiple}; numbers of more than {MULTIPLE_DIGITS} digits are not supported"
+            reason = (
+                f"multipleOf is {multiple}; numbers of more than {MULTIPLE_DIGITS} digits "
+                "are not supported"
+            )
             raise SchemaError(pointer((*path, "multipleOf")), reason)

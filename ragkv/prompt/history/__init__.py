@@ -1,7 +1,19 @@
-"""A conversation's history as values, which tokens leave it, and its blocks written to the store."""
+"""A conversation's history as values, which tokens leave it, and its blocks written to the
+store.
+"""
 
 from .block_writer import SAVE_WAIT_S, BlockWriter
-from .history import EMPTY, Block, Chain, History, Part, PartKind, PastTurn, SessionState, exact_blocks
+from .history import (
+    EMPTY,
+    Block,
+    Chain,
+    History,
+    Part,
+    PartKind,
+    PastTurn,
+    SessionState,
+    exact_blocks,
+)
 from .truncation import TDLS, fitted, merged
 
 __all__ = [

@@ -1,9 +1,11 @@
-"""Saves history while the model continues (CachedAttention section 3.2.2): one thread and a bounded buffer.
+"""Saves history while the model continues (CachedAttention section 3.2.2): one thread and a bounded
+buffer.
 
-A request hands over views of the KV it recorded, which costs nothing. The thread copies them, informs the store's
-policies and stores them. A turn keeps the blocks that do not fit into the buffer until they do, and waits for that at
-its end; the thread itself waits for the store's write buffers. So a slow disk delays the end of a turn, not a token,
-and nothing is lost before `SAVE_WAIT_S`. A block can be found as soon as it is in the buffer.
+A request hands over views of the KV it recorded, which costs nothing. The thread copies them,
+informs the store's policies and stores them. A turn keeps the blocks that do not fit into the
+buffer until they do, and waits for that at its end; the thread itself waits for the store's write
+buffers. So a slow disk delays the end of a turn, not a token, and nothing is lost before
+`SAVE_WAIT_S`. A block can be found as soon as it is in the buffer.
 """
 
 import logging
@@ -17,7 +19,18 @@ import torch
 from ragkv.config import MIB, EngineConfig
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.model import Adapter
-from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, MemoryLease, Store, TurnSize
+from ragkv.store import (
+    Background,
+    Entry,
+    EntryInfo,
+    EntryKey,
+    Identity,
+    Job,
+    Lease,
+    MemoryLease,
+    Store,
+    TurnSize,
+)
 
 from .history import Block
 
@@ -26,12 +39,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SAVE_WAIT_S = 30.0  # `SAVE_WAIT_S` is how long a turn's end, and a store's full write buffer, are waited for at most.
-LEAST_BUFFER_BYTES = 256 * MIB  # `LEAST_BUFFER_BYTES` is the size of the buffer where memory has no tier.
+# `SAVE_WAIT_S` is how long a turn's end, and a store's full write buffer, are waited for at most.
+SAVE_WAIT_S = 30.0
+# `LEAST_BUFFER_BYTES` is the size of the buffer where memory has no tier.
+LEAST_BUFFER_BYTES = 256 * MIB
 
 
 def default_buffer_bytes(adapter: Adapter, memory_bytes: int) -> int:
-    """The size of the buffer: the KV of a whole context window, if that is no more than the memory tier may take."""
+    """The size of the buffer: the KV of a whole context window, if that is no more than the memory
+    tier may take.
+    """
     most = max(memory_bytes, LEAST_BUFFER_BYTES)
     window = adapter.context_length
     return most if window is None else min(window * adapter.kv_bytes_per_token, most)
@@ -40,25 +57,47 @@ def default_buffer_bytes(adapter: Adapter, memory_bytes: int) -> int:
 class BlockWriter:
     """Stores blocks in the background. All methods are thread-safe."""
 
-    def __init__(self, store: Store, base: Identity, capacity_bytes: int, *, owns_store: bool = False) -> None:
-        """`base` is the engine's identity; its context does not count. A store that is its own is closed with it."""
-        self.base, self._store, self._owns_store = base, store, owns_store
+    def __init__(
+        self, store: Store, base: Identity, capacity_bytes: int, *, owns_store: bool = False
+    ) -> None:
+        """`base` is the engine's identity; its context does not count. A store that is its own is
+        closed with it.
+        """
+        self.base = base
+        self._store = store
+        self._owns_store = owns_store
         self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
 
     @classmethod
-    def open(cls, config: EngineConfig, store: Store, base: Identity, adapter: Adapter) -> "BlockWriter":
-        """What stores conversations: next to the chunks in `store`, or on disk in a directory of their own."""
-        session, settings = config.session, config.store
+    def open(
+        cls, config: EngineConfig, store: Store, base: Identity, adapter: Adapter
+    ) -> "BlockWriter":
+        """What stores conversations: next to the chunks in `store`, or on disk in a directory of
+        their own.
+        """
+        session = config.session
+        settings = config.store
         buffer_bytes = session.save_buffer_bytes
         if buffer_bytes is None:
             buffer_bytes = default_buffer_bytes(adapter, settings.memory_bytes)
         if session.directory is None:
             return cls(store, base, buffer_bytes)
-        own = replace(settings, directory=session.directory, read_only=False, memory_bytes=0, redis=None, s3=None)
-        return cls(Store.open(own, block_tokens=session.block_tokens), base, buffer_bytes, owns_store=True)
+        own = replace(
+            settings,
+            directory=session.directory,
+            read_only=False,
+            memory_bytes=0,
+            redis=None,
+            s3=None,
+        )
+        return cls(
+            Store.open(own, block_tokens=session.block_tokens), base, buffer_bytes, owns_store=True
+        )
 
     def aim(self, ttft_target_ms: float | None, block_tokens: int, profile: "Profile") -> None:
-        """Give the policies the blocks that a turn may compute within its target, if any (T-LRU paper, xi)."""
+        """Give the policies the blocks that a turn may compute within its target, if any (T-LRU
+        paper, xi).
+        """
         if ttft_target_ms is None:
             return
         tokens = profile.tokens_within(ttft_target_ms / 1e3)
@@ -73,7 +112,8 @@ class BlockWriter:
         return block.key(self.base)
 
     def lease(self, block: Block, scorer: str = "") -> Lease | None:
-        """A block's entry, held for reading, from the buffer or from the store; `None` if it is in neither.
+        """A block's entry, held for reading, from the buffer or from the store; `None` if it is in
+        neither.
 
         With `scorer`: the scores that it made for the block's tokens.
         """
@@ -85,7 +125,9 @@ class BlockWriter:
         return self._store.lease(identity, block.token_ids)
 
     def scores(self, block: Block, scorer: str) -> torch.Tensor | None:
-        """The scores (T, 1 + C) float16 that `scorer` made for a block's tokens, from the buffer or from the store."""
+        """The scores (T, 1 + C) float16 that `scorer` made for a block's tokens, from the buffer or
+        from the store.
+        """
         lease = self.lease(block, scorer)
         if lease is None:
             return None
@@ -93,9 +135,16 @@ class BlockWriter:
             return lease.sensitivity
 
     def save(
-        self, block: Block, kv: torch.Tensor, group: str, scores: torch.Tensor | None, scorer: str, wait_s: float
+        self,
+        block: Block,
+        kv: torch.Tensor,
+        group: str,
+        scores: torch.Tensor | None,
+        scorer: str,
+        wait_s: float,
     ) -> bool:
-        """Store `kv` (L, 2, G, T, D), and next to it the `scores` (T, 1 + C) of `scorer`; nothing may change them.
+        """Store `kv` (L, 2, G, T, D), and next to it the `scores` (T, 1 + C) of `scorer`; nothing
+        may change them.
 
         `False` if the buffer is full, and stays so for `wait_s`: then neither is stored.
         """
@@ -103,7 +152,9 @@ class BlockWriter:
         identity = block.identity(self.base)
         key = identity.key(block.token_ids)
         shape = (layers, kv_heads, head_dim)
-        info = EntryInfo(key, identity, block.token_ids, block.frequencies, *shape, group, block.index)
+        info = EntryInfo(
+            key, identity, block.token_ids, block.frequencies, *shape, group, block.index
+        )
         entry = Entry(info, kv)
         put = Job(lambda: self._store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
         if not self._worker.submit(put, wait_s):
@@ -111,15 +162,20 @@ class BlockWriter:
         if scores is not None:  # without them the block is history that is kept as it is
             scored = Entry.of_scores(info, scorer, scores)
             store_scores = partial(self._store.put_scores, scored, wait_s=SAVE_WAIT_S)
-            self._worker.submit(Job(store_scores, scored.info.key, 0, scored))  # small: they never lack room
+            # small: they never lack room
+            self._worker.submit(Job(store_scores, scored.info.key, 0, scored))
         return True
 
     def served(self, turn: TurnSize) -> None:
-        """Tell the store's policies of a turn, before they see the blocks that are saved from now on."""
+        """Tell the store's policies of a turn, before they see the blocks that are saved from now
+        on.
+        """
         self._worker.submit(Job(lambda: self._store.served(turn)))
 
     def then(self, action: Callable[[], object]) -> bool:
-        """Run `action` once everything saved so far is stored; `False` after `close`: then it is not run."""
+        """Run `action` once everything saved so far is stored; `False` after `close`: then it is
+        not run.
+        """
         return self._worker.submit(Job(action))
 
     def delete(self, key: EntryKey) -> None:
@@ -134,13 +190,17 @@ class BlockWriter:
             log.warning("A block of a conversation could not be deleted: %s", error)
 
     def on_this_machine(self) -> set[EntryKey]:
-        """The keys of all blocks that are stored here, also those of other models. Reads no file."""
+        """The keys of all blocks that are stored here, also those of other models. Reads
+        no file.
+        """
         return set(self._store.block_keys())
 
     def own(self) -> set[EntryKey]:
         """The keys of the entries on this machine that are this model's and application's."""
         own = replace(self.base, context="")
-        return {info.key for info in self._store.sample() if replace(info.identity, context="") == own}
+        return {
+            info.key for info in self._store.sample() if replace(info.identity, context="") == own
+        }
 
     def stored(self, key: EntryKey) -> bool:
         """Whether a block is in the buffer or in the store. Policies do not count this as a use."""

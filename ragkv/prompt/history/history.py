@@ -1,9 +1,11 @@
-"""A conversation's history as values: blocks of tokens that have KV, a tail that has none yet, and parts by kind.
+"""A conversation's history as values: blocks of tokens that have KV, a tail that has none yet, and
+parts by kind.
 
-A block is position-free and never changes; an edit (truncation, a discarded range) changes only the list of blocks
-(CachedAttention section 3.4). A block's context is a digest of everything it saw. A block is exact in a prompt that has
-the same tokens in front of it, whichever conversation made it. The context of KV that saw an approximation has a random
-taint, so that only its own session, or a fork of it, finds the block.
+A block is position-free and never changes; an edit (truncation, a discarded range) changes only the
+list of blocks (CachedAttention section 3.4). A block's context is a digest of everything it saw. A
+block is exact in a prompt that has the same tokens in front of it, whichever conversation made it.
+The context of KV that saw an approximation has a random taint, so that only its own session, or a
+fork of it, finds the block.
 """
 
 import hashlib
@@ -50,7 +52,8 @@ class Block:
     index: int  # number in its session, the order in which a policy evicts a session's blocks
     start: int
     stop: int
-    fused: bool = False  # its turn fused chunks and recomputed a share of their tokens: others may need it next
+    # its turn fused chunks and recomputed a share of their tokens: others may need it next
+    fused: bool = False
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -91,16 +94,27 @@ class History:
         return 1 + max((block.index for block in self.blocks), default=-1)
 
     def without(self, ranges: Ranges) -> "History":
-        """This history without these token ranges; KV that is kept is rotated to its new positions when it is read."""
+        """This history without these token ranges; KV that is kept is rotated to its new positions
+        when it is read.
+        """
         kept = list(_gaps(ranges, len(self)))
-        blocks, at = [], 0
+        blocks = []
+        at = 0
         for block in self.blocks:
             for start, stop in _clipped(kept, at, at + len(block)):
                 offset = block.start - at
                 blocks.append(replace(block, start=start + offset, stop=stop + offset))
             at += len(block)
-        tail = tuple(chain(*(self.tail[start - at : stop - at] for start, stop in _clipped(kept, at, len(self)))))
-        parts, at = [], 0
+        tail = tuple(
+            chain(
+                *(
+                    self.tail[start - at : stop - at]
+                    for start, stop in _clipped(kept, at, len(self))
+                )
+            )
+        )
+        parts = []
+        at = 0
         for part in self.parts:
             if left := sum(stop - start for start, stop in _clipped(kept, at, at + len(part))):
                 parts.append(replace(part, tokens=left))
@@ -115,7 +129,8 @@ EMPTY = History()
 class PastTurn:
     """A turn that was answered."""
 
-    began: History  # the history before the turn, before anything was truncated for it; `rewind` restores it
+    # the history before the turn, before anything was truncated for it; `rewind` restores it
+    began: History
     at: float  # when the turn ended, seconds since the epoch
 
 
@@ -132,7 +147,9 @@ class SessionState:
 
 
 class Chain:
-    """A running digest of the tokens seen so far, which gives each block of a prompt its context."""
+    """A running digest of the tokens seen so far, which gives each block of a prompt its
+    context.
+    """
 
     def __init__(self, prefix: Sequence[int]) -> None:
         self._seen = hashlib.blake2b(ids_bytes(prefix), digest_size=16, person=b"ragkv-history")
@@ -142,13 +159,18 @@ class Chain:
         self._seen.update(ids_bytes(token_ids))
 
     def context(self, frequencies: str, taint: str = "") -> str:
-        """The context of the next block; `taint` is a random word if something in front of the block is not exact."""
+        """The context of the next block; `taint` is a random word if something in front of the
+        block is not exact.
+        """
         whole = f"{self._seen.hexdigest()} {frequencies} {taint}"
         return hashlib.blake2b(whole.encode(), digest_size=16, person=b"ragkv-history").hexdigest()
 
 
-def exact_blocks(prefix: Sequence[int], blocks: Sequence[Block], frequencies: str) -> Iterator[bool]:
-    """Whether each of a history's `blocks` behind `prefix` is exact in a prompt of these RoPE frequencies, in order.
+def exact_blocks(
+    prefix: Sequence[int], blocks: Sequence[Block], frequencies: str
+) -> Iterator[bool]:
+    """Whether each of a history's `blocks` behind `prefix` is exact in a prompt of these RoPE
+    frequencies, in order.
 
     It is if its context proves that it saw the same tokens, where they stand now.
     """

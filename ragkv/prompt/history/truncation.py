@@ -1,7 +1,8 @@
-"""Truncation: which tokens of a history are dropped when a prompt would overflow the context (CachedAttention 3.4).
+"""Truncation: which tokens of a history are dropped when a prompt would overflow the context
+(CachedAttention 3.4).
 
-A token discarding list (TDL) chooses ranges of tokens; `History.without` edits the history. Nothing is loaded or
-computed here: the KV that is kept is rotated to its new positions when it is read.
+A token discarding list (TDL) chooses ranges of tokens; `History.without` edits the history. Nothing
+is loaded or computed here: the KV that is kept is rotated to its new positions when it is read.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,14 +29,20 @@ def oldest(view: View) -> list[tuple[int, int]]:
 
 
 def keep_dialogue(view: View) -> list[tuple[int, int]]:
-    """The documents of past turns, oldest turn first, up to `target` tokens; then the oldest tokens."""
+    """The documents of past turns, oldest turn first, up to `target` tokens; then the oldest
+    tokens.
+    """
     ranges: list[tuple[int, int]] = []
-    dropped, turn, stop = 0, -1, 0
+    dropped = 0
+    turn = -1
+    stop = 0
     for part in view.history.parts:
-        start, stop = stop, stop + len(part)
+        start = stop
+        stop = stop + len(part)
         if part.kind is not PartKind.CHUNK or stop <= view.sink_tokens:
             continue
-        if dropped >= view.target and part.turn != turn:  # the documents of one turn are dropped together
+        # the documents of one turn are dropped together
+        if dropped >= view.target and part.turn != turn:
             break
         turn = part.turn
         ranges.append((max(start, view.sink_tokens), stop))
@@ -54,10 +61,14 @@ def _oldest_behind(dropped: Ranges, view: View, count: int) -> Iterator[tuple[in
         take = min(count, max(0, start - at))
         if take:
             yield at, at + take
-        count, at = count - take, max(at, stop)
+        count = count - take
+        at = max(at, stop)
 
 
-TDLS: dict[str, Callable[[View], list[tuple[int, int]]]] = {"oldest": oldest, "keep-dialogue": keep_dialogue}
+TDLS: dict[str, Callable[[View], list[tuple[int, int]]]] = {
+    "oldest": oldest,
+    "keep-dialogue": keep_dialogue,
+}
 
 
 def _discarded(history: History, needed: int, settings: SessionConfig) -> Ranges:
@@ -68,7 +79,9 @@ def _discarded(history: History, needed: int, settings: SessionConfig) -> Ranges
 
 
 def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
-    """The ranges, ascending and disjoint. Raises `InputError` for a range outside a history of `length` tokens."""
+    """The ranges, ascending and disjoint. Raises `InputError` for a range outside a history of
+    `length` tokens.
+    """
     checked = []
     for given in ranges:
         try:
@@ -77,7 +90,9 @@ def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
         except (TypeError, ValueError):
             valid = False
         if not valid:
-            raise InputError(f"{given!r:.80} is no range (start, stop) of a history of {length} tokens.")
+            raise InputError(
+                f"{given!r:.80} is no range (start, stop) of a history of {length} tokens."
+            )
         if start < stop:
             checked.append((int(start), int(stop)))
     joined: list[tuple[int, int]] = []
@@ -90,8 +105,11 @@ def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
 
 
 def fitted(history: History, headroom: int, settings: SessionConfig) -> tuple[History, str | None]:
-    """The history cut to at most `headroom` tokens, or to none, and a note for the report if it was cut."""
-    whole, headroom = len(history), max(0, headroom)
+    """The history cut to at most `headroom` tokens, or to none, and a note for the report if it was
+    cut.
+    """
+    whole = len(history)
+    headroom = max(0, headroom)
     while (length := len(history)) > headroom:
         history = history.without(_discarded(history, length - headroom, settings))
     if len(history) == whole:

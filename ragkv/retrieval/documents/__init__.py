@@ -1,1 +1,3 @@
-"""From files to documents: one loader for each format. They know nothing of splitting or indexes."""
+"""From files to documents: one loader for each format. They know nothing of splitting or
+indexes.
+"""

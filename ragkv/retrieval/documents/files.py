@@ -1,4 +1,6 @@
-"""Finds the files in folders. Every file seen is either to be read, ignored or failed, with the reason."""
+"""Finds the files in folders. Every file seen is either to be read, ignored or failed, with the
+reason.
+"""
 
 import os
 import stat
@@ -7,15 +9,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# `_TEXT_SUFFIXES` are the usual endings of source code, configuration and markup, which are read as plain text.
+# `_TEXT_SUFFIXES` are the usual endings of source code, configuration and markup, which are read as
+# plain text.
 _TEXT_SUFFIXES = """.txt .text .md .markdown .rst .adoc .org .tex .log .json .xml .yaml .yml .toml .ini .cfg .conf
     .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
     .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
     .tf .cmake .gradle .vue .svelte"""
 # `_TEXT_NAMES` are the names of files without an ending that are text by custom.
 _TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
-# `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a folder may have.
-_FORMATS = (".html", ".htm", ".xhtml", ".csv", ".tsv", ".jsonl", ".pdf", ".docx", ".pptx", ".xlsx", ".epub", ".eml")
+# `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a
+# folder may have.
+_FORMATS = (
+    ".html",
+    ".htm",
+    ".xhtml",
+    ".csv",
+    ".tsv",
+    ".jsonl",
+    ".pdf",
+    ".docx",
+    ".pptx",
+    ".xlsx",
+    ".epub",
+    ".eml",
+)
 LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
 KNOWN = "text, source code, " + " ".join(_FORMATS)
 _LINK = "a link; name it to read it"
@@ -31,15 +48,20 @@ class FoundFile:
 
 
 def find_files(paths: Iterable[str | Path]) -> list[FoundFile]:
-    """Every file of `paths` once, folders recursively and sorted. A path that is given itself is always to be read.
+    """Every file of `paths` once, folders recursively and sorted. A path that is given itself is
+    always to be read.
 
-    In a folder a file is read if it has a loader. A hidden folder is one entry, and is not entered. Links in a folder
-    are not followed: they lead in circles, or to what was not named.
+    In a folder a file is read if it has a loader. A hidden folder is one entry, and is not entered.
+    Links in a folder are not followed: they lead in circles, or to what was not named.
     """
     found: dict[Path, FoundFile] = {}
     for path in map(Path, paths):
         is_folder = os.path.isdir(path)  # noqa: PTH112 - unlike Path.is_dir it raises nothing
-        for entry in sorted(_walk(path), key=lambda one: one.path) if is_folder else [FoundFile(path, "read")]:
+        for entry in (
+            sorted(_walk(path), key=lambda one: one.path)
+            if is_folder
+            else [FoundFile(path, "read")]
+        ):
             key = entry.path.absolute()
             if key not in found or found[key].fate != "read":
                 found[key] = entry
@@ -48,7 +70,9 @@ def find_files(paths: Iterable[str | Path]) -> list[FoundFile]:
 
 def has_loader(file: Path) -> bool:
     """Whether a file is read, by its name alone."""
-    return file.suffix.lower() in LOADERS or (not file.suffix and file.name.lower() in _TEXT_NAMES.split())
+    return file.suffix.lower() in LOADERS or (
+        not file.suffix and file.name.lower() in _TEXT_NAMES.split()
+    )
 
 
 def _walk(root: Path) -> Iterator[FoundFile]:
@@ -57,7 +81,9 @@ def _walk(root: Path) -> Iterator[FoundFile]:
         for path in [Path(folder, name) for name in inner]:
             if path.name.startswith(".") or path.is_symlink():
                 inner.remove(path.name)
-                yield FoundFile(path, "ignored", "a hidden folder" if path.name.startswith(".") else _LINK)
+                yield FoundFile(
+                    path, "ignored", "a hidden folder" if path.name.startswith(".") else _LINK
+                )
         yield from (_file(Path(folder, name)) for name in names)
     for error in errors:
         why = f"cannot be listed: {error.strerror}. Check its permissions"
@@ -73,12 +99,19 @@ def _file(file: Path) -> FoundFile:
     try:
         found = file.stat()
     except OSError as error:
-        why = f"cannot be read: {error.strerror}. Check its permissions, and where it leads if it is a link"
+        why = (
+            f"cannot be read: {error.strerror}. Check its permissions, and where it leads if "
+            "it is a link"
+        )
         return FoundFile(file, "failed", why)
     if not stat.S_ISREG(found.st_mode):
         return FoundFile(file, "ignored", "no regular file")
     if not has_loader(file):
-        why = f"no loader for {file.suffix}" if file.suffix else "no loader for a name without an ending"
+        why = (
+            f"no loader for {file.suffix}"
+            if file.suffix
+            else "no loader for a name without an ending"
+        )
         return FoundFile(file, "ignored", why)
     if file.is_symlink():
         return FoundFile(file, "ignored", _LINK)

@@ -1,8 +1,9 @@
-"""HTML to text: headings, lists, tables and code as in Markdown; scripts, styles and the targets of links are left out.
+"""HTML to text: headings, lists, tables and code as in Markdown; scripts, styles and the targets of
+links are left out.
 
-lxml's parser calls `_Page` for each tag and text, and no tree is built. It repairs broken markup, so every start has
-its end. What it does about tags takes time by their depth: a page of deeper nesting than any real one loses its form,
-never its text.
+lxml's parser calls `_Page` for each tag and text, and no tree is built. It repairs broken markup,
+so every start has its end. What it does about tags takes time by their depth: a page of deeper
+nesting than any real one loses its form, never its text.
 """
 
 import re
@@ -83,7 +84,8 @@ class _Row:
         for column in [column for column in self.reaching if column >= len(self.cells)]:
             self.reaching[column] -= 1
         self.reaching = {column: rows for column, rows in self.reaching.items() if rows > 0}
-        cells, self.cells = self.cells, []
+        cells = self.cells
+        self.cells = []
         return cells
 
 
@@ -95,7 +97,8 @@ class _Page:
         self._buffers = [_Buffer("")]
         self._spans: list[tuple[int, int]] = []  # columns and rows of each open cell
         self._rows: list[_Row] = []  # of each open table
-        self._lists: list[int | None] = []  # of each open list: the number of its last item, if it has numbers
+        # of each open list: the number of its last item, if it has numbers
+        self._lists: list[int | None] = []
         self._skipped = self._depth = 0  # open elements within one that is skipped; open elements
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -135,7 +138,9 @@ class _Page:
         elif tag in ("ol", "ul") and self._lists:
             self._lists.pop()
         if tag in BLOCKS:
-            self._buffers[-1].separate("\n" if self._lists and tag in ("ol", "ul", "p", "div") else "\n\n")
+            self._buffers[-1].separate(
+                "\n" if self._lists and tag in ("ol", "ul", "p", "div") else "\n\n"
+            )
 
     def data(self, text: str) -> None:
         buffer = self._buffers[-1]
@@ -185,16 +190,24 @@ class _Page:
             fence = "~~~~" if "```" in text else "```"
             outer.write(f"{fence}\n" + text.strip("\n") + f"\n{fence}")
         elif text.strip():
-            outer.write(f"{'#' * HEADINGS[tag]} {' '.join(text.split())}" if tag in HEADINGS else text)
+            outer.write(
+                f"{'#' * HEADINGS[tag]} {' '.join(text.split())}" if tag in HEADINGS else text
+            )
 
     def _end_row(self, cells: list[str]) -> None:
-        """A line with a tab between cells; cells of several paragraphs, as tables for layout have, one by one."""
+        """A line with a tab between cells; cells of several paragraphs, as tables for layout have,
+        one by one.
+        """
         if not any(cells):
             return
         is_layout = any("\n\n" in cell or cell.startswith(("#", "```", "~~~")) for cell in cells)
         buffer = self._buffers[-1]
         buffer.separate("\n\n" if is_layout else "\n")
-        lines = ("\n\n".join(filter(None, cells)),) if is_layout else (" ".join(cell.split()) for cell in cells)
+        lines = (
+            ("\n\n".join(filter(None, cells)),)
+            if is_layout
+            else (" ".join(cell.split()) for cell in cells)
+        )
         buffer.write("\t".join(lines).rstrip("\t"))
         buffer.separate("\n\n" if is_layout else "\n")
 
@@ -214,11 +227,13 @@ def text_of(html: str) -> tuple[str, str]:
 
 
 def declared_encoding(data: bytes) -> str | None:
-    """The encoding that a page declares near its start, or `None`. UTF-16 declared in ASCII is a mistake for UTF-8."""
+    """The encoding that a page declares near its start, or `None`. UTF-16 declared in ASCII is a
+    mistake for UTF-8.
+    """
     head = re.sub(rb"<!--.*?-->", b"", data[:DECLARED_BYTES], flags=re.DOTALL)
-    found = re.search(rb"""<\?xml[^>]+encoding\s*=\s*["']([\w.:-]+)""", head, re.IGNORECASE) or re.search(
-        rb"""<meta\b[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", head, re.IGNORECASE
-    )
+    found = re.search(
+        rb"""<\?xml[^>]+encoding\s*=\s*["']([\w.:-]+)""", head, re.IGNORECASE
+    ) or re.search(rb"""<meta\b[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", head, re.IGNORECASE)
     label = found.group(1).decode("ascii", "replace") if found else None
     return "utf-8" if label and label.lower().startswith(("utf-16", "utf16", "unicode")) else label
 

@@ -11,17 +11,24 @@ from .reading import AUTO, FileContent, Loaded, decode, marked_encoding
 
 
 def load_jsonl(content: FileContent) -> Loaded:
-    """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become metadata."""
-    seen: dict[str, tuple[str, int]] = {}  # id -> what the first line with it holds, and the number of this line
+    """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become
+    metadata.
+    """
+    # id -> what the first line with it holds, and the number of this line
+    seen: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(_lines(content), start=1):
         if not line.strip():
             continue
         try:
-            document = _from_json(content, decode("it", line, None) if isinstance(line, bytes) else line, number)
+            document = _from_json(
+                content, decode("it", line, None) if isinstance(line, bytes) else line, number
+            )
             found = (document.content_hash(), number)
             first, before = seen.setdefault(document.id, found)
             if first != found[0]:
-                raise DocumentError(f"line {before} has the id {document.id!r}, too. Give each its own.")
+                raise DocumentError(
+                    f"line {before} has the id {document.id!r}, too. Give each its own."
+                )
         except DocumentError as error:
             yield DocumentError(f"{content.path}, line {number}: {error}")
         else:
@@ -50,14 +57,18 @@ def _from_json(content: FileContent, line: str, number: int) -> Document:
     text = record.pop("text", None)
     if not isinstance(text, str) or not text.strip():
         raise _bad(f"`text` is {text!r:.80}, not a text")
-    given, source, metadata = record.pop("id", None), record.pop("source", None), record.pop("metadata", None) or {}
+    given = record.pop("id", None)
+    source = record.pop("source", None)
+    metadata = record.pop("metadata", None) or {}
     if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):
         raise _bad(f"`id` is {given!r}, neither a string nor an integer")
     if not isinstance(metadata, dict):
         raise _bad(f"`metadata` is {metadata!r:.80}, not an object")
     path = str(content.path.absolute())
     document_id = f"{path}#{number}" if given is None else str(given)
-    return Document(document_id, text, path if source is None else str(source), {**record, **metadata})
+    return Document(
+        document_id, text, path if source is None else str(source), {**record, **metadata}
+    )
 
 
 def _bad(why: str) -> DocumentError:

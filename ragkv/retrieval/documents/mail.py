@@ -1,7 +1,7 @@
 """E-mail (.eml): the headers that people read, then the body. Attachments are named and not read.
 
-The standard library's parser finds the parts. What it makes of text that is not ASCII is done here: mail often names
-no encoding, one that the web knows and Python does not, or a wrong one.
+The standard library's parser finds the parts. What it makes of text that is not ASCII is done here:
+mail often names no encoding, one that the web knows and Python does not, or a wrong one.
 """
 
 import codecs
@@ -18,12 +18,15 @@ from .html import declared_encoding, text_of
 from .reading import AUTO, WESTERN, FileContent, Loaded, clean, codec_of, marked_encoding
 
 HEADERS = ("Subject", "From", "To", "Date")
-# Encoded words are decoded in headers of at most `HEADER_CHARS`: Python's decoder takes quadratic time.
+# Encoded words are decoded in headers of at most `HEADER_CHARS`: Python's decoder takes quadratic
+# time.
 HEADER_CHARS = 50_000
 
 
 def load_mail(content: FileContent) -> Loaded:
-    """One document: its headers, and the plain body, or else the HTML body as text; forwarded mails likewise."""
+    """One document: its headers, and the plain body, or else the HTML body as text; forwarded mails
+    likewise.
+    """
     mail = _Mail(content.encoding)
     data = content.data.removeprefix(codecs.BOM_UTF8)
     if marked_encoding(data):
@@ -33,7 +36,9 @@ def load_mail(content: FileContent) -> Loaded:
         text = mail.text(message)
         title = mail.header(message, "Subject")
     if not message.keys() and message.defects:
-        raise DocumentError(f"{content.path} is not an e-mail: it has no headers. Rename it to .txt if it is text.")
+        raise DocumentError(
+            f"{content.path} is not an e-mail: it has no headers. Rename it to .txt if it is text."
+        )
     yield content.document(text, {"title": title, "attachments": mail.attachments}, mail.lost)
 
 
@@ -51,11 +56,15 @@ class _Mail:
 
     def header(self, message: Message, name: str) -> str:
         """A header as people write it; "" if there is none."""
-        raw = next((value for found, value in message.raw_items() if found.lower() == name.lower()), "")
+        raw = next(
+            (value for found, value in message.raw_items() if found.lower() == name.lower()), ""
+        )
         return self._words(str(raw))
 
     def _words(self, raw: str) -> str:
-        """Text with encoded words ("=?utf-8?q?...?="), or with bytes that are not ASCII (as halves of surrogates)."""
+        """Text with encoded words ("=?utf-8?q?...?="), or with bytes that are not ASCII (as halves
+        of surrogates).
+        """
         text = self._decode(raw.encode("utf-8", "surrogateescape"), None)
         if "=?" in text and len(text) <= HEADER_CHARS:
             try:
@@ -63,14 +72,19 @@ class _Mail:
             except email.errors.HeaderParseError:  # it stays as it is
                 pieces = [(text, None)]
             text = "".join(
-                piece if isinstance(piece, str) else self._decode(piece, charset or "raw_unicode_escape")
+                piece
+                if isinstance(piece, str)
+                else self._decode(piece, charset or "raw_unicode_escape")
                 for piece, charset in pieces
             )
         return clean(" ".join(text.split()))
 
     def _body(self, part: Message) -> str:
-        """The text of a part: of alternatives the first that is not blank, else all parts in order."""
-        kind, name = part.get_content_type(), part.get_filename()
+        """The text of a part: of alternatives the first that is not blank, else all parts
+        in order.
+        """
+        kind = part.get_content_type()
+        name = part.get_filename()
         if part.get_content_disposition() == "attachment" or (name and not part.is_multipart()):
             self.attachments.append(self._words(str(name)) if name else kind)
             return ""
@@ -78,7 +92,11 @@ class _Mail:
             return "\n\n".join(self.text(message) for message in _parts(part))
         if part.is_multipart():
             bodies = filter(None, map(self._body, _parts(part)))
-            return next(iter([*bodies]), "") if kind == "multipart/alternative" else "\n\n".join(bodies)
+            return (
+                next(iter([*bodies]), "")
+                if kind == "multipart/alternative"
+                else "\n\n".join(bodies)
+            )
         if part.get_content_maintype() != "text":
             self.attachments.append(kind)
             return ""
@@ -89,11 +107,18 @@ class _Mail:
         return self._decode(data, charset).replace("\r\n", "\n").strip()
 
     def _decode(self, data: bytes, charset: str | None) -> str:
-        """Text in the encoding that it names, or else in UTF-8, in the caller's encoding, or in the most common one."""
+        """Text in the encoding that it names, or else in UTF-8, in the caller's encoding, or in the
+        most common one.
+        """
         named = charset if charset and charset.lower() not in ("us-ascii", "ascii") else None
         if named and codec_of(named) is None:
             self.lost.append(f"text in the unknown encoding {named!r} is read by guess")
-        guesses = (named, marked_encoding(data), "utf-8", self._encoding if self._encoding != AUTO else None)
+        guesses = (
+            named,
+            marked_encoding(data),
+            "utf-8",
+            self._encoding if self._encoding != AUTO else None,
+        )
         for codec in (codec_of(guess) for guess in guesses if guess):
             try:
                 return data.decode(codec) if codec else data.decode("ascii")
@@ -106,4 +131,8 @@ class _Mail:
 
 def _parts(part: Message) -> Iterator[Message]:
     payload = part.get_payload()
-    yield from (inner for inner in payload if isinstance(inner, Message)) if isinstance(payload, list) else ()
+    yield from (
+        (inner for inner in payload if isinstance(inner, Message))
+        if isinstance(payload, list)
+        else ()
+    )

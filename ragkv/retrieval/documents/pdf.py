@@ -1,4 +1,6 @@
-"""PDF: the text by pages, then the values of form fields. A page that cannot be read costs this page."""
+"""PDF: the text by pages, then the values of form fields. A page that cannot be read costs this
+page.
+"""
 
 import io
 from collections.abc import Iterator
@@ -21,14 +23,22 @@ def load_pdf(content: FileContent) -> Loaded:
 
 
 def _page_texts(content: FileContent, reader: Any, lost: list[str]) -> Iterator[str]:
-    """The text of each page. The limits are checked before a page's text is extracted, which is the slow part."""
-    limits, inflated, chars = content.limits, 0, 0
+    """The text of each page. The limits are checked before a page's text is extracted, which is the
+    slow part.
+    """
+    limits = content.limits
+    inflated = 0
+    chars = 0
     for number, page in enumerate(reader.pages, start=1):
         text = ""
         with part(lost, f"page {number}"):
             if (contents := page.get_contents()) is not None:
                 inflated += len(contents.get_data())
-                limits.check("inflated_bytes", inflated, f"{content.path}: the decompressed size of its pages in bytes")
+                limits.check(
+                    "inflated_bytes",
+                    inflated,
+                    f"{content.path}: the decompressed size of its pages in bytes",
+                )
             text = page.extract_text()
             chars += len(text)
             limits.check("document_chars", chars, f"{content.path}: the number of characters")

@@ -1,7 +1,9 @@
-"""What all loaders use: limits, the text in a file's bytes, documents named after their file, errors for broken files.
+"""What all loaders use: limits, the text in a file's bytes, documents named after their file,
+errors for broken files.
 
-What is lost of a file is never lost in silence: a loader names each lost part in the document's metadata under `LOST`,
-from where it comes into the outcome of the file and into the answers of the API.
+What is lost of a file is never lost in silence: a loader names each lost part in the document's
+metadata under `LOST`, from where it comes into the outcome of the file and into the answers of the
+API.
 """
 
 import codecs
@@ -42,27 +44,38 @@ BYTE_ORDER_MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class ParseLimits:
-    """How much a file may make a loader do; `None`: any amount. A small file can hold much: PDF pages share a stream.
+    """How much a file may make a loader do; `None`: any amount. A small file can hold much: PDF
+    pages share a stream.
 
     Time and memory are limited by killing the process that parses.
     """
 
     document_chars: int | None = None  # characters of one document
-    metadata_chars: int | None = None  # characters of one document's metadata, as JSON, and of its source
+    # characters of one document's metadata, as JSON, and of its source
+    metadata_chars: int | None = None
     nesting: int | None = None  # depth of JSON values
-    inflated_bytes: int | None = None  # unpacked contents of a file; a stream that PDF pages share counts each time
+    # unpacked contents of a file; a stream that PDF pages share counts each time
+    inflated_bytes: int | None = None
 
     def check(self, limit: str, amount: int, what: str) -> None:
-        """Raise `DocumentLimitError` if `amount` is above the limit of that name. `what` says whose amount it is."""
+        """Raise `DocumentLimitError` if `amount` is above the limit of that name. `what` says whose
+        amount it is.
+        """
         most: int | None = getattr(self, limit)
         if most is not None and amount > most:
             raise DocumentLimitError(f"{what} is above the limit of {most} ({limit})", limit)
 
     def check_document(self, name: str, document: Document) -> None:
-        """Raise `DocumentLimitError` if the document that is called `name` has too much text or metadata."""
+        """Raise `DocumentLimitError` if the document that is called `name` has too much text or
+        metadata.
+        """
         self.check("document_chars", len(document.text), f"{name}: the number of characters")
         if self.nesting is not None:
-            self.check("nesting", _depth(document.metadata, self.nesting + 1), f"{name}: the nesting of its metadata")
+            self.check(
+                "nesting",
+                _depth(document.metadata, self.nesting + 1),
+                f"{name}: the nesting of its metadata",
+            )
         if self.metadata_chars is not None:
             chars = len(json.dumps(document.metadata, ensure_ascii=False)) + len(document.source)
             self.check("metadata_chars", chars, f"{name}: the size of its metadata in characters")
@@ -77,45 +90,63 @@ class FileContent:
 
     path: Path
     data: bytes
-    encoding: str | None = None  # overrules what the file declares; `None`: what it declares, or else UTF-8
+    # overrules what the file declares; `None`: what it declares, or else UTF-8
+    encoding: str | None = None
     limits: ParseLimits = UNLIMITED
 
     def text(self, declared: str | None = None) -> str:
-        """The file as text, in its own encoding, in `encoding`, or in the one that it `declared`."""
+        """The file as text, in its own encoding, in `encoding`, or in the one that it
+        `declared`.
+        """
         return decode(str(self.path), self.data, self.encoding, declared)
 
-    def document(self, text: str | Sequence[str], metadata: Mapping[str, Any], lost: Sequence[str] = ()) -> Document:
-        """The only document of the file, of a text or of the texts of its pages; its id is the absolute path.
+    def document(
+        self, text: str | Sequence[str], metadata: Mapping[str, Any], lost: Sequence[str] = ()
+    ) -> Document:
+        """The only document of the file, of a text or of the texts of its pages; its id is the
+        absolute path.
 
         Raises `DocumentError` if there is no text.
         """
         pages = [text] if isinstance(text, str) else list(text)
         cleaned, starts = _joined(list(map(clean, pages)))
         if isinstance(text, str):  # it stays as it is, with the white space around it
-            cleaned, starts = clean(text), ()
+            cleaned = clean(text)
+            starts = ()
         if not cleaned.strip():
             why = f": {lost[0]}" if lost else ""
             raise DocumentError(
-                f"{self.path} holds no text that can be read{why}. Are these pictures? Remove or skip it."
+                f"{self.path} holds no text that can be read{why}. Are these pictures? Remove or "
+                "skip it."
             )
-        path, losses = str(self.path.absolute()), [*lost]
+        path = str(self.path.absolute())
+        losses = [*lost]
         if halves := cleaned.count("\ufffd") - sum(page.count("\ufffd") for page in pages):
             losses.append(f"{halves} characters are no text and stand as \ufffd")
         if len(losses) > NAMED_LOSSES:
             losses[NAMED_LOSSES:] = [f"and {len(losses) - NAMED_LOSSES} more parts"]
         told = {LOST: [clean(loss) for loss in losses]} if losses else {}
-        named = {name: clean(value) if isinstance(value, str) else value for name, value in metadata.items() if value}
+        named = {
+            name: clean(value) if isinstance(value, str) else value
+            for name, value in metadata.items()
+            if value
+        }
         return Document(path, cleaned, path, {**named, **told}, starts)
 
     @contextmanager
     def parsing(self, kind: str) -> Iterator[None]:
-        """Turns whatever a parser raises on a broken file into one `DocumentError`; parsers raise many kinds."""
+        """Turns whatever a parser raises on a broken file into one `DocumentError`; parsers raise
+        many kinds.
+        """
         try:
             yield
         except (DocumentError, DocumentLimitError, MissingExtraError, MemoryError):
             raise
         except Exception as error:
-            message = f"Cannot read {self.path} as {kind}: {_why(error)}. Is it complete, and not encrypted?"
+            message = (
+                f"Cannot read {self.path} as {kind}: {_why(error)}. Is it complete, and "
+                "not encrypted?"
+            )
             raise DocumentError(message) from error
 
     def need(self, module: str, package: str, extra: str) -> Any:
@@ -126,7 +157,8 @@ class FileContent:
             raise MissingExtraError(package, extra, f"Reading {self.path}") from error
 
 
-Loaded = Iterator[Document | DocumentError]  # what a loader could read, and why it could not read the rest
+# what a loader could read, and why it could not read the rest
+Loaded = Iterator[Document | DocumentError]
 Loader = Callable[[FileContent], Loaded]
 
 
@@ -142,7 +174,9 @@ def part(lost: list[str], name: str) -> Iterator[None]:
 
 
 def _joined(pages: list[str]) -> tuple[str, tuple[int, ...]]:
-    """The texts of pages as one, and where each begins. Pages without text at the end are left out."""
+    """The texts of pages as one, and where each begins. Pages without text at the end are
+    left out.
+    """
     while pages and not pages[-1].strip():
         pages.pop()
     texts = [f"{page.strip()}\n\n" for page in pages]
@@ -151,7 +185,9 @@ def _joined(pages: list[str]) -> tuple[str, tuple[int, ...]]:
 
 
 def clean(text: str) -> str:
-    """`text` without NUL, where SQLite ends a text, and with U+FFFD for each half of a surrogate pair."""
+    """`text` without NUL, where SQLite ends a text, and with U+FFFD for each half of a surrogate
+    pair.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -160,9 +196,11 @@ def clean(text: str) -> str:
 
 
 def codec_of(label: str) -> str | None:
-    """Python's codec for an encoding's name on the web, or for its own name; `None` if both know none.
+    """Python's codec for an encoding's name on the web, or for its own name; `None` if both know
+    none.
 
-    On the web old names stand for larger encodings: "iso-8859-1" for windows-1252, "gb2312" for GB 18030.
+    On the web old names stand for larger encodings: "iso-8859-1" for windows-1252, "gb2312" for GB
+    18030.
     """
     label = label.strip().strip("\"'")
     known = webencodings.lookup(label)
@@ -180,31 +218,38 @@ def marked_encoding(data: bytes) -> str | None:
 
 
 def decode(name: str, data: bytes, encoding: str | None, declared: str | None = None) -> str:
-    """The text of `data`, its line ends as "\\n". A byte order mark overrules `encoding`, that overrules `declared`."""
+    """The text of `data`, its line ends as "\\n". A byte order mark overrules `encoding`, that
+    overrules `declared`.
+    """
     given = encoding if encoding != AUTO else None
     codec = marked_encoding(data) or codec_of(given or declared or "")
     if codec is None and given:
         raise DocumentError(
-            f"{name}: unknown encoding {given!r}. Name another with --encoding, or let {AUTO} guess it."
+            f"{name}: unknown encoding {given!r}. Name another with --encoding, or let {AUTO} "
+            "guess it."
         )
     if codec is None:  # nothing is declared that is known
         codec = _guess(name, data) if encoding == AUTO else "utf-8"
     if b"\0" in data and "16" not in codec and "32" not in codec:
         raise DocumentError(
-            f"{name} looks binary: zero byte at offset {data.index(0)}. Convert it to text, or skip it."
+            f"{name} looks binary: zero byte at offset {data.index(0)}. Convert it to text, or "
+            "skip it."
         )
     try:
         text = data.decode(codec)
     except UnicodeDecodeError as error:
         raise DocumentError(
             f"{name} is not {codec}: byte {data[error.start]:#04x} at offset {error.start}. "
-            f"Name its encoding (latin-1, or {AUTO} to guess it; --encoding on the command line), or make it UTF-8."
+            f"Name its encoding (latin-1, or {AUTO} to guess it; --encoding on the command "
+            "line), or make it UTF-8."
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _guess(name: str, data: bytes) -> str:
-    """UTF-8 if the bytes are valid, else the best guess of charset-normalizer; the most common one of equal guesses."""
+    """UTF-8 if the bytes are valid, else the best guess of charset-normalizer; the most common one
+    of equal guesses.
+    """
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
@@ -213,9 +258,16 @@ def _guess(name: str, data: bytes) -> str:
         guesses = charset_normalizer.from_bytes(data[:GUESS_BYTES])
         best = guesses.best()
         if best is None:
-            message = f"{name}: no encoding fits its first bytes. Is it text? Name its encoding: --encoding latin-1."
+            message = (
+                f"{name}: no encoding fits its first bytes. Is it text? Name its encoding: "
+                "--encoding latin-1."
+            )
             raise DocumentError(message) from None
-        equal = [guess for guess in guesses if (guess.chaos, guess.coherence) == (best.chaos, best.coherence)]
+        equal = [
+            guess
+            for guess in guesses
+            if (guess.chaos, guess.coherence) == (best.chaos, best.coherence)
+        ]
         names = {name for guess in equal for name in (guess.encoding, *guess.could_be_from_charset)}
         return WESTERN if WESTERN in names else best.encoding
     return "utf-8"
@@ -227,5 +279,15 @@ def _why(error: Exception) -> str:
 
 def _depth(value: Any, most: int) -> int:
     """How many objects and lists lie inside each other; counts no further than `most`."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
-    return 0 if inner is None or not most else 1 + max((_depth(one, most - 1) for one in inner), default=0)
+    inner = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else None
+    )
+    return (
+        0
+        if inner is None or not most
+        else 1 + max((_depth(one, most - 1) for one in inner), default=0)
+    )

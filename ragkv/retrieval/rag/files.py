@@ -1,7 +1,9 @@
-"""Files and folders to documents in the index. Every file seen has an outcome, and one bad file does not end the rest.
+"""Files and folders to documents in the index. Every file seen has an outcome, and one bad file
+does not end the rest.
 
-Each file is committed with a record of its size, time and hash in one transaction. After a kill the next run finds the
-files that are done unchanged, without parsing them, and only the file that was being read is read again.
+Each file is committed with a record of its size, time and hash in one transaction. After a kill the
+next run finds the files that are done unchanged, without parsing them, and only the file that was
+being read is read again.
 """
 
 import hashlib
@@ -39,7 +41,8 @@ class FileOutcome:
 
     path: str  # printable: bytes that are not UTF-8 are shown as escapes
     status: FileStatus
-    reason: str = ""  # why it was ignored or failed; of a file that was read, what of it could not be
+    # why it was ignored or failed; of a file that was read, what of it could not be
+    reason: str = ""
     documents: tuple[str, ...] = ()  # ids, also of those that were read before the file failed
 
 
@@ -57,7 +60,8 @@ class FileProgress:
 class FileOptions:
     """How files are read."""
 
-    encoding: str | None = None  # overrules what files declare; "auto": guessed where they declare none
+    # overrules what files declare; "auto": guessed where they declare none
+    encoding: str | None = None
     prune: bool = False  # delete the documents of files that are gone from the given folders
     limits: ParseLimits = UNLIMITED
     on_file: Callable[[FileProgress], None] | None = None
@@ -66,16 +70,25 @@ class FileOptions:
 
 
 class FileReader:
-    """Brings one index up to date with files, once, and holds the outcomes of this run and what it changed.
+    """Brings one index up to date with files, once, and holds the outcomes of this run and what it
+    changed.
 
     What a file held that fails now is never deleted.
     """
 
     def __init__(
-        self, index: Index, forget: Callable[[Iterable[Passage]], int], options: FileOptions, method: str
+        self,
+        index: Index,
+        forget: Callable[[Iterable[Passage]], int],
+        options: FileOptions,
+        method: str,
     ) -> None:
-        """`forget` deletes the KV of passages; `method` changes when the same file would be split differently."""
-        self._index, self._forget, self._options = index, forget, options
+        """`forget` deletes the KV of passages; `method` changes when the same file would be split
+        differently.
+        """
+        self._index = index
+        self._forget = forget
+        self._options = options
         self._method = f"{LOADER_VERSION}:{options.encoding}:{method}"
         self._owners: dict[str, str] = {}  # document id -> the file of this run that it came from
         self.outcomes: list[FileOutcome] = []
@@ -89,7 +102,8 @@ class FileReader:
 
     def run(self, paths: Sequence[str | Path]) -> None:
         """Read the files that changed."""
-        paths = [Path(path).resolve() if ".." in Path(path).parts else Path(path) for path in paths]  # one name a file
+        # one name a file
+        paths = [Path(path).resolve() if ".." in Path(path).parts else Path(path) for path in paths]
         found = find_files(paths)
         named = {Path(path).absolute() for path in paths}
         for done, file in enumerate(found):
@@ -116,26 +130,48 @@ class FileReader:
         with suppress(UnicodeEncodeError):
             record = self._index.file_record(str(path.absolute()))
             documents = {} if record is None else record.documents
-            return record if documents and self._index.document_hashes(documents) == documents else None
+            return (
+                record
+                if documents and self._index.document_hashes(documents) == documents
+                else None
+            )
         return None
 
     def _outcome(self, file: FoundFile, is_named: bool) -> FileOutcome:
-        """The outcome of a file. Where its text is still here although it cannot be read any more, this is told."""
+        """The outcome of a file. Where its text is still here although it cannot be read any more,
+        this is told.
+        """
         outcome = self._outcome_now(file, is_named)
-        if outcome.status not in ("ignored", "failed") or outcome.documents or self._known(file.path) is None:
+        if (
+            outcome.status not in ("ignored", "failed")
+            or outcome.documents
+            or self._known(file.path) is None
+        ):
             return outcome
-        now = outcome.reason if outcome.status == "failed" else f"{outcome.path} is ignored now: {outcome.reason}."
-        return replace(outcome, status="failed", reason=f"{now} What it held before stays in the index.")
+        now = (
+            outcome.reason
+            if outcome.status == "failed"
+            else f"{outcome.path} is ignored now: {outcome.reason}."
+        )
+        return replace(
+            outcome, status="failed", reason=f"{now} What it held before stays in the index."
+        )
 
     def _outcome_now(self, file: FoundFile, is_named: bool) -> FileOutcome:
         shown = printable(file.path)
         if file.fate != "read":
-            return FileOutcome(shown, file.fate, f"{shown} {file.reason}." if file.fate == "failed" else file.reason)
+            return FileOutcome(
+                shown,
+                file.fate,
+                f"{shown} {file.reason}." if file.fate == "failed" else file.reason,
+            )
         try:
             str(file.path).encode()
             return self._read(file.path, shown, is_named)
         except UnicodeEncodeError:
-            return FileOutcome(shown, "failed", f"The name of {shown} is not UTF-8. Rename the file.")
+            return FileOutcome(
+                shown, "failed", f"The name of {shown} is not UTF-8. Rename the file."
+            )
         except MissingExtraError as error:
             return FileOutcome(shown, "failed" if is_named else "ignored", str(error))
         except OSError as error:
@@ -150,11 +186,15 @@ class FileReader:
             known = None
         if path.is_file():
             now = path.stat()
-            is_same = known is not None and (known.size, known.mtime_ns) == (now.st_size, now.st_mtime_ns)
+            is_same = known is not None and (known.size, known.mtime_ns) == (
+                now.st_size,
+                now.st_mtime_ns,
+            )
             if known is not None and is_same and os.access(path, os.R_OK):
                 return self._unchanged(known, shown)
             self._options.limits.check("inflated_bytes", now.st_size, f"{shown}: its size in bytes")
-        read_ns, data = time.time_ns(), read_bytes(path)
+        read_ns = time.time_ns()
+        data = read_bytes(path)
         if not is_named and not data.strip():
             return FileOutcome(shown, "ignored", "empty")
         check_not_blank(path, data)
@@ -168,7 +208,9 @@ class FileReader:
         modified_ns = path.stat().st_mtime_ns
         settled = read_ns - modified_ns > SETTLED_NS
         digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-        return FileRecord(str(path.absolute()), len(data), modified_ns if settled else 0, digest, self._method)
+        return FileRecord(
+            str(path.absolute()), len(data), modified_ns if settled else 0, digest, self._method
+        )
 
     def _unchanged(self, record: FileRecord, shown: str) -> FileOutcome:
         self._own(record.documents, record.path)
@@ -187,20 +229,29 @@ class FileReader:
             read = f"Read of it: {counted(len(ids), 'document')}."
             return FileOutcome(shown, "failed", printable(f"{errors[0]}{more} {read}"), ids)
         lost = "; ".join(loss for document in documents for loss in document.metadata.get(LOST, ()))
-        is_changed, is_added = report.changed or report.deleted, report.added
+        is_changed = report.changed or report.deleted
+        is_added = report.added
         status: FileStatus = "changed" if is_changed else "added" if is_added else "unchanged"
         return FileOutcome(shown, status, printable(lost and f"not read: {lost}"), ids)
 
     def _own(self, document_ids: Iterable[str], path: str) -> None:
-        """Note the file of documents. Raises `InputError` for a document that another file of this run has, too."""
+        """Note the file of documents. Raises `InputError` for a document that another file of this
+        run has, too.
+        """
         for document_id in document_ids:
             owner = self._owners.setdefault(document_id, path)
             if owner != path:
-                raise InputError(f"{path}: the document id {document_id!r} is in {owner}, too. Give each its own.")
+                raise InputError(
+                    f"{path}: the document id {document_id!r} is in {owner}, too. Give each its "
+                    "own."
+                )
 
     def _delete_missing(self, paths: Sequence[str | Path], found: Sequence[FoundFile]) -> None:
-        """Delete the documents of files that are gone, and keep those of files that are there and were not read."""
-        seen, folders = {str(file.path.absolute()) for file in found}, [Path(path).absolute() for path in paths]
+        """Delete the documents of files that are gone, and keep those of files that are there and
+        were not read.
+        """
+        seen = {str(file.path.absolute()) for file in found}
+        folders = [Path(path).absolute() for path in paths]
         for known in self._index.file_paths():
             is_inside = any(Path(known).is_relative_to(folder) for folder in folders)
             if is_inside and known not in seen and not os.path.lexists(known):
@@ -211,15 +262,26 @@ class FileReader:
 
 
 def printable(path: str | Path) -> str:
-    """A path as text that can be printed: bytes that are not UTF-8 become escapes, as do control characters."""
+    """A path as text that can be printed: bytes that are not UTF-8 become escapes, as do control
+    characters.
+    """
     text = str(path).encode("utf-8", "backslashreplace").decode()
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def nothing_read(paths: Iterable[str | Path], outcomes: Sequence[FileOutcome]) -> str | None:
     """What to say if no file could be read; `None` if one could."""
-    if any(outcome.status in ("added", "changed", "unchanged", "deleted") or outcome.documents for outcome in outcomes):
+    if any(
+        outcome.status in ("added", "changed", "unchanged", "deleted") or outcome.documents
+        for outcome in outcomes
+    ):
         return None
     failed = [outcome.reason for outcome in outcomes if outcome.status == "failed"]
     where = ", ".join(map(printable, paths))
-    return failed[0] if len(failed) == 1 == len(outcomes) else f"No documents in {where}. Known: {KNOWN}."
+    return (
+        failed[0]
+        if len(failed) == 1 == len(outcomes)
+        else f"No documents in {where}. Known: {KNOWN}."
+    )

@@ -1,7 +1,8 @@
 """Retrieval-augmented generation: joins the retrieval index and the engine.
 
-Each passage of the index is one chunk of the engine. Ingesting encodes the KV of new passages, and deletes from every
-tier the KV of passages that no document holds any more. This module knows no command line and no network protocol.
+Each passage of the index is one chunk of the engine. Ingesting encodes the KV of new passages, and
+deletes from every tier the KV of passages that no document holds any more. This module knows no
+command line and no network protocol.
 """
 
 import functools
@@ -18,7 +19,17 @@ from ragkv.engine import Engine
 from ragkv.errors import DocumentError, InputError, check_kind, check_words
 from ragkv.home import KnownHome
 from ragkv.prompt import AnswerOptions
-from ragkv.retrieval import Document, Embedder, Hit, Index, IngestReport, Passage, Splitter, Where, resolve_embedder
+from ragkv.retrieval import (
+    Document,
+    Embedder,
+    Hit,
+    Index,
+    IngestReport,
+    Passage,
+    Splitter,
+    Where,
+    resolve_embedder,
+)
 from ragkv.runtime import Check, Closing, brief, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, Chunk, TokenEvent
@@ -51,7 +62,9 @@ class RagAnswer:
 
 
 class Rag(Closing):
-    """One corpus and the engine that answers from it: `Rag.open(home)`, or an engine and an index of your own."""
+    """One corpus and the engine that answers from it: `Rag.open(home)`, or an engine and an index
+    of your own.
+    """
 
     def __init__(
         self,
@@ -62,10 +75,11 @@ class Rag(Closing):
         embedder: Embedder | None = None,
         home: KnownHome | None = None,
     ) -> None:
-        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used.
+        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only
+        BM25 is used.
 
-        Chunks have at most `chunk_tokens` tokens; `None`: as `splitter_of` says. The home keeps what documents are
-        ingested with.
+        Chunks have at most `chunk_tokens` tokens; `None`: as `splitter_of` says. The home keeps
+        what documents are ingested with.
         """
         check_kind("engine", engine, Engine)
         self.splitter = splitter_of(engine, home, chunk_tokens)
@@ -73,11 +87,16 @@ class Rag(Closing):
         @functools.cache
         def keep() -> None:
             if home is not None:
-                home.keep(engine.config, self.splitter.tokens, embedder.folder if embedder else None)
+                home.keep(
+                    engine.config, self.splitter.tokens, embedder.folder if embedder else None
+                )
 
-        self.engine, self._closing = engine, ExitStack()
+        self.engine = engine
+        self._closing = ExitStack()
         read_only = engine.config.store.read_only
-        self.index = Index(directory, self.splitter, embedder, read_only=read_only, before_write=keep)
+        self.index = Index(
+            directory, self.splitter, embedder, read_only=read_only, before_write=keep
+        )
 
     @classmethod
     def open(
@@ -90,19 +109,29 @@ class Rag(Closing):
         chunk_tokens: int | None = None,
         embedder: Embedder | None = None,
     ) -> Self:
-        """The corpus of a home, as the commands open it, with an engine that is closed with it, unless one is given.
+        """The corpus of a home, as the commands open it, with an engine that is closed with it,
+        unless one is given.
 
-        `model`, `chunk_tokens` and `embedder` are by default those the home was made with; of a new home smollm2, what
-        `splitter_of` says, and MiniLM, if it is installed. `config` is by default `EngineConfig.gather(None)`. Raises
-        `ConfigError` for another model than the home's, and what `Engine.from_pretrained` raises.
+        `model`, `chunk_tokens` and `embedder` are by default those the home was made with; of a new
+        home smollm2, what `splitter_of` says, and MiniLM, if it is installed. `config` is by
+        default `EngineConfig.gather(None)`. Raises `ConfigError` for another model than the home's,
+        and what `Engine.from_pretrained` raises.
         """
         known = KnownHome.at(home, model)
         with ExitStack() as stack:
             if engine is None:
                 config = known.config(config or EngineConfig.gather(None))
                 engine = stack.enter_context(Engine.from_pretrained(known.model, config))
-            embedder = embedder or resolve_embedder(known.kept.get("embedder"), device=engine.config.device)
-            rag = cls(engine, known.path / "index", chunk_tokens=chunk_tokens, embedder=embedder, home=known)
+            embedder = embedder or resolve_embedder(
+                known.kept.get("embedder"), device=engine.config.device
+            )
+            rag = cls(
+                engine,
+                known.path / "index",
+                chunk_tokens=chunk_tokens,
+                embedder=embedder,
+                home=known,
+            )
             rag._closing = stack.pop_all()
         return rag
 
@@ -114,14 +143,18 @@ class Rag(Closing):
         on_embed: Progress | None = None,
         on_encode: Progress | None = None,
     ) -> RagIngestReport:
-        """Add and update documents in the index and the store. Unchanged documents cost one look-up each.
+        """Add and update documents in the index and the store. Unchanged documents cost one look-up
+        each.
 
-        `source` is a path, paths of files and folders, or documents; of files that cannot be read see `ingest_files`.
-        Without `encode` the KV is not computed now: the first question that needs a chunk misses it and stores it.
+        `source` is a path, paths of files and folders, or documents; of files that cannot be read
+        see `ingest_files`. Without `encode` the KV is not computed now: the first question that
+        needs a chunk misses it and stores it.
         """
         paths, documents = _paths_or_documents(source)
         if paths:
-            read = self.ingest_files(paths, FileOptions(on_embed=on_embed), encode=encode, on_encode=on_encode)
+            read = self.ingest_files(
+                paths, FileOptions(on_embed=on_embed), encode=encode, on_encode=on_encode
+            )
             if (problem := nothing_read(paths, read.files)) is not None:
                 raise DocumentError(problem)
             return read
@@ -138,10 +171,11 @@ class Rag(Closing):
         encode: bool = True,
         on_encode: Progress | None = None,
     ) -> RagIngestReport:
-        """Add and update the documents of files and folders. A file that cannot be read is logged and reported.
+        """Add and update the documents of files and folders. A file that cannot be read is logged
+        and reported.
 
-        Each file is committed when it is read, so after a kill the next call continues; then come the vectors of all
-        passages, and then the KV, as `encode` computes it.
+        Each file is committed when it is read, so after a kill the next call continues; then come
+        the vectors of all passages, and then the KV, as `encode` computes it.
         """
         options = options or FileOptions()
         reader = FileReader(self.index, self._forget, options, self.splitter.fingerprint)
@@ -160,14 +194,16 @@ class Rag(Closing):
         check: Check = no_check,
         on_begin: Progress | None = None,
     ) -> WarmReport:
-        """Compute and store the KV of documents that is not stored. A `QueueError` that `check` raises ends the work.
+        """Compute and store the KV of documents that is not stored. A `QueueError` that `check`
+        raises ends the work.
 
         `on_begin` is told how many chunks lack KV, and how many bytes it will take.
 
-        It ends, too, when the store has no room left: nothing is evicted for KV that no question needed yet. What is
-        left is computed when a question needs it first, and kept.
+        It ends, too, when the store has no room left: nothing is evicted for KV that no question
+        needed yet. What is left is computed when a question needs it first, and kept.
         """
-        chunks, entries = {chunk.token_ids: chunk for chunk in self.chunks(document_ids)}, self.engine.entries
+        chunks = {chunk.token_ids: chunk for chunk in self.chunks(document_ids)}
+        entries = self.engine.entries
         lacking, nbytes = entries.lacking(list(chunks.values()))
         if on_begin is not None:
             on_begin(len(lacking), nbytes)
@@ -175,7 +211,9 @@ class Rag(Closing):
         return replace(report, present=report.present + len(chunks) - len(lacking))
 
     def delete(self, document_ids: str | Iterable[str]) -> IngestReport:
-        """Delete documents with their passages, and the KV of each text that no other document holds."""
+        """Delete documents with their passages, and the KV of each text that no other document
+        holds.
+        """
         removal = self.index.delete(document_ids)
         self._forget(removal.forgotten_passages)
         return removal
@@ -190,15 +228,19 @@ class Rag(Closing):
         order: Order | None = None,
         check: Check = no_check,
     ) -> tuple[Hit, ...]:
-        """The best `k` passages, in the order of a prompt. What `check` raises between two steps ends the search."""
+        """The best `k` passages, in the order of a prompt. What `check` raises between two steps
+        ends the search.
+        """
         hits = self.index.search(question, k, retriever=retriever, where=where, check=check)
         return self.in_order(hits, order)
 
     def in_order(self, hits: Sequence[Hit], order: str | None = None) -> tuple[Hit, ...]:
-        """Hits, the best first, in the order of a prompt: the best last or first ("score"), or as in the corpus.
+        """Hits, the best first, in the order of a prompt: the best last or first ("score"), or as
+        in the corpus.
 
-        `None` is best last, next to the question (docs/selection.md), but for the bundled reader the corpus' order, in
-        which "she" follows the name. Raises `InputError` for an unknown order.
+        `None` is best last, next to the question (docs/selection.md), but for the bundled reader
+        the corpus' order, in which "she" follows the name. Raises `InputError` for an unknown
+        order.
         """
         if order is None:
             order = "document" if self.engine.model.is_reader else "best-last"
@@ -208,14 +250,28 @@ class Rag(Closing):
             hits = hits[::-1]
         elif order == "document":
             positions = self.index.positions({hit.passage.document_id for hit in hits})
-            hits = sorted(hits, key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
+            hits = sorted(
+                hits,
+                key=lambda hit: (
+                    positions.get(hit.passage.document_id, math.inf),
+                    hit.passage.span,
+                ),
+            )
         return tuple(hits)
 
     def stream(
-        self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Unpack[AnswerOptions]
+        self,
+        question: str,
+        hits: Iterable[Hit],
+        session: Session | None = None,
+        **how: Unpack[AnswerOptions],
     ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the answer, from passages that were retrieved before. `how` is for `Engine.stream`."""
-        return self.engine.stream(question, [self.chunk(hit.passage) for hit in hits], session, **how)
+        """Token events, then the answer, from passages that were retrieved before. `how` is for
+        `Engine.stream`.
+        """
+        return self.engine.stream(
+            question, [self.chunk(hit.passage) for hit in hits], session, **how
+        )
 
     def ask(
         self,
@@ -234,19 +290,28 @@ class Rag(Closing):
         """
         check_words("question", question)
         hits = self.retrieve(question, k, retriever=retriever, where=where, order=order)
-        answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
+        answer = self.engine.answer(
+            question, [self.chunk(hit.passage) for hit in hits], session, **how
+        )
         return RagAnswer(answer, hits)
 
     def sweep(self) -> int:
-        """Delete the KV of passages that no document holds, and return how many entries were deleted.
+        """Delete the KV of passages that no document holds, and return how many entries were
+        deleted.
 
-        A process that was killed between its changes to the index and to the store leaves such entries.
+        A process that was killed between its changes to the index and to the store leaves such
+        entries.
         """
         return self.engine.entries.retain(self.chunks())
 
-    def chunks(self, document_ids: Iterable[str] | None = None, check: Check = no_check) -> list[Chunk]:
-        """The chunks of the passages of documents, without metadata; `None`: of all. `check` is called before each."""
-        ids, found = (None,) if document_ids is None else document_ids, list[Chunk]()
+    def chunks(
+        self, document_ids: Iterable[str] | None = None, check: Check = no_check
+    ) -> list[Chunk]:
+        """The chunks of the passages of documents, without metadata; `None`: of all. `check` is
+        called before each.
+        """
+        ids = (None,) if document_ids is None else document_ids
+        found = list[Chunk]()
         for passage in (passage for each in ids for passage in self.index.passages(each)):
             check()
             found.append(self.engine.chunk(passage.text))
@@ -267,15 +332,21 @@ class Rag(Closing):
         return self.engine.delete([self.chunk(passage) for passage in passages])
 
 
-def splitter_of(engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None) -> Splitter:
-    """What splits documents: into chunks of `chunk_tokens`, else the home's (smollm2's 128), else 512 (reader: 128)."""
+def splitter_of(
+    engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None
+) -> Splitter:
+    """What splits documents: into chunks of `chunk_tokens`, else the home's (smollm2's 128), else
+    512 (reader: 128).
+    """
     known = home.made_with.get("chunk_tokens") if home is not None else None
     tokens = chunk_tokens or known or (128 if engine.model.is_reader else 512)
     return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
 
 
 def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:
-    """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a mixture."""
+    """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a
+    mixture.
+    """
     is_one = isinstance(source, str | Path | Document) or not isinstance(source, Iterable)
     items = [source] if is_one else list(source)
     paths = [item for item in items if isinstance(item, str | Path)]
@@ -290,11 +361,15 @@ def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:
 
 
 def _joined(reports: Sequence[IngestReport], documents: Sequence[str]) -> IngestReport:
-    """The reports of many files as one. `documents` are all that the files hold; most may be unchanged."""
+    """The reports of many files as one. `documents` are all that the files hold; most may be
+    unchanged.
+    """
     names = ("added", "changed", "deleted", "removed_passages", "forgotten_passages")
     joined: dict[str, Any] = {
         name: tuple(item for report in reports for item in getattr(report, name)) for name in names
     }
     touched = {*joined["added"], *joined["changed"]}
     unchanged = tuple(name for name in documents if name not in touched)
-    return IngestReport(unchanged=unchanged, embedded_texts=sum(one.embedded_texts for one in reports), **joined)
+    return IngestReport(
+        unchanged=unchanged, embedded_texts=sum(one.embedded_texts for one in reports), **joined
+    )

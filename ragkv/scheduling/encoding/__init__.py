@@ -1,4 +1,6 @@
-"""Encodes chunks into entries and scores them, at once or in the background if a request missed them."""
+"""Encodes chunks into entries and scores them, at once or in the background if a request missed
+them.
+"""
 
 from .background import BackgroundEncoder
 from .encoder import Encoder, StoredScores, neutral_ids

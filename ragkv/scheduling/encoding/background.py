@@ -1,4 +1,6 @@
-"""Encodes missed chunks in the background, between requests, also those that were stored without scores."""
+"""Encodes missed chunks in the background, between requests, also those that were stored without
+scores.
+"""
 
 import logging
 import threading
@@ -18,7 +20,8 @@ from .encoder import Encoder, StoredScores
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
-IDLE_PATIENCE_S = 30.0  # `IDLE_PATIENCE_S` is how long a background encoding waits at most for the engine to be idle.
+# `IDLE_PATIENCE_S` is how long a background encoding waits at most for the engine to be idle.
+IDLE_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +33,39 @@ class _Wanted:
 
 
 class BackgroundEncoder:
-    """The chunks of one encoder that wait to be encoded, in the order in which they came. Thread-safe.
+    """The chunks of one encoder that wait to be encoded, in the order in which they came.
+    Thread-safe.
 
-    One thread begins a chunk while no request runs on the model, when a request needs it, or when it waited for
-    `IDLE_PATIENCE_S`. First come those that requests missed, then those of new documents, which evict nothing.
+    One thread begins a chunk while no request runs on the model, when a request needs it, or when
+    it waited for `IDLE_PATIENCE_S`. First come those that requests missed, then those of new
+    documents, which evict nothing.
     """
 
     def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
-        self._encoder, self._store, self._scheduler = encoder, store, scheduler
+        self._encoder = encoder
+        self._store = store
+        self._scheduler = scheduler
         self._scores = StoredScores(encoder, store)
         self._waiting: OrderedDict[_Wanted, None] = OrderedDict()
         self._last: OrderedDict[_Wanted, None] = OrderedDict()  # when nothing else waits
         self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
-        self._working = self._was_missed = False  # whether one is under way, and whether a request missed it
-        self._closing, self._logged_s = False, time.monotonic()
+        # whether one is under way, and whether a request missed it
+        self._working = self._was_missed = False
+        self._closing = False
+        self._logged_s = time.monotonic()
         self._flushing = 0  # calls of `flush` under way; meanwhile no chunk waits for idle time
         self._changed = threading.Condition()  # guards the fields above
         self._thread: threading.Thread | None = None
 
-    def add(self, token_ids: tuple[int, ...], identity: Identity | None = None, *, last: bool = False) -> None:
-        """Encode this chunk when there is time; once, however often it is added. After `close` nothing is added.
+    def add(
+        self, token_ids: tuple[int, ...], identity: Identity | None = None, *, last: bool = False
+    ) -> None:
+        """Encode this chunk when there is time; once, however often it is added. After `close`
+        nothing is added.
 
-        `identity` is one of the encoder's `identities`; by default that of entries to be fused. With `last` it waits
-        behind all that requests missed, and is not encoded if the store has no room for it then.
+        `identity` is one of the encoder's `identities`; by default that of entries to be fused.
+        With `last` it waits behind all that requests missed, and is not encoded if the store has no
+        room for it then.
         """
         with self._changed:
             if self._closing:
@@ -70,9 +83,14 @@ class BackgroundEncoder:
         deleted = set(keys)
         with self._changed:
             for waiting in (self._waiting, self._last):
-                for wanted in [one for one in waiting if one.identity.key(one.token_ids) in deleted]:
+                for wanted in [
+                    one for one in waiting if one.identity.key(one.token_ids) in deleted
+                ]:
                     del waiting[wanted]
-            if self._current is not None and self._current.identity.key(self._current.token_ids) in deleted:
+            if (
+                self._current is not None
+                and self._current.identity.key(self._current.token_ids) in deleted
+            ):
                 self._current = None
             self._changed.notify_all()
 
@@ -82,28 +100,39 @@ class BackgroundEncoder:
         with self._changed:
             self._flushing += 1
             self._scheduler.wake()
-            self._changed.wait_for(lambda: self._closing or not (self._waiting or self._last or self._working))
+            self._changed.wait_for(
+                lambda: self._closing or not (self._waiting or self._last or self._working)
+            )
             self._flushing -= 1
 
     def settle(self, cancel: threading.Event | None = None) -> None:
-        """Return when no chunk waits that a request missed, when a request runs, or when `cancel` is set.
+        """Return when no chunk waits that a request missed, when a request runs, or when `cancel`
+        is set.
 
-        After this the next question finds stored what the last one missed, unless they came together.
+        After this the next question finds stored what the last one missed, unless they came
+        together.
         """
         openmp.release_threads()
         with self._changed:
-            while (self._waiting or self._was_missed) and not (self._closing or self._scheduler.busy):
+            while (self._waiting or self._was_missed) and not (
+                self._closing or self._scheduler.busy
+            ):
                 if cancel is not None and cancel.is_set():
                     break
                 self._changed.wait(POLL_S)
 
     def finish(self, chunks: Iterable[tuple[Identity, tuple[int, ...]]], check: Check) -> None:
-        """Encode those of `chunks` that wait, and return when they are stored. Raises what `check` raises.
+        """Encode those of `chunks` that wait, and return when they are stored. Raises what `check`
+        raises.
 
         So a chunk that two requests miss is computed in place once, and encoded once.
         """
         with self._changed:
-            wanted = [one for one in starmap(_Wanted, chunks) if one in self._waiting or one == self._current]
+            wanted = [
+                one
+                for one in starmap(_Wanted, chunks)
+                if one in self._waiting or one == self._current
+            ]
             for one in wanted:
                 if one in self._waiting:
                     self._waiting.move_to_end(one, last=False)
@@ -111,7 +140,10 @@ class BackgroundEncoder:
             self._scheduler.wake()
             try:
                 while not self._changed.wait_for(
-                    lambda: self._closing or not any(one in self._waiting or one == self._current for one in wanted),
+                    lambda: (
+                        self._closing
+                        or not any(one in self._waiting or one == self._current for one in wanted)
+                    ),
                     POLL_S,
                 ):
                     check()
@@ -119,9 +151,11 @@ class BackgroundEncoder:
                 self._flushing -= bool(wanted)
 
     def close(self) -> bool:
-        """Finish the chunk under way, and drop what waits: it can be encoded when it is missed again.
+        """Finish the chunk under way, and drop what waits: it can be encoded when it is missed
+        again.
 
-        Garbage collection may call this on the encoder's own thread. Then it returns `False`, and the thread ends soon.
+        Garbage collection may call this on the encoder's own thread. Then it returns `False`, and
+        the thread ends soon.
         """
         with self._changed:
             self._closing = True
@@ -142,10 +176,14 @@ class BackgroundEncoder:
                 self._encode(wanted)
             except Exception:
                 tokens = len(wanted.token_ids)
-                log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", tokens)
+                log.exception(
+                    "A missed chunk of %d tokens could not be encoded; it stays a miss.", tokens
+                )
             openmp.release_threads()
             with self._changed:
-                self._working, self._was_missed, self._current = False, False, None
+                self._working = False
+                self._was_missed = False
+                self._current = None
                 self._changed.notify_all()
                 if self._last and (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
                     self._logged_s = now
@@ -162,11 +200,15 @@ class BackgroundEncoder:
                     return None
                 new = None if self._waiting else next(iter(self._last), None)
                 if new and self._store.room_bytes() < self._encoder.entry_bytes(len(new.token_ids)):
-                    log.warning("The store is full: %d chunks get KV when a question needs them.", len(self._last))
+                    log.warning(
+                        "The store is full: %d chunks get KV when a question needs them.",
+                        len(self._last),
+                    )
                     self._last.clear()  # nothing is evicted for what no question needed yet
                     self._changed.notify_all()
                 if waiting := self._waiting or self._last:  # otherwise it was forgotten meanwhile
-                    self._working, self._was_missed = True, waiting is self._waiting
+                    self._working = True
+                    self._was_missed = waiting is self._waiting
                     self._current, _ = waiting.popitem(last=False)
                     return self._current
 
@@ -175,7 +217,8 @@ class BackgroundEncoder:
             return
         with working_for(wanted.identity.tenant), self._scheduler.encoding_turn():
             (entry,) = self._encoder.chunks([wanted.token_ids], wanted.identity)
-            is_fused = wanted.identity == self._encoder.identity  # only there scores lie next to the entry
+            # only there scores lie next to the entry
+            is_fused = wanted.identity == self._encoder.identity
             scores = self._encoder.scores([entry]) if is_fused else []
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
@@ -190,4 +233,6 @@ class BackgroundEncoder:
         if lease is None:
             return False
         with lease:
-            return wanted.identity != self._encoder.identity or not self._scores.lacking(wanted.token_ids)
+            return wanted.identity != self._encoder.identity or not self._scores.lacking(
+                wanted.token_ids
+            )

@@ -1,15 +1,17 @@
 """Encoding: computes chunks' KV once and makes position-free entries.
 
-A chunk has up to two entries. The *expected* one is fused: it is encoded behind the application's prefix and a neutral
-text, which is the same for all chunks, because in a prompt a chunk stands behind other text and not at the beginning
-(ours; docs/selection.md). The text ships with the package, so no words of one document are carried into the KV of
-another; a change of it changes the identity of expected entries. The one *alone* is encoded behind nothing but the
-prefix, which gives a chunk the attention sinks of a prompt. It is exact for a chunk that stands there, so it is made
+A chunk has up to two entries. The *expected* one is fused: it is encoded behind the application's
+prefix and a neutral text, which is the same for all chunks, because in a prompt a chunk stands
+behind other text and not at the beginning (ours; docs/selection.md). The text ships with the
+package, so no words of one document are carried into the KV of another; a change of it changes the
+identity of expected entries. The one *alone* is encoded behind nothing but the prefix, which gives
+a chunk the attention sinks of a prompt. It is exact for a chunk that stands there, so it is made
 once a prompt begins with the chunk. Neither the prefix's KV nor the text's is part of an entry.
 
-A chunk that a request missed is encoded here later, in the background: KV that saw a particular context is never stored
-under the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache", stores what the request computed.) Several
-chunks go through the model together: few rows take nearly as long as many (`model/token_runs.py`).
+A chunk that a request missed is encoded here later, in the background: KV that saw a particular
+context is never stored under the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache",
+stores what the request computed.) Several chunks go through the model together: few rows take
+nearly as long as many (`model/token_runs.py`).
 """
 
 import dataclasses
@@ -27,10 +29,13 @@ from ragkv.fusion import Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, Store, ids_digest
 
-# `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of RoPE frequencies.
+# `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of
+# RoPE frequencies.
 KEPT_PREFIXES = 4
-NEUTRAL_TOKENS = 1_280  # At most the last `NEUTRAL_TOKENS` of the text are used. Longer is a little better, and slower.
-MOST_UNKNOWN = 0.02  # A text of which a tokenizer knows fewer than all but the share `MOST_UNKNOWN` is not used.
+# At most the last `NEUTRAL_TOKENS` of the text are used. Longer is a little better, and slower.
+NEUTRAL_TOKENS = 1_280
+# A text of which a tokenizer knows fewer than all but the share `MOST_UNKNOWN` is not used.
+MOST_UNKNOWN = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +56,34 @@ class Encoder:
         contexts: MutableMapping[tuple[int, ...], Context] | None = None,
         makes_scores: bool = True,
     ) -> None:
-        """Chunks that are fused are encoded behind `neutral_ids`, and stored in `codec`; without them all are alone.
+        """Chunks that are fused are encoded behind `neutral_ids`, and stored in `codec`; without
+        them all are alone.
 
-        `contexts` keeps the KV of prefix and neutral text, for all encoders on one model. The caller of what encodes
-        holds its compute lock.
+        `contexts` keeps the KV of prefix and neutral text, for all encoders on one model. The
+        caller of what encodes holds its compute lock.
 
-        With a `scorer` chunks are scored, from the start if `makes_scores`, else once `make_scores` was called.
+        With a `scorer` chunks are scored, from the start if `makes_scores`, else once `make_scores`
+        was called.
 
-        `between` is called between layers: other requests may decode a step, and other tenants may compute.
+        `between` is called between layers: other requests may decode a step, and other tenants may
+        compute.
         """
-        self._adapter, self.prefix_ids, self._between = adapter, prefix_ids, between
-        self.scorer, self._makes_scores = scorer, makes_scores
-        self.alone = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks encoded alone
+        self._adapter = adapter
+        self.prefix_ids = prefix_ids
+        self._between = between
+        self.scorer = scorer
+        self._makes_scores = makes_scores
+        # of chunks encoded alone
+        self.alone = dataclasses.replace(identity, context=ids_digest(prefix_ids))
         # `identity` is that of the chunks that are fused.
         expected = dataclasses.replace(self.alone, behind=ids_digest(neutral_ids), codec=codec)
         self.identity = expected if neutral_ids else self.alone
-        self._neutral_ids, self._contexts = neutral_ids, {} if contexts is None else contexts
+        self._neutral_ids = neutral_ids
+        self._contexts = {} if contexts is None else contexts
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
-        self.batch_tokens = PASS_ROWS[adapter.device.type]  # so many tokens of chunks are encoded together
+        # so many tokens of chunks are encoded together
+        self.batch_tokens = PASS_ROWS[adapter.device.type]
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -77,8 +91,14 @@ class Encoder:
         return tuple(dict.fromkeys((self.identity, self.alone)))
 
     def preferred(self, *, is_exact: bool) -> tuple[Identity, ...]:
-        """The same, best first, for a chunk whose entry alone would be exact or not. A rounded one is exact nowhere."""
-        return self.identities[::-1] if is_exact and CODECS[self.alone.codec].lossless else self.identities
+        """The same, best first, for a chunk whose entry alone would be exact or not. A rounded one
+        is exact nowhere.
+        """
+        return (
+            self.identities[::-1]
+            if is_exact and CODECS[self.alone.codec].lossless
+            else self.identities
+        )
 
     def entry_bytes(self, tokens: int, identity: Identity | None = None) -> int:
         """Stored bytes of an entry, by default of a chunk to be fused."""
@@ -100,7 +120,9 @@ class Encoder:
 
     @property
     def measured_as(self) -> Identity:
-        """What measurements of fusion are saved under: the chunks' identity, and how they are scored."""
+        """What measurements of fusion are saved under: the chunks' identity, and how they are
+        scored.
+        """
         return dataclasses.replace(self.identity, scorer=self.scorer.made_as if self.scorer else "")
 
     def make_scores(self) -> None:
@@ -110,9 +132,11 @@ class Encoder:
     def prefix(
         self, length: int, compute_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> MemoryLease | None:
-        """The prefix's KV with the RoPE frequencies of a prompt of `length` tokens; `None` if there is no prefix.
+        """The prefix's KV with the RoPE frequencies of a prompt of `length` tokens; `None` if there
+        is no prefix.
 
-        `compute_lock` acquires the lock if the prefix must be encoded; by default the caller holds it.
+        `compute_lock` acquires the lock if the prefix must be encoded; by default the caller holds
+        it.
         """
         if not self.prefix_ids:
             return None
@@ -121,7 +145,9 @@ class Encoder:
             entry = self._prefixes.get(frequencies)
         if entry is None:
             if self._adapter.rope.frequencies(len(self.prefix_ids)) != frequencies:
-                return None  # only a prompt of that length has these frequencies, so the prompt computes the prefix
+                # only a prompt of that length has these frequencies, so the prompt computes the
+                # prefix
+                return None
             with compute_lock():
                 (kv,) = raw_kv(self._adapter, [TokenRun(self.prefix_ids)], self._between)
                 identity = dataclasses.replace(self.alone, context=ids_digest(()))
@@ -132,16 +158,23 @@ class Encoder:
                     self._prefixes.popitem(last=False)
         return MemoryLease(entry)
 
-    def chunks(self, chunks: Sequence[tuple[int, ...]], identity: Identity | None = None) -> list[Entry]:
-        """The entries of chunks that go through the model together. The caller holds the compute lock.
+    def chunks(
+        self, chunks: Sequence[tuple[int, ...]], identity: Identity | None = None
+    ) -> list[Entry]:
+        """The entries of chunks that go through the model together. The caller holds the compute
+        lock.
 
-        `identity` is one of `identities`; by default the first. A cancelled request ends it between two layers.
+        `identity` is one of `identities`; by default the first. A cancelled request ends it between
+        two layers.
         """
         identity = identity or self.identity
         made = self._behind_neutral_text if identity.behind else self._behind_prefix
         runs = [made(token_ids) for token_ids in chunks]
         found = raw_kv(self._adapter, runs, self._between)
-        return [self._entry(ids, kv, identity, run.stop) for ids, kv, run in zip(chunks, found, runs, strict=True)]
+        return [
+            self._entry(ids, kv, identity, run.stop)
+            for ids, kv, run in zip(chunks, found, runs, strict=True)
+        ]
 
     def scores(self, entries: Sequence[Entry]) -> list[Entry]:
         """The scores to be put next to the entries of chunks; none if it makes no scores.
@@ -151,11 +184,18 @@ class Encoder:
         scorer = self.scorer
         if scorer is None or not self._makes_scores:
             return []
-        scores = scorer.scores([entry.info.token_ids for entry in entries], [entry.kv for entry in entries])
-        return [Entry.of_scores(entry.info, scorer.name, own) for entry, own in zip(entries, scores, strict=True)]
+        scores = scorer.scores(
+            [entry.info.token_ids for entry in entries], [entry.kv for entry in entries]
+        )
+        return [
+            Entry.of_scores(entry.info, scorer.name, own)
+            for entry, own in zip(entries, scores, strict=True)
+        ]
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
-        """Announce chunks to be encoded, so that the scorer may use them. The caller holds the compute lock."""
+        """Announce chunks to be encoded, so that the scorer may use them. The caller holds the
+        compute lock.
+        """
         if self.scorer is not None and self.makes_scores:
             self.scorer.register(chunks)
 
@@ -167,34 +207,47 @@ class Encoder:
         return TokenRun(token_ids, Context((lease.read_encoded().layers,)))
 
     def _behind_neutral_text(self, token_ids: tuple[int, ...]) -> TokenRun:
-        """Behind as much of the neutral text as leaves room for the chunk in the model's context."""
+        """Behind as much of the neutral text as leaves room for the chunk in the model's
+        context.
+        """
         limit = self._adapter.context_length
         before = (self.prefix_ids + self._neutral_ids)[:limit]
         if before not in self._contexts:
             (kv,) = raw_kv(self._adapter, [TokenRun(before)], self._between)
             self._contexts[before] = Context((kv,))
         context = self._contexts[before]
-        return TokenRun(token_ids, context if limit is None else context.cut(limit - len(token_ids)))
+        return TokenRun(
+            token_ids, context if limit is None else context.cut(limit - len(token_ids))
+        )
 
-    def _entry(self, token_ids: tuple[int, ...], kv: torch.Tensor, identity: Identity, stop: int) -> Entry:
+    def _entry(
+        self, token_ids: tuple[int, ...], kv: torch.Tensor, identity: Identity, stop: int
+    ) -> Entry:
         """`stop` is the length of what was encoded, with all that stood before."""
-        frequencies, shape = self._adapter.rope.frequencies(stop), self._adapter.kv_shape
-        return Entry(EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, *shape), kv.cpu())
+        frequencies = self._adapter.rope.frequencies(stop)
+        shape = self._adapter.kv_shape
+        return Entry(
+            EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, *shape), kv.cpu()
+        )
 
 
 class StoredScores:
     """Scores of one encoder's chunks in a store."""
 
     def __init__(self, encoder: Encoder, store: Store) -> None:
-        self._encoder, self._store = encoder, store
+        self._encoder = encoder
+        self._store = store
 
     def find(self, token_ids: tuple[int, ...]) -> torch.Tensor | None:
-        """The scores (T, 1 + C) of a stored chunk; `None` if it has none, or the encoder makes none."""
+        """The scores (T, 1 + C) of a stored chunk; `None` if it has none, or the encoder makes
+        none.
+        """
         scorer = self._encoder.scorer
         if scorer is None or not self._encoder.makes_scores:
             return None
         scores = self._store.scores(self._encoder.scores_identity, token_ids)
-        fits = scores is not None and scores.shape == (len(token_ids), scorer.columns)  # anyone may write to a server
+        # anyone may write to a server
+        fits = scores is not None and scores.shape == (len(token_ids), scorer.columns)
         return scores if fits else None
 
     def lacking(self, token_ids: tuple[int, ...]) -> bool:
@@ -214,6 +267,10 @@ def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:
     ids = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     unknown = 0 if tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
     if unknown > MOST_UNKNOWN * len(ids):
-        log.info("The tokenizer does not know %d of %d neutral tokens: chunks are encoded alone.", unknown, len(ids))
+        log.info(
+            "The tokenizer does not know %d of %d neutral tokens: chunks are encoded alone.",
+            unknown,
+            len(ids),
+        )
         return ()
     return ids[-NEUTRAL_TOKENS:]

@@ -1,4 +1,6 @@
-"""Chunks encoded at once, on the caller's thread, several at a time, until their entries are durable."""
+"""Chunks encoded at once, on the caller's thread, several at a time, until their entries are
+durable.
+"""
 
 import logging
 import time
@@ -18,7 +20,8 @@ from .encoder import Encoder, StoredScores
 
 log = logging.getLogger(__name__)
 
-PER_TOKEN = 512  # Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
+# Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
+PER_TOKEN = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class WarmReport:
     encoded: int  # chunks computed and stored now
     present: int  # chunks that were stored already
     failed: int  # chunks that could not be stored: see the log
-    left: int = 0  # chunks not reached: the time, the store's room or a cancellation ended the work, or it goes on
+    # chunks not reached: the time, the store's room or a cancellation ended the work, or it goes on
+    left: int = 0
     bytes_per_token: int = 0  # of stored KV
 
 
@@ -36,7 +40,9 @@ class Warmer:
     """Encodes chunks for one engine."""
 
     def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
-        self._encoder, self._store, self._scheduler = encoder, store, scheduler
+        self._encoder = encoder
+        self._store = store
+        self._scheduler = scheduler
         self._scores = StoredScores(encoder, store)
 
     def warm(
@@ -46,12 +52,15 @@ class Warmer:
         check: Check = no_check,
         evict: bool = True,
     ) -> WarmReport:
-        """Encode and store the chunks, given by their token ids, that are not stored or lack scores, each given once.
+        """Encode and store the chunks, given by their token ids, that are not stored or lack
+        scores, each given once.
 
-        Returns when all are durable. A `QueueError` that `check` raises before a chunk ends the work; the report counts
-        the chunks that are left. Without `evict` chunks for which the store has no room are left, too.
+        Returns when all are durable. A `QueueError` that `check` raises before a chunk ends the
+        work; the report counts the chunks that are left. Without `evict` chunks for which the store
+        has no room are left, too.
         """
-        done, batch = _Progress(len(chunks), on_progress), list[tuple[int, ...]]()
+        done = _Progress(len(chunks), on_progress)
+        batch = list[tuple[int, ...]]()
         with suppress(QueueError):
             for token_ids in chunks:
                 check()
@@ -72,7 +81,9 @@ class Warmer:
         counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
         return WarmReport(*counted, self._encoder.entry_bytes(PER_TOKEN) // PER_TOKEN)
 
-    def _encode(self, chunks: Sequence[tuple[int, ...]], batch: list[tuple[int, ...]], done: "_Progress") -> None:
+    def _encode(
+        self, chunks: Sequence[tuple[int, ...]], batch: list[tuple[int, ...]], done: "_Progress"
+    ) -> None:
         """Compute entries and scores of the batch, and store them durably; then it is empty."""
         with self._scheduler.encoding_turn():
             self._encoder.register(chunks)
@@ -92,19 +103,29 @@ class _Progress:
     """Counts of one call of `warm`."""
 
     def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
-        self._total, self._on_progress = total, on_progress
-        self.counts, self.left = Counter[str](), total
-        self._rate, self._logged_s = Rate(), time.monotonic()
+        self._total = total
+        self._on_progress = on_progress
+        self.counts = Counter[str]()
+        self.left = total
+        self._rate = Rate()
+        self._logged_s = time.monotonic()
         self._rate.update(0, total)
 
     def count(self, more: Counter[str]) -> None:
         """More chunks are stored, or failed: tell the caller and, now and then, the log."""
         self.counts += more
         self.left -= more.total()
-        done, total = self._total - self.left, self._total
+        done = self._total - self.left
+        total = self._total
         self._rate.update(done, total)
         if self._on_progress:
             self._on_progress(done, total)
         if (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now
-            log.info("Computing KV: %d of %d chunks, %.1f/s%s.", done, total, self._rate.per_s, self._rate.left)
+            log.info(
+                "Computing KV: %d of %d chunks, %.1f/s%s.",
+                done,
+                total,
+                self._rate.per_s,
+                self._rate.left,
+            )

@@ -1,4 +1,6 @@
-"""Codecs turn a layer's KV into the bytes that are stored: a contract and its implementations, chosen by name."""
+"""Codecs turn a layer's KV into the bytes that are stored: a contract and its implementations,
+chosen by name.
+"""
 
 from .base import Codec, Layout
 from .bfloat16 import BFloat16Codec

@@ -1,7 +1,7 @@
 """The contract of a codec: how a layer slice is stored, and how it is read back.
 
-A codec knows shapes and dtypes, but no files, checksums or entries. A record computes its checksums over the encoded
-bytes, so damage is found before decoding.
+A codec knows shapes and dtypes, but no files, checksums or entries. A record computes its checksums
+over the encoded bytes, so damage is found before decoding.
 """
 
 import math
@@ -24,11 +24,15 @@ class Layout(NamedTuple):
 
 
 class Codec(ABC):
-    """Turns a layer slice (2, G, T, D) into one stored tensor and back. Stateless, so thread-safe."""
+    """Turns a layer slice (2, G, T, D) into one stored tensor and back. Stateless, so
+    thread-safe.
+    """
 
     name: ClassVar[str]  # in settings, identities and records
-    lossless: ClassVar[bool]  # decoding returns every bit; a span read through a lossy codec is never exact
-    in_place: ClassVar[bool] = False  # a stored layer is the slice itself, so memory can serve it as a view
+    # decoding returns every bit; a span read through a lossy codec is never exact
+    lossless: ClassVar[bool]
+    # a stored layer is the slice itself, so memory can serve it as a view
+    in_place: ClassVar[bool] = False
 
     @abstractmethod
     def layout(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Layout:
@@ -36,11 +40,15 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
-        """The contiguous tensor to store for a layer slice (2, G, T, D), on its device; `None` if it has no code.
+        """The contiguous tensor to store for a layer slice (2, G, T, D), on its device; `None` if
+        it has no code.
 
-        Does not modify `layer`, and may return it. If one layer of an entry has no code, the whole entry is stored raw.
+        Does not modify `layer`, and may return it. If one layer of an entry has no code, the whole
+        entry is stored raw.
         """
 
     @abstractmethod
     def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` (2, G, T, D) from a stored layer and return it. For `raw`, `stored` may be `out` itself."""
+        """Fill `out` (2, G, T, D) from a stored layer and return it. For `raw`, `stored` may be
+        `out` itself.
+        """

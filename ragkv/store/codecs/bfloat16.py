@@ -1,9 +1,9 @@
 """The `bfloat16` codec: every number is kept as the nearest bfloat16.
 
-It is for models that compute in float32: it halves their bytes. Where "auto" computes a bfloat16 checkpoint in float32,
-because the processor is slow in bfloat16, raw entries are twice as wide as the checkpoint; these have its width. They
-are rounded, so not exact. NaN, infinities and numbers that would become infinite have no code: `encode` returns `None`,
-and the entry is stored raw.
+It is for models that compute in float32: it halves their bytes. Where "auto" computes a bfloat16
+checkpoint in float32, because the processor is slow in bfloat16, raw entries are twice as wide as
+the checkpoint; these have its width. They are rounded, so not exact. NaN, infinities and numbers
+that would become infinite have no code: `encode` returns `None`, and the entry is stored raw.
 """
 
 import torch

@@ -1,15 +1,18 @@
 """The `int8` codec: eight bits a number, with a scale for each key channel and each value token.
 
-Some key channels have values that are large, or far from zero, for all tokens; values have no such channels (KIVI, Liu
-et al. 2024, finds this for keys after RoPE; we store keys before it). So each key channel gets a scale and its lowest
-value over the slice's tokens, and each value token a scale. A stored layer has, in this order, all little-endian:
+Some key channels have values that are large, or far from zero, for all tokens; values have no such
+channels (KIVI, Liu et al. 2024, finds this for keys after RoPE; we store keys before it). So each
+key channel gets a scale and its lowest value over the slice's tokens, and each value token a scale.
+A stored layer has, in this order, all little-endian:
 
-    key scale (G, D) float32 | key low (G, D) float32 | value scale (G, T) float32 | keys (G, T, D) uint8 | values int8
+    key scale (G, D) float32 | key low (G, D) float32 | value scale (G, T) float32 | keys (G, T, D)
+    uint8 | values int8
 
 and up to three bytes of padding, so that its length is a multiple of four.
 
-A decoded number differs from the original by at most half a scale, and is then rounded to the model's dtype. NaN,
-infinities and ranges too large for float32 have no such scale: `encode` returns `None`, and the entry is stored raw.
+A decoded number differs from the original by at most half a scale, and is then rounded to the
+model's dtype. NaN, infinities and ranges too large for float32 have no such scale: `encode` returns
+`None`, and the entry is stored raw.
 """
 
 import torch
@@ -29,7 +32,8 @@ class Int8Codec(Codec):
     def layout(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Layout:
         _, kv_heads, tokens, head_dim = shape
         size = 4 * kv_heads * (2 * head_dim + tokens) + 2 * kv_heads * tokens * head_dim
-        return Layout((size + -size % 4,), torch.uint8)  # so that scales are aligned in every row of a tensor of layers
+        # so that scales are aligned in every row of a tensor of layers
+        return Layout((size + -size % 4,), torch.uint8)
 
     def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
         if layer.dtype not in _DTYPES:
@@ -39,7 +43,9 @@ class Int8Codec(Codec):
         stored = torch.zeros(layout.shape, dtype=layout.dtype, device=layer.device)
         if not layer.numel():
             return stored
-        keys, values = layer[0].float(), layer[1].float()  # (G, T, D)
+        # (G, T, D)
+        keys = layer[0].float()
+        values = layer[1].float()
         low, high = keys.aminmax(dim=1, keepdim=True)  # (G, 1, D); NaN if any number is NaN
         key_scale = ((high - low) / 255).clamp_min(_TINY)
         value_scale = (values.abs().amax(dim=2, keepdim=True) / 127).clamp_min(_TINY)  # (G, T, 1)
@@ -48,18 +54,26 @@ class Int8Codec(Codec):
             return None
         key_codes = ((keys - low) / key_scale).round_().clamp_(0, 255).to(torch.uint8)
         value_codes = (values / value_scale).round_().clamp_(-127, 127).to(torch.int8)
-        parts = [scales.view(torch.uint8), key_codes.flatten(), value_codes.flatten().view(torch.uint8)]
+        parts = [
+            scales.view(torch.uint8),
+            key_codes.flatten(),
+            value_codes.flatten().view(torch.uint8),
+        ]
         torch.cat(parts, out=stored[: sum(part.numel() for part in parts)])
         return stored
 
     def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         _, kv_heads, tokens, head_dim = out.shape
-        channels, rows = kv_heads * head_dim, kv_heads * tokens
+        channels = kv_heads * head_dim
+        rows = kv_heads * tokens
         scales = stored[: 4 * (2 * channels + rows)].view(torch.float32)
         key_scale, low = scales[: 2 * channels].view(2, kv_heads, 1, head_dim)
         value_scale = scales[2 * channels :].view(kv_heads, tokens, 1)
-        codes = stored[4 * (2 * channels + rows) :][: 2 * rows * head_dim].view(2, kv_heads, tokens, head_dim)
-        work = codes[0].float()  # (G, T, D); one broadcasting addcmul takes ten times as long as mul_ and add_
+        codes = stored[4 * (2 * channels + rows) :][: 2 * rows * head_dim].view(
+            2, kv_heads, tokens, head_dim
+        )
+        # (G, T, D); one broadcasting addcmul takes ten times as long as mul_ and add_
+        work = codes[0].float()
         out[0].copy_(work.mul_(key_scale).add_(low))
         out[1].copy_(work.copy_(codes[1].view(torch.int8)).mul_(value_scale))
         return out

@@ -1,7 +1,8 @@
-"""Eviction policies of a live store: one contract, and its implementations, each loaded with the first use of its name.
+"""Eviction policies of a live store: one contract, and its implementations, each loaded with the
+first use of its name.
 
-`POLICIES` has every policy that a live store may run. Baselines of the papers, and policies that must know the future,
-are in `benchmarks.simulate`.
+`POLICIES` has every policy that a live store may run. Baselines of the papers, and policies that
+must know the future, are in `benchmarks.simulate`.
 """
 
 import importlib
@@ -27,7 +28,8 @@ def policy_class(name: str) -> type[Policy]:
     if name not in POLICIES:
         raise ConfigError(
             f"A live store has no policy {name!r}. Known: {', '.join(sorted(POLICIES))}. "
-            "`python -m benchmarks.simulate` has more: baselines, and policies that know the future."
+            "`python -m benchmarks.simulate` has more: baselines, and policies that know the "
+            "future."
         )
     file, class_name = POLICIES[name]
     found: type[Policy] = getattr(importlib.import_module(f".{file}", __name__), class_name)

@@ -1,8 +1,8 @@
 """What policies learn of how conversations go on: return gaps, and the rates and Q of the paper.
 
-In the T-LRU paper's birth-death model a living conversation has turns at rate lambda and dies at rate mu. Then an
-observed return gap has mean 1 / (lambda + mu) and a turn has a successor with probability lambda / (lambda + mu); both
-are read off the turns seen.
+In the T-LRU paper's birth-death model a living conversation has turns at rate lambda and dies at
+rate mu. Then an observed return gap has mean 1 / (lambda + mu) and a turn has a successor with
+probability lambda / (lambda + mu); both are read off the turns seen.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -36,7 +36,9 @@ class ReturnGaps:
 
 @dataclass(frozen=True)
 class ConversationModel:
-    """Rates, and P(Q >= q) as steps: `steps[c]` is the largest q of class c, `shares[c]` its P; past the last, 0."""
+    """Rates, and P(Q >= q) as steps: `steps[c]` is the largest q of class c, `shares[c]` its P;
+    past the last, 0.
+    """
 
     turn_rate_per_s: float  # lambda
     end_rate_per_s: float  # mu
@@ -49,7 +51,9 @@ class ConversationModel:
 
 
 class ModelLearner:
-    """A conversation model from settings, and from observed turns where the settings leave it open."""
+    """A conversation model from settings, and from observed turns where the settings leave
+    it open.
+    """
 
     EVERY = 512  # turns between two updates of the model
 
@@ -82,7 +86,9 @@ class ModelLearner:
         rate = self._returns / self._gaps_s if self._gaps_s > 0 else 1.0
         share = (self._returns + 1) / (self._turns + 2)  # of turns with a successor, never 0 or 1
         given = self._settings
-        total, above, shares = sum(self._new.values()) or 1, 0, [0.0]
+        total = sum(self._new.values()) or 1
+        above = 0
+        shares = [0.0]
         for value in sorted(self._new, reverse=True):
             above += self._new[value]
             shares.append(above / total)

@@ -1,11 +1,13 @@
-"""Expected T-LRU (T-LRU paper, definition 1 and policy 2): evict the block whose loss costs the next turns least.
+"""Expected T-LRU (T-LRU paper, definition 1 and policy 2): evict the block whose loss costs the
+next turns least.
 
-The X-th block of a conversation of length L is worth `lambda pi(idle) P(Q >= X - L + xi)`: the chance that a turn
-comes, times the chance that its Q new blocks make that block matter. `pi` is the belief that the conversation lives,
-as printed exp(-mu idle). It decays alike for all, so ranks never change and one heap is enough.
+The X-th block of a conversation of length L is worth `lambda pi(idle) P(Q >= X - L + xi)`: the
+chance that a turn comes, times the chance that its Q new blocks make that block matter. `pi` is the
+belief that the conversation lives, as printed exp(-mu idle). It decays alike for all, so ranks
+never change and one heap is enough.
 
-Blocks of equal P(Q >= q) are one class and are evicted together. All conversations share lambda and mu, so lambda
-cancels.
+Blocks of equal P(Q >= q) are one class and are evicted together. All conversations share lambda and
+mu, so lambda cancels.
 """
 
 from collections import OrderedDict
@@ -27,7 +29,9 @@ class _GroupState(NamedTuple):
 
 
 class ETLRU(Policy):
-    """Greedy with a heap, by the log of the printed belief: `mu last_use + log P(Q >= X - L + xi)`."""
+    """Greedy with a heap, by the log of the printed belief: `mu last_use + log P(Q >= X -
+    L + xi)`.
+    """
 
     name = "et-lru"
 
@@ -36,7 +40,8 @@ class ETLRU(Policy):
         self._learner = ModelLearner(self.settings)
         self._model = self._learner.model
         self._known: dict[str, _GroupState] = {}
-        self._held: OrderedDict[str, int] = OrderedDict()  # group -> blocks, the most recently used last
+        # group -> blocks, the most recently used last
+        self._held: OrderedDict[str, int] = OrderedDict()
         self._uses = 0
         self._departed = Departed(self._forget)
         self._forget_ranks()
@@ -88,7 +93,8 @@ class ETLRU(Policy):
 
     def _floor(self, group: str) -> int:
         """The blocks that are left once all of the last one's class are evicted."""
-        length, worth = self._known[group].length, self._worth(group)
+        length = self._known[group].length
+        worth = self._worth(group)
         if length is None or worth == 0:
             return 0
         return max(0, length - self.settings.xi_blocks + self._model.steps[worth - 1])

@@ -1,4 +1,6 @@
-"""What several policies keep of groups: their order by a rank that changes, and which ones have left."""
+"""What several policies keep of groups: their order by a rank that changes, and which ones have
+left.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Container
@@ -10,7 +12,9 @@ MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
 
 
 class Ranking:
-    """Finds the lowest-ranked group in O(log n): a heap whose stale entries are dropped when they reach the top."""
+    """Finds the lowest-ranked group in O(log n): a heap whose stale entries are dropped when they
+    reach the top.
+    """
 
     def __init__(self) -> None:
         self._rank: dict[str, Rank] = {}
@@ -33,7 +37,9 @@ class Ranking:
 
     def first(self, pinned: Container[str] = ()) -> tuple[Rank, str] | None:
         """The lowest rank among the groups that are not pinned, and its group, or `None`."""
-        heap, passed, found = self._heap, [], None
+        heap = self._heap
+        passed = []
+        found = None
         while heap and found is None:
             rank, group = heap[0]
             if self._rank.get(group) != rank:
@@ -48,10 +54,12 @@ class Ranking:
 
 
 class Departed:
-    """The last `MOST_DEPARTED` groups of which nothing is held; calls `forget` for those that left earlier.
+    """The last `MOST_DEPARTED` groups of which nothing is held; calls `forget` for those that left
+    earlier.
 
-    What a policy knows of a group outlives its blocks: a turn is reported before its blocks come, and a refused block
-    leaves its group empty, but the next block must still be judged by that turn.
+    What a policy knows of a group outlives its blocks: a turn is reported before its blocks come,
+    and a refused block leaves its group empty, but the next block must still be judged by that
+    turn.
     """
 
     def __init__(self, forget: Callable[[str], None]) -> None:

@@ -1,12 +1,14 @@
-"""Look-ahead eviction (CachedAttention section 3.3.2): sessions that wait in the scheduler's queue are not evicted.
+"""Look-ahead eviction (CachedAttention section 3.3.2): sessions that wait in the scheduler's queue
+are not evicted.
 
-The unit is a session: it is evicted whole. The first sessions of the queue, as many as the window has, are exempt; the
-others are evicted least recently used first. If all are exempt, the one that waits nearest the queue's tail is evicted.
-With a short queue this is LRU.
+The unit is a session: it is evicted whole. The first sessions of the queue, as many as the window
+has, are exempt; the others are evicted least recently used first. If all are exempt, the one that
+waits nearest the queue's tail is evicted. With a short queue this is LRU.
 
-The paper's window is `(C_mem + C_disk) / S_kv` sessions, as many as fit into both; the simulator states it
-(`window_groups`). In a live store the window is the whole queue, which is short. A window that exceeds the tiers is
-harmless: the sessions in excess stand at its tail, and the tail is evicted first.
+The paper's window is `(C_mem + C_disk) / S_kv` sessions, as many as fit into both; the simulator
+states it (`window_groups`). In a live store the window is the whole queue, which is short. A window
+that exceeds the tiers is harmless: the sessions in excess stand at its tail, and the tail is
+evicted first.
 """
 
 from collections import OrderedDict, deque
@@ -24,10 +26,13 @@ class LookAhead(LRU):
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._outside: OrderedDict[str, int] = OrderedDict()  # held and not exempt, the most recently used last
+        # held and not exempt, the most recently used last
+        self._outside: OrderedDict[str, int] = OrderedDict()
         self._inside = Ranking()  # held and exempt; the last to be served ranks first
-        self._positions: dict[str, deque[int]] = {}  # exempt group -> numbers of its requests inside the window
-        self._beyond: deque[tuple[str, int]] = deque()  # requests that wait behind the window, and their numbers
+        # exempt group -> numbers of its requests inside the window
+        self._positions: dict[str, deque[int]] = {}
+        # requests that wait behind the window, and their numbers
+        self._beyond: deque[tuple[str, int]] = deque()
         self._joined = 0  # requests that ever joined the queue
 
     def queued(self, group: str) -> None:
@@ -67,14 +72,20 @@ class LookAhead(LRU):
         return None if group is None else Cut(group, whole=True)
 
     def _fill_window(self) -> None:
-        window = float("inf") if self.settings.window_groups is None else self.settings.window_groups
-        while self._beyond and (self._beyond[0][0] in self._positions or len(self._positions) < window):
+        window = (
+            float("inf") if self.settings.window_groups is None else self.settings.window_groups
+        )
+        while self._beyond and (
+            self._beyond[0][0] in self._positions or len(self._positions) < window
+        ):
             group, number = self._beyond.popleft()
             self._positions.setdefault(group, deque()).append(number)
             self._place(group)
 
     def _place(self, group: str) -> None:
-        """Put a group outside the window as the most recently used, or inside it by its first position."""
+        """Put a group outside the window as the most recently used, or inside it by its first
+        position.
+        """
         positions = self._positions.get(group)
         self._outside.pop(group, None)
         if group not in self._held or not positions:

@@ -1,4 +1,6 @@
-"""Least recently used: the CacheBlend paper's policy (section 5.1), the baseline of all others, and its simple kin."""
+"""Least recently used: the CacheBlend paper's policy (section 5.1), the baseline of all others, and
+its simple kin.
+"""
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable
@@ -13,7 +15,8 @@ class LRU(Policy):
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._held: OrderedDict[str, int] = OrderedDict()  # group -> blocks, the most recently used last
+        # group -> blocks, the most recently used last
+        self._held: OrderedDict[str, int] = OrderedDict()
 
     def served(self, turn: TurnSize) -> None:
         self.used(turn.group, turn.at)
@@ -37,8 +40,9 @@ class LRU(Policy):
 
 
 class ThresholdLRU(LRU):
-    """LRU that does not keep conversations of L B < `threshold_tokens` tokens: a baseline of the T-LRU paper, and
-    OpenAI's published rule. A chunk that stands alone has no length and is kept."""
+    """LRU that does not keep conversations of L B < `threshold_tokens` tokens: a baseline of the
+    T-LRU paper, and OpenAI's published rule. A chunk that stands alone has no length and is kept.
+    """
 
     name = "threshold-lru"
 
@@ -52,7 +56,11 @@ class ThresholdLRU(LRU):
         self._short = turn.group if short else None
 
     def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        return () if self._short is None or self._short not in self._held else (Cut(self._short, whole=True),)
+        return (
+            ()
+            if self._short is None or self._short not in self._held
+            else (Cut(self._short, whole=True),)
+        )
 
 
 def first_unpinned(groups: OrderedDict[str, int], pinned: Container[str]) -> str | None:

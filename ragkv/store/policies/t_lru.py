@@ -1,8 +1,9 @@
-"""Tail-optimized LRU (T-LRU paper, algorithm 1), and the same with a guard that evicts dead conversations first.
+"""Tail-optimized LRU (T-LRU paper, algorithm 1), and the same with a guard that evicts dead
+conversations first.
 
-A turn whose uncached blocks stay within xi meets its latency target, so keeping more than `L + Q^ - xi` blocks of a
-conversation does not shorten the tail: blocks beyond that budget are free. As printed, the algorithm frees one block
-more (`>=`) and may cut below zero; we do neither.
+A turn whose uncached blocks stay within xi meets its latency target, so keeping more than `L + Q^ -
+xi` blocks of a conversation does not shorten the tail: blocks beyond that budget are free. As
+printed, the algorithm frees one block more (`>=`) and may cut below zero; we do neither.
 """
 
 from collections import OrderedDict
@@ -15,16 +16,18 @@ from .lru import LRU, first_unpinned
 
 
 class TLRU(LRU):
-    """Lazy trimming: free blocks count as infinitely old. They are evicted first, only on overflow and only as many as
-    needed, those of the longest unused conversation first; then LRU. A chunk that stands alone expects no turn and is
-    never trimmed."""
+    """Lazy trimming: free blocks count as infinitely old. They are evicted first, only on overflow
+    and only as many as needed, those of the longest unused conversation first; then LRU. A chunk
+    that stands alone expects no turn and is never trimmed.
+    """
 
     name = "t-lru"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._budget: dict[str, int] = {}  # blocks worth keeping, set when a turn is served
-        self._free: OrderedDict[str, int] = OrderedDict()  # groups beyond their budget -> budget, last used last
+        # groups beyond their budget -> budget, last used last
+        self._free: OrderedDict[str, int] = OrderedDict()
         self._expected = ExpectedNewBlocks(self.settings.new_blocks)
         self._departed = Departed(self._forget)
 
@@ -75,7 +78,9 @@ class TLRU(LRU):
 
 
 class ExpectedNewBlocks:
-    """Q^: blocks the next turn is expected to add; as given, or the mean over turns from the second on, rounded up."""
+    """Q^: blocks the next turn is expected to add; as given, or the mean over turns from the second
+    on, rounded up.
+    """
 
     def __init__(self, given: int | None) -> None:
         self.blocks = given or 0
@@ -91,10 +96,12 @@ class ExpectedNewBlocks:
 
 
 class GuardedTLRU(TLRU):
-    """Ours: T-LRU that first evicts the longest unused conversation if it is idle beyond a quantile of return gaps.
+    """Ours: T-LRU that first evicts the longest unused conversation if it is idle beyond a quantile
+    of return gaps.
 
-    Plain T-LRU trims conversations in use before it takes a block of a dead one, and is then worse than LRU on its own
-    target. A conversation idle for longer than nearly every observed return gap is almost surely dead.
+    Plain T-LRU trims conversations in use before it takes a block of a dead one, and is then worse
+    than LRU on its own target. A conversation idle for longer than nearly every observed return gap
+    is almost surely dead.
     """
 
     name = "t-lru-guarded"

@@ -1,9 +1,10 @@
 """How a remote is doing: its calls are counted here, and refused while its circuit breaker is open.
 
-The breaker opens after some failures in a row, and at once after a timeout, because the next call would cost as much.
-While it is open no request calls the remote: a fault costs one timeout, not one per request. From the first failure on,
-probes are sent in the background, after pauses that double, until one is answered. Requests call again then, and never
-pay for a probe; and the reports do not depend on the next request.
+The breaker opens after some failures in a row, and at once after a timeout, because the next call
+would cost as much. While it is open no request calls the remote: a fault costs one timeout, not one
+per request. From the first failure on, probes are sent in the background, after pauses that double,
+until one is answered. Requests call again then, and never pay for a probe; and the reports do not
+depend on the next request.
 """
 
 import logging
@@ -22,7 +23,8 @@ FAILURES_TO_OPEN = 3  # So many failures in a row open the breaker.
 FIRST_PAUSE_S = 1.0  # The first probe comes after this pause.
 LONGEST_PAUSE_S = 60.0
 SAMPLE_WEIGHT = 0.3  # The latest sample has this weight in the running mean of the bandwidth.
-SAMPLE_BYTES = 4 * 1024**2  # A bandwidth sample ends after so many bytes, or when no read is under way.
+# A bandwidth sample ends after so many bytes, or when no read is under way.
+SAMPLE_BYTES = 4 * 1024**2
 FORGET_SPEED_S = 60.0
 
 T = TypeVar("T")
@@ -32,22 +34,27 @@ Clock = Callable[[], float]
 class SpeedMeter:
     """A running mean of the bandwidth of this process's own reads. Thread-safe.
 
-    Bandwidth is bytes over the time in which at least one read was under way, whatever the number of connections. A
-    measurement expires: a remote that is not read because it was slow would otherwise never be found fast again.
+    Bandwidth is bytes over the time in which at least one read was under way, whatever the number
+    of connections. A measurement expires: a remote that is not read because it was slow would
+    otherwise never be found fast again.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._s_per_byte: float | None = None
         self._measured_at = 0.0
-        self._reads, self._since, self._bytes = 0, 0.0, 0  # of the current sample
+        # of the current sample
+        self._reads = 0
+        self._since = 0.0
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def begin_read(self) -> None:
         """A read begins; `end_read` must follow."""
         with self._lock:
             if not self._reads:
-                self._since, self._bytes = self._clock(), 0
+                self._since = self._clock()
+                self._bytes = 0
             self._reads += 1
 
     def end_read(self, size_bytes: int) -> None:
@@ -60,7 +67,9 @@ class SpeedMeter:
                 sample = (now - self._since) / self._bytes
                 before = sample if self._s_per_byte is None else self._s_per_byte
                 self._s_per_byte = (1 - SAMPLE_WEIGHT) * before + SAMPLE_WEIGHT * sample
-                self._since, self._bytes, self._measured_at = now, 0, now
+                self._since = now
+                self._bytes = 0
+                self._measured_at = now
 
     def speed(self) -> float | None:
         """The mean in bytes a second; `None` if nothing was read lately."""
@@ -82,10 +91,14 @@ class Health:
     ) -> None:
         """`name` is for messages; `on_failure` is told that a probe will be due."""
         self.meter = SpeedMeter(clock)
-        self._name, self._on_failure, self._clock = name, on_failure, clock
+        self._name = name
+        self._on_failure = on_failure
+        self._clock = clock
         self._longest_pause_s = longest_pause_s
-        self._open, self._failures_in_a_row = False, 0
-        self._pause_s, self._probe_at = FIRST_PAUSE_S, 0.0
+        self._open = False
+        self._failures_in_a_row = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._probe_at = 0.0
         self._failures = self._skipped = 0
         self._away_s = 0.0
         self._away_since: float | None = None  # the first of the failures in a row
@@ -124,7 +137,9 @@ class Health:
             self._failures_in_a_row += 1
             now = self._clock()
             self._away_since = now if self._away_since is None else self._away_since
-            opens = not self._open and (error.timed_out or self._failures_in_a_row >= FAILURES_TO_OPEN)
+            opens = not self._open and (
+                error.timed_out or self._failures_in_a_row >= FAILURES_TO_OPEN
+            )
             self._open |= opens
             self._probe_at = now + self._pause_s
         if opens:
@@ -137,7 +152,9 @@ class Health:
             return None if self._away_since is None else max(0.0, self._probe_at - self._clock())
 
     def probe(self, ping: Callable[[], object]) -> None:
-        """Call `ping` if a probe is due. An answer closes the breaker; any exception is a failure."""
+        """Call `ping` if a probe is due. An answer closes the breaker; any exception is a
+        failure.
+        """
         if self.probe_due_s() != 0.0:
             return
         try:
@@ -147,7 +164,9 @@ class Health:
             self.failed(error if isinstance(error, RemoteError) else RemoteError(str(error)))
             return
         with self._lock:
-            was_open, self._open, self._pause_s = self._open, False, FIRST_PAUSE_S
+            was_open = self._open
+            self._open = False
+            self._pause_s = FIRST_PAUSE_S
             self._answered()
         if was_open:
             log.info("%s answers again.", self._name)
@@ -156,7 +175,8 @@ class Health:
         """The counts, with the tier's number of unconfirmed deletions."""
         with self._lock:
             away_s = 0.0 if self._away_since is None else self._clock() - self._away_since
-            answers, away_s = self._away_since is None, self._away_s + away_s
+            answers = self._away_since is None
+            away_s = self._away_s + away_s
             return RemoteStats(answers, away_s, self._failures, self._skipped, pending_deletions)
 
     def _answered(self) -> None:

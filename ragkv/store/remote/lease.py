@@ -1,8 +1,10 @@
-"""Reading one entry from a remote: layer groups are fetched ahead, verified where they arrive, and handed out.
+"""Reading one entry from a remote: layer groups are fetched ahead, verified where they arrive, and
+handed out.
 
-The layer groups that are read next are requested as soon as reading begins, and the following ones as it goes on. So
-the network is never idle, and only a few groups are in memory. A group that was read stays, as far as the tier's read
-cache has space, for the copy to faster tiers: nothing is fetched twice.
+The layer groups that are read next are requested as soon as reading begins, and the following ones
+as it goes on. So the network is never idle, and only a few groups are in memory. A group that was
+read stays, as far as the tier's read cache has space, for the copy to faster tiers: nothing is
+fetched twice.
 """
 
 import threading
@@ -27,7 +29,8 @@ class RemoteLease(StoredLease):
     def __init__(self, head: RemoteHead, reader: RemoteReader) -> None:
         super().__init__(head.record)
         self.kind = reader.connector.kind
-        self._remote_head, self._reader = head, reader
+        self._remote_head = head
+        self._reader = reader
         self._payloads: dict[int, Future[Bytes]] = {}  # by layer group
         self._cached: dict[int, int] = {}  # by layer group that stays: its bytes in the read cache
         self._lock = threading.Lock()
@@ -41,22 +44,28 @@ class RemoteLease(StoredLease):
             if self._closed:
                 return
             self._closed = True
-            payloads, self._payloads = self._payloads, {}
-            cached, self._cached = self._cached, {}
+            payloads = self._payloads
+            self._payloads = {}
+            cached = self._cached
+            self._cached = {}
         for future in payloads.values():
             future.cancel()
         self._reader.release_read_cache(sum(cached.values()))
 
-    def __del__(self) -> None:  # a lease that was never closed must not keep its part of the read cache for ever
+    # a lease that was never closed must not keep its part of the read cache for ever
+    def __del__(self) -> None:
         self.close()
 
     def _read(self, layer: int, into: torch.Tensor) -> None:
-        layer_group, size = layer // self._head.layers_per_value, self._head.layer_bytes
+        layer_group = layer // self._head.layers_per_value
+        size = self._head.layer_bytes
         future = self._fetch(range(layer_group, layer_group + 1 + AHEAD))
         try:
             payload = self._reader.wait(future)
         except RemoteError as error:
-            raise EntryUnreachableError(self.info.key, f"layer {layer} did not arrive ({error})") from error
+            raise EntryUnreachableError(
+                self.info.key, f"layer {layer} did not arrive ({error})"
+            ) from error
         layers = self._remote_head.layers_of(layer_group)
         found = np.frombuffer(payload, np.uint8, size, (layer - layers.start) * size)
         np.copyto(np.frombuffer(bytes_of(into), np.uint8), found)  # releases the GIL
@@ -69,9 +78,14 @@ class RemoteLease(StoredLease):
         """Request those of `layer_groups` that exist and are not here; the payload of the first."""
         with self._lock:
             if self._closed:
-                raise StoreError(f"The lease of entry {self.info.key} is closed; read before closing it.")
+                raise StoreError(
+                    f"The lease of entry {self.info.key} is closed; read before closing it."
+                )
             for layer_group in layer_groups:
-                if layer_group not in self._payloads and layer_group < self._remote_head.layer_groups:
+                if (
+                    layer_group not in self._payloads
+                    and layer_group < self._remote_head.layer_groups
+                ):
                     self._payloads[layer_group] = self._reader.fetch(self._remote_head, layer_group)
             return self._payloads[layer_groups.start]
 

@@ -1,7 +1,8 @@
 """Reads from one connector: in threads, in the order in which readers ask, verified on arrival.
 
-An entry whose bytes do not verify, or that lacks a part, is deleted, unless it was written anew meanwhile. The
-connections are opened anew then, because one that lost its place would show every value as damaged.
+An entry whose bytes do not verify, or that lacks a part, is deleted, unless it was written anew
+meanwhile. The connections are opened anew then, because one that lost its place would show every
+value as damaged.
 """
 
 import logging
@@ -44,18 +45,24 @@ class RemoteReader:
         counts: Counts,
         read_cache_bytes: int,
     ) -> None:
-        """Layer groups that were read may stay here, up to `read_cache_bytes`, until they are copied to faster tiers.
+        """Layer groups that were read may stay here, up to `read_cache_bytes`, until they are
+        copied to faster tiers.
 
         `counts.damaged` and `counts.read_bytes` are counted here.
         """
-        self.connector, self.health, self._digest = connector, health, digest
-        self._name, self._timeout_s = connector.kind.value, config.timeout_s
-        self._counts, self._cache_free_bytes = counts, read_cache_bytes
+        self.connector = connector
+        self.health = health
+        self._digest = digest
+        self._name = connector.kind.value
+        self._timeout_s = config.timeout_s
+        self._counts = counts
+        self._cache_free_bytes = read_cache_bytes
         self._lookups, self._fetches = (
             ThreadPoolExecutor(threads, f"ragkv-{self._name}", initializer=openmp.use_one_thread)
             for threads in (LOOKUP_THREADS, config.connections)
         )
-        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease under it
+        # re-entrant: garbage collection may close an abandoned lease under it
+        self._lock = threading.RLock()
 
     def look_up(self, keys: Sequence[EntryKey]) -> Lookup:
         """Look for the heads of `keys` in one exchange."""
@@ -86,14 +93,17 @@ class RemoteReader:
                     late = RemoteError(f"{self._name} did not answer", timed_out=True)
                     self.health.failed(late)
                     raise late from None
-                ran = future.running()  # else it is queued behind others, each of which takes a timeout at most
+                # else it is queued behind others, each of which takes a timeout at most
+                ran = future.running()
 
     def head_start(self, key: EntryKey) -> Bytes | None:
         """The beginning of the head of `key`. Not a use. Raises `RemoteError`."""
         return self.health.call(lambda: self.connector.get(key, 0, 0, HEAD_BYTES))
 
     def head(self, key: EntryKey, start: Bytes) -> RemoteHead:
-        """The head that begins with `start`, verified. Raises `RemoteError`, `EntryDamagedError`."""
+        """The head that begins with `start`, verified. Raises `RemoteError`,
+        `EntryDamagedError`.
+        """
 
         def first(size: int) -> bytes:
             return bytes(self.health.call(lambda: self.connector.get(key, 0, 0, size)) or b"")
@@ -101,9 +111,11 @@ class RemoteReader:
         return values.parse_head(key, start, first, self._digest)
 
     def drop(self, key: EntryKey, why: EntryDamagedError, head: RemoteHead | None) -> None:
-        """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was read.
+        """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was
+        read.
 
-        A head deletes once: what was written anew may be the same bytes, and reads that began before then lack parts.
+        A head deletes once: what was written anew may be the same bytes, and reads that began
+        before then lack parts.
         """
         with self._lock:
             if head is not None:
@@ -145,8 +157,10 @@ class RemoteReader:
     def _payload(self, head: RemoteHead, layer_group: int) -> Bytes:
         if not head.layers_of(layer_group):
             return b""
-        key, (start, size) = head.info.key, head.place_of(layer_group)
-        data = self._get(key, layer_group, start, start + size + 1)  # one more: a longer value is not what was written
+        key = head.info.key
+        (start, size) = head.place_of(layer_group)
+        # one more: a longer value is not what was written
+        data = self._get(key, layer_group, start, start + size + 1)
         try:
             if data is None:
                 gone = f"layer group {layer_group} is gone from {self._name}, evicted or deleted"

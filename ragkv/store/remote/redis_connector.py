@@ -1,7 +1,8 @@
 """Entries on a Redis or Valkey server (redis-py), each a hash whose fields are the entry's values.
 
-The server bounds them by `maxmemory`. It evicts whole entries, and lets whole entries expire, because an entry is one
-name there. Nothing is retried: an error is a miss, and the circuit breaker judges it.
+The server bounds them by `maxmemory`. It evicts whole entries, and lets whole entries expire,
+because an entry is one name there. Nothing is retried: an error is a miss, and the circuit breaker
+judges it.
 """
 
 import contextlib
@@ -20,8 +21,9 @@ _PAGE = 500  # An answer lists about so many keys.
 _OVERHEAD_BYTES = 64 * 1024  # An answer may have so much around a value, or of another answer.
 _WRITING_MS = 3600 * 1000  # What a writer that was killed left behind is deleted after this time.
 
-# A Lua script is one step on the server, and cuts a value there: no more than its part is sent. KEYS[1]: the entry.
-# Most bytes of the head, milliseconds to live or 0 -> the head's beginning, or false. An incomplete entry has no head.
+# A Lua script is one step on the server, and cuts a value there: no more than its part is sent.
+# KEYS[1]: the entry. Most bytes of the head, milliseconds to live or 0 -> the head's beginning, or
+# false. An incomplete entry has no head.
 _FIND = """
 local head = redis.call('HGET', KEYS[1], '0')
 if head and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -32,7 +34,8 @@ _GET = """
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 return value and string.sub(value, ARGV[2] + 1, ARGV[3])
 """
-# KEYS: the entry, and the scores next to it. Content digest or '', its offset in a head -> 1 if the head was there
+# KEYS: the entry, and the scores next to it. Content digest or '', its offset in a head -> 1 if the
+# head was there
 _DROP = """
 local head, digest, at = redis.call('HGET', KEYS[1], '0'), ARGV[1], tonumber(ARGV[2])
 if digest ~= '' and not (head and string.sub(head, at + 1, at + #digest) == digest) then
@@ -53,7 +56,8 @@ class RedisConnector(Connector):
         self._ttl_ms = 0 if config.ttl_s is None else max(1, round(config.ttl_s * 1000))
         self._root = f"{config.prefix}:{tenant}:e:"
         self._server = RedisServer(config)
-        self._client, self._call = self._server.client, self._server.call
+        self._client = self._server.client
+        self._call = self._server.call
 
     def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
         with self._call(), self._client.pipeline(transaction=False) as pipeline:
@@ -61,10 +65,14 @@ class RedisConnector(Connector):
                 pipeline.eval(_FIND, 1, self._name(key), HEAD_BYTES, self._ttl_ms)
             return [start or None for start in pipeline.execute()]
 
-    def get(self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+    def get(
+        self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None
+    ) -> Bytes | None:
         most = ANSWER_BYTES if stop is None else stop - start + _OVERHEAD_BYTES
         with self._call(most):
-            part: bytes = self._client.eval(_GET, 1, self._name(key), layer_group, start, -1 if stop is None else stop)
+            part: bytes = self._client.eval(
+                _GET, 1, self._name(key), layer_group, start, -1 if stop is None else stop
+            )
         return part or None
 
     def exists(self, key: EntryKey) -> bool:
@@ -86,7 +94,8 @@ class RedisConnector(Connector):
         except RemoteError as error:
             with contextlib.suppress(RemoteError):  # if this fails too, the rest expires
                 self.delete(key)
-            if isinstance(error, FullError):  # not a fault: the entry is not stored, and reads go on
+            # not a fault: the entry is not stored, and reads go on
+            if isinstance(error, FullError):
                 return False
             raise
         return True
@@ -94,11 +103,14 @@ class RedisConnector(Connector):
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
         names = [self._name(each) for each in reversed(key.with_scores)]  # the entry first
         with self._call():
-            return bool(self._client.eval(_DROP, len(names), *names, content_digest or b"", CHECKSUM_START))
+            return bool(
+                self._client.eval(_DROP, len(names), *names, content_digest or b"", CHECKSUM_START)
+            )
 
     def all_keys(self) -> Iterator[EntryKey]:
         """See `Connector.all_keys`; this looks at every name on the server."""
-        pattern, cursor = self._root.replace("[", "\\[") + "*", 0
+        pattern = self._root.replace("[", "\\[") + "*"
+        cursor = 0
         while True:
             with self._call():
                 cursor, names = self._client.scan(cursor, match=pattern, count=_PAGE)

@@ -1,7 +1,8 @@
 """A client of a Redis or Valkey server, which knows no entries; the one file that imports redis-py.
 
-redis-py's timeouts limit one `recv`, so a server that sends a byte now and then would hold a reader for ever. Here
-every socket has a deadline for the whole answer. Nothing is retried: the caller judges an error.
+redis-py's timeouts limit one `recv`, so a server that sends a byte now and then would hold a reader
+for ever. Here every socket has a deadline for the whole answer. Nothing is retried: the caller
+judges an error.
 """
 
 import os
@@ -24,7 +25,8 @@ except ImportError as error:
 _READ_BYTES = 256 * 1024  # One read from a socket asks for so many bytes.
 ANSWER_BYTES = 128 * 1024**2  # A longer answer is a fault, not a reason to allocate.
 _SPARE_CONNECTIONS = 32  # Lookups, writers and deletions have these, so none waits.
-# Of this thread's call. `at`: the monotonic time at which it must end; `bytes`: the most it may still receive.
+# Of this thread's call. `at`: the monotonic time at which it must end; `bytes`: the most it may
+# still receive.
 _LIMIT = threading.local()
 
 
@@ -33,7 +35,8 @@ class FullError(RemoteError):
 
 
 class _Socket:
-    """A socket whose calls end at this thread's deadline, or at the timeout it was given if that is earlier.
+    """A socket whose calls end at this thread's deadline, or at the timeout it was given if that is
+    earlier.
 
     It receives no more than this thread's call may.
     """
@@ -116,24 +119,30 @@ class RedisServer:
 
     @contextmanager
     def call(self, answer_bytes: int = ANSWER_BYTES) -> Iterator[None]:
-        """One exchange with the server: it ends within the timeout, and every error in it is a `RemoteError`.
+        """One exchange with the server: it ends within the timeout, and every error in it is a
+        `RemoteError`.
 
         An answer of more than `answer_bytes` is one.
         """
-        _LIMIT.at, _LIMIT.bytes = time.monotonic() + self._timeout_s, answer_bytes
+        _LIMIT.at = time.monotonic() + self._timeout_s
+        _LIMIT.bytes = answer_bytes
         try:
             yield
         except (redis.TimeoutError, TimeoutError) as error:
-            raise RemoteError(f"redis did not answer within {self._timeout_s:g} s", timed_out=True) from error
+            raise RemoteError(
+                f"redis did not answer within {self._timeout_s:g} s", timed_out=True
+            ) from error
         except RemoteError:
             raise
         except redis.OutOfMemoryError as error:
             raise FullError(f"redis is full: {error}") from error
         except Exception as error:  # a damaged answer can make the protocol parser raise anything
-            self.reset()  # idle connections may be broken too: each would hold a descriptor until it is used
+            # idle connections may be broken too: each would hold a descriptor until it is used
+            self.reset()
             raise RemoteError(f"redis: {type(error).__name__}: {error}") from error
         finally:
-            _LIMIT.at, _LIMIT.bytes = float("inf"), ANSWER_BYTES
+            _LIMIT.at = float("inf")
+            _LIMIT.bytes = ANSWER_BYTES
 
     def reset(self) -> None:
         """Drop the idle connections; the next call opens new ones."""

@@ -1,6 +1,7 @@
 """Entries in a bucket of an S3-compatible store (obstore).
 
-Such a store counts nothing and remembers no use. A lifecycle rule of the bucket, which goes by age, bounds it.
+Such a store counts nothing and remembers no use. A lifecycle rule of the bucket, which goes by age,
+bounds it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,8 @@ class S3Connector(Connector):
         """Connects to nothing yet. `tenant` is the tenant's part of the paths."""
         self._root = f"{config.prefix}/{tenant}/"
         location = {"endpoint": config.endpoint, "region": config.region}
-        location = {name: value for name, value in location.items() if value is not None}  # else the environment's
+        # else the environment's
+        location = {name: value for name, value in location.items() if value is not None}
         timeout = timedelta(seconds=config.timeout_s)
         self._store = S3Store(
             config.bucket,
@@ -54,11 +56,15 @@ class S3Connector(Connector):
         start = partial(self.get, layer_group=0, stop=HEAD_BYTES)
         return [start(keys[0])] if len(keys) == 1 else list(self._pool.map(start, keys))
 
-    def get(self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+    def get(
+        self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None
+    ) -> Bytes | None:
         wanted: Any = {"offset": start} if stop is None else (start, stop)
         with self._call():
             try:
-                found = obstore.get(self._store, self._path(key, layer_group), options={"range": wanted})
+                found = obstore.get(
+                    self._store, self._path(key, layer_group), options={"range": wanted}
+                )
                 return memoryview(found.bytes())
             except FileNotFoundError:
                 return None
@@ -71,14 +77,19 @@ class S3Connector(Connector):
         return True
 
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
-        if content_digest is not None:  # S3 cannot compare and delete in one step: a rewrite right now is lost
+        # S3 cannot compare and delete in one step: a rewrite right now is lost
+        if content_digest is not None:
             found = self.get(key, 0, CHECKSUM_START, CHECKSUM_START + CHECKSUM_CHARS)
             if found is not None and bytes(found) != content_digest:
                 return False
         there = self.exists(key)
         with self._call():  # the heads first, so that no lookup finds a part
             obstore.delete(self._store, [self._path(each, 0) for each in key.with_scores])
-            rest = [item["path"] for page in obstore.list(self._store, self._folder(key)) for item in page]
+            rest = [
+                item["path"]
+                for page in obstore.list(self._store, self._folder(key))
+                for item in page
+            ]
             if rest:
                 obstore.delete(self._store, rest)
         return there
@@ -89,7 +100,8 @@ class S3Connector(Connector):
                 for item in page:
                     *_, text, layer_group = item["path"].split("/")
                     key = EntryKey.from_text(text)
-                    if key is not None and layer_group == f"{0:04d}":  # else a part, or another program's object
+                    # else a part, or another program's object
+                    if key is not None and layer_group == f"{0:04d}":
                         yield key
 
     def close(self) -> None:
@@ -97,14 +109,18 @@ class S3Connector(Connector):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """One exchange: every error in it is a `RemoteError`. obstore's timeout includes the answer's body."""
+        """One exchange: every error in it is a `RemoteError`. obstore's timeout includes the
+        answer's body.
+        """
         try:
             yield
         except RemoteError:
             raise
-        except Exception as error:  # obstore raises one class for most errors; only the text tells a timeout
+        # obstore raises one class for most errors; only the text tells a timeout
+        except Exception as error:
             text = str(error)
-            timed_out, first_line = "timed out" in text or "timeout" in text.lower(), text.partition("\n")[0]
+            timed_out = "timed out" in text or "timeout" in text.lower()
+            first_line = text.partition("\n")[0]
             raise RemoteError(f"s3: {type(error).__name__}: {first_line}", timed_out) from error
 
     def _folder(self, key: EntryKey) -> str:

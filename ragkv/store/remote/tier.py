@@ -1,9 +1,11 @@
-"""The remote tier: entries on storage that replicas share (Redis, S3), whose answers may be late, wrong or missing.
+"""The remote tier: entries on storage that replicas share (Redis, S3), whose answers may be late,
+wrong or missing.
 
-Every fault is a miss: a remote that does not answer, an entry that is incomplete, bytes that do not verify. The
-connector's timeout bounds the time of one fault, and the circuit breaker bounds their number. A deletion that the
-remote did not confirm is noted and repeated until it does; until then this process does not serve the entry. The remote
-knows no leases: what it evicts, or any process deletes, is a miss, even during a prefill.
+Every fault is a miss: a remote that does not answer, an entry that is incomplete, bytes that do not
+verify. The connector's timeout bounds the time of one fault, and the circuit breaker bounds their
+number. A deletion that the remote did not confirm is noted and repeated until it does; until then
+this process does not serve the entry. The remote knows no leases: what it evicts, or any process
+deletes, is a miss, even during a prefill.
 """
 
 import logging
@@ -46,20 +48,29 @@ class RemoteTier(Tier):
         tombstones: Tombstones,
         read_cache_bytes: int,
     ) -> None:
-        """`config` is the connector's. Never waits for the remote; see `RemoteReader` for `read_cache_bytes`."""
+        """`config` is the connector's. Never waits for the remote; see `RemoteReader` for
+        `read_cache_bytes`.
+        """
         self.kind = connector.kind
-        self._connector, self._digest, self._tombstones = connector, digest, tombstones
+        self._connector = connector
+        self._digest = digest
+        self._tombstones = tombstones
         self._layer_group_bytes = config.group_bytes
         self._wake = threading.Event()
         self._wake.set()  # deletions may be pending
         self._health = Health(self.kind.value, self._wake.set)
         self._counts = Counts()
-        self._reader = RemoteReader(connector, config, self._health, digest, self._counts, read_cache_bytes)
+        self._reader = RemoteReader(
+            connector, config, self._health, digest, self._counts, read_cache_bytes
+        )
         self._deleting: set[EntryKey] = set()
-        self._lookups: dict[EntryKey, tuple[Lookup, float]] = {}  # ahead of their leases, and when they began
+        # ahead of their leases, and when they began
+        self._lookups: dict[EntryKey, tuple[Lookup, float]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._maintainer = threading.Thread(target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True)
+        self._maintainer = threading.Thread(
+            target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True
+        )
         self._maintainer.start()
 
     @property
@@ -73,8 +84,14 @@ class RemoteTier(Tier):
         """Begin to look up these keys, which will be leased soon."""
         now = time.monotonic()
         with self._lock:
-            self._lookups = {key: lookup for key, lookup in self._lookups.items() if now - lookup[1] < FRESH_S}
-            new = [key for key in dict.fromkeys(keys) if key not in self._lookups and not self._is_deleted(key)]
+            self._lookups = {
+                key: lookup for key, lookup in self._lookups.items() if now - lookup[1] < FRESH_S
+            }
+            new = [
+                key
+                for key in dict.fromkeys(keys)
+                if key not in self._lookups and not self._is_deleted(key)
+            ]
             if new:
                 lookup = self._reader.look_up(new)
                 self._lookups.update(dict.fromkeys(new, (lookup, now)))
@@ -131,7 +148,9 @@ class RemoteTier(Tier):
         return stored
 
     def delete(self, key: EntryKey) -> bool:
-        """See `Tier.delete`. `False` where the remote does not answer; the deletion is then noted and repeated."""
+        """See `Tier.delete`. `False` where the remote does not answer; the deletion is then noted
+        and repeated.
+        """
         with self._lock:
             self._deleting.add(key)
             self._lookups.pop(key, None)
@@ -140,7 +159,8 @@ class RemoteTier(Tier):
         except RemoteError as error:
             self._tombstones.add(key)
             log.warning(
-                "Entry %s could not be deleted from %s yet (%s); it is not served here, and deletion is tried again.",
+                "Entry %s could not be deleted from %s yet (%s); it is not served here, and "
+                "deletion is tried again.",
                 key,
                 self.kind.value,
                 error,
@@ -165,7 +185,9 @@ class RemoteTier(Tier):
             return False
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        """Every key with its entry's info, `None` if this code cannot read it; ends early if the remote fails."""
+        """Every key with its entry's info, `None` if this code cannot read it; ends early if the
+        remote fails.
+        """
         try:
             for key in self._connector.all_keys():
                 start = self._reader.head_start(key)
@@ -200,7 +222,9 @@ class RemoteTier(Tier):
     # The maintenance thread
 
     def _maintain(self) -> None:
-        """Send probes and repeat pending deletions: in the background, never in a request's time."""
+        """Send probes and repeat pending deletions: in the background, never in a
+        request's time.
+        """
         while not self._closing.is_set():
             due_s = self._health.probe_due_s()
             self._wake.wait(RETRY_S if due_s is None and self._tombstones.keys else due_s)
@@ -213,7 +237,9 @@ class RemoteTier(Tier):
             except RemoteError as error:
                 log.debug("%s: %s", self.kind.value, error)
             except Exception:  # the thread must live on
-                log.exception("Maintenance of %s failed; the next round comes all the same.", self.kind.value)
+                log.exception(
+                    "Maintenance of %s failed; the next round comes all the same.", self.kind.value
+                )
 
     def _delete_pending(self, key: EntryKey) -> None:
         """Delete what a tombstone names. Raises `RemoteError`."""

@@ -1,6 +1,8 @@
-"""Deletions that a remote has not confirmed yet: noted on disk until it has, so that a restart forgets none.
+"""Deletions that a remote has not confirmed yet: noted on disk until it has, so that a restart
+forgets none.
 
-The file is one JSON list, replaced as a whole: there are few, and they go as soon as the remote answers.
+The file is one JSON list, replaced as a whole: there are few, and they go as soon as the remote
+answers.
 """
 
 import json
@@ -19,7 +21,9 @@ class Tombstones:
     """The keys of pending deletions. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets them."""
+        """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets
+        them.
+        """
         self.keys: frozenset[EntryKey] = frozenset() if path is None else _read(path)
         self._path = path
         self._lock = threading.Lock()
@@ -42,9 +46,15 @@ class Tombstones:
             return
         try:
             make_private_folder(self._path.parent)
-            replace_file(self._path, json.dumps(sorted(key.to_text() for key in self.keys)).encode())
+            replace_file(
+                self._path, json.dumps(sorted(key.to_text() for key in self.keys)).encode()
+            )
         except OSError as error:
-            log.error("Pending deletions cannot be noted in %s: %s. A restart would forget them.", self._path, error)
+            log.error(
+                "Pending deletions cannot be noted in %s: %s. A restart would forget them.",
+                self._path,
+                error,
+            )
 
 
 def _read(path: Path) -> frozenset[EntryKey]:
@@ -53,9 +63,13 @@ def _read(path: Path) -> frozenset[EntryKey]:
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError) as error:
-        log.error("Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error)
+        log.error(
+            "Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error
+        )
         return frozenset()
     keys = [EntryKey.from_text(str(text)) for text in found] if isinstance(found, list) else [None]
     if None in keys:
-        log.error("Pending deletions in %s name what is no key. Delete those documents again.", path)
+        log.error(
+            "Pending deletions in %s name what is no key. Delete those documents again.", path
+        )
     return frozenset(key for key in keys if key is not None)

@@ -1,12 +1,14 @@
-"""The values of one entry on shared storage: the head and the layers of its record, one value a layer group.
+"""The values of one entry on shared storage: the head and the layers of its record, one value a
+layer group.
 
     value 0    [the record's head, which names the layers of a group][the layers of group 0]
     value n    [the layers of group n]
 
-The head has identity, token ids and sensitivity, so that a lookup proves a hit before a layer is loaded, and the
-checksum of every layer. So values of two replicas that computed the same bytes may be mixed; any other mixture is
-found. Checksums are xxh3_128, against damage. Under a secret they are the first half of an HMAC-SHA256 (twice as fast
-here as keyed blake2b), and a process without the secret cannot write a value that verifies.
+The head has identity, token ids and sensitivity, so that a lookup proves a hit before a layer is
+loaded, and the checksum of every layer. So values of two replicas that computed the same bytes may
+be mixed; any other mixture is found. Checksums are xxh3_128, against damage. Under a secret they
+are the first half of an HMAC-SHA256 (twice as fast here as keyed blake2b), and a process without
+the secret cannot write a value that verifies.
 """
 
 import hashlib
@@ -24,11 +26,14 @@ from ..record import parse_head as parse_record_head
 
 
 def digest_of(secret: str | None) -> Digest:
-    """What makes the checksums: with a `secret`, bytes that verify were written by a process that has it."""
+    """What makes the checksums: with a `secret`, bytes that verify were written by a process that
+    has it.
+    """
     if secret is None:
         return checksum
     key = hashlib.blake2b(secret.encode(), digest_size=32).digest()
-    return lambda data: hmac.new(key, data, "sha256").hexdigest()[:CHECKSUM_CHARS]  # releases the GIL
+    # releases the GIL
+    return lambda data: hmac.new(key, data, "sha256").hexdigest()[:CHECKSUM_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class RemoteHead:
     """The head of an entry, verified, and how its layers lie in values."""
 
     record: RecordHead
-    dropped: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)  # for a bad part
+    # for a bad part
+    dropped: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     @property
     def info(self) -> EntryInfo:
@@ -50,12 +56,15 @@ class RemoteHead:
 
     @property
     def content_digest(self) -> bytes:
-        """The digest of all that this writing of the entry holds, as it stands in the head at `CHECKSUM_START`."""
+        """The digest of all that this writing of the entry holds, as it stands in the head at
+        `CHECKSUM_START`.
+        """
         return self.record.checksum.encode()
 
     def layers_of(self, layer_group: int) -> range:
         """The layers in `layer_group`; the last group may have fewer."""
-        first, step = layer_group * self.record.layers_per_value, self.record.layers_per_value
+        first = layer_group * self.record.layers_per_value
+        step = self.record.layers_per_value
         return range(first, min(self.info.layers, first + step))
 
     def place_of(self, layer_group: int) -> tuple[int, int]:
@@ -64,16 +73,22 @@ class RemoteHead:
         return start, len(self.layers_of(layer_group)) * self.record.layer_bytes
 
     def check(self, layer_group: int, payload: Bytes) -> None:
-        """Raise `EntryDamagedError` unless `payload` is exactly the layers that were written with this head."""
+        """Raise `EntryDamagedError` unless `payload` is exactly the layers that were written with
+        this head.
+        """
         size = self.record.layer_bytes
         if len(payload) != len(self.layers_of(layer_group)) * size:
-            raise EntryDamagedError(self.info.key, f"layer group {layer_group} has not the bytes that were written")
+            raise EntryDamagedError(
+                self.info.key, f"layer group {layer_group} has not the bytes that were written"
+            )
         for number, layer in enumerate(self.layers_of(layer_group)):
             self.record.check_layer(layer, memoryview(payload)[number * size : (number + 1) * size])
 
 
 def pack(entry: EncodedEntry, group_bytes: int, digest: Digest) -> list[bytes]:
-    """The values of `entry`, one a layer group: a group has the fewest layers that make `group_bytes`."""
+    """The values of `entry`, one a layer group: a group has the fewest layers that make
+    `group_bytes`.
+    """
     step = max(1, -(-group_bytes // max(1, entry.stored_bytes // max(1, entry.info.layers))))
     record = Record.of(entry, digest, layers_per_value=step)
     layers = [bytes_of(layer) for layer in record.layers]
@@ -81,8 +96,11 @@ def pack(entry: EncodedEntry, group_bytes: int, digest: Digest) -> list[bytes]:
     return [b"".join((record.head, *groups[0])), *(b"".join(group) for group in groups[1:])]
 
 
-def parse_head(key: EntryKey, start: Bytes, first: Callable[[int], bytes], digest: Digest) -> RemoteHead:
-    """The verified head of a value that begins with `start`; `first(n)` returns its first n bytes, or all it has.
+def parse_head(
+    key: EntryKey, start: Bytes, first: Callable[[int], bytes], digest: Digest
+) -> RemoteHead:
+    """The verified head of a value that begins with `start`; `first(n)` returns its first n bytes,
+    or all it has.
 
     Raises `EntryDamagedError`.
     """

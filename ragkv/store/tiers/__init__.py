@@ -1,4 +1,6 @@
-"""Tiers hold entries: the contract of a tier and a lease, and the tiers on this machine (memory, disk)."""
+"""Tiers hold entries: the contract of a tier and a lease, and the tiers on this machine (memory,
+disk).
+"""
 
 from .base import Lease, RemoteStats, Tier, TierKind, TierStats
 from .disk import DiskTier

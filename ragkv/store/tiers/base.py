@@ -1,9 +1,10 @@
-"""The contract of a tier, a bounded place that holds entries, and of a lease, through which an entry is read.
+"""The contract of a tier, a bounded place that holds entries, and of a lease, through which an
+entry is read.
 
-A lease of a tier of this machine pins its entry: while the lease is open, the entry is not evicted and its bytes are
-not reused. Identity, token ids and checksums are verified before a lease returns anything. If they are wrong, it raises
-`EntryDamagedError`, the tier drops the entry, and the caller treats it as a miss. All methods are thread-safe. Reads
-release the GIL.
+A lease of a tier of this machine pins its entry: while the lease is open, the entry is not evicted
+and its bytes are not reused. Identity, token ids and checksums are verified before a lease returns
+anything. If they are wrong, it raises `EntryDamagedError`, the tier drops the entry, and the caller
+treats it as a miss. All methods are thread-safe. Reads release the GIL.
 """
 
 from abc import ABC, abstractmethod
@@ -48,7 +49,8 @@ class TierStats:
     kind: TierKind
     entries: int | None  # without scores, whose bytes count
     used_bytes: int | None
-    capacity_bytes: int | None  # these three are None of shared storage, which counts and bounds itself
+    # these three are None of shared storage, which counts and bounds itself
+    capacity_bytes: int | None
     hits: int
     misses: int
     evictions: int
@@ -69,7 +71,9 @@ class Counts:
     read_bytes: int = 0
     written_bytes: int = 0
 
-    def stats(self, kind: TierKind, entries: int | None, used_bytes: int | None, capacity: int | None) -> TierStats:
+    def stats(
+        self, kind: TierKind, entries: int | None, used_bytes: int | None, capacity: int | None
+    ) -> TierStats:
         """These counters, with what the tier holds."""
         return TierStats(kind, entries, used_bytes, capacity, **asdict(self))
 
@@ -80,7 +84,8 @@ class Lease(Closing):
     info: EntryInfo
     kind: TierKind
     sensitivity: torch.Tensor | None  # (T, C) float16
-    in_place: bool = False  # `read_layer` returns views of the tier's own storage and needs no `out`
+    # `read_layer` returns views of the tier's own storage and needs no `out`
+    in_place: bool = False
 
     @property
     def stored_bytes(self) -> int:
@@ -94,13 +99,16 @@ class Lease(Closing):
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """The layer slice (2, G, T, D) of `layer`, verified.
 
-        Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own immutable storage:
-        never write to the result. Raises `EntryDamagedError`; the tier has then dropped the entry.
+        Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own
+        immutable storage: never write to the result. Raises `EntryDamagedError`; the tier has then
+        dropped the entry.
         """
 
     @abstractmethod
     def read_encoded(self) -> EncodedEntry:
-        """A verified copy of the whole entry as it is stored, for another tier. Raises as `read_layer` does."""
+        """A verified copy of the whole entry as it is stored, for another tier. Raises as
+        `read_layer` does.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -108,11 +116,14 @@ class Lease(Closing):
 
 
 class StoredLease(Lease):
-    """What leases of disk and remote tiers share: stored layers, read by `_read`, decoded or in encoded form."""
+    """What leases of disk and remote tiers share: stored layers, read by `_read`, decoded or in
+    encoded form.
+    """
 
     def __init__(self, head: RecordHead) -> None:
         """`head` is that of the entry's record, verified."""
-        self.info, self.sensitivity = head.info, head.sensitivity
+        self.info = head.info
+        self.sensitivity = head.sensitivity
         self._head = head
 
     @property
@@ -120,8 +131,11 @@ class StoredLease(Lease):
         return self.info.layers * self._head.layer_bytes
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D), read into `out` or into a new host tensor; see `Lease.read_layer`."""
-        info, codec = self.info, self._head.codec
+        """The slice (2, G, T, D), read into `out` or into a new host tensor; see
+        `Lease.read_layer`.
+        """
+        info = self.info
+        codec = self._head.codec
         target = torch.empty(info.shape, dtype=info.dtype) if out is None else out
         if codec.in_place and target.is_contiguous():
             self._read(layer, target)
@@ -132,7 +146,8 @@ class StoredLease(Lease):
         return codec.decode(stored, target)
 
     def read_encoded(self) -> EncodedEntry:
-        info, codec = self.info, self._head.codec
+        info = self.info
+        codec = self._head.codec
         layout = codec.layout(info.shape, info.dtype)
         layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype)
         for number, layer in enumerate(layers):
@@ -149,25 +164,32 @@ class Tier(ABC):
 
     kind: TierKind
     read_only: bool = False  # `put` and `delete`, and so `gc`, raise `StoreReadOnlyError`
-    is_remote: bool = False  # a call may take as long as its timeout; other processes write and delete there as well
+    # a call may take as long as its timeout; other processes write and delete there as well
+    is_remote: bool = False
 
     @abstractmethod
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        """Pin and open the entry of these tokens under this identity, or `None`. Counts as a use."""
+        """Pin and open the entry of these tokens under this identity, or `None`. Counts as
+        a use.
+        """
 
     @abstractmethod
     def put(self, entry: Entry | EncodedEntry) -> bool:
-        """Store `entry` in its identity's codec, evicting others if needed; returns when it is durable.
+        """Store `entry` in its identity's codec, evicting others if needed; returns when it is
+        durable.
 
-        `False` if it was not stored: it is larger than the tier, everything is pinned, the policy did not admit it, or
-        the write failed (logged). An entry that is here already is left unchanged and counts as stored.
+        `False` if it was not stored: it is larger than the tier, everything is pinned, the policy
+        did not admit it, or the write failed (logged). An entry that is here already is left
+        unchanged and counts as stored.
         """
 
     def tell(self, action: Callable[[Policy], object]) -> None:  # noqa: B027
         """Let `action` tell the eviction policy something, if the tier has one."""
 
     def served(self, turn: TurnSize) -> None:  # noqa: B027
-        """Tell the policy that a conversation's turn was served, before the turn's blocks are put. It may trim."""
+        """Tell the policy that a conversation's turn was served, before the turn's blocks are put.
+        It may trim.
+        """
 
     @abstractmethod
     def contains(self, key: EntryKey) -> bool:
@@ -177,18 +199,22 @@ class Tier(ABC):
     def delete(self, key: EntryKey) -> bool:
         """Drop `key` and its scores; whether `key` was here. No new lease is given.
 
-        Open leases of a tier of this machine stay readable. Those of shared storage may find the rest gone.
+        Open leases of a tier of this machine stay readable. Those of shared storage may find the
+        rest gone.
         """
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        """Every key held, in no particular order, with its `EntryInfo`, or `None` if this code cannot read the entry.
+        """Every key held, in no particular order, with its `EntryInfo`, or `None` if this code
+        cannot read the entry.
 
         Does not count as a use.
         """
 
     def block_keys(self) -> list[EntryKey]:
-        """The keys of the blocks of conversations that a tier of this machine holds and may delete."""
+        """The keys of the blocks of conversations that a tier of this machine holds and
+        may delete.
+        """
         return []
 
     def infos(self) -> Iterator[EntryInfo]:
@@ -196,7 +222,9 @@ class Tier(ABC):
         return (info for _, info in self.scan() if info is not None and not info.identity.scorer)
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
-        """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes freed, if known."""
+        """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes
+        freed, if known.
+        """
         before = self.stats().used_bytes or 0
         for key in self.refused(keep):
             self.delete(key)

@@ -1,11 +1,14 @@
-"""The disk tier: one safetensors file an entry, with one writing process and any number of reading processes.
+"""The disk tier: one safetensors file an entry, with one writing process and any number of reading
+processes.
 
-A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the directory, add the
-entry to the ledger and the index. A kill between two steps leaves either nothing visible or a complete entry. The
-capacity counts the bytes of the files; the index comes on top (about 200 bytes an entry).
+A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the
+directory, add the entry to the ledger and the index. A kill between two steps leaves either nothing
+visible or a complete entry. The capacity counts the bytes of the files; the index comes on top
+(about 200 bytes an entry).
 
-The identity is checked when a file is opened, and a checksum with every layer that is read. A file that is unlinked
-meanwhile stays readable until its lease is closed. `read_only.py` is the tier of the processes that only read.
+The identity is checked when a file is opened, and a checksum with every layer that is read. A file
+that is unlinked meanwhile stays readable until its lease is closed. `read_only.py` is the tier of
+the processes that only read.
 """
 
 import errno
@@ -26,7 +29,15 @@ from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
 from ..key import EntryKey
 from ..policies import Item, Policy, TurnSize
-from ..record import OtherVersionError, Record, RecordHead, bytes_of, read_fully, read_head, read_info
+from ..record import (
+    OtherVersionError,
+    Record,
+    RecordHead,
+    bytes_of,
+    read_fully,
+    read_head,
+    read_info,
+)
 from .base import Lease, StoredLease, TierKind
 from .ledger import LocalTier, Slot
 
@@ -47,11 +58,13 @@ class DiskTier(LocalTier[None]):
     ) -> None:
         """Open `directory`, making it if needed.
 
-        Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be written.
+        Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be
+        written.
         """
         super().__init__(capacity_bytes, policy, clock)
         self._capacity_bytes = capacity_bytes  # of which others may take some
-        self._write_lock = threading.Lock()  # one put at a time: no other put uses the space made for it
+        # one put at a time: no other put uses the space made for it
+        self._write_lock = threading.Lock()
         self._write_failed = False
         self._closed = False
         self._directory = EntryDirectory(directory)
@@ -61,7 +74,9 @@ class DiskTier(LocalTier[None]):
             self._adopt_files()
         except OSError as error:
             self._directory.release()
-            raise StoreError(f"Cannot read the store directory {directory}: {error}. Check the disk.") from error
+            raise StoreError(
+                f"Cannot read the store directory {directory}: {error}. Check the disk."
+            ) from error
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         key = identity.key(token_ids)
@@ -100,7 +115,9 @@ class DiskTier(LocalTier[None]):
             return self._write(item, record)
 
     def leave(self, size_bytes: int) -> None:
-        """Leave so much of the capacity to what is stored elsewhere, and evict what has no room any more."""
+        """Leave so much of the capacity to what is stored elsewhere, and evict what has no room any
+        more.
+        """
         with self._write_lock, self._lock:
             self._ledger.resize(max(0, self._capacity_bytes - size_bytes), self._clock())
 
@@ -109,7 +126,9 @@ class DiskTier(LocalTier[None]):
             super().served(turn)
 
     def delete(self, key: EntryKey) -> bool:
-        """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot be removed."""
+        """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot
+        be removed.
+        """
         with self._lock:
             held = [slot.item.key for slot in self._ledger.with_scores(key)]
             for each in held:
@@ -127,7 +146,8 @@ class DiskTier(LocalTier[None]):
         with self._lock:
             slots = list(self._ledger)
         for slot in slots:
-            key, info = slot.item.key, None
+            key = slot.item.key
+            info = None
             try:
                 info = read_info(self._directory.path(key), key)
             except OtherVersionError:
@@ -147,21 +167,32 @@ class DiskTier(LocalTier[None]):
         self._directory.release()
 
     def _adopt_files(self) -> None:
-        """Add the files on disk to the ledger, least recently used first; drop those that cannot be entries."""
+        """Add the files on disk to the ledger, least recently used first; drop those that cannot be
+        entries.
+        """
         files = dict(self._directory.scan())
         rows = self._index.rows
         for key in rows.keys() - files.keys():
             self._index.record(key, None)
-        adopted = [(rows.get(key) or self._orphan(key, size), key, size) for key, size in files.items()]
-        found = [(row, Item(key, size, row.group, row.index)) for row, key, size in adopted if row is not None]
+        adopted = [
+            (rows.get(key) or self._orphan(key, size), key, size) for key, size in files.items()
+        ]
+        found = [
+            (row, Item(key, size, row.group, row.index))
+            for row, key, size in adopted
+            if row is not None
+        ]
         for row, item in sorted(found, key=lambda pair: pair[0].used):
             if self._ledger.make_space(item, row.used):
                 self._ledger.add(item, None, row.used)
             else:
-                self._unlink(item.key)  # larger than the whole capacity, which may be a smaller setting now
+                # larger than the whole capacity, which may be a smaller setting now
+                self._unlink(item.key)
 
     def _orphan(self, key: EntryKey, size: int) -> Row | None:
-        """A row for a file that the index does not know; `None` if the file is no entry and was removed."""
+        """A row for a file that the index does not know; `None` if the file is no entry and was
+        removed.
+        """
         path = self._directory.path(key)
         try:
             info = read_info(path, key)
@@ -196,7 +227,11 @@ class DiskTier(LocalTier[None]):
             self._directory.write(item.key, record.pieces())
         except OSError as error:
             if not self._write_failed:  # log it once: on a full disk every entry fails
-                log.warning("Entries cannot be written to %s: %s. Going on without.", self._directory.root, error)
+                log.warning(
+                    "Entries cannot be written to %s: %s. Going on without.",
+                    self._directory.root,
+                    error,
+                )
             self._write_failed = True
             with self._lock:
                 self._ledger.cancel(item, self._clock())
@@ -223,7 +258,9 @@ class DiskTier(LocalTier[None]):
         self._unlink(slot.item.key)
 
     def _unlink(self, key: EntryKey) -> None:
-        """Remove the file, then its row: a file without a row is examined at the next open, so it is not lost."""
+        """Remove the file, then its row: a file without a row is examined at the next open, so it
+        is not lost.
+        """
         try:
             self._directory.remove(key)
         except OSError as error:
@@ -232,7 +269,9 @@ class DiskTier(LocalTier[None]):
 
 
 class DiskLease(StoredLease):
-    """An open entry file. Many threads may call `read_layer` at once, also while another calls `close`."""
+    """An open entry file. Many threads may call `read_layer` at once, also while another calls
+    `close`.
+    """
 
     kind = TierKind.DISK
 
@@ -246,21 +285,29 @@ class DiskLease(StoredLease):
     ) -> None:
         super().__init__(head)
         self._file: _EntryFile | None = file
-        self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
+        self._on_read = on_read
+        self._on_damage = on_damage
+        self._on_close = on_close
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Unpin the entry. Twice is harmless. A read under way keeps the descriptor open until it ends."""
+        """Unpin the entry. Twice is harmless. A read under way keeps the descriptor open until it
+        ends.
+        """
         with self._lock:
-            file, self._file = self._file, None
+            file = self._file
+            self._file = None
         if file is not None:
             self._on_close()
 
-    def __del__(self) -> None:  # an abandoned lease must not keep its descriptor and its pin for ever
+    # an abandoned lease must not keep its descriptor and its pin for ever
+    def __del__(self) -> None:
         self.close()
 
     def _read(self, layer: int, into: torch.Tensor) -> None:
-        key, file, stored = self.info.key, self._file, bytes_of(into)
+        key = self.info.key
+        file = self._file
+        stored = bytes_of(into)
         if file is None:
             raise StoreError(f"The lease of entry {key} is closed; read before closing it.")
         try:
@@ -278,7 +325,9 @@ class DiskLease(StoredLease):
 
 
 class _EntryFile:
-    """An open file. Its descriptor is closed with the last reference, so never under a read of another thread."""
+    """An open file. Its descriptor is closed with the last reference, so never under a read of
+    another thread.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -296,7 +345,8 @@ def open_lease(
     on_damage: Callable[[EntryDamagedError], None],
     on_close: Callable[[], None] = lambda: None,
 ) -> DiskLease | None:
-    """A lease on the entry of these tokens, whose file is `path`; `None` if it is damaged or cannot be opened.
+    """A lease on the entry of these tokens, whose file is `path`; `None` if it is damaged or cannot
+    be opened.
 
     `on_close` is called only if a lease is returned. Raises `FileNotFoundError`.
     """

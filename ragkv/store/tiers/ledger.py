@@ -1,8 +1,8 @@
 """What the tiers of this machine share: a ledger of the items they hold, behind one lock.
 
-The ledger knows how many bytes items take, which are pinned, and which to evict. It holds metadata only: the tier moves
-the bytes. Two invariants: `used_bytes` is the sum of the held items' sizes and never above the capacity, and a pinned
-item is never evicted.
+The ledger knows how many bytes items take, which are pinned, and which to evict. It holds metadata
+only: the tier moves the bytes. Two invariants: `used_bytes` is the sum of the held items' sizes and
+never above the capacity, and a pinned item is never evicted.
 """
 
 import threading
@@ -67,7 +67,9 @@ class Ledger(Generic[P]):
         return self._slots.get(key)
 
     def with_scores(self, key: EntryKey) -> list[Slot[P]]:
-        """The slots of `key` and of the scores that lie next to it, which come first; empty if none is held."""
+        """The slots of `key` and of the scores that lie next to it, which come first; empty if none
+        is held.
+        """
         return [slot for each in key.with_scores if (slot := self._slots.get(each)) is not None]
 
     def served(self, turn: TurnSize, now: float) -> None:
@@ -76,7 +78,9 @@ class Ledger(Generic[P]):
         self._trim(0, None, now)
 
     def used(self, slot: Slot[P], now: float) -> None:
-        """Tell the policy that a held slot was leased. Scores are leased with their entry, so they do not count."""
+        """Tell the policy that a held slot was leased. Scores are leased with their entry, so they
+        do not count.
+        """
         if not slot.item.key.is_scores:
             self.policy.used(slot.group, now)
 
@@ -161,7 +165,9 @@ class Ledger(Generic[P]):
 
     def _victim(self, now: float) -> Cut:
         cut = self.policy.victim(self._pinned, now)
-        assert cut is not None and cut.group not in self._pinned, "a policy must cut while a group is unpinned"
+        assert cut is not None and cut.group not in self._pinned, (
+            "a policy must cut while a group is unpinned"
+        )
         return cut
 
     def _trim(self, need: int, item: Item | None, now: float) -> bool:
@@ -171,14 +177,20 @@ class Ledger(Generic[P]):
         return all(wanted)
 
     def _take(self, cut: Cut, need: int, item: Item | None, now: float) -> bool:
-        """Evict the tail of a group down to the cut, or until `need` bytes are free; whether `item` is not part of it.
+        """Evict the tail of a group down to the cut, or until `need` bytes are free; whether `item`
+        is not part of it.
 
         Evicts nothing of a pinned group.
         """
         group = self._groups.get(cut.group) or Group()
-        is_item = item is not None and cut.group == group_of(item) and item.index >= max(cut.keep, group.extent)
+        is_item = (
+            item is not None
+            and cut.group == group_of(item)
+            and item.index >= max(cut.keep, group.extent)
+        )
         if cut.group in self._pinned or (is_item and not cut.whole):
-            return not is_item  # `item` would be the tail of its own group, so it is the first to go
+            # `item` would be the tail of its own group, so it is the first to go
+            return not is_item
         while group.slots and group.slots[-1].item.index >= cut.keep:
             if not cut.whole and self._fits(need):
                 break
@@ -204,7 +216,9 @@ def _end(item: Item) -> int:
 
 
 def group_of(item: Item) -> str:
-    """The group of an item: its conversation, or its chunk, to which the scores next to it belong."""
+    """The group of an item: its conversation, or its chunk, to which the scores next to it
+    belong.
+    """
     return item.group or item.key.chunk
 
 
@@ -215,7 +229,8 @@ class LocalTier(Tier, Generic[P]):
         self._ledger: Ledger[P] = Ledger(capacity_bytes, policy, self._evict)
         self._counts = Counts()
         self._clock = clock
-        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
+        # re-entrant: garbage collection may close an abandoned lease while it is held
+        self._lock = threading.RLock()
 
     def tell(self, action: Callable[[Policy], object]) -> None:
         with self._lock:
@@ -237,7 +252,9 @@ class LocalTier(Tier, Generic[P]):
     def stats(self) -> TierStats:
         with self._lock:
             ledger = self._ledger
-            return self._counts.stats(self.kind, ledger.entries, ledger.used_bytes, ledger.capacity_bytes)
+            return self._counts.stats(
+                self.kind, ledger.entries, ledger.used_bytes, ledger.capacity_bytes
+            )
 
     def _evict(self, slot: Slot[P]) -> None:
         self._counts.evictions += not slot.item.key.is_scores

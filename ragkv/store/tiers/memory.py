@@ -1,8 +1,9 @@
-"""The memory tier: entries in host memory, encoded by their codec, bounded by the bytes of their tensors.
+"""The memory tier: entries in host memory, encoded by their codec, bounded by the bytes of their
+tensors.
 
-Raw entries are served as views, without a copy (page-locked if CUDA will read them); other codecs decode into the
-reader's buffer. If the tensors given to `put` are compact already, the tier holds those very tensors: entries are
-immutable, so the caller must not write to them afterwards.
+Raw entries are served as views, without a copy (page-locked if CUDA will read them); other codecs
+decode into the reader's buffer. If the tensors given to `put` are compact already, the tier holds
+those very tensors: entries are immutable, so the caller must not write to them afterwards.
 """
 
 import logging
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class MemoryLease(Lease):
-    """An entry in memory, of a tier or of none. The lease holds a reference to it, so closing only unpins it."""
+    """An entry in memory, of a tier or of none. The lease holds a reference to it, so closing only
+    unpins it.
+    """
 
     kind = TierKind.MEMORY
 
@@ -38,7 +41,8 @@ class MemoryLease(Lease):
         """An `Entry` is served as it is, whatever codec its identity names."""
         if isinstance(entry, Entry):
             entry = EncodedEntry(entry.info, RAW, entry.kv, entry.sensitivity)
-        self.info, self.sensitivity = entry.info, entry.sensitivity
+        self.info = entry.info
+        self.sensitivity = entry.sensitivity
         self.in_place = entry.codec.in_place
         self._entry = entry
         self._layer_bytes = entry.stored_bytes // max(1, entry.info.layers)
@@ -46,7 +50,9 @@ class MemoryLease(Lease):
         self._on_close: Callable[[], None] | None = on_close
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D): a view of the stored tensor if `in_place`, and then `out` is not used."""
+        """The slice (2, G, T, D): a view of the stored tensor if `in_place`, and then `out` is not
+        used.
+        """
         self._on_read(self._layer_bytes)
         return self._entry.read_layer(layer, out)
 
@@ -60,7 +66,8 @@ class MemoryLease(Lease):
         return self._entry
 
     def close(self) -> None:
-        on_close, self._on_close = self._on_close, None
+        on_close = self._on_close
+        self._on_close = None
         if on_close is not None:
             on_close()
 
@@ -71,7 +78,11 @@ class MemoryTier(LocalTier[EncodedEntry]):
     kind = TierKind.MEMORY
 
     def __init__(
-        self, capacity_bytes: int, policy: Policy, page_locked: bool = False, clock: Callable[[], float] = time.time
+        self,
+        capacity_bytes: int,
+        policy: Policy,
+        page_locked: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(capacity_bytes, policy, clock)
         self._page_locked = page_locked and torch.cuda.is_available()
@@ -99,7 +110,8 @@ class MemoryTier(LocalTier[EncodedEntry]):
     def put(self, entry: Entry | EncodedEntry) -> bool:
         if self.contains(entry.info.key):
             return True
-        encoded = EncodedEntry.of(entry)  # without the lock, like `compact` below: both may take long
+        # without the lock, like `compact` below: both may take long
+        encoded = EncodedEntry.of(entry)
         item = Item(entry.info.key, self._footprint(encoded), entry.info.group, entry.info.index)
         if item.size > self._ledger.capacity_bytes:
             return False

@@ -1,7 +1,8 @@
 """The disk tier of a process that only reads, next to the one that writes.
 
-It needs no index and no lock: a file's name is its key, a visible file is complete, and an open file stays readable. A
-file that vanished is a miss. A damaged file is a miss too, and the writer drops it.
+It needs no index and no lock: a file's name is its key, a visible file is complete, and an open
+file stays readable. A file that vanished is a miss. A damaged file is a miss too, and the writer
+drops it.
 """
 
 import contextlib
@@ -24,7 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class ReadOnlyDiskTier(Tier):
-    """Entries on disk that another process writes. `stats` counts the files visible now, also as the capacity."""
+    """Entries on disk that another process writes. `stats` counts the files visible now, also as
+    the capacity.
+    """
 
     kind = TierKind.DISK
     read_only = True
@@ -34,13 +37,16 @@ class ReadOnlyDiskTier(Tier):
         self._directory = EntryDirectory(directory)
         self._directory.open_for_reading()
         self._counts = Counts()
-        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
+        # re-entrant: garbage collection may close an abandoned lease while it is held
+        self._lock = threading.RLock()
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         path = self._directory.path(identity.key(token_ids))
         lease: Lease | None = None
         with contextlib.suppress(FileNotFoundError):
-            lease = open_lease(path, identity, token_ids, on_read=self._count_read, on_damage=self._count_damage)
+            lease = open_lease(
+                path, identity, token_ids, on_read=self._count_read, on_damage=self._count_damage
+            )
         with self._lock:
             self._counts.hits += lease is not None and not identity.scorer
             self._counts.misses += lease is None and not identity.scorer
@@ -70,7 +76,8 @@ class ReadOnlyDiskTier(Tier):
 
     def stats(self) -> TierStats:
         found = list(self._directory.scan())
-        entries, used = sum(not key.is_scores for key, _ in found), sum(size for _, size in found)
+        entries = sum(not key.is_scores for key, _ in found)
+        used = sum(size for _, size in found)
         with self._lock:
             return self._counts.stats(self.kind, entries, used, used)
 

@@ -1,4 +1,5 @@
-"""Attacks on a server behind nginx, one of them in a process: from another address than the bystander's.
+"""Attacks on a server behind nginx, one of them in a process: from another address than the
+bystander's.
 
 python -m tests.api.attacks.attackers NAME PORT KEY SECONDS CLIENTS
 """
@@ -23,17 +24,23 @@ from . import uploads
 
 ADDRESS = "127.0.0.2"  # Linux has all of 127.0.0.0/8
 WORDS = "harbour mill orchard lantern glacier copper sparrow thunder velvet compass "
-FORM, JSON = {"content-type": uploads.FORM_TYPE}, {"content-type": "application/json"}
+FORM = {"content-type": uploads.FORM_TYPE}
+JSON = {"content-type": "application/json"}
 MODEL = os.environ.get("ATTACKED_MODEL", "reader")
-DOCUMENTS, SEARCH = "/v1/collections/c/documents", "/v1/collections/c/search"
-CHAT, ASK, GENERATE = "/v1/chat/completions", "/v1/ask", "/api/generate"
+DOCUMENTS = "/v1/collections/c/documents"
+SEARCH = "/v1/collections/c/search"
+CHAT = "/v1/chat/completions"
+ASK = "/v1/ask"
+GENERATE = "/api/generate"
 HEAD = b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 TWO_LENGTHS = HEAD + b"content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
 
 
 @dataclass(slots=True)
 class Attacker:
-    """Sends requests until `ends`, and gives each up after `patience_s`, as a client that leaves."""
+    """Sends requests until `ends`, and gives each up after `patience_s`, as a client that
+    leaves.
+    """
 
     port: int
     key: str
@@ -49,11 +56,15 @@ class Attacker:
         headers = {"authorization": f"Bearer {self.key}"} if keyed else {}
         headers |= more.pop("headers", {})
         url = f"http://127.0.0.1:{self.port}"
-        transport = httpx.HTTPTransport(verify=False, local_address=ADDRESS)  # certificates would take 25 ms to load
-        status, left_s = 0, self.left_s()
+        # certificates would take 25 ms to load
+        transport = httpx.HTTPTransport(verify=False, local_address=ADDRESS)
+        status = 0
+        left_s = self.left_s()
         giving_up = time.monotonic() + left_s
         with (
-            httpx.Client(transport=transport, base_url=url, headers=headers, timeout=left_s, trust_env=False) as client,
+            httpx.Client(
+                transport=transport, base_url=url, headers=headers, timeout=left_s, trust_env=False
+            ) as client,
             suppress(httpx.HTTPError),
             client.stream(method, path, **more) as response,
         ):
@@ -73,7 +84,10 @@ class Attacker:
     def raw(self, *pieces: bytes) -> None:
         """Send bytes as they are, and read what comes until the end."""
         status = b""
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5, (ADDRESS, 0)) as one:
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), 5, (ADDRESS, 0)) as one,
+        ):
             for piece in pieces:
                 one.settimeout(self.left_s())
                 one.sendall(piece)
@@ -84,7 +98,9 @@ class Attacker:
 
 
 class Attack(NamedTuple):
-    """What each of so many clients does again and again, giving every request up after `patience_s`."""
+    """What each of so many clients does again and again, giving every request up after
+    `patience_s`.
+    """
 
     clients: int
     act: Callable[[Attacker], None]
@@ -103,7 +119,10 @@ def long(begin: bytes, piece: bytes, times: int, end: bytes = b"") -> bytes:
 
 
 def one_text_many_times(by: Attacker) -> None:
-    by.post(DOCUMENTS, documents=[{"id": "alike", "text": "the mill " * 11_000, "metadata": {"a": "x" * 19_000}}])
+    by.post(
+        DOCUMENTS,
+        documents=[{"id": "alike", "text": "the mill " * 11_000, "metadata": {"a": "x" * 19_000}}],
+    )
     for _ in range(3):
         by.post(SEARCH, query="the mill", k=1)
 
@@ -123,7 +142,13 @@ def many_collections(by: Attacker) -> None:
 
 
 def long_chat(by: Attacker) -> None:
-    by.post(CHAT, model=MODEL, messages=[{"role": "user", "content": fresh(400)}], max_tokens=256, stream=True)
+    by.post(
+        CHAT,
+        model=MODEL,
+        messages=[{"role": "user", "content": fresh(400)}],
+        max_tokens=256,
+        stream=True,
+    )
 
 
 @cache
@@ -133,8 +158,10 @@ def long_messages() -> bytes:
 
 
 PIECES = (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 43_000)
-BLANKS, HEADING = (b"# a", b" ", 2_000_000, b"b"), (b"# ", b"x", 300_000, b"\n\n" + WORDS.encode() * 20_000)
-SOURCE, HEADINGS = (b'{"id": "a", "text": "y", "source": "', b"x", 2_000_000, b'"}'), (b"", b"# a\n\nb\n\n", 90_000)
+BLANKS = (b"# a", b" ", 2_000_000, b"b")
+HEADING = (b"# ", b"x", 300_000, b"\n\n" + WORDS.encode() * 20_000)
+SOURCE = (b'{"id": "a", "text": "y", "source": "', b"x", 2_000_000, b'"}')
+HEADINGS = (b"", b"# a\n\nb\n\n", 90_000)
 CONDITIONS = {f"k{n}": {"gte": n} for n in range(250)}
 LEAVES_S = 1.0
 ATTACKS: dict[str, Attack] = {
@@ -144,7 +171,9 @@ ATTACKS: dict[str, Attack] = {
     "/openapi.json": Attack(8, lambda by: by.send("GET", "/openapi.json", keyed=False)),
     "heads that do not end": Attack(200, lambda by: by.raw(b"GET /livez HTT")),
     "bodies that do not end": Attack(60, lambda by: by.raw(HEAD + b"content-length: 900\r\n\r\n{")),
-    "bodies of 100 MB": Attack(8, lambda by: by.raw(HEAD + b"content-length: 104857600\r\n\r\n", b"x" * 1_000_000)),
+    "bodies of 100 MB": Attack(
+        8, lambda by: by.raw(HEAD + b"content-length: 104857600\r\n\r\n", b"x" * 1_000_000)
+    ),
     # any key
     "silent to MCP": Attack(64, lambda by: by.send("GET", "/mcp")),
     "heading of blanks": Attack(4, lambda by: by.upload("a.md", long(*BLANKS))),
@@ -152,22 +181,42 @@ ATTACKS: dict[str, Attack] = {
     "one text, many times": Attack(4, one_text_many_times),
     "source of 2 MB": Attack(4, lambda by: by.upload("a.jsonl", long(*SOURCE))),
     "90,000 headings": Attack(6, lambda by: by.upload("headings.md", long(*HEADINGS)), LEAVES_S),
-    "250 conditions": Attack(16, lambda by: by.post(SEARCH, query="mill", filter=CONDITIONS), LEAVES_S),
-    "pages share a stream": Attack(4, lambda by: by.upload("a.pdf", uploads.shared_stream_pdf(400, 8_000))),
+    "250 conditions": Attack(
+        16, lambda by: by.post(SEARCH, query="mill", filter=CONDITIONS), LEAVES_S
+    ),
+    "pages share a stream": Attack(
+        4, lambda by: by.upload("a.pdf", uploads.shared_stream_pdf(400, 8_000))
+    ),
     "angle brackets": Attack(4, lambda by: by.upload("a.html", uploads.angle_brackets(8_000_000))),
     "5,000,000 values": Attack(
-        4, lambda by: by.send("POST", DOCUMENTS, content=uploads.many_values(5_000_000), headers=JSON)
+        4,
+        lambda by: by.send("POST", DOCUMENTS, content=uploads.many_values(5_000_000), headers=JSON),
     ),
-    "embeddings": Attack(6, lambda by: by.post("/v1/embeddings", model="all-MiniLM-L6-v2", input=[WORDS * 1000] * 12)),
-    "documents": Attack(6, lambda by: by.post(DOCUMENTS, documents=[{"text": fresh(9_000)} for _ in range(12)])),
+    "embeddings": Attack(
+        6, lambda by: by.post("/v1/embeddings", model="all-MiniLM-L6-v2", input=[WORDS * 1000] * 12)
+    ),
+    "documents": Attack(
+        6, lambda by: by.post(DOCUMENTS, documents=[{"text": fresh(9_000)} for _ in range(12)])
+    ),
     "long searches": Attack(6, lambda by: by.post(SEARCH, query=fresh(9_000), k=10)),
     "long chats": Attack(32, long_chat),
-    "long questions": Attack(32, lambda by: by.post("/v1/ask", question=fresh(150), collection="c", max_tokens=256)),
-    "prompts": Attack(16, lambda by: by.post(GENERATE, model=MODEL, prompt=fresh(400), options={"num_predict": 256})),
+    "long questions": Attack(
+        32, lambda by: by.post("/v1/ask", question=fresh(150), collection="c", max_tokens=256)
+    ),
+    "prompts": Attack(
+        16,
+        lambda by: by.post(GENERATE, model=MODEL, prompt=fresh(400), options={"num_predict": 256}),
+    ),
     "grammars": Attack(8, hostile_grammar),
-    "long messages": Attack(8, lambda by: by.send("POST", CHAT, content=long_messages(), headers=JSON)),
-    "question of 90,000": Attack(32, lambda by: by.post(ASK, question=fresh(11_000), collection="c")),
-    "250 conditions, asked": Attack(32, lambda by: by.post(ASK, question="x", collection="c", filter=CONDITIONS), 1.0),
+    "long messages": Attack(
+        8, lambda by: by.send("POST", CHAT, content=long_messages(), headers=JSON)
+    ),
+    "question of 90,000": Attack(
+        32, lambda by: by.post(ASK, question=fresh(11_000), collection="c")
+    ),
+    "250 conditions, asked": Attack(
+        32, lambda by: by.post(ASK, question="x", collection="c", filter=CONDITIONS), 1.0
+    ),
     "collections": Attack(6, many_collections),
 }
 # After a client of these has left, what is still computed for it is counted.
@@ -178,7 +227,9 @@ LEAVING = (
 
 
 def main(name: str, port: str, key: str, seconds: str, clients: str) -> None:
-    """Wait for a line on standard input, attack, and print how often each status came. 0 clients: as in the table."""
+    """Wait for a line on standard input, attack, and print how often each status came. 0 clients:
+    as in the table.
+    """
     attack = ATTACKS[name]
     os.nice(5)  # attackers are other machines
     warm = Attacker(int(port), key, 0.0)

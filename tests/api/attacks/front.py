@@ -15,25 +15,40 @@ from tests.store.remote.servers import free_port
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed: apt-get install nginx-light")
-BEHIND = {"RAGKV_SERVE__PROXIES": '["127.0.0.1"]'}  # the environment of a server that stands behind it
+needs_nginx = pytest.mark.skipif(
+    NGINX is None, reason="nginx is not installed: apt-get install nginx-light"
+)
+# the environment of a server that stands behind it
+BEHIND = {"RAGKV_SERVE__PROXIES": '["127.0.0.1"]'}
 
 
 @contextmanager
 def nginx(folder: Path, server_port: int, **changes: str) -> Iterator[int]:
-    """The port on which nginx listens. `changes` are other values of directives, such as `client_body_timeout="1s"`."""
+    """The port on which nginx listens. `changes` are other values of directives, such as
+    `client_body_timeout="1s"`.
+    """
     port = free_port()
     text = SHIPPED.read_text("utf-8")
-    values = {"listen": f"127.0.0.1:{port}", "server": f"127.0.0.1:{server_port} max_fails=0", **changes}
+    values = {
+        "listen": f"127.0.0.1:{port}",
+        "server": f"127.0.0.1:{server_port} max_fails=0",
+        **changes,
+    }
     for name, value in values.items():
         lines = text.splitlines()
-        [at] = [number for number, line in enumerate(lines) if line.strip().startswith(f"{name} ") and ";" in line]
+        [at] = [
+            number
+            for number, line in enumerate(lines)
+            if line.strip().startswith(f"{name} ") and ";" in line
+        ]
         text = "\n".join([*lines[:at], f"{name} {value};", *lines[at + 1 :]])
     if os.geteuid() == 0:  # its workers would have no right to the test's folder
         text = f"user root;\n{text}"
     file = folder / "nginx.conf"
     file.write_text(text.replace("/tmp/", f"{folder}/"), "utf-8")
-    process = subprocess.Popen([str(NGINX), "-e", "stderr", "-c", str(file)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [str(NGINX), "-e", "stderr", "-c", str(file)], stderr=subprocess.DEVNULL
+    )
     try:
         until(lambda: _is_open(port), 30.0, 0.05)  # nginx listens
         yield port

@@ -20,10 +20,14 @@ from tests.api import serving
 from tests.api.whole import ask, documents, ingest, key, server
 
 QUESTION = "What is the job of Kiralus?"
-TIMEOUT_S = 300.0  # of a client: longer than any attack, so that a frozen server shows as a long answer, not an error
-ANSWER_S = 10.0  # the longest a bystander may wait for an answer, on a machine that runs other tests too
+# of a client: longer than any attack, so that a frozen server shows as a long answer, not an error
+TIMEOUT_S = 300.0
+# the longest a bystander may wait for an answer, on a machine that runs other tests too
+ANSWER_S = 10.0
 LIVEZ_S = 3.0  # the same for /livez: parsing takes seconds of processor time
-MORE_BYTES, MORE_SHARE = 200 * MIB, 0.2  # by which an attack may leave the server's memory larger ...
+# by which an attack may leave the server's memory larger ...
+MORE_BYTES = 200 * MIB
+MORE_SHARE = 0.2
 SETTLE_S = 30.0  # ... once what its last requests held is given back, which takes so long at most
 
 
@@ -50,7 +54,9 @@ class Target:
         return self.client(self.bystander_headers)
 
     def cpu_s(self) -> float:
-        """Seconds of processor time that the server and its children have used, also those that have ended."""
+        """Seconds of processor time that the server and its children have used, also those that
+        have ended.
+        """
         used = 0.0
         for one in (self.system, *self.children()):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -70,9 +76,12 @@ def runs(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def target(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[Target]:
+def target(
+    home: Path, environment: Mapping[str, str] | None = None, *flags: str
+) -> Iterator[Target]:
     """A server on the bundled reader. `environment` holds its settings."""
-    attacker, bystander = key(home, "attacker"), key(home, "bystander")
+    attacker = key(home, "attacker")
+    bystander = key(home, "bystander")
     with server(home, environment, *flags) as process:
         up = Target(process, attacker, bystander, process.port)
         with up.client(attacker) as client:
@@ -100,19 +109,30 @@ class Responses:
 
     def __str__(self) -> str:
         p50, p99 = np.quantile(self.seconds or [0.0], (0.5, 0.99))
-        return f"{len(self.seconds)} responses {dict(self.statuses)}, P50 {p50:.3f} s, P99 {p99:.3f} s"
+        return (
+            f"{len(self.seconds)} responses {dict(self.statuses)}, P50 {p50:.3f} s, P99 {p99:.3f} s"
+        )
 
 
 class Watch:
-    """While the block runs, asks and searches as the bystander, and probes /livez, again and again."""
+    """While the block runs, asks and searches as the bystander, and probes /livez, again
+    and again.
+    """
 
     def __init__(self, up: Target) -> None:
-        self._up, self._end = up, threading.Event()
-        self.answers, self.searches, self.livez = Responses(), Responses(), Responses()
+        self._up = up
+        self._end = threading.Event()
+        self.answers = Responses()
+        self.searches = Responses()
+        self.livez = Responses()
         self._first: str | None = None  # the bystander's first answer
         self.wrong: list[str] = []  # answers unlike it
         self.rss_before = self.rss_after = 0
-        works = ((self._ask, self.answers, 0.5), (self._search, self.searches, 0.2), (self._probe, self.livez, 0.05))
+        works = (
+            (self._ask, self.answers, 0.5),
+            (self._search, self.searches, 0.2),
+            (self._probe, self.livez, 0.05),
+        )
         self._threads = [threading.Thread(target=self._again, args=work) for work in works]
 
     def __enter__(self) -> Self:
@@ -129,7 +149,9 @@ class Watch:
             self.rss_after = self._settled_rss_bytes()
 
     def _settled_rss_bytes(self) -> int:
-        """Resident memory once the server has given back what its last requests held: it does so when they end."""
+        """Resident memory once the server has given back what its last requests held: it does so
+        when they end.
+        """
         ends = time.monotonic() + SETTLE_S
         most = self.rss_before + self._more_bytes
         while (found := self._up.system.memory_info().rss) > most and time.monotonic() < ends:
@@ -145,7 +167,9 @@ class Watch:
         for one in (self.answers, self.searches):
             assert set(one.statuses) == {200} and one.longest < ANSWER_S, f"the bystander: {self}"
         assert self.wrong == [], f"answers unlike the first one: {self.wrong[:3]}"
-        assert set(self.livez.statuses) == {200} and self.livez.longest <= LIVEZ_S, f"/livez: {self}"
+        assert set(self.livez.statuses) == {200} and self.livez.longest <= LIVEZ_S, (
+            f"/livez: {self}"
+        )
         grown = self.rss_after - self.rss_before
         assert grown <= self._more_bytes, f"the server's memory grew by {grown / MIB:.0f} MiB"
 
@@ -153,7 +177,9 @@ class Watch:
         memory = f"RSS {self.rss_before / MIB:.0f} to {self.rss_after / MIB:.0f} MiB"
         return f"ask {self.answers}; search {self.searches}; livez {self.livez}; {memory}"
 
-    def _again(self, act: Callable[[httpx.Client], int], responses: Responses, every_s: float) -> None:
+    def _again(
+        self, act: Callable[[httpx.Client], int], responses: Responses, every_s: float
+    ) -> None:
         with self._up.bystander() as client:
             while not self._end.is_set():
                 began = time.monotonic()

@@ -62,7 +62,10 @@ class AwayRedis(Closing):
 
 def replica(model: Engine, home: Path, name: str, url: str, **settings: Any) -> FastAPI:
     """A replica with a KV directory of its own; all replicas share `home`."""
-    store = StoreConfig(memory_bytes=50_000_000, redis=RedisConfig(**{"url": url, "timeout_s": TIMEOUT_S, **settings}))
+    store = StoreConfig(
+        memory_bytes=50_000_000,
+        redis=RedisConfig(**{"url": url, "timeout_s": TIMEOUT_S, **settings}),
+    )
     config = EngineConfig(store=store, session=SessionConfig(shared=True))
     return app_on(model, home, kv_home=str(home / name), engine=config)
 
@@ -123,7 +126,11 @@ def running(replicas: Replicas, count: int) -> Iterator[Replicas]:
 
 
 def chat(
-    client: httpx.Client, messages: list[dict[str, str]], *, max_tokens: int, session: str | None = None
+    client: httpx.Client,
+    messages: list[dict[str, str]],
+    *,
+    max_tokens: int,
+    session: str | None = None,
 ) -> tuple[str, str]:
     """The streamed answer, and how the stream ended: "end", an error's code and message, or "cut".
 
@@ -141,7 +148,8 @@ def chat(
     }
     if session is not None:
         body["session_id"] = session
-    text, ended = "", "cut"
+    text = ""
+    ended = "cut"
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             return "", _described(json.loads(response.read()))
@@ -168,7 +176,8 @@ class Talk:
     first: str
     turns: int
     named: bool = False
-    rounds: list[list[dict[str, str]]] = field(default_factory=list)  # the messages of each time it was held
+    # the messages of each time it was held
+    rounds: list[list[dict[str, str]]] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)  # how each stream ended
 
     def run(self, urls: list[str], done: threading.Event | None = None) -> None:
@@ -178,7 +187,8 @@ class Talk:
             session = f"{self.first}-{len(self.rounds)}" if self.named else None
             for number in range(self.turns):
                 messages.append({"role": "user", "content": f"{self.first} {number}"})
-                text, end = "", SHUTTING_DOWN
+                text = ""
+                end = SHUTTING_DOWN
                 while end.startswith(SHUTTING_DOWN):  # as a proxy does, ask another replica
                     with suppress(httpx.ConnectError), plain(urls[number % len(urls)]) as client:
                         text, end = chat(client, messages, max_tokens=40, session=session)

@@ -1,7 +1,8 @@
-"""`ragkv serve` behind the shipped nginx under each attack of `attackers.py`, beside a bystander who searches and asks.
+"""`ragkv serve` behind the shipped nginx under each attack of `attackers.py`, beside a bystander
+who searches and asks.
 
-The short form, on the bundled reader, holds loose bounds, because machines that test are busy. The long form is on
-SmolLM2. `pytest -s` prints what is measured.
+The short form, on the bundled reader, holds loose bounds, because machines that test are busy. The
+long form is on SmolLM2. `pytest -s` prints what is measured.
 """
 
 import dataclasses
@@ -30,9 +31,13 @@ SETTINGS = {  # stored KV is not what a test of memory looks for
 }  # fmt: skip
 LEFT_S = {"reader": 3.0, "smollm2": 1.0}  # of a core, after a client has left ...
 IDLE_S = 2.0  # ... until the server did nothing for so long
-OWN_S = 4.0  # ... or for so long after its start: an engine measures its profile after 3 s without a request
-SHORT, LONG = ("reader", 1.5), ("smollm2", 8.0)  # the model, and the seconds of an attack
-SLOWED = ("long messages", "250 conditions, asked")  # Beside these answers are few: they last three times as long.
+# ... or for so long after its start: an engine measures its profile after 3 s without a request
+OWN_S = 4.0
+# the model, and the seconds of an attack
+SHORT = ("reader", 1.5)
+LONG = ("smollm2", 8.0)
+# Beside these answers are few: they last three times as long.
+SLOWED = ("long messages", "250 conditions, asked")
 AT_SIGTERM = ("long chats", "250 conditions", "angle brackets")
 
 
@@ -47,12 +52,16 @@ def behind(home: Path, model: str = "reader") -> Iterator[Target]:
 def attack(
     up: Target, name: str, seconds: float, model: str = "reader", clients: int = 0
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Attack in another process; the block begins with the attack. 0 clients: as in the table of attacks."""
+    """Attack in another process; the block begins with the attack. 0 clients: as in the table of
+    attacks.
+    """
     secret = up.attacker_headers["authorization"].removeprefix("Bearer ")
     command = [sys.executable, "-m", "tests.api.attacks.attackers", name, str(up.port), secret]
     command += [str(seconds), str(clients)]
     environment = {**os.environ, "ATTACKED_MODEL": model}
-    with subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as popen:
+    with subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as popen:
         assert popen.stdin is not None and popen.stdout is not None
         assert popen.stdout.readline() == "ready\n"
         popen.stdin.write("\n")
@@ -72,17 +81,27 @@ def work_left_s(up: Target, idle_s: float) -> float:
     return used[-1] - used[0]
 
 
-@pytest.fixture(scope="module", params=[SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=lambda one: str(one[0]))
-def front(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, str, float]]:
+@pytest.fixture(
+    scope="module",
+    params=[SHORT, pytest.param(LONG, marks=pytest.mark.slow)],
+    ids=lambda one: str(one[0]),
+)
+def front(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Target, str, float]]:
     import pytest_socket
 
     pytest_socket.enable_socket()
     model, seconds = request.param
     with behind(tmp_path_factory.mktemp("home"), model) as up:
-        for name in ("documents", "long chats", "embeddings"):  # the first ones take memory that stays
+        # the first ones take memory that stays
+        for name in ("documents", "long chats", "embeddings"):
             with attack(up, name, seconds, model) as attackers:
                 attackers.communicate()
-        print(f"\n{work_left_s(up, OWN_S):.1f} s of a core for profiles, and for KV of documents that were stored")
+        print(
+            f"\n{work_left_s(up, OWN_S):.1f} s of a core for profiles, and for KV of documents "
+            "that were stored"
+        )
         with Watch(up) as quiet:
             time.sleep(2 * seconds)
         with up.bystander() as client:
@@ -92,9 +111,14 @@ def front(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_harms_no_bystander_and_leaves_no_memory(front: tuple[Target, str, float], name: str) -> None:
+def test_an_attack_harms_no_bystander_and_leaves_no_memory(
+    front: tuple[Target, str, float], name: str
+) -> None:
     up, model, seconds = front
-    with attack(up, name, 3 * seconds if name in SLOWED else seconds, model) as attackers, Watch(up) as watch:
+    with (
+        attack(up, name, 3 * seconds if name in SLOWED else seconds, model) as attackers,
+        Watch(up) as watch,
+    ):
         statuses, _ = attackers.communicate()
     print(f"{name:24}{watch}; attackers {statuses.strip()}")
     watch.assert_unharmed()
@@ -105,7 +129,8 @@ def test_an_attack_harms_no_bystander_and_leaves_no_memory(front: tuple[Target, 
 @pytest.mark.parametrize("name", LEAVING)
 def test_a_client_that_leaves_leaves_no_work(front: tuple[Target, str, float], name: str) -> None:
     up, model, _ = front
-    with up.client(up.attacker_headers) as client:  # documents with KV: what a question misses is made for the next one
+    # documents with KV: what a question misses is made for the next one
+    with up.client(up.attacker_headers) as client:
         client.delete("/v1/collections/c")
         assert ingest(client, documents()).status_code == 201
     work_left_s(up, IDLE_S)
@@ -117,12 +142,14 @@ def test_a_client_that_leaves_leaves_no_work(front: tuple[Target, str, float], n
 
 
 @pytest.mark.parametrize(
-    "name", [one if one in AT_SIGTERM else pytest.param(one, marks=pytest.mark.slow) for one in ATTACKS]
+    "name",
+    [one if one in AT_SIGTERM else pytest.param(one, marks=pytest.mark.slow) for one in ATTACKS],
 )
 def test_sigterm_ends_an_attacked_server_in_time(tmp_path: Path, name: str) -> None:
     with behind(tmp_path) as up, attack(up, name, 20.0):
         time.sleep(2.0)
-        children, began = up.children(), time.monotonic()
+        children = up.children()
+        began = time.monotonic()
         up.process.signal(signal.SIGTERM)
         status = up.process.ended(60)
         print(f"\n{name:24}ended {time.monotonic() - began:.1f} s after SIGTERM")

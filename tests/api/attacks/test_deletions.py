@@ -1,4 +1,6 @@
-"""Deleted means gone from every replica's disk, whatever fails in that moment: Redis, or any of the replicas."""
+"""Deleted means gone from every replica's disk, whatever fails in that moment: Redis, or any of the
+replicas.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -41,14 +43,19 @@ class World:
     """Replicas in this process, with a folder each, that share a home and a Redis server."""
 
     def __init__(self, model: Engine, home: Path, redis: AwayRedis, stack: ExitStack) -> None:
-        self.model, self.home, self.redis, self._stack = model, home, redis, stack
+        self.model = model
+        self.home = home
+        self.redis = redis
+        self._stack = stack
         self._open: dict[str, ExitStack] = {}
 
     def start(self, name: str) -> TestClient:
         """A replica, which has opened its tenant."""
         own = self._open[name] = ExitStack()
         self._stack.callback(own.close)
-        client: TestClient = own.enter_context(client_of(replica(self.model, self.home, name, self.redis.url)))
+        client: TestClient = own.enter_context(
+            client_of(replica(self.model, self.home, name, self.redis.url))
+        )
         assert client.get("/v1/collections").status_code == 200
         return client
 
@@ -57,16 +64,23 @@ class World:
 
     def has(self, name: str, key: EntryKey) -> bool:
         """Whether the entry of a key is on a replica's disk."""
-        return (self.home / name / "kv" / "entries" / key.chunk[:2] / f"{key.to_text()}.safetensors").is_file()
+        return (
+            self.home / name / "kv" / "entries" / key.chunk[:2] / f"{key.to_text()}.safetensors"
+        ).is_file()
 
     def stored_by_both(self) -> tuple[TestClient, TestClient, list[EntryKey]]:
-        """Two replicas that have the KV of the same documents on their disks, and the keys of its entries."""
-        one, other = self.start("one"), self.start("other")
+        """Two replicas that have the KV of the same documents on their disks, and the keys of its
+        entries.
+        """
+        one = self.start("one")
+        other = self.start("other")
         filled(one)
         ask(other)
         engine = engine_of(other.app)
         keys = engine.entries.keys([engine.chunk(text) for text in FACTS])
-        wait_until(lambda: all(self.has(name, key) for name in ("one", "other") for key in keys), WAIT_S)
+        wait_until(
+            lambda: all(self.has(name, key) for name in ("one", "other") for key in keys), WAIT_S
+        )
         return one, other, list(keys)
 
 
@@ -81,12 +95,16 @@ def _nothing(*_: Any) -> None:
 
 
 def ask(client: TestClient) -> None:
-    response = client.post("/v1/ask", json={"question": QUESTION, "collection": "facts", "k": 2, "max_tokens": 4})
+    response = client.post(
+        "/v1/ask", json={"question": QUESTION, "collection": "facts", "k": 2, "max_tokens": 4}
+    )
     assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("how", ["refused", "stalled"])
-def test_what_is_deleted_while_redis_is_away_is_gone_from_all_disks(world: World, redis: AwayRedis, how: str) -> None:
+def test_what_is_deleted_while_redis_is_away_is_gone_from_all_disks(
+    world: World, redis: AwayRedis, how: str
+) -> None:
     one, _, (deleted, kept) = world.stored_by_both()
     redis.leave(how)
     assert one.delete(DOCUMENT).status_code == 200
@@ -95,13 +113,17 @@ def test_what_is_deleted_while_redis_is_away_is_gone_from_all_disks(world: World
     assert world.has("one", kept) and world.has("other", kept)
     redis.come_back()
     remote = engine_of(one.app).store._tiers[-1]
-    wait_until(lambda: remote.answers and not remote.contains(deleted) and remote.contains(kept), WAIT_S)
+    wait_until(
+        lambda: remote.answers and not remote.contains(deleted) and remote.contains(kept), WAIT_S
+    )
 
 
 def test_a_replica_that_is_killed_before_it_announces_a_deletion_leaves_no_kv_behind(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index has forgotten the text, and nothing else was done. It is not started again at first."""
+    """The index has forgotten the text, and nothing else was done. It is not started again at
+    first.
+    """
     one, other, (deleted, kept) = world.stored_by_both()
     with monkeypatch.context() as patch:
         patch.setattr(Collections, "_drop", _nothing)
@@ -127,7 +149,9 @@ def test_a_replica_that_was_down_drops_what_was_deleted_meanwhile(world: World) 
     assert world.has("other", kept)
 
 
-def test_a_deletion_that_cannot_be_noted_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_that_cannot_be_noted_is_not_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, _, keys = world.stored_by_both()
     with monkeypatch.context() as patch:
         patch.setattr(deletions.DeletionJournal, "add", raising(StoreError("The disk is full.")))
@@ -137,11 +161,14 @@ def test_a_deletion_that_cannot_be_noted_is_not_made(world: World, monkeypatch: 
 
 
 def test_a_form_of_a_deleted_passage_is_gone_from_the_other_replica(world: World) -> None:
-    """A prompt on the other replica held the passage in another writing, whose KV is stored there too."""
+    """A prompt on the other replica held the passage in another writing, whose KV is stored there
+    too.
+    """
     one, other, _ = world.stored_by_both()
     tenant = service_of(other.app).tenants.opened()[""]
     form = tenant.engine.chunk(FACTS[0].upper())
-    tenant.chat.catalogue.chunk(TextMatch(0, len(form.text), form.text, "", False))  # as found in a prompt
+    # as found in a prompt
+    tenant.chat.catalogue.chunk(TextMatch(0, len(form.text), form.text, "", False))
     tenant.engine.warm([form])
     (key,) = tenant.engine.entries.keys([form])
     assert world.has("other", key)
@@ -156,7 +183,13 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
     monkeypatch.setattr("ragkv.conversations.deletions.TIDY_S", 0.1)
     one = world.start("one")
     filled(one)
-    body = {"question": QUESTION, "collection": "facts", "k": 2, "max_tokens": 16, "session_id": "s"}
+    body = {
+        "question": QUESTION,
+        "collection": "facts",
+        "k": 2,
+        "max_tokens": 16,
+        "session_id": "s",
+    }
     for _ in range(2):
         assert one.post("/v1/ask", json=body).status_code == 200
     engine = engine_of(one.app)

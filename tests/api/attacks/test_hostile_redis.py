@@ -1,6 +1,6 @@
-"""Someone who can write to Redis replays, renames and forges what is there: no request fails, and with a secret none of
-it is believed. Nothing is allocated from what a value says of itself, and no tenant's request asks for another
-tenant's keys.
+"""Someone who can write to Redis replays, renames and forges what is there: no request fails, and
+with a secret none of it is believed. Nothing is allocated from what a value says of itself, and no
+tenant's request asks for another tenant's keys.
 """
 
 import contextlib
@@ -38,18 +38,23 @@ SHARED = {"shared": True}
 
 
 @pytest.fixture(params=["with a secret", "without a secret"])
-def config(request: pytest.FixtureRequest, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisConfig:
+def config(
+    request: pytest.FixtureRequest, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> RedisConfig:
     monkeypatch.setenv("KV_SECRET", SECRET)
     variable = "KV_SECRET" if request.param == "with a secret" else None
     url = f"unix://{redis_server.socket}"
-    return RedisConfig(url=url, prefix=unique_prefix(), ttl_s=None, timeout_s=10.0, secret_variable=variable)
+    return RedisConfig(
+        url=url, prefix=unique_prefix(), ttl_s=None, timeout_s=10.0, secret_variable=variable
+    )
 
 
 class Vandal:
     """Someone who can write to the server: finds names by their form, and changes what is there."""
 
     def __init__(self, config: RedisConfig) -> None:
-        self.prefix, self.client = config.prefix, Client(config).client
+        self.prefix = config.prefix
+        self.client = Client(config).client
 
     def entry(self, key: EntryKey) -> str:
         """The name of an entry, of the only tenant: a hash of values."""
@@ -65,7 +70,9 @@ class Vandal:
 
     def plant(self, session: str, data: bytes) -> None:
         """Put another manifest under a conversation's name."""
-        self.client.hset(self.name(f"sessions:*:m:{session}"), mapping={"edition": "x", "data": data})
+        self.client.hset(
+            self.name(f"sessions:*:m:{session}"), mapping={"edition": "x", "data": data}
+        )
 
 
 @pytest.fixture
@@ -74,7 +81,9 @@ def vandal(config: RedisConfig) -> Vandal:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(
+    tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
     """An engine with a conversation `s` of one turn, which looks for deletions all the time."""
     monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.02)
     with engine_at(tmp_path, session=SHARED, redis=config) as engine:
@@ -112,7 +121,9 @@ def test_a_value_under_another_key_is_a_miss(config: RedisConfig, vandal: Vandal
         assert hit(store, 2) is None and hit(store, 1) is not None
 
 
-def test_an_old_layer_group_is_not_mixed_with_a_newer_entry(config: RedisConfig, vandal: Vandal) -> None:
+def test_an_old_layer_group_is_not_mixed_with_a_newer_entry(
+    config: RedisConfig, vandal: Vandal
+) -> None:
     """Two writings of one key, as two versions of a library may compute them."""
     with redis_store(replace(config, group_bytes=1)) as store:
         old = make_entry(1)
@@ -130,7 +141,9 @@ def test_an_old_layer_group_is_not_mixed_with_a_newer_entry(config: RedisConfig,
                 lease.read_layer(layer)
 
 
-def test_a_huge_value_is_not_fetched(redis_server: RedisServer, config: RedisConfig, vandal: Vandal) -> None:
+def test_a_huge_value_is_not_fetched(
+    redis_server: RedisServer, config: RedisConfig, vandal: Vandal
+) -> None:
     with Proxy((LOOPBACK, redis_server.port)) as proxy:
         config = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0", group_bytes=1)
         with redis_store(config) as store:
@@ -138,7 +151,9 @@ def test_a_huge_value_is_not_fetched(redis_server: RedisServer, config: RedisCon
             store.put_durably(entry)
             name = vandal.entry(entry.info.key)
             for layer_group in (0, 1):
-                vandal.client.hset(name, layer_group, vandal.client.hget(name, layer_group) + bytes(200 * 1024**2))
+                vandal.client.hset(
+                    name, layer_group, vandal.client.hget(name, layer_group) + bytes(200 * 1024**2)
+                )
             before = proxy.answered_bytes
             lease = store.lease(entry.info.identity, entry.info.token_ids)
             if lease is not None:
@@ -150,19 +165,30 @@ def test_a_huge_value_is_not_fetched(redis_server: RedisServer, config: RedisCon
 
 
 @pytest.mark.parametrize("config", ["without a secret"], indirect=True)
-@pytest.mark.parametrize("wrong", [None, -1, 10**12, 10**400, 1.5, "x", [], {}, [10**9] * 4, [-1, 1, 1, 1]])
-def test_a_head_with_forged_facts_is_a_miss_or_harmless(config: RedisConfig, vandal: Vandal, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    "wrong", [None, -1, 10**12, 10**400, 1.5, "x", [], {}, [10**9] * 4, [-1, 1, 1, 1]]
+)
+def test_a_head_with_forged_facts_is_a_miss_or_harmless(
+    config: RedisConfig, vandal: Vandal, wrong: Any
+) -> None:
     with redis_store(config) as store:
         entry = make_entry(1)
         store.put_durably(entry)
         name = vandal.entry(entry.info.key)
         genuine = vandal.client.hget(name, 0)
         header = header_of(genuine)
-        facts, place = header["__metadata__"], {"dtype": "I64", "shape": [1], "data_offsets": wrong}
-        forgeries: list[dict[str, Any]] = [{"__metadata__": {**facts, fact: wrong}} for fact in facts]
+        facts = header["__metadata__"]
+        place = {"dtype": "I64", "shape": [1], "data_offsets": wrong}
+        forgeries: list[dict[str, Any]] = [
+            {"__metadata__": {**facts, fact: wrong}} for fact in facts
+        ]
         forgeries += [{"__metadata__": {**facts, fact: json.dumps(wrong)}} for fact in facts]
         tensors = header.keys() - {"__metadata__"}
-        forgeries += [{tensor: made} for tensor in tensors for made in (wrong, place, {**place, "shape": wrong})]
+        forgeries += [
+            {tensor: made}
+            for tensor in tensors
+            for made in (wrong, place, {**place, "shape": wrong})
+        ]
         for forgery in forgeries:
             vandal.client.hset(name, 0, forged_head(genuine, {**header, **forgery}))
             lease = store.lease(entry.info.identity, entry.info.token_ids)  # raises nothing
@@ -172,7 +198,9 @@ def test_a_head_with_forged_facts_is_a_miss_or_harmless(config: RedisConfig, van
 
 
 @pytest.mark.parametrize("config", ["without a secret"], indirect=True)
-def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(config: RedisConfig, vandal: Vandal) -> None:
+def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
+    config: RedisConfig, vandal: Vandal
+) -> None:
     with engine_at(None, redis=config, memory_bytes=0) as engine:
         engine.warm([A])
         wanted = engine.answer(question(0), [A], max_new_tokens=4, reuse="none").token_ids
@@ -180,14 +208,18 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(config: Red
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv, sensitivity=None)
-        for layer_group, value in enumerate(values.pack(EncodedEntry.of(entry), config.group_bytes, checksum)):
+        for layer_group, value in enumerate(
+            values.pack(EncodedEntry.of(entry), config.group_bytes, checksum)
+        ):
             vandal.client.hset(vandal.entry(info.key), layer_group, value)
         answer = engine.answer(question(0), [A], max_new_tokens=4, reuse="prefix")
         assert answer.token_ids == wanted and answer.reuse.missed_chunks == 1
 
 
 @pytest.mark.parametrize("wrong", [b"abc", b"\xff\xfe"])
-def test_names_and_types_that_are_no_entries_do_no_harm(config: RedisConfig, vandal: Vandal, wrong: bytes) -> None:
+def test_names_and_types_that_are_no_entries_do_no_harm(
+    config: RedisConfig, vandal: Vandal, wrong: bytes
+) -> None:
     with redis_store(config) as store:
         store.put_durably(make_entry(1))
         name = vandal.entry(make_entry(1).info.key)
@@ -201,7 +233,9 @@ def test_names_and_types_that_are_no_entries_do_no_harm(config: RedisConfig, van
 
 
 def test_an_answer_without_end_is_cut_off() -> None:
-    """A server that announces 4 GB and sends them as fast as it can, without a pause that a timeout could see."""
+    """A server that announces 4 GB and sends them as fast as it can, without a pause that a timeout
+    could see.
+    """
     sent = 0
     with socket.create_server((LOOPBACK, 0)) as listener:
 
@@ -216,7 +250,9 @@ def test_an_answer_without_end_is_cut_off() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        client = Client(RedisConfig(url=f"redis://{LOOPBACK}:{listener.getsockname()[1]}/0", timeout_s=30.0))
+        client = Client(
+            RedisConfig(url=f"redis://{LOOPBACK}:{listener.getsockname()[1]}/0", timeout_s=30.0)
+        )
         with pytest.raises(RemoteError, match="more than"), client.call(answer_bytes=1024**2):
             client.client.get("x")
         client.close()
@@ -231,10 +267,14 @@ def test_a_manifest_under_another_name_is_not_read(engine: Engine, vandal: Vanda
     ask(engine, engine.session("other"), 1)
     vandal.plant("s", vandal.manifest("other"))
     assert engine.session("s").turns == 0
-    assert any("another session" in note for note in ask(engine, engine.session("s"), 2).reuse.notes)
+    assert any(
+        "another session" in note for note in ask(engine, engine.session("s"), 2).reuse.notes
+    )
 
 
-def test_a_manifest_of_another_tenant_is_not_read(tmp_path: Path, config: RedisConfig, vandal: Vandal) -> None:
+def test_a_manifest_of_another_tenant_is_not_read(
+    tmp_path: Path, config: RedisConfig, vandal: Vandal
+) -> None:
     with engine_at(tmp_path / "a", session=SHARED, redis=config, tenant="a") as one:
         ask(one, one.session("s"), 0)
         data = vandal.manifest("s")
@@ -243,20 +283,26 @@ def test_a_manifest_of_another_tenant_is_not_read(tmp_path: Path, config: RedisC
         ask(other, other.session("s"), 1)
         vandal.plant("s", data)
         assert other.session("s").turns == 0
-        assert any("another tenant" in note for note in ask(other, other.session("s"), 2).reuse.notes)
+        assert any(
+            "another tenant" in note for note in ask(other, other.session("s"), 2).reuse.notes
+        )
 
 
 def test_a_replayed_older_state_is_named_in_the_report(
     engine: Engine, vandal: Vandal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It verifies, and it may be a restored backup: it is used, and the report says that it is older."""
+    """It verifies, and it may be a restored backup: it is used, and the report says that it is
+    older.
+    """
     monkeypatch.setattr("ragkv.conversations.conversations.CLOCK_SKEW_S", 0.0)
     old = vandal.manifest("s")
     time.sleep(0.01)
     ask(engine, engine.session("s"), 1)
     assert ask(engine, engine.session("s"), 2).reuse.notes == ()
     vandal.plant("s", old)
-    assert any("older than it was" in note for note in ask(engine, engine.session("s"), 3).reuse.notes)
+    assert any(
+        "older than it was" in note for note in ask(engine, engine.session("s"), 3).reuse.notes
+    )
     assert engine.session("s").turns == 2
 
 
@@ -303,9 +349,18 @@ def test_a_forged_manifest_fails_no_request(engine: Engine, vandal: Vandal, forg
 
 
 @pytest.mark.parametrize(
-    "row", [b"", b"[" * 100_000, b'{"session_id": 5}', b'{"session_id": "\\ud800", "turns": "x"}', b"\xff"]
+    "row",
+    [
+        b"",
+        b"[" * 100_000,
+        b'{"session_id": 5}',
+        b'{"session_id": "\\ud800", "turns": "x"}',
+        b"\xff",
+    ],
 )
-def test_lists_and_deletions_survive_forged_rows(engine: Engine, vandal: Vandal, row: bytes) -> None:
+def test_lists_and_deletions_survive_forged_rows(
+    engine: Engine, vandal: Vandal, row: bytes
+) -> None:
     summaries = vandal.name("sessions:*:summaries")
     vandal.client.hset(summaries, mapping={row: row})
     vandal.client.xadd(summaries.replace("summaries", "deletions"), {"keys": row, "by": "attacker"})
@@ -318,9 +373,16 @@ def test_lists_and_deletions_survive_forged_rows(engine: Engine, vandal: Vandal,
 # Tenants
 
 
-def test_no_request_of_a_tenant_asks_for_a_key_of_another_tenant(tmp_path: Path, config: RedisConfig) -> None:
-    """Both hold the same chunks and conversations. What a lookup costs depends on the tenant's own keys alone."""
-    touched = {tenant: _names(tmp_path / tenant, replace(config, prefix="p"), tenant) for tenant in ("a", "b")}
+def test_no_request_of_a_tenant_asks_for_a_key_of_another_tenant(
+    tmp_path: Path, config: RedisConfig
+) -> None:
+    """Both hold the same chunks and conversations. What a lookup costs depends on the tenant's own
+    keys alone.
+    """
+    touched = {
+        tenant: _names(tmp_path / tenant, replace(config, prefix="p"), tenant)
+        for tenant in ("a", "b")
+    }
     assert touched["a"] and touched["b"] and not touched["a"] & touched["b"]
 
 
@@ -339,5 +401,11 @@ def _names(folder: Path, config: RedisConfig, tenant: str) -> set[str]:
             if "the end of the test" in command["command"]:
                 break
             seen.append(command["command"])
-    words = {word.strip('"') for command in seen for word in command.split() if word.startswith(config.prefix + ":")}
-    return {word for word in words if "*" not in word}  # the pattern of the count has the tenant's own prefix
+    words = {
+        word.strip('"')
+        for command in seen
+        for word in command.split()
+        if word.startswith(config.prefix + ":")
+    }
+    # the pattern of the count has the tenant's own prefix
+    return {word for word in words if "*" not in word}

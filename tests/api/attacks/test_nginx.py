@@ -27,13 +27,22 @@ class Up:
     """A small server with a key, and nginx in front of it."""
 
     def __init__(self, server: serving.Process, port: int, headers: dict[str, str]) -> None:
-        self.server, self.port, self.headers = server, port, headers
+        self.server = server
+        self.port = port
+        self.headers = headers
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=self.headers, timeout=30, trust_env=False)
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers=self.headers,
+            timeout=30,
+            trust_env=False,
+        )
 
     def attacker(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30, source_address=(ADDRESS, 0))
+        return socket.create_connection(
+            ("127.0.0.1", self.port), timeout=30, source_address=(ADDRESS, 0)
+        )
 
     def requests(self) -> int:
         """How many requests of the attacker, who has no key, reached Python so far."""
@@ -45,7 +54,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     import pytest_socket
 
     pytest_socket.enable_socket()
-    home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("nginx")
+    home = tmp_path_factory.mktemp("home")
+    folder = tmp_path_factory.mktemp("nginx")
     headers = key(home, "bystander")
     times = {"client_header_timeout": "1s", "client_body_timeout": "1s"}
     with small(home, BEHIND) as server, nginx(folder, server.port, **times) as port:
@@ -68,8 +78,12 @@ def test_a_request_is_passed_on_and_streams_arrive_as_they_are_made(up: Up) -> N
             assert next(stream.iter_text())  # long before its end
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", HEAD + b"content-length: 900\r\n\r\n{", TOO_LARGE])
-def test_a_request_that_is_too_slow_or_too_large_is_closed_and_never_reaches_python(up: Up, sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /livez HTT", HEAD + b"content-length: 900\r\n\r\n{", TOO_LARGE]
+)
+def test_a_request_that_is_too_slow_or_too_large_is_closed_and_never_reaches_python(
+    up: Up, sent: bytes
+) -> None:
     before = up.requests()
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(up.attacker()) for _ in range(50)]
@@ -89,7 +103,9 @@ def test_more_requests_at_once_than_an_address_may_have_get_429(up: Up, tmp_path
             one.sendall(HEAD + b"content-length: 900\r\n\r\n{")  # its body never comes
         until(lambda: len(select.select(many, [], [], 0)[0]) >= 20)
         answers = [answer_of(one) for one in select.select(many, [], [], 0)[0]]
-    assert all(b" 429 " in one.split(b"\r\n")[0] and b'"too_many_requests"' in one for one in answers)
+    assert all(
+        b" 429 " in one.split(b"\r\n")[0] and b'"too_many_requests"' in one for one in answers
+    )
 
 
 def test_large_bodies_that_are_no_documents_come_slowly(up: Up) -> None:
@@ -102,23 +118,35 @@ def test_large_bodies_that_are_no_documents_come_slowly(up: Up) -> None:
 
 
 def test_questions_come_slowly_and_those_whose_clients_left_not_at_all(up: Up) -> None:
-    before, began = up.requests(), time.monotonic()
+    before = up.requests()
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(up.attacker()).sendall(HEAD.replace(b"echo", b"ask") + b"content-length: 2\r\n\r\n{}")
+            stack.enter_context(up.attacker()).sendall(
+                HEAD.replace(b"echo", b"ask") + b"content-length: 2\r\n\r\n{}"
+            )
         until(lambda: up.requests() - before >= 10)
     most = 12 + 5 * (time.monotonic() - began)
     time.sleep(3.0)  # by then those that waited would have come
     assert up.requests() - before <= most
 
 
-def test_without_keys_a_request_through_a_proxy_is_refused_whatever_the_settings_say(tmp_path: Path) -> None:
+def test_without_keys_a_request_through_a_proxy_is_refused_whatever_the_settings_say(
+    tmp_path: Path,
+) -> None:
     with small(tmp_path) as server, nginx(tmp_path, server.port) as port:
         for at, status in ((server.port, 200), (port, 401)):
-            assert httpx.post(f"http://127.0.0.1:{at}/v1/echo", json={}, trust_env=False).status_code == status
+            assert (
+                httpx.post(f"http://127.0.0.1:{at}/v1/echo", json={}, trust_env=False).status_code
+                == status
+            )
 
 
 def test_while_the_server_is_away_nginx_answers_503_in_its_shape(tmp_path: Path) -> None:
     with nginx(tmp_path, free_port()) as port:
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/echo", json={}, trust_env=False)
-    assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["code"]) == (503, "2", "away")
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["code"]) == (
+        503,
+        "2",
+        "away",
+    )

@@ -1,4 +1,6 @@
-"""Redis goes away at every moment of a replica's life: only requests that name a conversation are refused."""
+"""Redis goes away at every moment of a replica's life: only requests that name a conversation are
+refused.
+"""
 
 import json
 import threading
@@ -38,7 +40,9 @@ def alone(reader: Engine, tmp_path: Path) -> str:
 
 
 def answered(client: TestClient, alone: str) -> list[str]:
-    """The notes of a question without a conversation; its answer is that of a server without Redis."""
+    """The notes of a question without a conversation; its answer is that of a server
+    without Redis.
+    """
     response = client.post("/v1/ask", json=UNNAMED)
     assert response.status_code == 200 and response.json()["answer"] == alone, response.text
     return [note for note in response.json()["reuse"]["notes"] if note != READER_NOTE]
@@ -61,8 +65,15 @@ def test_a_replica_that_starts_while_redis_is_away_refuses_named_conversations_a
         filled(client)  # creates a collection and stores documents
         assert any("redis does not answer" in note for note in answered(client, alone))
         error = refused(client)
-        assert error["code"] == "session_unavailable" and "ask without a conversation" in error["message"]
-        assert len(client.get("/v1/stats").json()["degraded"]) == len(client.get("/readyz").json()["degraded"]) == 2
+        assert (
+            error["code"] == "session_unavailable"
+            and "ask without a conversation" in error["message"]
+        )
+        assert (
+            len(client.get("/v1/stats").json()["degraded"])
+            == len(client.get("/readyz").json()["degraded"])
+            == 2
+        )
         seen = metrics(client)
         for remote in ("redis", "conversations"):
             labels = f'{{remote="{remote}",tenant=""}}'
@@ -97,8 +108,15 @@ def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_
     with on_port(app_on(talker, tmp_path / "alone")) as url, plain(url) as client:
         wanted, _ = chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=200)
     with on_port(replica(talker, tmp_path, "kv", redis.url)) as url, plain(url) as client:
-        assert chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=4, session="s")[1] == "end"
-        body = {"model": client.get("/v1/models").json()["data"][0]["id"], "max_tokens": 200, "stream": True}
+        assert (
+            chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=4, session="s")[1]
+            == "end"
+        )
+        body = {
+            "model": client.get("/v1/models").json()["data"][0]["id"],
+            "max_tokens": 200,
+            "stream": True,
+        }
         body["messages"] = [{"role": "user", "content": "Tell me"}]
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.iter_lines()
@@ -112,7 +130,9 @@ def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_
         assert again == (wanted, "end")
         assert "session_unavailable" in chat(client, body["messages"], max_tokens=4, session="s")[1]
         redis.come_back()
-        wait_until(lambda: chat(client, body["messages"], max_tokens=4, session="s")[1] == "end", 120)
+        wait_until(
+            lambda: chat(client, body["messages"], max_tokens=4, session="s")[1] == "end", 120
+        )
         assert client.get("/v1/sessions/s").json()["turns"] == 2
 
 
@@ -141,7 +161,11 @@ def test_documents_deleted_while_redis_is_away_take_unnamed_conversations_with_t
         redis.leave("refused")
         assert client.delete("/v1/collections/facts/documents/0").status_code == 200
         redis.come_back()
-        longer = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+        longer = [
+            *messages,
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": "And?"},
+        ]
 
         def is_deleted() -> bool:
             assert chat(client, longer, max_tokens=4)[1] == "end"
@@ -151,7 +175,8 @@ def test_documents_deleted_while_redis_is_away_take_unnamed_conversations_with_t
 
 
 @pytest.mark.parametrize(
-    "replacements", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="20-slow")]
+    "replacements",
+    [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="20-slow")],
 )
 def test_no_turn_is_lost_while_replicas_are_started_and_replaced(
     talker: Engine, tmp_path: Path, redis: AwayRedis, replacements: int

@@ -1,4 +1,6 @@
-"""Values that no client should send, what they may do to metrics and files, and the API page's own example."""
+"""Values that no client should send, what they may do to metrics and files, and the API page's own
+example.
+"""
 
 import inspect
 import json
@@ -29,7 +31,11 @@ from tests.api.helpers import app_on, client_of, filled, service_of
 
 JSON = {"content-type": "application/json"}
 ASK = {"question": "x", "collection": "facts", "max_tokens": 1}
-CHAT: dict[str, Any] = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+CHAT: dict[str, Any] = {
+    "model": "reader",
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 1,
+}
 ASKED = (("/v1/ask", ASK), ("/v1/chat/completions", CHAT))
 MANY_KEYS = {f"k{number}": 1 for number in range(3000)}
 
@@ -53,13 +59,28 @@ ODD_BODIES = [
     ("/v1/collections/facts/search", json.dumps({"query": "x", "retriever": "y" * 5000})),
     ("/v1/collections", json.dumps({"name": "a\n"})),
     ("/v1/collections", '{"name": "\\ud800"}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k\\u0000": 1}}]}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "a\\u0000b"}}]}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "\\ud800"}}]}'),
+    (
+        "/v1/collections/facts/documents",
+        '{"documents": [{"text": "t", "metadata": {"k\\u0000": 1}}]}',
+    ),
+    (
+        "/v1/collections/facts/documents",
+        '{"documents": [{"text": "t", "metadata": {"k": "a\\u0000b"}}]}',
+    ),
+    (
+        "/v1/collections/facts/documents",
+        '{"documents": [{"text": "t", "metadata": {"k": "\\ud800"}}]}',
+    ),
     ("/v1/collections/facts/documents", '{"documents": [{"text": "a\\u0000b"}]}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": ' + nested(100) + "}}]}"),
+    (
+        "/v1/collections/facts/documents",
+        '{"documents": [{"text": "t", "metadata": {"k": ' + nested(100) + "}}]}",
+    ),
     ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": 1e999}}]}'),
-    ("/v1/collections/facts/documents", json.dumps({"documents": [{"text": "t", "metadata": {"k": "x" * 30_000}}]})),
+    (
+        "/v1/collections/facts/documents",
+        json.dumps({"documents": [{"text": "t", "metadata": {"k": "x" * 30_000}}]}),
+    ),
     ("/v1/collections/facts/documents", json.dumps({"documents": [{"id": "a\n", "text": "t"}]})),
     ("/v1/ask", json.dumps({**ASK, "u" * 100_000: 1})),
     ("/v1/ask", json.dumps({**ASK, **MANY_KEYS})),
@@ -74,7 +95,9 @@ ODD_BODIES = [
 
 @pytest.fixture(scope="module")
 def up(reader: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A client of a server with two documents; an error of the server is a response, not an exception."""
+    """A client of a server with two documents; an error of the server is a response, not an
+    exception.
+    """
     app = app_on(reader, tmp_path_factory.mktemp("home"))
     with client_of(app) as client:
         filled(client)
@@ -93,7 +116,9 @@ def up(reader: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tes
         ({"a": 10**30}, "compares with"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/collections/facts/search", "/v1/ask", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/collections/facts/search", "/v1/ask", "/v1/chat/completions"]
+)
 def test_a_filter_that_is_too_large_gets_400_that_names_the_limit(
     up: TestClient, path: str, where: Any, names: str
 ) -> None:
@@ -108,13 +133,20 @@ def test_a_filter_that_is_too_large_gets_400_that_names_the_limit(
     assert names in message and len(message) < 1000
 
 
-def test_messages_far_above_the_context_are_not_rendered(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_far_above_the_context_are_not_rendered(
+    up: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Template, "render", None)
-    long = up.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": "x " * 45_000}] * 3})
+    long = up.post(
+        "/v1/chat/completions",
+        json={**CHAT, "messages": [{"role": "user", "content": "x " * 45_000}] * 3},
+    )
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(reader: Engine, tmp_path: Path) -> None:
+def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(
+    reader: Engine, tmp_path: Path
+) -> None:
     with client_of(app_on(reader, tmp_path, queue=QueueConfig(deadline_s=0.2))) as client:
         filled(client)
         with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
@@ -123,13 +155,19 @@ def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(reader: Engi
     assert [one.status_code for one in asked] == [504, 504]
 
 
-def test_a_prompt_waits_for_room_at_the_model(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_waits_for_room_at_the_model(
+    up: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits = list[Check]()
     monkeypatch.setattr(Scheduler, "wait_for_room", lambda _, check: waits.append(check))
-    assert [up.post(path, json=body).status_code for path, body in ASKED] == [200, 200] and len(waits) == 2
+    assert [up.post(path, json=body).status_code for path, body in ASKED] == [200, 200] and len(
+        waits
+    ) == 2
 
 
-def test_a_full_queue_refuses_before_it_parses(up: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_refuses_before_it_parses(
+    up: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answered() -> list[int]:
         return [up.post(path, content="{", headers=JSON).status_code for path in ANSWER_PATHS]
 
@@ -166,14 +204,25 @@ def test_folders_under_a_home_are_the_owners_alone_whatever_the_umask(
         with client_of(app_on(reader, home), secret) as client:
             filled(client)
             assert client.post("/v1/ask", json={**ASK, "session_id": "s"}).status_code == 200
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (home.parent, home, *home.rglob("*"))}
-    assert {path: oct(mode) for path, mode in modes.items() if path.is_dir() and mode != 0o700} == {}
+    modes = {
+        path: stat.S_IMODE(path.stat().st_mode) for path in (home.parent, home, *home.rglob("*"))
+    }
+    assert {
+        path: oct(mode) for path, mode in modes.items() if path.is_dir() and mode != 0o700
+    } == {}
     private = ("keys.json", "keys.json.lock", "index.sqlite")
-    assert {path.name: oct(mode) for path, mode in modes.items() if path.name in private and mode & 0o077} == {}
+    assert {
+        path.name: oct(mode)
+        for path, mode in modes.items()
+        if path.name in private and mode & 0o077
+    } == {}
 
 
-def test_a_symbolic_link_is_no_collection_and_is_never_followed_by_a_deletion(reader: Engine, tmp_path: Path) -> None:
-    home, other = tmp_path / "home", tmp_path / "other"
+def test_a_symbolic_link_is_no_collection_and_is_never_followed_by_a_deletion(
+    reader: Engine, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    other = tmp_path / "other"
     with client_of(app_on(reader, home)) as client:
         filled(client, "real")
     with client_of(app_on(reader, other)) as client:
@@ -195,9 +244,14 @@ def test_large_text_is_checked_in_less_than_half_the_time_in_which_python_writes
         messages: list[Any]
 
     body = {"messages": messages}
-    assert best_s(lambda: Body.model_validate(body)) < best_s(lambda: json.dumps(body, ensure_ascii=False)) / 2
+    assert (
+        best_s(lambda: Body.model_validate(body))
+        < best_s(lambda: json.dumps(body, ensure_ascii=False)) / 2
+    )
 
 
 @pytest.mark.parametrize("dependency", [ServiceDep, PrincipalDep])
-def test_what_every_route_depends_on_is_a_coroutine_so_it_waits_for_no_thread(dependency: Any) -> None:
+def test_what_every_route_depends_on_is_a_coroutine_so_it_waits_for_no_thread(
+    dependency: Any,
+) -> None:
     assert inspect.iscoroutinefunction(get_args(dependency)[1].dependency)

@@ -10,7 +10,8 @@ _PLACES = (
     "Oró", "Irvburg", "Neltham", "Sankt Åsa", "Kvarn", "Dol & Sons' Quay", "Mirren", "Ost-Heide", "Pell", "Umbra",
 )  # fmt: skip
 _TRADES = (
-    'the "old" ropewalk', "a mill\nwith two wheels", "the <lower> harbour", "a school for pilots", "the salt store",
+    'the "old" ropewalk', "a mill\nwith two wheels", "the <lower> harbour", "a school for "
+                                                                            "pilots", "the salt store",
 )  # fmt: skip
 
 
@@ -21,8 +22,10 @@ def passages() -> list[str]:
         for at, trade in enumerate(_TRADES):
             year = 1700 + 7 * number + at
             made.append(
-                f"In {year} the people of {place} built {trade}; it cost {number * 5 + at + 3} marks & a year.\n"
-                f"Its keeper was called Tam {chr(65 + number)}{chr(97 + at)}rel, and the town remembers it."
+                f"In {year} the people of {place} built {trade}; it cost {number * 5 + at + 3} "
+                "marks & a year.\n"
+                f"Its keeper was called Tam {chr(65 + number)}{chr(97 + at)}rel, and the town "
+                "remembers it."
             )
     return made
 
@@ -32,11 +35,16 @@ def _numbered(texts: Sequence[str]) -> str:
 
 
 def _titled(texts: Sequence[str]) -> str:
-    return "\n\n".join(f"Title: Document {number}\nContent: {text}" for number, text in enumerate(texts, 1))
+    return "\n\n".join(
+        f"Title: Document {number}\nContent: {text}" for number, text in enumerate(texts, 1)
+    )
 
 
 def _xml(texts: Sequence[str]) -> str:
-    return "".join(f'<document index="{number}">\n{text}\n</document>\n' for number, text in enumerate(texts, 1))
+    return "".join(
+        f'<document index="{number}">\n{text}\n</document>\n'
+        for number, text in enumerate(texts, 1)
+    )
 
 
 def _json(texts: Sequence[str]) -> str:
@@ -56,7 +64,9 @@ def _markdown_list(texts: Sequence[str]) -> str:
 
 
 def _table(texts: Sequence[str]) -> str:
-    rows = (f"| {number} | {text.replace(chr(10), '<br>')} |" for number, text in enumerate(texts, 1))
+    rows = (
+        f"| {number} | {text.replace(chr(10), '<br>')} |" for number, text in enumerate(texts, 1)
+    )
     return "\n".join(["| no | text |", "|---|---|", *rows])
 
 

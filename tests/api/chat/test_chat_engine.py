@@ -1,4 +1,6 @@
-"""Documents are inserted before the last user turn; clearing conversations covers saved turns and turns in progress."""
+"""Documents are inserted before the last user turn; clearing conversations covers saved turns and
+turns in progress.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -6,13 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from ragkv import Engine
-from ragkv.api.chat import ChatDocument, ChatEngine, ChatInput, ChatPrompt, PlainMessage, insert_documents
+from ragkv.api.chat import (
+    ChatDocument,
+    ChatEngine,
+    ChatInput,
+    ChatPrompt,
+    PlainMessage,
+    insert_documents,
+)
 from ragkv.types import Answer
 from tests.engine.helpers import text_engine
 from tests.toy_tokenizers import CHATML
 
 TURNS = (PlainMessage("user", "What stands in the text?"),)
-ONE, TWO = ChatDocument("First text.", {}), ChatDocument("Second text.", {})
+ONE = ChatDocument("First text.", {})
+TWO = ChatDocument("Second text.", {})
 
 
 @pytest.fixture
@@ -47,26 +57,42 @@ def test_documents_are_inserted_before_the_text_of_the_last_user_turn() -> None:
     assert inserted == (*turns[:2], PlainMessage("user", "First text. Second text. New"), turns[3])
 
 
-PASSAGES = ("The mill stands on the hill.", "Its wheel has not turned since the war!", "Oró has a harbour (old).")
+PASSAGES = (
+    "The mill stands on the hill.",
+    "Its wheel has not turned since the war!",
+    "Oró has a harbour (old).",
+)
 TEMPLATES: dict[str, Callable[[Sequence[str]], str]] = {
     "plain": "\n\n".join,
-    "numbered": lambda texts: "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1)),
+    "numbered": lambda texts: "\n".join(
+        f"{number}. {text}" for number, text in enumerate(texts, 1)
+    ),
     "JSON": lambda texts: json.dumps([{"text": text} for text in texts], ensure_ascii=False),
     "indented": lambda texts: "".join(f"    {text}\n" for text in texts),
     "HTML": lambda texts: "<ul>" + "".join(f"<li>{text}</li>" for text in texts) + "</ul>",
     "bullets": lambda texts: "".join(f"- {text}\n" for text in texts),
     "quoted": lambda texts: "\n\n".join(f"> {text}" for text in texts),
-    "titled": lambda texts: "".join(f"## Passage {number}\n{text}\n\n" for number, text in enumerate(texts, 1)),
-    "citations": lambda texts: " ".join(f"[{number}] {text} (source {number})" for number, text in enumerate(texts, 1)),
+    "titled": lambda texts: "".join(
+        f"## Passage {number}\n{text}\n\n" for number, text in enumerate(texts, 1)
+    ),
+    "citations": lambda texts: " ".join(
+        f"[{number}] {text} (source {number})" for number, text in enumerate(texts, 1)
+    ),
     "one line": " ".join,
 }
 
 
 @pytest.fixture(scope="module", params=["reader", "merging"])
 def reading(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
-    """On the bundled reader, and on a tokenizer that merges a full stop with the line breaks behind it."""
+    """On the bundled reader, and on a tokenizer that merges a full stop with the line breaks behind
+    it.
+    """
     merges = [(".", "Ċ"), (".Ċ", "Ċ"), ("Ġ", "T")]
-    with Engine.from_pretrained("reader") if request.param == "reader" else text_engine(merges=merges) as engine:
+    with (
+        Engine.from_pretrained("reader")
+        if request.param == "reader"
+        else text_engine(merges=merges) as engine
+    ):
         chat = ChatEngine(engine)
         chat.catalogue.ingest(ChatDocument(text, {}) for text in PASSAGES)
         yield chat
@@ -74,14 +100,19 @@ def reading(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
 
 @pytest.mark.parametrize("role", ["user", "system"])
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_one_stored_chunk_serves_a_passage_in_every_template(reading: ChatEngine, template: str, role: str) -> None:
-    engine, context = reading.engine, TEMPLATES[template](PASSAGES)
+def test_one_stored_chunk_serves_a_passage_in_every_template(
+    reading: ChatEngine, template: str, role: str
+) -> None:
+    engine = reading.engine
+    context = TEMPLATES[template](PASSAGES)
     turns = (PlainMessage("user", f"{context}\n\nWho?"),)
     if role == "system":
         turns = (PlainMessage("system", f"Answer from:\n{context}"), PlainMessage("user", "Who?"))
     prompt = reading.build_prompt(ChatInput(turns, ()), find_conversation=False)
     assert [chunk.text for chunk in prompt.documents] == list(PASSAGES)
-    assert [chunk.token_ids for chunk in prompt.documents] == [engine.chunk(text).token_ids for text in PASSAGES]
+    assert [chunk.token_ids for chunk in prompt.documents] == [
+        engine.chunk(text).token_ids for text in PASSAGES
+    ]
     reuse = engine.prefill(prompt.question, prompt.chunks, separator="").reuse
     assert reuse.missed_chunks == 0
     not_first = prompt.documents[1:]  # the first one may be computed
@@ -105,4 +136,9 @@ def test_a_turn_in_progress_when_all_is_forgotten_is_not_saved(chat: ChatEngine)
     chat.save_turn(prompt, answer)
     chat.engine.flush()
     assert chat.engine.conversations.ids() == ()
-    assert earlier_turns(chat, *TURNS, PlainMessage("assistant", answer.text), PlainMessage("user", "And now?")) == 0
+    assert (
+        earlier_turns(
+            chat, *TURNS, PlainMessage("assistant", answer.text), PlainMessage("user", "And now?")
+        )
+        == 0
+    )

@@ -1,4 +1,6 @@
-"""Passages are found in any writing of them, the range is the prompt's own, and other texts are not found."""
+"""Passages are found in any writing of them, the range is the prompt's own, and other texts are not
+found.
+"""
 
 import html
 import json
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from ragkv.api.chat.passage_matcher import MAX_FOUND, WINDOW, PassageMatcher, key_of
 from ragkv.runtime.words import words
 
-PASSAGE = 'The "old" harbour of Oró was built in 1832;\nits ropes & sails are <sold>\tas far as Irvburg.'
+PASSAGE = (
+    'The "old" harbour of Oró was built in 1832;\nits ropes & sails are <sold>\tas far as Irvburg.'
+)
 OTHER = "The mill stands on the hill behind the chapel, and its wheel has not turned since the war."
 
 
@@ -40,11 +44,13 @@ WRITINGS = {
 
 @pytest.mark.parametrize("write", WRITINGS.values(), ids=WRITINGS)
 def test_a_passage_is_found_in_every_writing_and_nothing_around_it_is(write) -> None:  # type: ignore[no-untyped-def]
-    before, after = 'Context: {"title": "Oró 7", "text": ', ', "score": 0.93} Question: who built it?'
+    before = 'Context: {"title": "Oró 7", "text": '
+    after = ', "score": 0.93} Question: who built it?'
     prompt = before + write(PASSAGE) + after
     (found,) = matcher_of(PASSAGE, OTHER).find(prompt)
     assert prompt[found.start : found.stop] in write(PASSAGE) and found.key == key_of(PASSAGE)
-    assert len(write(PASSAGE)) - (found.stop - found.start) <= 15  # quotes, indentation and table cells around it
+    # quotes, indentation and table cells around it
+    assert len(write(PASSAGE)) - (found.stop - found.start) <= 15
     assert found.word_for_word == (prompt[found.start : found.stop] == PASSAGE)
 
 
@@ -74,13 +80,17 @@ def test_a_forgotten_passage_is_not_found() -> None:
 @pytest.mark.parametrize(
     ("passage", "written"),
     [
-        ("\u5317\u4eac\u7684\u8001\u949f\u697c\u5efa\u4e8e\u660e\u671d", "\u8bf7\u770b{}\u548c\u5176\u4ed6"),
+        (
+            "\u5317\u4eac\u7684\u8001\u949f\u697c\u5efa\u4e8e\u660e\u671d",
+            "\u8bf7\u770b{}\u548c\u5176\u4ed6",
+        ),
         (
             "\u0e19\u0e49\u0e33\u0e15\u0e01\u0e2d\u0e22\u0e39\u0e48\u0e43\u0e19\u0e1b\u0e48\u0e32\u0e17\u0e32\u0e07\u0e40\u0e2b\u0e19\u0e37\u0e2d",
             "\u0e14\u0e39{}\u0e04\u0e23\u0e31\u0e1a",
         ),
         (
-            "\u0930\u093e\u091c\u093e \u0915\u093e \u092c\u0917\u0940\u091a\u093e \u0928\u0926\u0940",
+            "\u0930\u093e\u091c\u093e \u0915\u093e \u092c\u0917\u0940\u091a\u093e "
+            "\u0928\u0926\u0940",
             "\u0926\u0947\u0916\u094b {}\u0964",
         ),
         ("Die Stra\u00dfe am alten M\u00fchlbach", "**{}**"),
@@ -97,7 +107,9 @@ def test_a_passage_is_found_in_every_script_and_normal_form(passage: str, writte
 
 def naive(prompt: str, known: list[str]) -> list[str]:
     """Leftmost, longest, whole words: tries every passage at every word."""
-    there, found, at = [word.text for word in words(prompt)], [], 0
+    there = [word.text for word in words(prompt)]
+    found = []
+    at = 0
     keys = sorted({key for key in map(key_of, known) if len(key) >= WINDOW}, key=len, reverse=True)
     while at < len(there):
         rest = "".join(f"{word}\n" for word in there[at:])
@@ -112,7 +124,11 @@ def naive(prompt: str, known: list[str]) -> list[str]:
 def test_it_finds_what_an_exhaustive_search_finds(data: st.DataObject) -> None:
     text = st.text(alphabet="ab \n\U0001d4b3", min_size=WINDOW, max_size=WINDOW + 8)
     corpus = data.draw(st.lists(text, min_size=1, max_size=6))
-    parts = data.draw(st.lists(st.one_of(st.sampled_from(corpus), st.text(alphabet="ab \n", max_size=9)), max_size=8))
+    parts = data.draw(
+        st.lists(
+            st.one_of(st.sampled_from(corpus), st.text(alphabet="ab \n", max_size=9)), max_size=8
+        )
+    )
     prompt = "".join(parts)
     assert [one.key for one in matcher_of(*corpus).find(prompt)] == naive(prompt, corpus)
 
@@ -122,7 +138,9 @@ def test_threads_can_add_and_find_at_the_same_time() -> None:
     matcher = matcher_of(corpus[0])
     with ThreadPoolExecutor(8) as pool:
         adding = [pool.submit(matcher.add, [text]) for text in corpus]
-        assert all(pool.map(lambda _: matcher.find(f"x {corpus[0]} y")[0].text == corpus[0], range(200)))
+        assert all(
+            pool.map(lambda _: matcher.find(f"x {corpus[0]} y")[0].text == corpus[0], range(200))
+        )
         for done in adding:
             done.result()
     assert {match.text for text in corpus for match in matcher.find(text)} == set(corpus)
@@ -135,7 +153,9 @@ def test_a_text_without_the_passage_has_none(text: str) -> None:
         raise AssertionError(f"{text[found.start : found.stop]!r} was taken for a passage")
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8"), min_size=40, max_size=200), st.text(max_size=50))
+@given(
+    st.text(alphabet=st.characters(codec="utf-8"), min_size=40, max_size=200), st.text(max_size=50)
+)
 @settings(max_examples=200)
 def test_any_passage_is_found_in_json_if_it_has_letters_enough(passage: str, around: str) -> None:
     if len(key_of(passage)) < 16:
@@ -147,12 +167,27 @@ def test_any_passage_is_found_in_json_if_it_has_letters_enough(passage: str, aro
 
 @pytest.mark.parametrize(
     "hostile",
-    ["\\" * 400_000, "&" * 400_000, "&#1;" * 100_000, "\\u0041" * 60_000, "The old harbour " * 25_000, PASSAGE * 4_000],
-    ids=["backslashes", "ampersands", "entities", "letters as escapes", "beginnings", "one passage"],
+    [
+        "\\" * 400_000,
+        "&" * 400_000,
+        "&#1;" * 100_000,
+        "\\u0041" * 60_000,
+        "The old harbour " * 25_000,
+        PASSAGE * 4_000,
+    ],
+    ids=[
+        "backslashes",
+        "ampersands",
+        "entities",
+        "letters as escapes",
+        "beginnings",
+        "one passage",
+    ],
 )
 def test_a_hostile_prompt_costs_little_time_and_few_matches(hostile: str) -> None:
     matcher = matcher_of(
-        *(f"The old harbour number {n} of the town of Oro was built by hand." for n in range(2000)), PASSAGE
+        *(f"The old harbour number {n} of the town of Oro was built by hand." for n in range(2000)),
+        PASSAGE,
     )
     matcher.find("x" * 100)
     began = time.process_time()

@@ -20,27 +20,36 @@ from tests.engine.helpers import text_engine
 from tests.toy_tokenizers import CHATML
 
 HERMES = (
-    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% "
+    "endfor %}"
     "{{ '<|im_end|>\n' }}{% endif %}"
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
     "{%- for call in m.tool_calls or [] %}"
     '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
-    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' "
+    "}}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 QWEN = (
-    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% "
+    "endfor %}"
     "{{ '<|im_end|>\n' }}{% endif %}"
     "{%- for m in messages %}{%- if m['role'] == 'tool' %}"
     "{{ '<|im_start|>user\n<tool_response>\n' + m['content'] + '\n</tool_response><|im_end|>\n' }}"
-    "{%- elif m.tool_calls %}{{ '<|im_start|>assistant' }}{% if m['content'] %}{{ '\n' + m['content'] }}{% endif %}"
+    "{%- elif m.tool_calls %}{{ '<|im_start|>assistant' }}{% if m['content'] %}{{ '\n' + "
+    "m['content'] }}{% endif %}"
     "{%- for call in m.tool_calls %}"
     '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
     "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}"
-    "{%- else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{%- else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif "
+    "%}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-QUERY = {"type": "object", "properties": {"query": {"enum": ["mill", "port"]}}, "required": ["query"]}
+QUERY = {
+    "type": "object",
+    "properties": {"query": {"enum": ["mill", "port"]}},
+    "required": ["query"],
+}
 PARAMETERS = {**QUERY, "additionalProperties": False}
 FUNCTION = {"name": "search", "description": "Finds passages.", "parameters": PARAMETERS}
 TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
@@ -52,13 +61,23 @@ TURNS = (
 )
 
 FORMS = {
-    "hermes": ('Let me see.\n<tool_call>\n{"name": "search", "arguments": {"query": "mill"}}\n</tool_call>', 1),
-    "hermes, twice": ('<tool_call>{"name": "search", "arguments": {"query": "mill"}}</tool_call>' * 2, 2),
+    "hermes": (
+        'Let me see.\n<tool_call>\n{"name": "search", "arguments": {"query": '
+        '"mill"}}\n</tool_call>',
+        1,
+    ),
+    "hermes, twice": (
+        '<tool_call>{"name": "search", "arguments": {"query": "mill"}}</tool_call>' * 2,
+        2,
+    ),
     "hermes, not closed": ('<tool_call>{"name": "search", "arguments": {"query": "mill"}}', 1),
     "mistral": ('[TOOL_CALLS] [{"name": "search", "arguments": {"query": "mill"}}]', 1),
     "mistral, without its token": ('[{"name": "search", "arguments": {"query": "mill"}}]', 1),
     "llama 3": ('{"name": "search", "parameters": {"query": "mill"}}', 1),
-    "llama 3, twice": ('{"name": "search", "parameters": {"query": "mill"}}; {"name": "search", "parameters": {}}', 2),
+    "llama 3, twice": (
+        '{"name": "search", "parameters": {"query": "mill"}}; {"name": "search", "parameters": {}}',
+        2,
+    ),
     "plain": ('{"function": {"name": "search", "arguments": {"query": "mill"}}}', 1),
 }
 
@@ -143,13 +162,20 @@ def test_tools_stand_where_the_chat_template_puts_them() -> None:
 
 
 def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
-    assert required_form([TOOL], "auto", "tagged", True) is None is required_form([], "required", "tagged", True)
+    assert (
+        required_form([TOOL], "auto", "tagged", True)
+        is None
+        is required_form([], "required", "tagged", True)
+    )
     form = required_form([TOOL], "search", "tagged", True)
     with text_engine(CHATML) as engine:
         answer = engine.answer("Call it.", response_format=form, max_new_tokens=120)
         content, (call,) = find_calls(answer.text, ["search"])
         assert content == "" and json.loads(call.arguments)["query"] in ("mill", "port")
-        bad = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}
+        bad = {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}},
+        }
         with pytest.raises(SchemaError, match=r'"not".*tool f') as refused:
             engine.answer("x", response_format=required_form([bad], "required", "tagged", True))
         assert refused.value.param == "tools"
@@ -176,17 +202,25 @@ def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
         assert states == {"without": ["exact", "fused"], "with": ["fused", "fused"]}
 
 
-def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_a_users_turn() -> None:
+def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_a_users_turn() -> (
+    None
+):
     with text_engine(QWEN) as engine:
         chat = ChatEngine(engine)
         form = required_form([TOOL], "search", chat.template_for((TOOL,)).call_syntax, False)
         prompt = chat.build_prompt(ChatInput(TURNS[:1], (), (TOOL,)))
         assert prompt.conversation is not None
         session = prompt.conversation.session
-        answer = engine.answer(prompt.question, prompt.chunks, session, response_format=form, max_new_tokens=120)
+        answer = engine.answer(
+            prompt.question, prompt.chunks, session, response_format=form, max_new_tokens=120
+        )
         text, calls = find_calls(answer.text, ["search"])
         chat.save_turn(prompt, answer, text, calls)
-        turns = (TURNS[0], PlainMessage("assistant", text, calls), PlainMessage("tool", "Ada.", call_id=calls[0].id))
+        turns = (
+            TURNS[0],
+            PlainMessage("assistant", text, calls),
+            PlainMessage("tool", "Ada.", call_id=calls[0].id),
+        )
         following = chat.build_prompt(ChatInput(turns, (), (TOOL,)))
         assert following.conversation is not None and following.conversation.turns == 1
         session = following.conversation.session

@@ -1,4 +1,6 @@
-"""The real service in its own process, and Debian's Chromium showing its page; without them the tests are skipped."""
+"""The real service in its own process, and Debian's Chromium showing its page; without them the
+tests are skipped.
+"""
 
 import importlib.util
 import re
@@ -25,7 +27,11 @@ PROBES = Path(__file__).parent / "probes.js"
 
 def lacking() -> str | None:
     """What is missing to run the page's tests, and how to install it."""
-    for module, extra in (("playwright", "playwright"), ("fastapi", "'ragkv[api]'"), ("uvicorn", "'ragkv[api]'")):
+    for module, extra in (
+        ("playwright", "playwright"),
+        ("fastapi", "'ragkv[api]'"),
+        ("uvicorn", "'ragkv[api]'"),
+    ):
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed: pip install {extra}"
     return None if CHROMIUM.exists() else f"there is no {CHROMIUM}: install Debian's chromium"
@@ -36,7 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if (reason := lacking()) is None:
         return
     for item in items:
-        if Path(__file__).parent in item.path.parents and "browser" in getattr(item, "fixturenames", ()):
+        if Path(__file__).parent in item.path.parents and "browser" in getattr(
+            item, "fixturenames", ()
+        ):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -45,7 +53,8 @@ class Watch:
     """The requests and console errors of a page."""
 
     origin: str
-    allowed: list[str] = field(default_factory=list)  # patterns of console errors that the test provokes
+    # patterns of console errors that the test provokes
+    allowed: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     requests: list[Any] = field(default_factory=list)
 
@@ -55,9 +64,15 @@ class Watch:
 
     def check(self) -> None:
         """Assert that there was no unexpected error and no request to another address."""
-        unexpected = [said for said in self.complaints if not any(re.search(one, said) for one in self.allowed)]
+        unexpected = [
+            said
+            for said in self.complaints
+            if not any(re.search(one, said) for one in self.allowed)
+        ]
         assert unexpected == []
-        assert {request.url for request in self.requests if not request.url.startswith(self.origin)} == set()
+        assert {
+            request.url for request in self.requests if not request.url.startswith(self.origin)
+        } == set()
 
 
 @pytest.fixture(scope="package")
@@ -75,7 +90,8 @@ def serve(home: Path) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="package")  # closed with the package: while it is open, no other event loop can run
+# closed with the package: while it is open, no other event loop can run
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
@@ -96,7 +112,10 @@ def library(server: str, browser: Any) -> str:
         made.dispose()
         time.sleep(0.5)
     assert made.ok, made.text()
-    documents = [{"id": path.name, "title": path.name, "text": path.read_text("utf-8").strip()} for path in CORPUS]
+    documents = [
+        {"id": path.name, "title": path.name, "text": path.read_text("utf-8").strip()}
+        for path in CORPUS
+    ]
     added = api.post("/v1/collections/library/documents", data={"documents": documents})
     assert added.status == 201, added.text()
     context.close()
@@ -105,13 +124,20 @@ def library(server: str, browser: Any) -> str:
 
 @pytest.fixture
 def page(server: str, browser: Any) -> Iterator[Any]:
-    """An empty tab of the service's origin. Its console errors and requests are checked at the end."""
+    """An empty tab of the service's origin. Its console errors and requests are checked at
+    the end.
+    """
     context = browser.new_context(base_url=server, viewport={"width": 1280, "height": 860})
     context.add_init_script(path=PROBES)
     page = context.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     page.watch = watch = Watch(server)
-    page.on("console", lambda said: watch.complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda said: (
+            watch.complaints.append(said.text) if said.type in ("error", "warning") else None
+        ),
+    )
     page.on("pageerror", lambda error: watch.complaints.append(str(error)))
     page.on("request", lambda request: watch.requests.append(request))
     yield page

@@ -1,4 +1,6 @@
-"""Shared by the page's tests: asking on the page, reading the API's events, and making responses."""
+"""Shared by the page's tests: asking on the page, reading the API's events, and making
+responses.
+"""
 
 import json
 from typing import Any
@@ -14,8 +16,11 @@ def put(page: Any, question: str = QUESTION) -> None:
 
 
 def ask(page: Any, question: str = QUESTION) -> dict[str, Any]:
-    """Ask on the page and wait for the end; returns the `answer` event of the stream that the page read."""
-    turns, streams = page.locator(".turn").count(), page.evaluate("streams.length")
+    """Ask on the page and wait for the end; returns the `answer` event of the stream that the page
+    read.
+    """
+    turns = page.locator(".turn").count()
+    streams = page.evaluate("streams.length")
     put(page, question)
     page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns + 1)
     page.wait_for_selector(".turn:last-child.whole:not(.working)")
@@ -33,7 +38,11 @@ def stream(*said: tuple[str, dict[str, Any]]) -> str:
 
 def streaming(page: Any, body: str, times: int | None = None) -> None:
     """Answer questions of the page with `body` from now on; then the connection ends."""
-    page.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=body), times=times)
+    page.route(
+        "**/v1/ask",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+        times=times,
+    )
 
 
 def refusal(
@@ -48,7 +57,9 @@ REUSE = {
     "exact": 2, "fused": 0, "recomputed": 0, "computed": 3, "tokens": 5, "bytes_by_tier": {}, "missed_chunks": 0,
     "missed_tokens": 0, "ratio": 0.15, "selector": "hkvd", "compute": 1.0, "notes": [], "decision": [],
 }  # fmt: skip
-TIMING = dict.fromkeys(("queue_s", "lookup_s", "load_s", "fuse_s", "prefill_s", "first_token_s", "decode_s"), 0.01)
+TIMING = dict.fromkeys(
+    ("queue_s", "lookup_s", "load_s", "fuse_s", "prefill_s", "first_token_s", "decode_s"), 0.01
+)
 SPAN = {"recomputed": 0, "recomputed_at": [], "number": None}
 PROMPT = [
     {"kind": "prefix", "start": 0, "tokens": 2, "state": "exact", **SPAN},
@@ -64,7 +75,9 @@ def source(number: int = 1, text: str = "Ostmax sells ovens.") -> dict[str, Any]
     }  # fmt: skip
 
 
-def answer(text: str, sources: list[dict[str, Any]], citations: list[dict[str, Any]]) -> dict[str, Any]:
+def answer(
+    text: str, sources: list[dict[str, Any]], citations: list[dict[str, Any]]
+) -> dict[str, Any]:
     """An `answer` event of the API, with a text that the bundled reader would not give."""
     return {
         "id": "ask-1", "answer": text, "finish_reason": "stop", "citations": citations, "sources": sources,

@@ -1,4 +1,6 @@
-"""The page's main task in a browser, against the real service: ask, see the prompt's report, open a source."""
+"""The page's main task in a browser, against the real service: ask, see the prompt's report, open a
+source.
+"""
 
 import itertools
 from typing import Any
@@ -16,7 +18,9 @@ STATES = ("exact", "fused", "recomputed", "computed")
 def test_the_page_shows_the_streamed_answer_of_the_api(asked: Any) -> None:
     asked.evaluate("probes.watchAnswer()")
     said = ask(asked, LONGER)
-    tokens = [data["text"] for name, data in events(asked.evaluate("streams.at(-1)")) if name == "token"]
+    tokens = [
+        data["text"] for name, data in events(asked.evaluate("streams.at(-1)")) if name == "token"
+    ]
     assert len(tokens) > 1 and "".join(tokens) == said["answer"]
     seen = asked.evaluate("grown")
     assert seen and all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
@@ -30,15 +34,21 @@ def test_the_page_shows_the_streamed_answer_of_the_api(asked: Any) -> None:
 def test_the_report_of_an_answer_is_drawn_as_the_api_gives_it(asked: Any) -> None:
     """Strip, legend, table, times and sources, of one answer."""
     said = ask(asked)
-    reuse, spans = said["reuse"], [span for span in said["prompt"] if span["tokens"]]
+    reuse = said["reuse"]
+    spans = [span for span in said["prompt"] if span["tokens"]]
     assert reuse["fused"] > 0 and reuse["recomputed"] > 0  # otherwise the test shows nothing
-    # The strip: counts and widths by state, the kind of each span, and its recomputed tokens at their positions.
+    # The strip: counts and widths by state, the kind of each span, and its recomputed tokens at
+    # their positions.
     shown = asked.evaluate("probes.drawn()")
-    assert {state: shown["counts"].get(state, 0) for state in STATES} == {state: reuse[state] for state in STATES}
+    assert {state: shown["counts"].get(state, 0) for state in STATES} == {
+        state: reuse[state] for state in STATES
+    }
     for state in STATES:
         width = reuse[state] * shown["width"] / reuse["tokens"]
         assert shown["pixels"].get(state, 0.0) == pytest.approx(width, abs=1.0), state
-    kinds = asked.locator(".strip .span").evaluate_all("nodes => nodes.map(node => node.dataset.kind)")
+    kinds = asked.locator(".strip .span").evaluate_all(
+        "nodes => nodes.map(node => node.dataset.kind)"
+    )
     assert kinds == [span["kind"] for span in spans]
     for span, marks in zip(spans, asked.evaluate("probes.marks()"), strict=True):
         assert [x + step for x, width in marks for step in range(width)] == span["recomputed_at"]
@@ -47,20 +57,26 @@ def test_the_report_of_an_answer_is_drawn_as_the_api_gives_it(asked: Any) -> Non
     legend = {key.get_attribute("data-state"): int(key.get_attribute("data-count")) for key in keys}
     assert legend == {state: reuse[state] for state in STATES}
     ground = "node => getComputedStyle(node).backgroundColor"
-    swatches = {state: asked.locator(f".legend .swatch.{state}").evaluate(ground) for state in STATES}
+    swatches = {
+        state: asked.locator(f".legend .swatch.{state}").evaluate(ground) for state in STATES
+    }
     assert len(set(swatches.values())) == 4
     for node in asked.locator(".strip .span").all():
         assert node.evaluate(ground) == swatches[node.get_attribute("data-state")]
     # The table has the same numbers.
     asked.locator(".as-table summary").click()
     rows = asked.locator(".as-table tbody tr").all()
-    columns = [[int(cell.replace(",", "")) for cell in row.locator("td").all_inner_texts()] for row in rows]
+    columns = [
+        [int(cell.replace(",", "")) for cell in row.locator("td").all_inner_texts()] for row in rows
+    ]
     sums = [sum(column) for column in zip(*columns, strict=True)]
     assert sums[1:] == [reuse[name] for name in ("tokens", *STATES)]
     # The times fill their bar.
     first = said["timing"]["first_token_s"]
     number, unit = asked.locator(".ttft b").inner_text().split()
-    assert float(number) * {"ms": 1e-3, "s": 1.0}[unit] == pytest.approx(first, rel=0.06, abs=0.6e-3)
+    assert float(number) * {"ms": 1e-3, "s": 1.0}[unit] == pytest.approx(
+        first, rel=0.06, abs=0.6e-3
+    )
     line = asked.locator(".spent .bar-line").bounding_box()["width"]
     assert sum(asked.evaluate("probes.widths('.spent .part')")) == pytest.approx(line, abs=1.0)
     # A span shows its counts and opens its source.
@@ -86,16 +102,22 @@ def test_a_comparison_leaves_out_the_waiting_and_says_so(asked: Any) -> None:
     ask(asked)
     found = {"fused": measured(0.1, 0.09, 20), "full": measured(2.82, 0.19, 100)}
     sides = {"fused": found["fused"], "none": found["full"]}
-    asked.route("**/v1/ask", lambda route: route.fulfill(json=sides[route.request.post_data_json["reuse"]]))
+    asked.route(
+        "**/v1/ask", lambda route: route.fulfill(json=sides[route.request.post_data_json["reuse"]])
+    )
     asked.click(".measure")
     asked.wait_for_selector(".comparison")
     text = asked.locator(".comparison").inner_text()
     assert text.startswith("2.0 times faster: 20 of 100 tokens computed instead of all.")
     assert "waiting for other requests (100 ms and 2.82 s) is left out" in text
     assert asked.locator(".versus b").all_inner_texts() == ["100 ms", "200 ms"]
-    fused, full = (row.locator(".bar-fill").bounding_box()["width"] for row in asked.locator(".versus").all())
+    fused, full = (
+        row.locator(".bar-fill").bounding_box()["width"] for row in asked.locator(".versus").all()
+    )
     assert full / fused == pytest.approx(2.0, abs=0.05)
-    named = asked.locator(".versus .part").evaluate_all("parts => parts.map(part => part.title.split(' ')[0])")
+    named = asked.locator(".versus .part").evaluate_all(
+        "parts => parts.map(part => part.title.split(' ')[0])"
+    )
     assert "waiting" not in named and "computing" in named
 
 
@@ -126,7 +148,10 @@ def test_the_ratio_is_disabled_with_the_reason_while_it_does_not_count(
     asked.click("#how summary")
     asked.check("input[name=ratio][value=own]")
     asked.locator("#ratio").fill("0.3")
-    assert asked.locator("#ratio").is_enabled() and asked.locator("#ratio-value").inner_text() == "0.30"
+    assert (
+        asked.locator("#ratio").is_enabled()
+        and asked.locator("#ratio-value").inner_text() == "0.30"
+    )
     if field == "ratio":
         asked.check(f"input[name=ratio][value={value}]")
     else:
@@ -136,16 +161,29 @@ def test_the_ratio_is_disabled_with_the_reason_while_it_does_not_count(
 
 
 def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any) -> None:
-    """Python counts code points, JavaScript UTF-16 units. A long source opens at the cited span, not at its top."""
+    """Python counts code points, JavaScript UTF-16 units. A long source opens at the cited span,
+    not at its top.
+    """
     text = "🦊🦊🦊 " + "Nothing is said here. " * 300 + "Ostmax sells 🧁 ovens. The end."
     start = text.index("Ostmax")
-    citation = {"number": 1, "document_id": "d1", "start": start, "end": start + 21, "answer_start": 0, "answer_end": 7}
+    citation = {
+        "number": 1,
+        "document_id": "d1",
+        "start": start,
+        "end": start + 21,
+        "answer_start": 0,
+        "answer_end": 7,
+    }
     final = answer("🧁 ovens, says [2] and [9].", [source(1, text), source(2)], [citation])
     streaming(asked, stream(("answer", final)))
     put(asked)
     asked.wait_for_selector(".turn.whole")
-    assert asked.locator(".answer").evaluate("node => node.textContent") == "🧁 ovens[1], says [2] and [9]."
-    assert asked.locator(".answer .cite").all_inner_texts() == ["[1]", "[2]"]  # source 9 does not exist
+    assert (
+        asked.locator(".answer").evaluate("node => node.textContent")
+        == "🧁 ovens[1], says [2] and [9]."
+    )
+    # source 9 does not exist
+    assert asked.locator(".answer .cite").all_inner_texts() == ["[1]", "[2]"]
     asked.locator(".answer .cite").first.click()
     mark = asked.locator(".source-text mark")
     assert mark.inner_text() == "Ostmax sells 🧁 ovens."
@@ -173,12 +211,23 @@ def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
 
 
 def test_an_answer_in_markdown_is_shown_as_such_and_never_as_markup(asked: Any) -> None:
-    text = "## Ovens\n**Ostmax** sells [1]:\n1. `ovens`\n2. <b>no</b> [a](javascript:alert(1))\n\n```\n*raw*\n```"
+    text = (
+        "## Ovens\n**Ostmax** sells [1]:\n1. `ovens`\n2. <b>no</b> "
+        "[a](javascript:alert(1))\n\n```\n*raw*\n```"
+    )
     streaming(asked, stream(("answer", answer(text, [source()], []))), times=1)
     put(asked)
     asked.wait_for_selector(".turn.whole")
     shown = asked.locator(".answer")
-    for tag, words in (("p.head", "Ovens"), ("strong", "Ostmax"), ("ol code", "ovens"), ("pre", "*raw*")):
+    for tag, words in (
+        ("p.head", "Ovens"),
+        ("strong", "Ostmax"),
+        ("ol code", "ovens"),
+        ("pre", "*raw*"),
+    ):
         assert shown.locator(tag).inner_text() == words
     assert shown.locator("li").last.inner_text() == "<b>no</b> [a](javascript:alert(1))"
-    assert shown.locator("b, a, script").count() == 0 and shown.locator("p .cite").inner_text() == "[1]"
+    assert (
+        shown.locator("b, a, script").count() == 0
+        and shown.locator("p .cite").inner_text() == "[1]"
+    )

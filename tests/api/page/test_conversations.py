@@ -30,7 +30,9 @@ def more(page: Any, what: str) -> None:
 
 
 def elsewhere(page: Any, than: str) -> None:
-    page.wait_for_function("id => document.querySelector('.session.current')?.dataset.session !== id", arg=than)
+    page.wait_for_function(
+        "id => document.querySelector('.session.current')?.dataset.session !== id", arg=than
+    )
 
 
 def test_a_follow_up_question_has_its_history_in_the_strip(talked: Any) -> None:
@@ -43,11 +45,15 @@ def test_a_follow_up_question_has_its_history_in_the_strip(talked: Any) -> None:
     assert talked.locator(".turn").count() == 2
     opened = talked.locator("details.made").evaluate_all("nodes => nodes.map(node => node.open)")
     assert opened == [False, True]  # the last strip is checked
-    talked.wait_for_function("() => document.querySelector('.session.current').innerText.includes('2 turns')")
+    talked.wait_for_function(
+        "() => document.querySelector('.session.current').innerText.includes('2 turns')"
+    )
     assert current(talked)["turns"] == 2
 
 
-def test_a_title_is_kept_by_the_server_and_not_by_the_browser(talked: Any, browser: Any, server: str) -> None:
+def test_a_title_is_kept_by_the_server_and_not_by_the_browser(
+    talked: Any, browser: Any, server: str
+) -> None:
     assert talked.evaluate("[sessionStorage.length, ...Object.keys(localStorage)]") == [
         0,
         f"ragkv.said.{current(talked)['id']}",
@@ -62,7 +68,8 @@ def test_a_title_is_kept_by_the_server_and_not_by_the_browser(talked: Any, brows
     row.wait_for()
     assert row.inner_text() == FIRST
     row.click()
-    assert other.locator(".welcome h1").inner_text() == "Continue this conversation"  # its text is in the first browser
+    # its text is in the first browser
+    assert other.locator(".welcome h1").inner_text() == "Continue this conversation"
     context.close()
 
 
@@ -70,7 +77,10 @@ def test_a_conversation_is_shown_and_continues_after_a_reload(talked: Any) -> No
     answer = talked.evaluate("probes.answer()")
     talked.reload()
     talked.wait_for_selector(".turn.whole")
-    assert talked.locator(".turn h3").all_inner_texts() == [FIRST] and talked.evaluate("probes.answer()") == answer
+    assert (
+        talked.locator(".turn h3").all_inner_texts() == [FIRST]
+        and talked.evaluate("probes.answer()") == answer
+    )
     said = ask(talked, SECOND)
     assert any(span["kind"] == "history" for span in said["prompt"])
 

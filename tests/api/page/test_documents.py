@@ -1,4 +1,6 @@
-"""Dropped, picked and pasted documents: progress, results, the list, deleting. Against the real service."""
+"""Dropped, picked and pasted documents: progress, results, the list, deleting. Against the real
+service.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ def said(page: Any) -> dict[str, str]:
 
 
 def settled(page: Any, documents: int) -> None:
-    page.wait_for_function("n => document.querySelectorAll('.result:is(.good, .bad)').length === n", arg=documents)
+    page.wait_for_function(
+        "n => document.querySelectorAll('.result:is(.good, .bad)').length === n", arg=documents
+    )
     page.wait_for_function("() => !document.querySelector('.result.now')")
 
 
@@ -65,13 +69,16 @@ def test_pasted_text_is_added_and_unchanged_the_second_time(fresh: Any) -> None:
         fresh.get_by_label("Title").fill("Notes")
         fresh.get_by_label("Text", exact=True).fill("The tuba of Odd is green.")
         fresh.get_by_role("button", name="Add", exact=True).click()
-        fresh.locator(".result .said", has_text=expected).wait_for()  # until then the previous result is shown
+        # until then the previous result is shown
+        fresh.locator(".result .said", has_text=expected).wait_for()
         settled(fresh, 1)
         assert said(fresh)["Notes"].startswith(expected)
     assert fresh.locator("#document-count").inner_text() == "1"
 
 
-def test_a_file_of_a_wrong_type_is_reported_and_the_others_are_added(fresh: Any, tmp_path: Path) -> None:
+def test_a_file_of_a_wrong_type_is_reported_and_the_others_are_added(
+    fresh: Any, tmp_path: Path
+) -> None:
     fresh.watch.allowed.append("Failed to load resource")
     wrong = tmp_path / "tool.exe"
     wrong.write_bytes(b"MZ\0\1")
@@ -83,7 +90,9 @@ def test_a_file_of_a_wrong_type_is_reported_and_the_others_are_added(fresh: Any,
 
 
 def test_a_document_is_deleted_after_a_confirmation(fresh: Any) -> None:
-    fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:2]])
+    fresh.locator(".drop input[type=file]").first.set_input_files(
+        [str(path) for path in CORPUS[:2]]
+    )
     settled(fresh, 2)
     fresh.get_by_role("button", name=f"Delete {CORPUS[0].name}").click()
     fresh.get_by_role("button", name="Cancel").click()
@@ -99,7 +108,9 @@ def test_a_collection_is_deleted_after_a_confirmation(fresh: Any) -> None:
     fresh.click("#documents")
     fresh.get_by_role("button", name="Delete collection …").click()
     fresh.get_by_role("dialog").get_by_role("button", name="Delete").click()
-    fresh.wait_for_function("name => document.querySelector('#collection').value !== name", arg=fresh.collection)
+    fresh.wait_for_function(
+        "name => document.querySelector('#collection').value !== name", arg=fresh.collection
+    )
     assert fresh.request.get(f"/v1/collections/{fresh.collection}").status == 404
 
 
@@ -111,14 +122,19 @@ def test_the_first_document_creates_the_first_collection(page: Any) -> None:
     page.route("**/v1/collections", empty)
     page.goto("/")
     page.wait_for_selector(".welcome .drop")
-    with page.expect_request(lambda asked: (asked.method, asked.url[-15:]) == ("POST", "/v1/collections")) as made:
+    with page.expect_request(
+        lambda asked: (asked.method, asked.url[-15:]) == ("POST", "/v1/collections")
+    ) as made:
         page.locator(".welcome input[type=file]").set_input_files(str(CORPUS[0]))
     assert made.value.post_data_json == {"name": "default"}
     page.unroute("**/v1/collections")
     settled(page, 1)
 
 
-EVIL = 'Evilword is here. <img src="/nowhere.png" onerror="broken = 1"><script>broken = 1</script> <b>Bold.</b>'
+EVIL = (
+    'Evilword is here. <img src="/nowhere.png" onerror="broken = 1"><script>broken = '
+    "1</script> <b>Bold.</b>"
+)
 
 
 def test_markup_in_documents_questions_and_names_is_shown_as_text(fresh: Any) -> None:

@@ -1,4 +1,6 @@
-"""The example documents: offered to a first visitor, added by one click, with questions to click."""
+"""The example documents: offered to a first visitor, added by one click, with questions to
+click.
+"""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +11,10 @@ import pytest
 
 from .conftest import ROOT, serve
 
-QUESTIONS = [json.loads(line) for line in (ROOT / "examples" / "questions.jsonl").read_text("utf-8").splitlines()]
+QUESTIONS = [
+    json.loads(line)
+    for line in (ROOT / "examples" / "questions.jsonl").read_text("utf-8").splitlines()
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +33,10 @@ def test_a_first_visitor_asks_an_example_in_two_clicks_and_any_collection_offers
     page.click(".welcome .try")
     page.wait_for_selector(".tries button")
     assert page.locator("#collection").input_value() == "examples"
-    assert page.locator("#document-count").inner_text() == "12" and page.locator("#model").inner_text() == "reader"
+    assert (
+        page.locator("#document-count").inner_text() == "12"
+        and page.locator("#model").inner_text() == "reader"
+    )
     offered = page.locator(".tries button").all_inner_texts()
     assert len(offered) == 3 and set(offered) <= {one["question"] for one in QUESTIONS}
     page.locator(".tries button").first.focus()
@@ -36,10 +44,14 @@ def test_a_first_visitor_asks_an_example_in_two_clicks_and_any_collection_offers
     page.wait_for_selector(".turn.whole")
     assert page.locator(".turn h3").inner_text() == offered[0]
     page.request.post(f"{visited}/v1/collections", data={"name": "own"})
-    documents = [{"id": f"01-{name}.md", "text": f"{name} is a town."} for name in ("Marl", "Oro", "Irvburg")]
+    documents = [
+        {"id": f"01-{name}.md", "text": f"{name} is a town."} for name in ("Marl", "Oro", "Irvburg")
+    ]
     page.request.post(f"{visited}/v1/collections/own/documents", data={"documents": documents})
     page.goto(f"{visited}/#collection=own")
     page.reload()
     page.wait_for_selector(".tries button")
     asked = page.locator(".tries button").all_inner_texts()
-    assert asked == [f"What do the documents say about {name}?" for name in ("Marl", "Oro", "Irvburg")]
+    assert asked == [
+        f"What do the documents say about {name}?" for name in ("Marl", "Oro", "Irvburg")
+    ]

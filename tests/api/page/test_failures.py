@@ -7,7 +7,11 @@ import pytest
 from .conftest import QUESTION
 from .helpers import ask, put, refusal, source, stream, streaming
 
-PARTLY = stream(("sources", {"sources": [source()]}), ("token", {"text": "Ovens and "}), ("token", {"text": "sto"}))
+PARTLY = stream(
+    ("sources", {"sources": [source()]}),
+    ("token", {"text": "Ovens and "}),
+    ("token", {"text": "sto"}),
+)
 
 
 @pytest.fixture
@@ -35,13 +39,21 @@ def test_the_page_waits_for_a_server_that_is_loading(page: Any) -> None:
     page.route("**/v1/collections", lambda route: route.fulfill(**told), times=2)
     page.goto("/")
     page.locator("#banner").wait_for()
-    assert page.locator("#banner").inner_text().startswith("The model is being loaded. Trying again in ")
+    assert (
+        page.locator("#banner")
+        .inner_text()
+        .startswith("The model is being loaded. Trying again in ")
+    )
     page.wait_for_selector(".welcome h1")
     assert page.locator("#banner").is_hidden()
 
 
-@pytest.mark.parametrize(("status", "words"), [(503, "requests are running"), (429, "Too many requests")])
-def test_a_busy_server_is_asked_again_after_retry_after(failing: Any, status: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "words"), [(503, "requests are running"), (429, "Too many requests")]
+)
+def test_a_busy_server_is_asked_again_after_retry_after(
+    failing: Any, status: int, words: str
+) -> None:
     told = refusal(status, "64 requests are running already; ask again.", {"Retry-After": "3"})
     failing.route("**/v1/ask", lambda route: route.fulfill(**told), times=1)
     failing.clock.install()
@@ -72,11 +84,16 @@ def test_a_question_without_any_collection_is_not_sent(page: Any) -> None:
 @pytest.mark.parametrize(
     ("response", "words"),
     [
-        (refusal(400, "The prompt has 9000 tokens; the model's context is 1024."), "The prompt has 9000 tokens"),
+        (
+            refusal(400, "The prompt has 9000 tokens; the model's context is 1024."),
+            "The prompt has 9000 tokens",
+        ),
         (refusal(500, "", {"x-request-id": "req-77"}), "req-77"),
     ],
 )
-def test_the_servers_words_for_a_refusal_are_shown(failing: Any, response: dict[str, Any], words: str) -> None:
+def test_the_servers_words_for_a_refusal_are_shown(
+    failing: Any, response: dict[str, Any], words: str
+) -> None:
     failing.route("**/v1/ask", lambda route: route.fulfill(**response))
     put(failing)
     failing.locator(".notice.bad").wait_for()
@@ -88,7 +105,10 @@ def test_a_broken_stream_keeps_the_received_text_and_says_so(failing: Any) -> No
     put(failing)
     notice = failing.locator(".notice.bad")
     notice.wait_for()
-    assert "The connection broke before the answer was complete. What had arrived stays" in notice.inner_text()
+    assert (
+        "The connection broke before the answer was complete. What had arrived stays"
+        in notice.inner_text()
+    )
     assert failing.locator(".answer").inner_text() == "Ovens and sto"
     assert failing.locator(".chip").count() == 1
     notice.get_by_role("button", name="Ask again").click()
@@ -100,7 +120,9 @@ def test_the_user_can_stop_an_answer(asked: Any, by: str) -> None:
     """The events are also reassembled when they are cut anywhere, even inside a character."""
     asked.evaluate("probes.slow = true")
     put(asked)
-    asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁 here'")
+    asked.wait_for_function(
+        "() => document.querySelector('.answer').textContent === 'Ovens 🧁 here'"
+    )
     if by == "button":
         asked.click("#stop")
     else:
@@ -116,7 +138,9 @@ def test_the_user_can_stop_an_answer(asked: Any, by: str) -> None:
 def test_an_api_key_is_stored_in_the_tab_only(page: Any) -> None:
     def guard(route: Any) -> None:
         given = route.request.headers.get("authorization")
-        route.continue_() if given == "Bearer rk-good" else route.fulfill(**refusal(401, "no", code="invalid_api_key"))
+        route.continue_() if given == "Bearer rk-good" else route.fulfill(
+            **refusal(401, "no", code="invalid_api_key")
+        )
 
     page.watch.allowed.append("Failed to load resource")
     page.route("**/v1/**", guard)
@@ -131,7 +155,10 @@ def test_an_api_key_is_stored_in_the_tab_only(page: Any) -> None:
     page.get_by_role("button", name="Use this key").click()
     page.wait_for_selector(".tier")
     assert page.evaluate("sessionStorage.getItem('ragkv.key')") == "rk-good"
-    assert page.evaluate("[JSON.stringify(localStorage).includes('rk-'), document.cookie]") == [False, ""]
+    assert page.evaluate("[JSON.stringify(localStorage).includes('rk-'), document.cookie]") == [
+        False,
+        "",
+    ]
     assert "rk-good" not in page.url
     ask(page)
     page.click("#key")

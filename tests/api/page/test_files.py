@@ -22,7 +22,9 @@ def test_the_page_is_small() -> None:
 
 def test_the_page_refers_to_no_outside_address() -> None:
     for path in FILES:
-        addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", path.read_text("utf-8")))
+        addresses = set(
+            re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", path.read_text("utf-8"))
+        )
         assert addresses <= {"http://www.w3.org/2000/svg"}, path.name
 
 
@@ -36,6 +38,14 @@ def test_no_script_turns_text_into_markup_or_code(path: Path) -> None:
 def test_every_element_id_used_in_a_script_exists() -> None:
     ids = re.findall(r"\bid=\"([\w-]+)\"", (PAGE / "index.html").read_text("utf-8"))
     assert len(ids) == len(set(ids))
-    asked = {name for path in SCRIPTS for name in re.findall(r"\$\(\"([\w-]+)\"\)", path.read_text("utf-8"))}
-    icons = {f"i-{name}" for path in SCRIPTS for name in re.findall(r"icon\(\"([\w-]+)\"\)", path.read_text("utf-8"))}
+    asked = {
+        name
+        for path in SCRIPTS
+        for name in re.findall(r"\$\(\"([\w-]+)\"\)", path.read_text("utf-8"))
+    }
+    icons = {
+        f"i-{name}"
+        for path in SCRIPTS
+        for name in re.findall(r"icon\(\"([\w-]+)\"\)", path.read_text("utf-8"))
+    }
     assert asked | icons <= set(ids)

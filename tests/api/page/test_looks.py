@@ -1,4 +1,6 @@
-"""Accessibility and layout: keyboard only, small screens, dark and light, reduced motion, readable text."""
+"""Accessibility and layout: keyboard only, small screens, dark and light, reduced motion, readable
+text.
+"""
 
 from typing import Any
 
@@ -26,7 +28,8 @@ def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     assert page.locator("#drawer-title").inner_text() == "Source 1"
     page.keyboard.press("Escape")
     assert page.locator("#drawer").is_hidden()
-    assert page.evaluate("document.activeElement.dataset.number") == "1"  # the focus is back on the chip
+    # the focus is back on the chip
+    assert page.evaluate("document.activeElement.dataset.number") == "1"
     page.keyboard.press("p")
     first = page.locator(".strip-detail").inner_text()
     page.keyboard.press("ArrowRight")

@@ -1,1 +1,3 @@
-"""The soak: replicas under mixed load, killed and replaced, while all they acknowledged is verified."""
+"""The soak: replicas under mixed load, killed and replaced, while all they acknowledged is
+verified.
+"""

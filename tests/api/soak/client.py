@@ -1,5 +1,5 @@
-"""One client of the service under load. It judges each reply: an answer as without load, a refusal that is documented
-for that moment, or wrong.
+"""One client of the service under load. It judges each reply: an answer as without load, a refusal
+that is documented for that moment, or wrong.
 """
 
 import json
@@ -20,13 +20,16 @@ from tests.api.whole import documents
 
 from .world import Replica, World
 
-TIMEOUT_S = 200.0  # longer than any deadline of an answer, so a server that hangs shows as a wrong status
+# longer than any deadline of an answer, so a server that hangs shows as a wrong status
+TIMEOUT_S = 200.0
 RETRY_S = 0.1  # between two attempts
 COLLECTION = "c"  # every tenant's, with the example documents; it never changes
 MAX_TOKENS = 24
 SAMPLE = 3  # acknowledged things that are verified after each replacement
 BROKEN = "connection"  # the code of a broken connection
-ASK, CHAT, SESSIONS = "/v1/ask", "/v1/chat/completions", "/v1/sessions"
+ASK = "/v1/ask"
+CHAT = "/v1/chat/completions"
+SESSIONS = "/v1/sessions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +49,43 @@ class Reply:
     def answer(self) -> str:
         """The answer's text, of /v1/ask or a chat, streamed or not."""
         if isinstance(self.body, list):
-            return "".join(one["delta"].get("content") or "" for event in self.body for one in event["choices"])
-        return str(self.body["answer"] if "answer" in self.body else self.body["choices"][0]["message"]["content"])
+            return "".join(
+                one["delta"].get("content") or "" for event in self.body for one in event["choices"]
+            )
+        return str(
+            self.body["answer"]
+            if "answer" in self.body
+            else self.body["choices"][0]["message"]["content"]
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation: what is asked in its turns, and what a replica answers that does nothing else."""
+    """A conversation: what is asked in its turns, and what a replica answers that does nothing
+    else.
+    """
 
     named: bool
     turns: tuple[str, ...]
     answers: tuple[str, ...] = ()
 
     def body(self, said: Sequence[str], session: str) -> dict[str, Any]:
-        """The request of the next turn; `said` holds the answers so far. History is reused where that is exact."""
-        body: dict[str, Any] = {"model": "reader", "max_tokens": MAX_TOKENS, "ragkv": {"reuse": "prefix"}}
+        """The request of the next turn; `said` holds the answers so far. History is reused where
+        that is exact.
+        """
+        body: dict[str, Any] = {
+            "model": "reader",
+            "max_tokens": MAX_TOKENS,
+            "ragkv": {"reuse": "prefix"},
+        }
         asked = {"role": "user", "content": self.turns[len(said)]}
         if self.named:
-            return {**body, "messages": [asked], "session_id": session, "rag": {"collection": COLLECTION, "k": 2}}
+            return {
+                **body,
+                "messages": [asked],
+                "session_id": session,
+                "rag": {"collection": COLLECTION, "k": 2},
+            }
         both = zip(self.turns, said, strict=False)
         told = [(("user", text), ("assistant", answer)) for text, answer in both]
         earlier = [{"role": role, "content": text} for turn in told for role, text in turn]
@@ -79,12 +101,18 @@ class Solo:
 
 
 class Client(ABC):
-    """One client of the service, on its own thread. What it does follows from the seed and its name."""
+    """One client of the service, on its own thread. What it does follows from the seed and its
+    name.
+    """
 
     every_s = 1.0  # between the beginnings of two steps
 
     def __init__(self, world: World, solo: Solo, tenant: str, name: str, seed: int = 1) -> None:
-        self.world, self.findings, self.solo, self.tenant, self.name = world, world.findings, solo, tenant, name
+        self.world = world
+        self.findings = world.findings
+        self.solo = solo
+        self.tenant = tenant
+        self.name = name
         self.rng = random.Random(f"{seed} {name}")
         self.stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -123,12 +151,14 @@ class Client(ABC):
         self, method: str, path: str, expected: Collection[int] = (200,), *, allowed: Collection[str] = (),
         named: bool = False, cut_after: int | None = None, **request: Any,
     ) -> Reply:  # fmt: skip
-        """Send a request to any replica. `allowed`: the codes of refusals that are documented for it.
+        """Send a request to any replica. `allowed`: the codes of refusals that are documented for
+        it.
 
-        `session_unavailable` is allowed to a request that is `named`, while Redis is away. A stream is read to its end,
-        or closed after `cut_after` events.
+        `session_unavailable` is allowed to a request that is `named`, while Redis is away. A stream
+        is read to its end, or closed after `cut_after` events.
         """
-        replica, began = self.world.choose(self.rng), time.monotonic()
+        replica = self.world.choose(self.rng)
+        began = time.monotonic()
         try:
             with self._connection(replica).stream(method, path, **request) as response:
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -143,12 +173,17 @@ class Client(ABC):
         elif reply.code in allowed or self.world.allows(replica, reply.code, began, named):
             self.findings.count(f"refused as documented: {reply.code}")
         else:
-            where = f"{self.name}: {method} {path} at {replica.name} after {time.monotonic() - began:.1f} s"
+            where = (
+                f"{self.name}: {method} {path} at {replica.name} after "
+                f"{time.monotonic() - began:.1f} s"
+            )
             self.findings.fail(f"{where}: {reply.status} {reply.code}: {str(reply.body)[:600]}")
         return reply
 
     def until_answered(self, method: str, path: str, *expected: int, **more: Any) -> Reply | None:
-        """Send a request, to any replica each time, until it is answered; `None` if the load ends before."""
+        """Send a request, to any replica each time, until it is answered; `None` if the load ends
+        before.
+        """
         while not (reply := self.send(method, path, expected or (200,), **more)).is_answered:
             if self.stop.wait(RETRY_S):
                 return None
@@ -157,13 +192,18 @@ class Client(ABC):
     def compare(self, reply: Reply, expected: str, question: str) -> None:
         self.findings.count("answers compared")
         if reply.answer != expected:
-            self.findings.fail(f"{self.name} at {reply.replica.name}: {question!r}: {reply.answer!r}, not {expected!r}")
+            self.findings.fail(
+                f"{self.name} at {reply.replica.name}: {question!r}: {reply.answer!r}, not "
+                f"{expected!r}"
+            )
 
     def _connection(self, replica: Replica) -> httpx.Client:
         url = f"http://127.0.0.1:{replica.port}"
         if url not in self._connections:
             headers = self.world.headers[self.tenant]
-            self._connections[url] = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+            self._connections[url] = httpx.Client(
+                base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False
+            )
         return self._connections[url]
 
     def _run(self) -> None:
@@ -178,7 +218,9 @@ class Client(ABC):
                 self.step()
             except Exception:
                 self.findings.fail(f"{self.name}: {traceback.format_exc(limit=-4)}")
-            self.stop.wait(max(0.01, self.every_s * self.rng.uniform(0.8, 1.2) - (time.monotonic() - began)))
+            self.stop.wait(
+                max(0.01, self.every_s * self.rng.uniform(0.8, 1.2) - (time.monotonic() - began))
+            )
 
 
 class Asker(Client):
@@ -192,14 +234,19 @@ class Asker(Client):
 
 
 def question_body(question: str, reuse: str) -> dict[str, Any]:
-    return {"question": question, "collection": COLLECTION, "max_tokens": MAX_TOKENS, "reuse": reuse}
+    return {
+        "question": question,
+        "collection": COLLECTION,
+        "max_tokens": MAX_TOKENS,
+        "reuse": reuse,
+    }
 
 
 def answered_alone(world: World, tenant: str, count: int = 8) -> Solo:
     """Answer everything once, without other load.
 
-    A question is taken if its answer is the same whatever is reused: then it does not matter which entries a replica
-    happens to hold, and every other answer is wrong.
+    A question is taken if its answer is the same whatever is reused: then it does not matter which
+    entries a replica happens to hold, and every other answer is wrong.
     """
     client = Asker(world, Solo({}, ()), tenant, "alone")
 
@@ -211,16 +258,23 @@ def answered_alone(world: World, tenant: str, count: int = 8) -> Solo:
     found: dict[str, str] = {}
     for one in questions():
         question = one["question"]
-        answers = {answer(ASK, question_body(question, mode)) for mode in ("fused", "prefix", "none")}
+        answers = {
+            answer(ASK, question_body(question, mode)) for mode in ("fused", "prefix", "none")
+        }
         if len(answers) == 1:
             found[question] = answers.pop()
         if len(found) == count:
             break
     assert found, "no question is answered the same with and without reuse"
-    asked, talks = list(found), list[Talk]()
+    asked = list(found)
+    talks = list[Talk]()
     for number, named in enumerate((True, True, False, False)):
-        turns = tuple(asked[(3 * number + n) % len(asked)] if named else _told(4 * number + n) for n in range(3))
-        talk, said = Talk(named, turns), list[str]()
+        turns = tuple(
+            asked[(3 * number + n) % len(asked)] if named else _told(4 * number + n)
+            for n in range(3)
+        )
+        talk = Talk(named, turns)
+        said = list[str]()
         while len(said) < len(turns):
             said.append(answer(CHAT, talk.body(said, f"alone-{number}")))
         talks.append(Talk(named, turns, tuple(said)))

@@ -1,4 +1,6 @@
-"""Clients that talk and that store: they know what the service acknowledged to them, and verify it on any replica."""
+"""Clients that talk and that store: they know what the service acknowledged to them, and verify it
+on any replica.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +13,19 @@ from .world import LETTERS
 
 KEPT = 4  # ended conversations of a client that stay, to be verified
 HELD = 12  # documents that an uploader has at most
-CONFLICT, LOCKED = "session_conflict", "store_locked"
+CONFLICT = "session_conflict"
+LOCKED = "store_locked"
 COLLECTIONS = "/v1/collections"
-FILLER = "The harbour was built by people of the town and every visitor of the festival travels over the old bridge."
+FILLER = (
+    "The harbour was built by people of the town and every visitor of the festival travels "
+    "over the old bridge."
+)
 
 
 class Talker(Client):
-    """Holds conversations over several replicas. Every acknowledged turn must be there until it deletes them."""
+    """Holds conversations over several replicas. Every acknowledged turn must be there until it
+    deletes them.
+    """
 
     every_s = 0.3
 
@@ -31,10 +39,14 @@ class Talker(Client):
 
     def step(self) -> None:
         if not self.said:
-            self.talk, self.session = self.rng.choice(self.solo.talks), self.next_name()
-        turn, named = len(self.said), self.talk.named
+            self.talk = self.rng.choice(self.solo.talks)
+            self.session = self.next_name()
+        turn = len(self.said)
+        named = self.talk.named
         body = {**self.talk.body(self.said, self.session), "stream": self.rng.random() < 0.5}
-        reply = self.send("POST", CHAT, json=body, named=named, allowed=(CONFLICT,) if self.doubt else ())
+        reply = self.send(
+            "POST", CHAT, json=body, named=named, allowed=(CONFLICT,) if self.doubt else ()
+        )
         if reply.is_answered:
             self.compare(reply, self.talk.answers[turn], self.talk.turns[turn])
             self.findings.count("turns acknowledged")
@@ -64,7 +76,8 @@ class Talker(Client):
         self.said.append(self.talk.answers[len(self.said)])
         if len(self.said) < len(self.talk.turns):
             return
-        turns, self.said = len(self.said), []
+        turns = len(self.said)
+        self.said = []
         if self.talk.named and self.rng.random() < 0.5:
             self._cut(turns)
         elif self.talk.named:
@@ -73,13 +86,24 @@ class Talker(Client):
             self._delete(next(iter(self.kept)))
 
     def _cut(self, turns: int) -> None:
-        """Close a stream of the ended conversation half-way: what was there stays. Then delete it."""
+        """Close a stream of the ended conversation half-way: what was there stays. Then
+        delete it.
+        """
         body = {**self.talk.body([], self.session), "stream": True}
-        self.send("POST", CHAT, json=body, cut_after=self.rng.randint(1, 3), named=True, allowed=(CONFLICT,))
+        self.send(
+            "POST",
+            CHAT,
+            json=body,
+            cut_after=self.rng.randint(1, 3),
+            named=True,
+            allowed=(CONFLICT,),
+        )
         self.findings.count("streams cut")
         found = self._turns_of(self.session)
         if found is not None and found < turns:
-            self.findings.fail(f"conversation {self.session} has {found} turns after a cut stream, not {turns}")
+            self.findings.fail(
+                f"conversation {self.session} has {found} turns after a cut stream, not {turns}"
+            )
         self.until_answered("DELETE", f"{SESSIONS}/{self.session}", 200, 404, named=True)
 
     def _turns_of(self, session: str) -> int | None:
@@ -92,7 +116,9 @@ class Talker(Client):
         self.doubt = True
         found = self._turns_of(self.session)
         if found is not None and not turn <= found <= turn + 1:
-            self.findings.fail(f"conversation {self.session} has {found} turns, not {turn} or {turn + 1}")
+            self.findings.fail(
+                f"conversation {self.session} has {found} turns, not {turn} or {turn + 1}"
+            )
         return found == turn + 1
 
     def _delete(self, session: str) -> None:
@@ -116,13 +142,16 @@ class Stored:
 
 
 class Uploader(Client):
-    """Stores, replaces and deletes in a collection of its own, so it knows what must be there, on any replica."""
+    """Stores, replaces and deletes in a collection of its own, so it knows what must be there, on
+    any replica.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.number = 0
         self.held: dict[str, Stored] = {}  # acknowledged and not deleted
-        self.unsure: set[str] = set()  # whether they are stored is not known: the load ended during their last change
+        # whether they are stored is not known: the load ended during their last change
+        self.unsure: set[str] = set()
         self.collection = ""
 
     @property
@@ -156,7 +185,10 @@ class Uploader(Client):
         names = [f"{self.name}d{self.number + n}.{kind}" for n in range(self.rng.randint(1, 3))]
         self.number += len(names)
         new = [self._new(name) for name in names]
-        if self._write("POST", self.documents, 201, touched=names, **_upload(new, kind)) is not None:
+        if (
+            self._write("POST", self.documents, 201, touched=names, **_upload(new, kind))
+            is not None
+        ):
             self.held.update({one.id: one for one in new})
             self.findings.count("documents acknowledged", len(new))
             self._assert_held(new[0])
@@ -164,7 +196,10 @@ class Uploader(Client):
     def _replace(self) -> None:
         before = self.rng.choice(list(self.held.values()))
         now = self._new(before.id)
-        if self._write("POST", self.documents, 201, touched=[now.id], **_upload([now], "json")) is not None:
+        if (
+            self._write("POST", self.documents, 201, touched=[now.id], **_upload([now], "json"))
+            is not None
+        ):
             self.held[now.id] = now
             self._assert_gone(before)
             self._assert_held(now)
@@ -179,8 +214,12 @@ class Uploader(Client):
     def _drop(self) -> None:
         """Delete the collection."""
         path = self.documents
-        if self._write("DELETE", f"{COLLECTIONS}/{self.collection}", 200, touched=list(self.held)) is not None:
-            self.held, self.collection = {}, ""
+        if (
+            self._write("DELETE", f"{COLLECTIONS}/{self.collection}", 200, touched=list(self.held))
+            is not None
+        ):
+            self.held = {}
+            self.collection = ""
             found = self.until_answered("GET", path, 200, 404)
             if found is not None and found.status == 200:
                 self.findings.fail(f"{path} at {found.replica.name} is there after its deletion")
@@ -188,11 +227,14 @@ class Uploader(Client):
     def _new(self, name: str) -> Stored:
         return Stored(name, "w" + "".join(self.rng.choices(LETTERS, k=12)))
 
-    def _write(self, method: str, path: str, *expected: int, touched: Sequence[str] = (), **more: Any) -> Reply | None:
-        """Send a change of the documents `touched` until it is acknowledged; `None` if the load ends before.
+    def _write(
+        self, method: str, path: str, *expected: int, touched: Sequence[str] = (), **more: Any
+    ) -> Reply | None:
+        """Send a change of the documents `touched` until it is acknowledged; `None` if the load
+        ends before.
 
-        A deletion whose connection broke may have been made: then there is nothing to delete. Another replica may be
-        writing to the collection: then the store is locked.
+        A deletion whose connection broke may have been made: then there is nothing to delete.
+        Another replica may be writing to the collection: then the store is locked.
         """
         broke = False
         while True:
@@ -203,7 +245,9 @@ class Uploader(Client):
             broke = broke or reply.code == BROKEN
             if self.stop.wait(RETRY_S):
                 self.unsure.update(touched)
-                self.held = {name: one for name, one in self.held.items() if name not in self.unsure}
+                self.held = {
+                    name: one for name, one in self.held.items() if name not in self.unsure
+                }
                 return None
 
     def _assert_held(self, one: Stored) -> None:
@@ -212,7 +256,10 @@ class Uploader(Client):
         shown = self.until_answered("GET", f"{self.documents}/{one.id}", 200, 404)
         for reply in (shown, self._search(one)):
             if reply is not None and one.word not in str(reply.body):
-                self.findings.fail(f"lost: {self.documents}/{one.id} at {reply.replica.name}: {str(reply.body)[:500]}")
+                self.findings.fail(
+                    f"lost: {self.documents}/{one.id} at {reply.replica.name}: "
+                    f"{str(reply.body)[:500]}"
+                )
 
     def _assert_gone(self, one: Stored) -> None:
         """No search finds the text, and no answer rests on it."""
@@ -226,7 +273,9 @@ class Uploader(Client):
 
     def _search(self, one: Stored) -> Reply | None:
         body = {"query": one.word, "k": 5, "retriever": "bm25"}  # no other text has the word
-        return self.until_answered("POST", f"{COLLECTIONS}/{self.collection}/search", 200, 404, json=body)
+        return self.until_answered(
+            "POST", f"{COLLECTIONS}/{self.collection}/search", 200, 404, json=body
+        )
 
 
 def _upload(documents: list[Stored], kind: str) -> dict[str, Any]:

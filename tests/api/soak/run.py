@@ -1,4 +1,6 @@
-"""The course of a soak: start, solo answers, load with replacements and outages, verification, what is left."""
+"""The course of a soak: start, solo answers, load with replacements and outages, verification, what
+is left.
+"""
 
 import os
 import signal
@@ -24,7 +26,8 @@ VERIFY_S = 120.0  # within this time all that was acknowledged to one client mus
 ENDS = (signal.SIGKILL, signal.SIGTERM)  # replicas are ended by one of them, in turns
 OUTAGES = ("refused", "stalled")
 FLAT_MINUTES = 20.0  # a shorter soak cannot say what is flat
-GROWTH = {  # by so much (a factor, and a number more) the last quarter of the time may be above the second one
+# by so much (a factor, and a number more) the last quarter of the time may be above the second one
+GROWTH = {
     "rss_mib": (1.03, 0),
     "descriptors": (1.0, 5),
     "threads": (1.0, 5),
@@ -47,7 +50,9 @@ class Plan:
 
 
 def prepared(world: World) -> Solo:
-    """Store what every tenant asks about; the answers without load, which are the same for all tenants."""
+    """Store what every tenant asks about; the answers without load, which are the same for all
+    tenants.
+    """
     for headers in world.headers.values():
         with world.serving[0].process.client(headers=headers) as client:
             assert ingest(client, documents(), name=COLLECTION).status_code == 201
@@ -55,8 +60,13 @@ def prepared(world: World) -> Solo:
 
 
 def clients_of(world: World, solo: Solo, seed: int = 1) -> list[Client]:
-    """The clients of a mixed load: one tenant asks, the others ask, talk and store. They are not started yet."""
-    kinds = {TENANTS[0]: (Asker, Asker), **dict.fromkeys(TENANTS[1:], (Talker, Talker, Uploader, Uploader))}
+    """The clients of a mixed load: one tenant asks, the others ask, talk and store. They are not
+    started yet.
+    """
+    kinds = {
+        TENANTS[0]: (Asker, Asker),
+        **dict.fromkeys(TENANTS[1:], (Talker, Talker, Uploader, Uploader)),
+    }
     return [
         kind(world, solo, tenant, f"{kind.__name__.lower()}-{tenant}-{number}", seed)
         for tenant, of_tenant in kinds.items()
@@ -65,7 +75,9 @@ def clients_of(world: World, solo: Solo, seed: int = 1) -> list[Client]:
 
 
 def verify_all(world: World, clients: list[Client]) -> None:
-    """Verify all that was acknowledged to clients that have ended, and that each of their conversations goes on."""
+    """Verify all that was acknowledged to clients that have ended, and that each of their
+    conversations goes on.
+    """
     for one in clients:
         one.stop.clear()
         late = threading.Timer(VERIFY_S, one.stop.set)
@@ -90,7 +102,8 @@ class Soak:
     plan: Plan
     world: World
     clients: list[Client] = field(default_factory=list)
-    readings: list[dict[str, float]] = field(default_factory=list)  # of the replica that stays, one each few seconds
+    # of the replica that stays, one each few seconds
+    readings: list[dict[str, float]] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -119,7 +132,8 @@ class Soak:
 
     def _load(self) -> None:
         """Replace replicas, let Redis go away, and take readings, until the time is over."""
-        ends, number = time.monotonic() + 60 * self.plan.minutes, 0
+        ends = time.monotonic() + 60 * self.plan.minutes
+        number = 0
         others = [threading.Thread(target=self._outages), threading.Thread(target=self._read)]
         for thread in others:
             thread.start()
@@ -135,14 +149,22 @@ class Soak:
                 thread.join()
 
     def _outages(self) -> None:
-        rng, number = Random(f"{self.plan.seed} outages"), 0
+        rng = Random(f"{self.plan.seed} outages")
+        number = 0
         while not self._ended.wait(self.plan.outage_every_s * rng.uniform(0.5, 1.5)):
-            self.world.outage(OUTAGES[number % len(OUTAGES)], self.plan.outage_s * rng.uniform(0.5, 1.5), self._ended)
+            self.world.outage(
+                OUTAGES[number % len(OUTAGES)],
+                self.plan.outage_s * rng.uniform(0.5, 1.5),
+                self._ended,
+            )
             number += 1
 
     def _read(self) -> None:
-        """Take readings of the replica that stays, whose /livez must answer, whatever the others do."""
-        stays, findings = self.world.serving[0], self.world.findings
+        """Take readings of the replica that stays, whose /livez must answer, whatever the others
+        do.
+        """
+        stays = self.world.serving[0]
+        findings = self.world.findings
         up = Target(stays.process, {}, {}, stays.port).system
         while not self._ended.wait(self.plan.reading_s):
             if (status := livez_status(stays.port)) != 200:
@@ -151,14 +173,22 @@ class Soak:
             files = sum(len(names) for folder in shared for _, _, names in os.walk(folder))
             values = (up.memory_info().rss / MIB, up.num_fds(), up.num_threads(), files)
             self.readings.append(dict(zip(GROWTH, values, strict=True)))
-            findings.log(", ".join(f"{name} {value:.0f}" for name, value in self.readings[-1].items()))
+            findings.log(
+                ", ".join(f"{name} {value:.0f}" for name, value in self.readings[-1].items())
+            )
 
     def _check_flat(self) -> None:
-        """Tell the second and the last quarter of the time; in a long soak the last has no more, but for `GROWTH`."""
+        """Tell the second and the last quarter of the time; in a long soak the last has no more,
+        but for `GROWTH`.
+        """
         size = len(self.readings) // 4
         for name, (factor, more) in GROWTH.items():
-            quarters = (sorted(one[name] for one in self.readings[n * size : (n + 1) * size]) for n in (1, 3))
-            second, last = (found[size // 10] for found in quarters)  # low: what runs at that moment comes on top
+            quarters = (
+                sorted(one[name] for one in self.readings[n * size : (n + 1) * size])
+                for n in (1, 3)
+            )
+            # low: what runs at that moment comes on top
+            second, last = (found[size // 10] for found in quarters)
             told = f"{name}: {second:.0f} in the second quarter, {last:.0f} in the last"
             self.world.findings.log(told)
             if self.plan.minutes >= FLAT_MINUTES and last > second * factor + more:
@@ -171,7 +201,11 @@ def soak(plan: Plan) -> list[str]:
     for before in plan.out.glob("*.log"):
         before.unlink()
     with ExitStack() as stack:
-        home = Path(stack.enter_context(TemporaryDirectory(prefix="ragkv-soak-", ignore_cleanup_errors=True)))
+        home = Path(
+            stack.enter_context(
+                TemporaryDirectory(prefix="ragkv-soak-", ignore_cleanup_errors=True)
+            )
+        )
         away = AwayRedis("--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
         stack.callback(away.close)
         world = World(home, plan.out, away, plan.behind_nginx)

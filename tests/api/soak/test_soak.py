@@ -21,7 +21,14 @@ pytestmark = [needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 def test_a_replica_that_is_killed_under_mixed_load_loses_nothing_acknowledged_and_no_answer_is_wrong(
     tmp_path: Path,
 ) -> None:
-    plan = Plan(minutes=0.1, out=tmp_path, replace_every_s=60.0, outage_every_s=8.0, outage_s=2.0, reading_s=2.0)
+    plan = Plan(
+        minutes=0.1,
+        out=tmp_path,
+        replace_every_s=60.0,
+        outage_every_s=8.0,
+        outage_s=2.0,
+        reading_s=2.0,
+    )
     assert soak(plan) == [], (tmp_path / "soak.log").read_text()
 
 
@@ -61,7 +68,9 @@ def check(world: World, solo: Solo, clients: list[Client]) -> None:
     assert world.findings.failures == []
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
 def test_kills_under_load_lose_nothing_acknowledged(world: World, kills: int) -> None:
     world.start()
     solo = prepared(world)
@@ -78,5 +87,7 @@ def test_on_sigterm_running_answers_finish_and_every_turn_is_stored(world: World
     load(world, clients, signal.SIGTERM)
     lines = [json.loads(line) for line in (world.logs / f"{name}.log").read_text().splitlines()]
     assert lines and "cut" not in {line["event"] for line in lines}
-    assert [line for line in lines if line.get("status", 0) >= 500 and line["route"] != "/readyz"] == []
+    assert [
+        line for line in lines if line.get("status", 0) >= 500 and line["route"] != "/readyz"
+    ] == []
     check(world, solo, clients)

@@ -1,7 +1,9 @@
-"""What a load runs against: server processes on one home, each with a KV directory of its own, and what was found.
+"""What a load runs against: server processes on one home, each with a KV directory of its own, and
+what was found.
 
-In a soak one replica stays, and the others are replaced; each of these has one of two KV directories in turns, because
-a replica starts before the one that it replaces ends. A Redis server that goes away at times is shared by all.
+In a soak one replica stays, and the others are replaced; each of these has one of two KV
+directories in turns, because a replica starts before the one that it replaces ends. A Redis server
+that goes away at times is shared by all.
 """
 
 import itertools
@@ -36,7 +38,9 @@ SETTINGS = {  # small, so that every bound is reached within minutes
     "RAGKV_STORE__REDIS__SECRET_VARIABLE": SECRET,
 }
 REDIS_TIMEOUT_S = 3.0  # above 1 s, the default: the proxy shares its processor with the clients
-GRACEFUL_S, CLOSE_S = 30.0, 10.0  # the settings' defaults
+# the settings' defaults
+GRACEFUL_S = 30.0
+CLOSE_S = 10.0
 RECOVERY_S = 15.0  # after Redis is back every replica notices within this time
 LATE_S = 2.0  # a request that was sent so long before SIGTERM has arrived
 ORPHAN_S = 30.0  # for so long the parsers of a killed replica may finish what they parse
@@ -49,7 +53,9 @@ class Findings:
     def __init__(self, log: Path) -> None:
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
-        self._began, self._lock, self._log = time.monotonic(), threading.Lock(), log
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._log = log
 
     def log(self, text: str) -> None:
         minutes, seconds = divmod(time.monotonic() - self._began, 60)
@@ -91,7 +97,8 @@ class World:
     logs: Path  # the folder of the logs
     redis: AwayRedis | None = None
     behind_nginx: bool = False
-    serving: list[Replica] = field(default_factory=list)  # those that take requests; in a soak the first one stays
+    # those that take requests; in a soak the first one stays
+    serving: list[Replica] = field(default_factory=list)
     replacements: int = 0
     headers: dict[str, dict[str, str]] = field(default_factory=dict)  # of each tenant
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -106,9 +113,12 @@ class World:
         self.headers = {name: key(self.home, name, tenant=name) for name in TENANTS}
 
     def start(self, name: str = "", kv: str = "") -> Replica:
-        """Start a replica; it takes requests once it is ready. Without a name it is one that will be replaced."""
+        """Start a replica; it takes requests once it is ready. Without a name it is one that will
+        be replaced.
+        """
         number = next(self._numbers)
-        name, folder = name or f"replaced-{number}", self.home / (kv or f"kv-{number % 2}")
+        name = name or f"replaced-{number}"
+        folder = self.home / (kv or f"kv-{number % 2}")
         settings: dict[str, str] = BEHIND if self.behind_nginx else {}
         if self.redis is not None:
             settings = {
@@ -117,7 +127,8 @@ class World:
                 **SETTINGS,
                 SECRET: self.secret,
             }
-        stack, began = ExitStack(), time.monotonic()
+        stack = ExitStack()
+        began = time.monotonic()
         self._all.callback(stack.close)
         process = stack.enter_context(server(self.home, settings))
         port = process.port
@@ -135,7 +146,9 @@ class World:
             return rng.choice(self.serving)
 
     def end(self, replica: Replica, by: signal.Signals, lag_s: float = 0.5) -> None:
-        """End a replica: as the signal says, with all its children. Clients send to it for `lag_s` longer."""
+        """End a replica: as the signal says, with all its children. Clients send to it for `lag_s`
+        longer.
+        """
         children = Target(replica.process, {}, {}, replica.port).children()
         self.check_log(replica)
         replica.ended_by, replica.ended_at = by, time.monotonic()
@@ -143,9 +156,12 @@ class World:
         time.sleep(lag_s)
         with self._lock:  # the only one is asked in vain until there is another
             self.serving = [one for one in self.serving if one is not replica] or [replica]
-        status, expected = replica.process.ended(GRACEFUL_S + CLOSE_S + 5.0), 0 if by is signal.SIGTERM else -by
+        status = replica.process.ended(GRACEFUL_S + CLOSE_S + 5.0)
+        expected = 0 if by is signal.SIGTERM else -by
         if status != expected:
-            self.findings.fail(f"{replica.name} ended with status {status} after {by.name}, not {expected}")
+            self.findings.fail(
+                f"{replica.name} ended with status {status} after {by.name}, not {expected}"
+            )
         with suppress(AssertionError):
             until(lambda: not any(runs(child) for child in children), ORPHAN_S, 0.05)
         if left := [child for child in children if runs(child)]:
@@ -177,10 +193,17 @@ class World:
         self.findings.count("outages of Redis")
 
     def allows(self, replica: Replica, code: str, began: float, named: bool) -> bool:
-        """Whether a request to `replica` that began then may end so; `named`: it names a conversation."""
+        """Whether a request to `replica` that began then may end so; `named`: it names a
+        conversation.
+        """
         if code == "connection":
-            is_late = began >= replica.ended_at - LATE_S or time.monotonic() > replica.ended_at + GRACEFUL_S
-            return replica.ended_by is signal.SIGKILL or (replica.ended_by is signal.SIGTERM and is_late)
+            is_late = (
+                began >= replica.ended_at - LATE_S
+                or time.monotonic() > replica.ended_at + GRACEFUL_S
+            )
+            return replica.ended_by is signal.SIGKILL or (
+                replica.ended_by is signal.SIGTERM and is_late
+            )
         if code == "shutting_down":
             return replica.ended_by is signal.SIGTERM
         with self._lock:  # a replica may not know yet that Redis is back
@@ -189,7 +212,8 @@ class World:
 
     def check_log(self, replica: Replica) -> None:
         """Move the lines of a replica's log to its file, and record the errors."""
-        is_killed = replica.ended_by is signal.SIGKILL  # the parsers that it leaves behind tell of it in plain lines
+        # the parsers that it leaves behind tell of it in plain lines
+        is_killed = replica.ended_by is signal.SIGKILL
         odd = ("ended_by_force",) if is_killed else ("", "ended_by_force")
         with (self.logs / f"{replica.name}.log").open("a", encoding="utf-8") as file:
             for line in replica.process.take_lines():

@@ -12,15 +12,33 @@ from ragkv.prompt.history import EMPTY
 from ragkv.store import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
 
-A, HEADING, B = (1, 2, 3, 4), (9,), (5, 6, 7)
+A = (1, 2, 3, 4)
+HEADING = (9,)
+B = (5, 6, 7)
 PROMPT = Prompt(
-    prefix=(0,), history=EMPTY, chunks=(A, HEADING, B), question=(8, 8, 8), plain=frozenset({1}), question_tokens=2
+    prefix=(0,),
+    history=EMPTY,
+    chunks=(A, HEADING, B),
+    question=(8, 8, 8),
+    plain=frozenset({1}),
+    question_tokens=2,
 )  # 12 tokens; vLLM computes the last 3
 
 
 def report(**changes: Any) -> dict[str, Any]:
-    """ragkv made 9 tokens and passed one of the question: 5 exact, 2 fused, 1 recomputed, the heading computed."""
-    reuse = Reuse(exact=5, fused=2, recomputed=1, computed=2, ratio=0.3, selector="random", compute=0.3, notes=("n",))
+    """ragkv made 9 tokens and passed one of the question: 5 exact, 2 fused, 1 recomputed, the
+    heading computed.
+    """
+    reuse = Reuse(
+        exact=5,
+        fused=2,
+        recomputed=1,
+        computed=2,
+        ratio=0.3,
+        selector="random",
+        compute=0.3,
+        notes=("n",),
+    )
     spans = [
         PromptSpan("prefix", 0, 1, "exact"),
         PromptSpan("chunk", 1, 4, "exact", (), 0),
@@ -41,7 +59,13 @@ def report(**changes: Any) -> dict[str, Any]:
 def test_the_counts_sum_to_the_prompt_and_the_spans_to_the_counts() -> None:
     served = served_prompt(PROMPT, report(), sent_s=0.5, first_token_s=2.0, notes=("o",))
     reuse = served.reuse
-    assert (reuse.exact, reuse.fused, reuse.recomputed, reuse.computed, reuse.tokens) == (5, 2, 1, 4, 12)
+    assert (reuse.exact, reuse.fused, reuse.recomputed, reuse.computed, reuse.tokens) == (
+        5,
+        2,
+        1,
+        4,
+        12,
+    )
     assert reuse.notes == ("n", "m", "o")
     assert reuse.compute == pytest.approx((0.3 * 10 + 3) / 12)
     assert [(one.kind, one.start, one.tokens, one.state) for one in served.spans] == [
@@ -54,13 +78,21 @@ def test_the_counts_sum_to_the_prompt_and_the_spans_to_the_counts() -> None:
     ]
     assert served.spans[3].recomputed_at == (2,)
     assert [one.chunk for one in served.spans] == [None, 0, None, 2, None, None]
-    assert (served.timing.prefill_s, served.timing.first_token_s, served.timing.load_s) == (1.5, 2.0, 0.1)
+    assert (served.timing.prefill_s, served.timing.first_token_s, served.timing.load_s) == (
+        1.5,
+        2.0,
+        0.1,
+    )
 
 
 def test_a_span_that_covers_two_runs_is_cut_between_them() -> None:
     spans = [dataclasses.asdict(PromptSpan("chunk", 4, 5, "fused", (0, 3)))]
     served = served_prompt(PROMPT, report(spans=spans), 0.0, 1.0)
-    found = [(one.kind, one.start, one.tokens, one.recomputed_at) for one in served.spans if one.state == "fused"]
+    found = [
+        (one.kind, one.start, one.tokens, one.recomputed_at)
+        for one in served.spans
+        if one.state == "fused"
+    ]
     assert found == [("chunk", 4, 1, (0,)), ("template", 5, 1, ()), ("chunk", 6, 3, (1,))]
 
 

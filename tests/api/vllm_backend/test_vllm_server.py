@@ -41,7 +41,9 @@ class Between(Future[int]):
         return True
 
 
-def test_what_comes_as_a_wait_ends_is_no_timeout(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_as_a_wait_ends_is_no_timeout(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = Between()
     monkeypatch.setattr(VllmServer, "submit", lambda *_: answer)
     with VllmServer(silent) as server:
@@ -50,4 +52,7 @@ def test_what_comes_as_a_wait_ends_is_no_timeout(silent: str, monkeypatch: pytes
 
 def test_an_idle_connection_is_given_up_long_before_vllm_closes_it() -> None:
     with VllmServer("http://127.0.0.1:1") as server:  # vLLM has uvicorn's default
-        assert 2 * server._http._transport._pool._keepalive_expiry <= uvicorn.Config("app").timeout_keep_alive
+        assert (
+            2 * server._http._transport._pool._keepalive_expiry
+            <= uvicorn.Config("app").timeout_keep_alive
+        )

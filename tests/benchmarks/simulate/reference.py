@@ -1,4 +1,5 @@
-"""Policies one block at a time, as docs/policies.md defines them: slow, naive, and sharing no code with ragkv.
+"""Policies one block at a time, as docs/policies.md defines them: slow, naive, and sharing no code
+with ragkv.
 
 `Reference` raises `LookupError` for a policy that it does not define.
 """
@@ -14,9 +15,14 @@ RECENCY = {"lru", "threshold-lru"}  # LRU, after what `trim` does
 FREE_FIRST = {"t-lru", "end-aware", "length-aware"}
 
 
-def random_rows(seed: int, *, requests: int = 30, conversations: int = 5, contracting: bool = True) -> list[TraceRow]:
+def random_rows(
+    seed: int, *, requests: int = 30, conversations: int = 5, contracting: bool = True
+) -> list[TraceRow]:
     """A small trace with ties of time, conversations that contract, and turns that add nothing."""
-    draw, stored, rows, now = random.Random(seed), dict[str, int](), [], 0
+    draw = random.Random(seed)
+    stored = dict[str, int]()
+    rows = []
+    now = 0
     for request in range(requests):
         now += draw.choice([0, 0, 1, 2, 9])
         group = f"c{draw.randrange(conversations)}"
@@ -32,7 +38,9 @@ def random_rows(seed: int, *, requests: int = 30, conversations: int = 5, contra
 
 
 class Reference:
-    """One policy over one trace: `uncached` blocks of every request, and the conversation of every `evicted` block."""
+    """One policy over one trace: `uncached` blocks of every request, and the conversation of every
+    `evicted` block.
+    """
 
     def __init__(
         self,
@@ -45,8 +53,12 @@ class Reference:
         threshold_tokens: int = 64,
         end_rate: float = 0.05,
     ) -> None:
-        self.policy, self.capacity, self.xi, self.forced = policy, capacity, xi, forced
-        self.threshold_tokens, self.end_rate = threshold_tokens, end_rate
+        self.policy = policy
+        self.capacity = capacity
+        self.xi = xi
+        self.forced = forced
+        self.threshold_tokens = threshold_tokens
+        self.end_rate = end_rate
         self.rows = sorted(rows, key=lambda row: (row.at, row.request))
         self.new = [
             row.prompt - row.shared
@@ -77,7 +89,9 @@ class Reference:
         self.last[group] = number
         self.trim(number, group)
         while sum(self.x.values()) > self.capacity:
-            candidates = [g for g, blocks in self.x.items() if blocks and not (self.forced and g == group)] or [group]
+            candidates = [
+                g for g, blocks in self.x.items() if blocks and not (self.forced and g == group)
+            ] or [group]
             self.take(min(candidates, key=lambda g: self.order(g, number)))
 
     def take(self, group: str) -> None:
@@ -85,7 +99,10 @@ class Reference:
         self.evicted.append(group)
 
     def trim(self, number: int, served: str) -> None:
-        if self.policy == "threshold-lru" and self.length[served] * BLOCK_TOKENS < self.threshold_tokens:
+        if (
+            self.policy == "threshold-lru"
+            and self.length[served] * BLOCK_TOKENS < self.threshold_tokens
+        ):
             self.cap(served, 0)
         if self.policy == "tail-belady":
             self.cap(served, self.useful(served, number))
@@ -136,12 +153,16 @@ class Reference:
 
 
 def best_possible(rows: list[TraceRow], capacity: int, xi: int) -> int:
-    """The least TEL, in blocks, that any caching can reach: tries every choice after every request."""
+    """The least TEL, in blocks, that any caching can reach: tries every choice after every
+    request.
+    """
     ordered = sorted(rows, key=lambda row: (row.at, row.request))
     groups = sorted({row.conversation for row in ordered})
-    costs: dict[tuple[int, ...], int] = {(0,) * len(groups): 0}  # blocks held of each group -> least TEL so far
+    # blocks held of each group -> least TEL so far
+    costs: dict[tuple[int, ...], int] = {(0,) * len(groups): 0}
     for row in ordered:
-        me, after = groups.index(row.conversation), dict[tuple[int, ...], int]()
+        me = groups.index(row.conversation)
+        after = dict[tuple[int, ...], int]()
         for held, cost in costs.items():
             paid = cost + max(0, row.prompt - min(held[me], row.shared) - xi)
             choices = [range((row.length if i == me else x) + 1) for i, x in enumerate(held)]

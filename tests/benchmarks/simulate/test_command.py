@@ -33,7 +33,9 @@ def rows(tmp_path: Path) -> Path:
 def test_json_output_has_one_object_per_policy_with_the_exact_integers(rows: Path) -> None:
     arguments = ["--capacity-blocks", "100", "--xi", "2400", "--json"]
     done = CliRunner().invoke(
-        app, ["--trace", str(rows), "--policy", "lru,t-lru,tail-belady", *arguments], catch_exceptions=False
+        app,
+        ["--trace", str(rows), "--policy", "lru,t-lru,tail-belady", *arguments],
+        catch_exceptions=False,
     )
     names = ("policy", "uncached_blocks", "tel_blocks", "max_uncached_blocks")
     assert [tuple(report[name] for name in names) for report in json.loads(done.stdout)] == [
@@ -56,7 +58,9 @@ def test_json_output_has_one_object_per_policy_with_the_exact_integers(rows: Pat
         ({"capacity_blocks": 1, "policies": ","}, "names no policy"),
     ],
 )
-def test_a_wrong_option_is_refused_in_one_sentence(rows: Path, options: dict[str, object], says: str) -> None:
+def test_a_wrong_option_is_refused_in_one_sentence(
+    rows: Path, options: dict[str, object], says: str
+) -> None:
     with pytest.raises(RagKVError, match=says) as error:
         run(str(rows), **{"policies": "lru", **options}, as_json=True, console=Console())  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
@@ -67,7 +71,9 @@ def test_a_measured_profile_gives_the_times_and_the_threshold(rows: Path, tmp_pa
     measured = profile(prefill=LengthFit(0.02, 0.001, 0.0))
     save_profile(measured, tmp_path)
     console = Console(file=StringIO())
-    options: dict[str, Any] = dict(capacity_blocks=1, xi="84ms", profile=tmp_path / "profile.json", as_json=True)
+    options: dict[str, Any] = dict(
+        capacity_blocks=1, xi="84ms", profile=tmp_path / "profile.json", as_json=True
+    )
     run(str(rows), "lru,t-lru", console=console, **options)
     for report in json.loads(console.file.getvalue()):  # type: ignore[attr-defined]
         longest = report["max_uncached_blocks"]
@@ -81,12 +87,19 @@ SHAREGPT = [{"from": "human", "value": "x" * 60}, {"from": "gpt", "value": "y" *
 WILDCHAT = [
     {"role": role, "content": "z" * size, "timestamp": time}
     for minute in (1, 2)
-    for role, size, time in (("user", 60, None), ("assistant", 68, f"2026-01-01T00:0{minute}:00+00:00"))
+    for role, size, time in (
+        ("user", 60, None),
+        ("assistant", 68, f"2026-01-01T00:0{minute}:00+00:00"),
+    )
 ]
 
 
 @pytest.mark.parametrize(
-    "row", [{"id": "a", "conversations": SHAREGPT * 2}, {"conversation_hash": "a", "conversation": WILDCHAT}]
+    "row",
+    [
+        {"id": "a", "conversations": SHAREGPT * 2},
+        {"conversation_hash": "a", "conversation": WILDCHAT},
+    ],
 )
 def test_conversations_are_read_as_published(row: dict[str, Any], tmp_path: Path) -> None:
     """A turn has 15 and 17 tokens."""

@@ -8,7 +8,8 @@ from ragkv.store.policies import PolicySettings
 
 from .reference import random_rows
 
-# The others decide on whole sessions, or once a turn, whereas a live store overflows at every block.
+# The others decide on whole sessions, or once a turn, whereas a live store overflows at every
+# block.
 BY_BLOCK = sorted(set(ALL_POLICIES) - {"lookahead"})
 
 
@@ -31,7 +32,11 @@ def test_a_live_tier_trims_histories_to_the_prefixes_of_the_simulator(name: str)
             live: dict[str, int] = {}
             for info in live_tier.tier.infos():
                 live[info.group] = max(live.get(info.group, 0), info.index + 1)
-            assert (seed, number, live) == (seed, number, held_after(trace, number + 1, name, settings))
+            assert (seed, number, live) == (
+                seed,
+                number,
+                held_after(trace, number + 1, name, settings),
+            )
 
 
 def held_after(trace: Trace, turns: int, name: str, settings: PolicySettings) -> dict[str, int]:

@@ -29,14 +29,22 @@ def rows(path: Path, values: Iterable[Any], block: int) -> list[tuple[str, int, 
     text = "".join(json.dumps(value) + "\n" for value in values)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     where = path.parent if path.name.startswith("0_") else path
-    return [(turn.group, turn.prompt, turn.shared, turn.length) for turn in load_trace(str(where), block).turns]
+    return [
+        (turn.group, turn.prompt, turn.shared, turn.length)
+        for turn in load_trace(str(where), block).turns
+    ]
 
 
 def mooncake(asked: Iterable[tuple[int, int, int, list[int]]]) -> list[dict[str, Any]]:
-    return [dict(zip(("timestamp", "input_length", "output_length", "hash_ids"), one, strict=True)) for one in asked]
+    return [
+        dict(zip(("timestamp", "input_length", "output_length", "hash_ids"), one, strict=True))
+        for one in asked
+    ]
 
 
-def test_a_request_of_mooncake_continues_the_conversation_whose_blocks_it_repeats(tmp_path: Path) -> None:
+def test_a_request_of_mooncake_continues_the_conversation_whose_blocks_it_repeats(
+    tmp_path: Path,
+) -> None:
     asked, expected = zip(*ASKED, strict=True)
     assert rows(tmp_path / "m.jsonl", mooncake(asked), 512) == list(expected)
     preamble = [(at, 1024, 0, [0, 100 + at]) for at in range(70)]
@@ -49,11 +57,22 @@ def test_agents_contract_and_sub_agents_are_conversations_of_their_own(tmp_path:
 
 
 def test_sessions_of_ragpulse_share_equal_parts_from_the_start(tmp_path: Path) -> None:
-    for name, field, sizes in (("1_s", "sys_prompt_id", {1: 10}), ("2_p", "passage_id", {5: 20, 6: 20, 8: 3, 9: 3})):
-        lines = [json.dumps({field: number, "token_length": size}) + "\n" for number, size in sizes.items()]
+    for name, field, sizes in (
+        ("1_s", "sys_prompt_id", {1: 10}),
+        ("2_p", "passage_id", {5: 20, 6: 20, 8: 3, 9: 3}),
+    ):
+        lines = [
+            json.dumps({field: number, "token_length": size}) + "\n"
+            for number, size in sizes.items()
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     asked = [
-        {"timestamp": at, "session_id": "s", "hash_ids": {"sys_prompt": [1], "passages_ids": ids}, "output_length": 7}
+        {
+            "timestamp": at,
+            "session_id": "s",
+            "hash_ids": {"sys_prompt": [1], "passages_ids": ids},
+            "output_length": 7,
+        }
         for at, ids in (("9", [5, 6, 8]), ("4", [5, 9]))
     ]
     assert rows(tmp_path / "0_trace.jsonl", asked, 10) == [("s", 4, 0, 4), ("s", 6, 3, 6)]

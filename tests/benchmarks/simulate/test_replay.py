@@ -30,7 +30,9 @@ def policy_for(name: str, trace: Trace, xi: int) -> Policy:
     return make_any_policy(name, settings)
 
 
-def run(name: str, rows: list[TraceRow], capacity: int, xi: int, forced: bool = False) -> tuple[list[int], list[str]]:
+def run(
+    name: str, rows: list[TraceRow], capacity: int, xi: int, forced: bool = False
+) -> tuple[list[int], list[str]]:
     """Uncached blocks of every request, and the conversation of every evicted block."""
     trace = Trace.of(rows, BLOCK_TOKENS)
     evicted: list[str] = []
@@ -93,7 +95,11 @@ def test_belady_reaches_the_most_possible_hits_where_conversations_only_grow() -
 def test_tail_belady_without_a_threshold_bounds_the_hits_where_conversations_contract() -> None:
     for seed in range(100):
         rows = random_rows(seed, requests=9, conversations=3)
-        assert sum(run("tail-belady", rows, 4, 0)[0]) == best_possible(rows, 4, 0) <= sum(run("belady", rows, 4, 0)[0])
+        assert (
+            sum(run("tail-belady", rows, 4, 0)[0])
+            == best_possible(rows, 4, 0)
+            <= sum(run("belady", rows, 4, 0)[0])
+        )
 
 
 ROWS = st.integers(0, 10**6).map(random_rows)
@@ -107,7 +113,8 @@ def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_share
     trace = Trace.of(rows, BLOCK_TOKENS)
     policy = policy_for(name, trace, xi)
     held: dict[str, int] = {}
-    report_held, served = policy.held, policy.served
+    report_held = policy.held
+    served = policy.served
 
     def recount(group: str, blocks: int, size: int, now: float) -> None:
         assert 0 <= blocks == size
@@ -118,11 +125,14 @@ def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_share
         assert sum(held.values()) <= capacity
         served(turn)  # type: ignore[arg-type]
 
-    policy.held, policy.served = recount, check  # type: ignore[method-assign]
+    # type: ignore[method-assign]
+    policy.held = recount
+    policy.served = check
     done = replay(trace, policy, capacity, forced=forced)
     assert sum(held.values()) <= capacity
     assert all(
-        turn.prompt - turn.shared <= b <= turn.prompt for b, turn in zip(done.uncached, trace.turns, strict=True)
+        turn.prompt - turn.shared <= b <= turn.prompt
+        for b, turn in zip(done.uncached, trace.turns, strict=True)
     )
 
 

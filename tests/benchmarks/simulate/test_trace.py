@@ -32,7 +32,11 @@ def test_a_trace_gives_each_turn_its_number_gap_and_next_request() -> None:
 
 
 def test_rows_are_replayed_in_order_of_time_then_request_number() -> None:
-    rows = [TraceRow(1, 2, "A", 1, 0, 1), TraceRow(1, 1, "B", 1, 0, 1), TraceRow(0, 3, "C", 1, 0, 1)]
+    rows = [
+        TraceRow(1, 2, "A", 1, 0, 1),
+        TraceRow(1, 1, "B", 1, 0, 1),
+        TraceRow(0, 3, "C", 1, 0, 1),
+    ]
     assert [turn.group for turn in Trace.of(rows, 16).turns] == ["C", "B", "A"]
 
 
@@ -70,7 +74,9 @@ def test_a_malformed_csv_is_refused_in_one_sentence(tmp_path: Path, text: str, s
 
 def test_birth_death_conversations_have_the_turns_and_gaps_of_their_rates() -> None:
     trace = BirthDeath(requests=20_000).trace(16)
-    assert len(trace.turns) / len({turn.group for turn in trace.turns}) == pytest.approx(4, rel=0.06)
+    assert len(trace.turns) / len({turn.group for turn in trace.turns}) == pytest.approx(
+        4, rel=0.06
+    )
     turns, ends = trace.rates
     assert turns == pytest.approx(1 / 60, rel=0.05)
     assert ends == pytest.approx(1 / 180, rel=0.1)
@@ -79,6 +85,8 @@ def test_birth_death_conversations_have_the_turns_and_gaps_of_their_rates() -> N
 def test_sharegpt_like_sessions_have_the_turn_counts_and_lengths_of_the_paper() -> None:
     sessions = ShareGPTLike(sessions=5_000).draw()
     assert sum(len(session.turns) for session in sessions) / 5_000 == pytest.approx(5.75, rel=0.05)
-    assert sum(len(session.turns) > 1 for session in sessions) / 5_000 == pytest.approx(0.73, rel=0.05)
+    assert sum(len(session.turns) > 1 for session in sessions) / 5_000 == pytest.approx(
+        0.73, rel=0.05
+    )
     long = sum(sum(new + out for new, out, _ in session.turns) > 4096 for session in sessions)
     assert long / 5_000 == pytest.approx(0.30, rel=0.1)

@@ -1,4 +1,6 @@
-"""Chat models on the bundled reader or on tiny random weights, documents, and readers of an answer's report."""
+"""Chat models on the bundled reader or on tiny random weights, documents, and readers of an
+answer's report.
+"""
 
 import functools
 import operator
@@ -29,14 +31,19 @@ A, B, C = (
 )
 QUESTION = "Where does the founder of the mill live?"
 
-needs_reader = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
+needs_reader = pytest.mark.skipif(
+    not (READER / "config.json").is_file(), reason="the bundled reader is missing"
+)
 
 
 @functools.cache
 def documents() -> list[Document]:
     """The example corpus, one document for each file."""
     files = sorted(CORPUS.glob("*.md"))
-    return [Document(page_content=p.read_text("utf-8").strip(), metadata={"source": p.name}) for p in files]
+    return [
+        Document(page_content=p.read_text("utf-8").strip(), metadata={"source": p.name})
+        for p in files
+    ]
 
 
 def tiny_folder(folder: Path, chat_template: str | None = CHATML, seed: int = 7) -> str:
@@ -50,7 +57,9 @@ def tiny_folder(folder: Path, chat_template: str | None = CHATML, seed: int = 7)
 
 def chat(model: str, **fields: Any) -> ChatRagKV:
     """A chat model whose configuration does not depend on the environment."""
-    return ChatRagKV(model=model, **{"config": EngineConfig(), "max_tokens": 8, "min_new_tokens": 2, **fields})
+    return ChatRagKV(
+        model=model, **{"config": EngineConfig(), "max_tokens": 8, "min_new_tokens": 2, **fields}
+    )
 
 
 def joined(chunks: Iterable[AIMessageChunk]) -> AIMessageChunk:

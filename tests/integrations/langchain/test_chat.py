@@ -86,18 +86,26 @@ class TestTracesAndCaches:
         made = chat(tiny, cache=Keys())
         first = made.invoke("Who?", documents=[A])
         assert made.invoke("Who?", documents=[A]).id == first.id or first.content
-        assert made.invoke("Who?", documents=["Quite another text than that."]).content != first.content
+        assert (
+            made.invoke("Who?", documents=["Quite another text than that."]).content
+            != first.content
+        )
         chat(tiny, cache=made.cache, ratio=1.0).invoke("Who?", documents=[A])
         assert len(set(Keys.seen)) == 3
 
 
 class TestEngines:
     def test_the_constructor_loads_no_model(self) -> None:
-        assert ChatRagKV(model="/nowhere/at/all").model == "/nowhere/at/all", "a missing model would raise"
+        assert ChatRagKV(model="/nowhere/at/all").model == "/nowhere/at/all", (
+            "a missing model would raise"
+        )
 
-    def test_chat_models_over_one_given_engine_share_its_ingested_documents(self, tiny: str) -> None:
+    def test_chat_models_over_one_given_engine_share_its_ingested_documents(
+        self, tiny: str
+    ) -> None:
         with Engine.from_pretrained(tiny) as engine:
-            one, two = ChatRagKV(engine=engine), ChatRagKV(engine=engine, temperature=0.5)
+            one = ChatRagKV(engine=engine)
+            two = ChatRagKV(engine=engine, temperature=0.5)
             one.ingest([A])
             answer = two.invoke(f"{A.page_content} Who?", max_tokens=3)
             assert len(kv(answer)["documents"]) == 1, "two knows the document that one ingested"
@@ -114,7 +122,9 @@ class TestEngines:
         with Engine(model_of(tiny), byte_tokenizer(template)) as engine:
             llm = ChatRagKV(engine=engine, max_tokens=4, min_new_tokens=2)
             llm.ingest([A])
-            answer = llm.invoke([SystemMessage("Be brief."), HumanMessage(f"{A.page_content} Who?")])
+            answer = llm.invoke(
+                [SystemMessage("Be brief."), HumanMessage(f"{A.page_content} Who?")]
+            )
             assert len(kv(answer)["documents"]) == 1
             assert answer.usage_metadata is not None
             assert answer.usage_metadata["input_tokens"] > len("Be brief.") + len(A.page_content), (
@@ -122,10 +132,15 @@ class TestEngines:
             )
 
     def test_messages_that_the_template_refuses_raise_an_input_error(self, tiny: str) -> None:
-        strict = CHATML + "{% if messages[-1].role == 'assistant' and messages|length > 1 %}{{ 1 / 0 }}{% endif %}"
+        strict = (
+            CHATML
+            + "{% if messages[-1].role == 'assistant' and messages|length > 1 %}{{ 1 / 0 }}{% "
+            "endif %}"
+        )
         with Engine(model_of(tiny), byte_tokenizer(CHATML)) as engine:
             llm = ChatRagKV(engine=engine, max_tokens=2)
-            engine.tokenizer.chat_template = strict  # the engine has already read the one without the refusal
+            # the engine has already read the one without the refusal
+            engine.tokenizer.chat_template = strict
             with pytest.raises(InputError, match="refuses"):
                 llm.invoke([HumanMessage("Who?"), AIMessage("She"), AIMessage("is")])
 
@@ -134,8 +149,14 @@ def test_documents_of_a_retriever_are_recognised_by_the_model_on_its_engine(tiny
     from ragkv.retrieval import Document as Source
 
     with Engine.from_pretrained(tiny) as engine, Rag(engine, None) as rag:
-        rag.ingest([Source("a", A.page_content, "a.txt", {"year": 1820}), Source("b", "Nothing of that.", "b.txt")])
-        retriever, llm = RagKVRetriever(rag=rag, k=1), ChatRagKV(engine=engine, max_tokens=2)
+        rag.ingest(
+            [
+                Source("a", A.page_content, "a.txt", {"year": 1820}),
+                Source("b", "Nothing of that.", "b.txt"),
+            ]
+        )
+        retriever = RagKVRetriever(rag=rag, k=1)
+        llm = ChatRagKV(engine=engine, max_tokens=2)
         (found,) = retriever.invoke("paper and rope")
         assert (found.metadata["source"], found.metadata["year"]) == ("a.txt", 1820)
         assert retriever.invoke("paper and rope")[0].id == found.id
@@ -148,6 +169,8 @@ def test_documents_of_a_retriever_are_recognised_by_the_model_on_its_engine(tiny
 def test_without_langchain_the_import_error_names_the_package_to_install() -> None:
     script = "import sys; sys.modules['langchain_core'] = None\nimport ragkv.integrations.langchain"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].endswith('pip install "ragkv[langchain]"')

@@ -13,7 +13,11 @@ from ragkv.integrations.langchain import ChatRagKV
 from .helpers import A, B, C, chat
 
 PROMPTS = [
-    (f"Question {n}: who founded the mill?", ([A, B, C], [C, A], [B], [])[n % 4], ("invoke", "stream")[n % 2])
+    (
+        f"Question {n}: who founded the mill?",
+        ([A, B, C], [C, A], [B], [])[n % 4],
+        ("invoke", "stream")[n % 2],
+    )
     for n in range(32)
 ]
 
@@ -55,16 +59,21 @@ def test_threads_that_need_the_same_model_at_the_same_time_load_it_once(
     loads = []
     original = Engine.from_pretrained.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        Engine, "from_pretrained", classmethod(lambda cls, *given: loads.append(given) or original(cls, *given))
+        Engine,
+        "from_pretrained",
+        classmethod(lambda cls, *given: loads.append(given) or original(cls, *given)),
     )
-    config = EngineConfig(fusion=FusionConfig(seed=41))  # used by no other test, so the model is not loaded yet
+    # used by no other test, so the model is not loaded yet
+    config = EngineConfig(fusion=FusionConfig(seed=41))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: chat(tiny, config=config).invoke(f"{n}?"), range(8)))
     assert len(loads) == 1
 
 
 async def test_40_streams_that_wait_for_one_session_do_not_deadlock(llm: ChatRagKV) -> None:
-    """More streams than a default thread pool has threads: each waits until another releases the session."""
+    """More streams than a default thread pool has threads: each waits until another releases the
+    session.
+    """
 
     async def one(number: int) -> str:
         return "".join([str(c.content) async for c in llm.astream(f"{number}?", session_id="busy")])

@@ -24,7 +24,9 @@ def cache_read(message: BaseMessage) -> int:
     return int(message.usage_metadata["input_token_details"]["cache_read"])  # type: ignore[attr-defined]
 
 
-def talk(llm: ChatRagKV, *questions: str, system: str | None = None, **how: Any) -> list[BaseMessage]:
+def talk(
+    llm: ChatRagKV, *questions: str, system: str | None = None, **how: Any
+) -> list[BaseMessage]:
     """A conversation in which each question is sent with all earlier messages."""
     messages: list[BaseMessage] = [SystemMessage(system)] if system else []
     for question in questions:
@@ -34,10 +36,17 @@ def talk(llm: ChatRagKV, *questions: str, system: str | None = None, **how: Any)
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_each_turn_of_a_conversation_reuses_all_earlier_turns_exactly(llm: ChatRagKV, system: str | None) -> None:
-    answers = [one for one in talk(llm, "Who?", "And why?", "Really?", system=system) if isinstance(one, AIMessage)]
+def test_each_turn_of_a_conversation_reuses_all_earlier_turns_exactly(
+    llm: ChatRagKV, system: str | None
+) -> None:
+    answers = [
+        one
+        for one in talk(llm, "Who?", "And why?", "Really?", system=system)
+        if isinstance(one, AIMessage)
+    ]
     assert [turns(answer) for answer in answers] == [0, 1, 2]
-    prefix = 0 if system else cache_read(answers[0])  # a system text other than the application's is computed
+    # a system text other than the application's is computed
+    prefix = 0 if system else cache_read(answers[0])
     for answer in answers[1:]:
         stored = kv(answer)["conversation"]["tokens"]
         assert prefix + stored - 32 < cache_read(answer) <= prefix + stored, (
@@ -56,7 +65,9 @@ def test_with_a_chunk_in_the_system_text_no_conversation_is_saved(llm: ChatRagKV
 @needs_reader
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_answers_of_a_conversation_are_those_without_stored_history(system: str | None) -> None:
-    """Uses the reader, because its answers are words, whose text has the same token ids as the answer."""
+    """Uses the reader, because its answers are words, whose text has the same token ids as the
+    answer.
+    """
     llm = chat("reader", config=EngineConfig(dtype="float32"), min_new_tokens=None, ratio=1.0)
     context = " ".join(one.page_content for one in documents())
     questions = (
@@ -120,11 +131,22 @@ def test_with_conversations_off_no_turn_is_saved(tiny: str) -> None:
     assert turns(talk(chat(tiny, conversations=False), "Who are they?", "Why?")[-1]) == 0
 
 
-def test_beyond_the_limit_the_oldest_session_is_deleted(llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_the_oldest_session_is_deleted(
+    llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ragkv.api.chat.conversations.MAX_SAVED", 2)
     monkeypatch.setattr("ragkv.api.chat.conversations.TRIMMED", 1)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
-    assert len([one for one in llm.shared.engine.conversations.list() if one.session_id.startswith("chat-")]) == 2
+    assert (
+        len(
+            [
+                one
+                for one in llm.shared.engine.conversations.list()
+                if one.session_id.startswith("chat-")
+            ]
+        )
+        == 2
+    )
     assert turns(llm.invoke([*talks[1], HumanMessage("So?")])) == 1
     assert turns(llm.invoke([*talks[0], HumanMessage("So?")])) == 0
 
@@ -142,28 +164,40 @@ def test_a_conversation_continues_in_a_new_process(tiny: str, tmp_path: Path) ->
 class TestHistories:
     @pytest.fixture(params=["memory", "directory"])
     def config(self, request: pytest.FixtureRequest, tmp_path: Path) -> EngineConfig:
-        return EngineConfig(store=StoreConfig(directory=str(tmp_path) if request.param == "directory" else None))
+        return EngineConfig(
+            store=StoreConfig(directory=str(tmp_path) if request.param == "directory" else None)
+        )
 
     @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
     def test_a_runnable_with_message_history_reuses_stored_turns_until_cleared(
         self, tiny: str, config: EngineConfig
     ) -> None:
         llm = chat(tiny, config=config)
-        chain = RunnableWithMessageHistory(llm, lambda session_id: RagKVChatMessageHistory(session_id, llm))
+        chain = RunnableWithMessageHistory(
+            llm, lambda session_id: RagKVChatMessageHistory(session_id, llm)
+        )
         how: Any = {"configurable": {"session_id": "s"}}
-        answers = [chain.invoke(HumanMessage(text), config=how) for text in ("Who?", "And why?", "Really?")]
+        answers = [
+            chain.invoke(HumanMessage(text), config=how) for text in ("Who?", "And why?", "Really?")
+        ]
         assert [turns(answer) for answer in answers] == [0, 1, 2]
-        assert cache_read(answers[2]) > cache_read(answers[1]) > cache_read(answers[0]), "each turn reuses more history"
+        assert cache_read(answers[2]) > cache_read(answers[1]) > cache_read(answers[0]), (
+            "each turn reuses more history"
+        )
         history = RagKVChatMessageHistory("s", llm)
         assert [one.content for one in history.messages][0::2] == ["Who?", "And why?", "Really?"]
-        assert [one.content for one in history.messages][1::2] == [answer.content for answer in answers]
+        assert [one.content for one in history.messages][1::2] == [
+            answer.content for answer in answers
+        ]
         assert RagKVChatMessageHistory("t", llm).messages == []
         told = list(history.messages)
         history.clear()
         assert RagKVChatMessageHistory("s", llm).messages == []
         assert turns(llm.invoke([*told, HumanMessage("So?")])) == 0, "clear deleted the session"
 
-    def test_a_history_in_a_directory_is_durable_private_and_empty_if_damaged(self, tiny: str, tmp_path: Path) -> None:
+    def test_a_history_in_a_directory_is_durable_private_and_empty_if_damaged(
+        self, tiny: str, tmp_path: Path
+    ) -> None:
         llm = chat(tiny, config=EngineConfig(store=StoreConfig(directory=str(tmp_path))))
         RagKVChatMessageHistory("s", llm).add_messages([HumanMessage("Who?"), AIMessage("She.")])
         (file,) = (tmp_path / "histories").iterdir()

@@ -1,4 +1,6 @@
-"""In whatever form documents reach the model, they become the ingested chunks; at ratio 1 answers do not change."""
+"""In whatever form documents reach the model, they become the ingested chunks; at ratio 1 answers
+do not change.
+"""
 
 import threading
 from typing import Any
@@ -35,7 +37,9 @@ def transformers_answer(folder: str, messages: list[dict[str, str]], tokens: int
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     given = torch.tensor([ids])
-    said = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False)
+    said = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False
+    )
     return str(tokenizer.decode(said[0, len(ids) :], skip_special_tokens=True))
 
 
@@ -46,7 +50,10 @@ TOOL = [
 ]
 WAYS: dict[str, tuple[list[BaseMessage], dict[str, Any]]] = {
     "flattened in the user's turn": ([HumanMessage(f"Context:\n{CONTEXT}\n\n{QUESTION}")], {}),
-    "flattened in the system text": ([SystemMessage(f"Use this.\n\n{CONTEXT}"), HumanMessage(QUESTION)], {}),
+    "flattened in the system text": (
+        [SystemMessage(f"Use this.\n\n{CONTEXT}"), HumanMessage(QUESTION)],
+        {},
+    ),
     "documents of the call": ([HumanMessage(QUESTION)], {"documents": [A, B, C]}),
     "documents as mappings": (
         [HumanMessage(QUESTION)],
@@ -56,11 +63,20 @@ WAYS: dict[str, tuple[list[BaseMessage], dict[str, Any]]] = {
         [
             HumanMessage(
                 content=[
-                    {"type": "text-plain", "mime_type": "text/plain", "text": A.page_content, "title": "a"},
+                    {
+                        "type": "text-plain",
+                        "mime_type": "text/plain",
+                        "text": A.page_content,
+                        "title": "a",
+                    },
                     {"type": "text", "text": B.page_content, "metadata": {"source": "b"}},
                     {
                         "type": "document",
-                        "source": {"type": "text", "data": C.page_content, "media_type": "text/plain"},
+                        "source": {
+                            "type": "text",
+                            "data": C.page_content,
+                            "media_type": "text/plain",
+                        },
                     },
                     {"type": "text", "text": QUESTION},
                 ]
@@ -70,7 +86,11 @@ WAYS: dict[str, tuple[list[BaseMessage], dict[str, Any]]] = {
     ),
     "a tool's artifact": ([HumanMessage(QUESTION), *TOOL], {}),
     "an artifact its message does not show": (
-        [HumanMessage(QUESTION), TOOL[0], ToolMessage("3 found", tool_call_id="1", artifact=[A, B, C])],
+        [
+            HumanMessage(QUESTION),
+            TOOL[0],
+            ToolMessage("3 found", tool_call_id="1", artifact=[A, B, C]),
+        ],
         {},
     ),
 }
@@ -79,7 +99,8 @@ WAYS: dict[str, tuple[list[BaseMessage], dict[str, Any]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_documents_in_every_form_become_the_ingested_chunks(way: str, llm: ChatRagKV) -> None:
     messages, call = WAYS[way]
-    llm.invoke(messages, **call)  # computes a passage that stands first, which is exact from then on
+    # computes a passage that stands first, which is exact from then on
+    llm.invoke(messages, **call)
     answer = llm.invoke(messages, **call)
     stored = sum(len(llm.shared.engine.chunk(one.page_content)) for one in (A, B, C))
     assert (len(kv(answer)["documents"]), kv(answer)["reuse"]["missed_chunks"]) == (3, 0)
@@ -88,11 +109,15 @@ def test_documents_in_every_form_become_the_ingested_chunks(way: str, llm: ChatR
 
 
 @pytest.mark.parametrize("way", ["flattened in the user's turn", "flattened in the system text"])
-def test_at_ratio_1_the_answer_is_that_of_plain_transformers(way: str, llm: ChatRagKV, tiny: str) -> None:
+def test_at_ratio_1_the_answer_is_that_of_plain_transformers(
+    way: str, llm: ChatRagKV, tiny: str
+) -> None:
     messages, _ = WAYS[way]
     roles = {"human": "user", "system": "system"}
     plain = [{"role": roles[message.type], "content": str(message.content)} for message in messages]
-    assert llm.invoke(messages, max_tokens=12, min_new_tokens=0).content == transformers_answer(tiny, plain, 12)
+    assert llm.invoke(messages, max_tokens=12, min_new_tokens=0).content == transformers_answer(
+        tiny, plain, 12
+    )
 
 
 def test_a_chunk_without_its_last_letter_is_not_recognised(llm: ChatRagKV) -> None:
@@ -112,7 +137,10 @@ def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> 
 
 
 def test_a_corpus_is_warm_from_the_second_call_on(tiny: str) -> None:
-    new = ["The early ferry to Neltham leaves at noon.", "The early road to Pell is closed in winter."]
+    new = [
+        "The early ferry to Neltham leaves at noon.",
+        "The early road to Pell is closed in winter.",
+    ]
     llm = chat(tiny, corpus=new)
     llm.invoke("Who?")  # no text of the corpus is missed here
     for thread in threading.enumerate():
@@ -129,7 +157,8 @@ def test_cache_read_counts_exact_and_fused_tokens(ratio: float, llm: ChatRagKV) 
     llm.invoke(QUESTION, documents=[A])
     llm.shared.engine.flush()  # A stood first, so it has exact KV now
     answer = llm.invoke(QUESTION, documents=[A, B, C], ratio=ratio)
-    prefix, first = len(llm.shared.template.encode(llm.shared.template.own_opening)), len(A.page_content)
+    prefix = len(llm.shared.template.encode(llm.shared.template.own_opening))
+    first = len(A.page_content)
     assert answer.usage_metadata is not None
     read = prefix + first + kv(answer)["reuse"]["fused"]
     assert answer.usage_metadata["input_token_details"] == {"cache_read": read, "cache_creation": 0}
@@ -159,7 +188,11 @@ def test_a_block_that_is_no_text_raises_an_error_that_names_it(llm: ChatRagKV) -
         llm.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "x"}}])])
 
 
-@pytest.mark.parametrize("call", [{"functions": [{}]}, {"documnets": []}, {"documents": [3]}, {"ratio": 2.0}])
-def test_an_unknown_or_invalid_setting_of_a_call_is_refused(call: dict[str, Any], llm: ChatRagKV) -> None:
+@pytest.mark.parametrize(
+    "call", [{"functions": [{}]}, {"documnets": []}, {"documents": [3]}, {"ratio": 2.0}]
+)
+def test_an_unknown_or_invalid_setting_of_a_call_is_refused(
+    call: dict[str, Any], llm: ChatRagKV
+) -> None:
     with pytest.raises(RagKVError):
         llm.invoke("x", **call)

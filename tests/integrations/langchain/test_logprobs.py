@@ -26,10 +26,18 @@ def test_each_token_of_an_answer_has_its_log_probability(llm: ChatRagKV) -> None
     said = llm.invoke("Who?")
     tokens = content(said)
     assert said.usage_metadata is not None and len(tokens) == said.usage_metadata["output_tokens"]
-    assert bytes(byte for one in tokens for byte in one["bytes"]).decode("utf-8", "replace").strip() == said.content
+    assert (
+        bytes(byte for one in tokens for byte in one["bytes"]).decode("utf-8", "replace").strip()
+        == said.content
+    )
     for one in tokens:
-        assert set(one) == {"token", "bytes", "logprob", "top_logprobs"} and len(one["top_logprobs"]) == 2
-        assert one["top_logprobs"][0]["logprob"] == pytest.approx(one["logprob"]), "a greedy answer takes the best"
+        assert (
+            set(one) == {"token", "bytes", "logprob", "top_logprobs"}
+            and len(one["top_logprobs"]) == 2
+        )
+        assert one["top_logprobs"][0]["logprob"] == pytest.approx(one["logprob"]), (
+            "a greedy answer takes the best"
+        )
         assert sum(math.exp(other["logprob"]) for other in one["top_logprobs"]) < 1
 
 

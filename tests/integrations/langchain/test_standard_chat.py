@@ -1,4 +1,5 @@
-"""LangChain's own suites for chat models, with tools and structured output, on a model with random weights.
+"""LangChain's own suites for chat models, with tools and structured output, on a model with random
+weights.
 
 A test that only an able model passes is expected to fail, and says what the model would have to do.
 """

@@ -1,4 +1,6 @@
-"""`bind_tools` on random weights: constrained choices validate, and calls and results go back into the prompt."""
+"""`bind_tools` on random weights: constrained choices validate, and calls and results go back into
+the prompt.
+"""
 
 from typing import Any, Literal
 
@@ -32,9 +34,17 @@ def llm(tiny: str) -> ChatRagKV:
 
 
 @pytest.mark.parametrize("choice", ["any", True])
-def test_a_model_that_must_call_a_tool_calls_it_with_valid_arguments(llm: ChatRagKV, choice: Any) -> None:
-    got = llm.bind_tools([search, clock], tool_choice=choice, parallel_tool_calls=False).invoke("Who built the mill?")
-    assert got.tool_calls and got.content == "" and got.response_metadata["finish_reason"] == "tool_calls"
+def test_a_model_that_must_call_a_tool_calls_it_with_valid_arguments(
+    llm: ChatRagKV, choice: Any
+) -> None:
+    got = llm.bind_tools([search, clock], tool_choice=choice, parallel_tool_calls=False).invoke(
+        "Who built the mill?"
+    )
+    assert (
+        got.tool_calls
+        and got.content == ""
+        and got.response_metadata["finish_reason"] == "tool_calls"
+    )
     for call in got.tool_calls:
         assert {"search": search, "clock": clock}[call["name"]].invoke(call["args"])
 
@@ -55,12 +65,17 @@ def test_a_stream_holds_the_calls_of_the_whole_answer(llm: ChatRagKV) -> None:
 
 def test_results_go_back_and_the_conversation_is_found_again(llm: ChatRagKV) -> None:
     question = HumanMessage("Who built the mill?")
-    called = llm.bind_tools([search], tool_choice="any", parallel_tool_calls=False).invoke([question])
+    called = llm.bind_tools([search], tool_choice="any", parallel_tool_calls=False).invoke(
+        [question]
+    )
     assert isinstance(called, AIMessage) and called.usage_metadata is not None
     result = ToolMessage("Ada.", tool_call_id=called.tool_calls[0]["id"])
     again = llm.bind_tools([search]).invoke([question, called, result], max_tokens=6)
     assert again.usage_metadata is not None
-    assert again.usage_metadata["input_token_details"]["cache_read"] >= called.usage_metadata["output_tokens"]
+    assert (
+        again.usage_metadata["input_token_details"]["cache_read"]
+        >= called.usage_metadata["output_tokens"]
+    )
 
 
 def test_a_choice_that_names_no_tool_is_refused(llm: ChatRagKV) -> None:

@@ -1,4 +1,6 @@
-"""MCP's own client over standard streams and in the REST service: tools, refusals, and what guards the HTTP side."""
+"""MCP's own client over standard streams and in the REST service: tools, refusals, and what guards
+the HTTP side.
+"""
 
 import os
 import signal
@@ -35,7 +37,12 @@ TOOLS = {"search", "ask", "list_documents", "add_document"}
 
 
 @pytest.fixture
-def home(run: Run, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
+def home(
+    run: Run,  # noqa: F811
+    documents: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
     monkeypatch.setenv("RAGKV_FUSION__FLOOR_TOKENS", "0")
     assert run("ingest", documents).code == 0
     yield tmp_path / "home"
@@ -73,17 +80,30 @@ async def check_tools(client: Client) -> None:
     """Everything that a client does with a corpus of two documents."""
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
     assert tools.keys() == TOOLS and all(tool.description for tool in tools.values())
-    assert tools["ask"].annotations.read_only_hint and not tools["add_document"].annotations.read_only_hint
+    assert (
+        tools["ask"].annotations.read_only_hint
+        and not tools["add_document"].annotations.read_only_hint
+    )
     assert len((await call(client, "list_documents"))["documents"]) == 2
     found = (await call(client, "search", query="Who founded Marl?", k=1))["sources"]
     assert len(found) == 1 and "Ada Quill" in found[0]["text"] and found[0]["number"] == 1
     said = await call(client, "ask", question="Who founded Marl?", max_tokens=3)
-    assert len(said["sources"]) == 2 and said["prompt_tokens"] > 20 and said["finish_reason"] in ("stop", "length")
+    assert (
+        len(said["sources"]) == 2
+        and said["prompt_tokens"] > 20
+        and said["finish_reason"] in ("stop", "length")
+    )
     assert 0 < said["reused_tokens"] < said["prompt_tokens"]
     for quote in said["citations"]:
-        assert said["sources"][quote["number"] - 1]["text"][quote["start"] : quote["end"]] == quote["text"]
+        assert (
+            said["sources"][quote["number"] - 1]["text"][quote["start"] : quote["end"]]
+            == quote["text"]
+        )
     new = {"id": "rope", "text": "The rope of Marl was made by a quill ."}
-    assert [(await call(client, "add_document", **new))["change"] for _ in range(2)] == ["added", "unchanged"]
+    assert [(await call(client, "add_document", **new))["change"] for _ in range(2)] == [
+        "added",
+        "unchanged",
+    ]
     assert (await call(client, "add_document", **{**new, "text": "Rope ."}))["change"] == "changed"
     page = await call(client, "list_documents", limit=2)
     rest = await call(client, "list_documents", limit=2, after=page["next"])
@@ -119,13 +139,17 @@ async def test_read_only_offers_no_tool_that_adds(tmp_path: Path) -> None:
 
 async def test_clients_share_the_server_of_the_home(home: Path, tmp_path: Path) -> None:
     async with stdio(tmp_path / "log") as one, stdio(tmp_path / "other") as other:
-        assert (await call(one, "add_document", id="x", text="The mill of Marl ."))["change"] == "added"
+        assert (await call(one, "add_document", id="x", text="The mill of Marl ."))[
+            "change"
+        ] == "added"
         pid = server_file.load(home).pid  # type: ignore[union-attr]
         assert len((await call(other, "list_documents"))["documents"]) == 3
         assert server_file.load(home).pid == pid  # type: ignore[union-attr]
 
 
-async def test_a_home_that_another_process_writes_to_is_named_with_the_process(home: Path, tmp_path: Path) -> None:
+async def test_a_home_that_another_process_writes_to_is_named_with_the_process(
+    home: Path, tmp_path: Path
+) -> None:
     with Store.open(StoreConfig(directory=str(home / "kv"))):
         async with stdio(tmp_path / "log") as client:
             assert "is written by another process" in await refusal(client, "search", query="Marl")
@@ -159,11 +183,20 @@ async def test_with_keys_only_their_holders_are_served_each_with_its_own_documen
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": key}):
         response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
         assert response.status_code == 401, response.text
-    held = httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, trust_env=False, timeout=60)
-    async with held as http, Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client:
-        assert (await call(client, "add_document", id="a", text="The mill of Marl ."))["change"] == "added"
+    held = httpx2.AsyncClient(
+        headers={"authorization": f"Bearer {key}"}, trust_env=False, timeout=60
+    )
+    async with (
+        held as http,
+        Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
+    ):
+        assert (await call(client, "add_document", id="a", text="The mill of Marl ."))[
+            "change"
+        ] == "added"
         listed = (await call(client, "list_documents"))["documents"]
-        assert [one["id"] for one in listed] == ["a"], "the documents of the home belong to who needs no key"
+        assert [one["id"] for one in listed] == ["a"], (
+            "the documents of the home belong to who needs no key"
+        )
 
 
 def test_another_host_and_a_foreign_page_are_refused_as_by_the_rest_service(url: str) -> None:
@@ -174,7 +207,12 @@ def test_another_host_and_a_foreign_page_are_refused_as_by_the_rest_service(url:
     ):
         response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
         assert response.status_code == 403 and response.json()["error"]["code"] == code
-    assert httpx.get(f"{url}/mcp", headers={"accept": "text/event-stream"}, trust_env=False).status_code == 405
+    assert (
+        httpx.get(
+            f"{url}/mcp", headers={"accept": "text/event-stream"}, trust_env=False
+        ).status_code
+        == 405
+    )
 
 
 @pytest.mark.usefixtures("home")

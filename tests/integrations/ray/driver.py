@@ -1,4 +1,5 @@
-"""Deploys replicas as told by lines of JSON on standard input, so that Ray stays out of the tests' process.
+"""Deploys replicas as told by lines of JSON on standard input, so that Ray stays out of the tests'
+process.
 
 {"deploy": settings} -> {"up": seconds}       a first deployment, or a replacement of it
 {"where": true}      -> {"where": {name: process}}
@@ -17,9 +18,15 @@ def main() -> None:
     from ragkv.api import ServeConfig
     from ragkv.integrations.ray.ray_app import NAME, build
 
-    for patience in range(3, 0, -1):  # on a busy machine Ray's processes may start more slowly than it waits
+    # on a busy machine Ray's processes may start more slowly than it waits
+    for patience in range(3, 0, -1):
         try:
-            ray.init(num_cpus=4, object_store_memory=100_000_000, include_dashboard=False, logging_level="error")
+            ray.init(
+                num_cpus=4,
+                object_store_memory=100_000_000,
+                include_dashboard=False,
+                logging_level="error",
+            )
             break
         except Exception:
             ray.shutdown()
@@ -36,7 +43,8 @@ def main() -> None:
             replicas = serve.get_deployment_handle("replica", NAME)
             try:
                 say({"where": dict(replicas.broadcast("process").results(timeout_s=30))})
-            except ray.exceptions.RayActorError:  # a replica that was killed, and that Ray Serve still counts
+            # a replica that was killed, and that Ray Serve still counts
+            except ray.exceptions.RayActorError:
                 say({"where": {}})
     serve.shutdown()
     ray.shutdown()

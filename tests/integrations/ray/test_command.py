@@ -1,4 +1,6 @@
-"""The README's line for replicas, as it is written there, on one machine: answers, ports, names, and its end."""
+"""The README's line for replicas, as it is written there, on one machine: answers, ports, names,
+and its end.
+"""
 
 import contextlib
 import json
@@ -52,7 +54,9 @@ def serving(
     }  # fmt: skip
     with log.open("a") as file:
         before = file.tell()
-        popen = subprocess.Popen(command(), cwd=folder, env=environment, stdout=file, stderr=file, text=True)
+        popen = subprocess.Popen(
+            command(), cwd=folder, env=environment, stdout=file, stderr=file, text=True
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
@@ -89,7 +93,9 @@ def processes(folder: Path, parent: int) -> dict[int, str]:
 
 
 def open_to_others(pids: dict[int, str]) -> Counter[str]:
-    """How many ports these processes listen on that other machines could reach, by the process' name."""
+    """How many ports these processes listen on that other machines could reach, by the process'
+    name.
+    """
     listening: dict[str, str] = {}  # address by inode
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -113,28 +119,46 @@ def test_the_readmes_line_for_replicas_works_as_written_on_a_redis_server(
     body = {"collection": "docs", "k": 2, "max_tokens": 8, "session_id": "s"}
     with serving(tmp_path, port, own_redis) as (client, popen, log):
         assert client.post("/v1/collections", json={"name": "docs"}).status_code == 201
-        assert client.post("/v1/collections/docs/documents", json={"documents": DOCUMENTS}).status_code == 201
+        assert (
+            client.post("/v1/collections/docs/documents", json={"documents": DOCUMENTS}).status_code
+            == 201
+        )
         for question in QUESTIONS[:3]:
             assert client.post("/v1/ask", json={**body, "question": question}).status_code == 200
-        replicas = {client.get("/v1/stats").headers["x-replica"]: client.get("/v1/stats").json() for _ in range(12)}
+        replicas = {
+            client.get("/v1/stats").headers["x-replica"]: client.get("/v1/stats").json()
+            for _ in range(12)
+        }
         stats = client.get("/v1/stats")
-        assert stats.headers["x-replica"] == stats.json()["replica"] and stats.json()["degraded"] == []
-        started = set(re.findall(r'"event": "replica_started[^{}]*"replica": "(\w+)"', log.read_text()))
+        assert (
+            stats.headers["x-replica"] == stats.json()["replica"] and stats.json()["degraded"] == []
+        )
+        started = set(
+            re.findall(r'"event": "replica_started[^{}]*"replica": "(\w+)"', log.read_text())
+        )
         assert len(started) == 4 and set(replicas) <= started
         own = processes(tmp_path, popen.pid)
         reachable = open_to_others(own)
-        assert all(name.startswith("ray::ServeRepli") for name in reachable), reachable  # one each, by Ray's choice
+        # one each, by Ray's choice
+        assert all(name.startswith("ray::ServeRepli") for name in reachable), reachable
         assert reachable.total() <= 5
         assert "this machine only" in log.read_text()
     assert not [pid for pid in own if Path(f"/proc/{pid}").exists()]
-    with serving(tmp_path, port, own_redis) as (client, _, _):  # the conversation and the documents are still there
+    # the conversation and the documents are still there
+    with serving(tmp_path, port, own_redis) as (client, _, _):
         assert client.get("/v1/sessions/s").json()["turns"] == 3
         asked = client.post("/v1/ask", json={**body, "question": QUESTIONS[3]})
         assert asked.status_code == 200, json.dumps(asked.json())
         assert client.get("/v1/sessions/s").json()["turns"] == 4
 
 
-def test_a_signal_during_the_start_closes_what_was_started(tmp_path: Path, own_redis: RedisServer) -> None:
-    with serving(tmp_path, free_port(), own_redis, until="Started Serve", status=143) as (_, popen, _):
+def test_a_signal_during_the_start_closes_what_was_started(
+    tmp_path: Path, own_redis: RedisServer
+) -> None:
+    with serving(tmp_path, free_port(), own_redis, until="Started Serve", status=143) as (
+        _,
+        popen,
+        _,
+    ):
         own = processes(tmp_path, popen.pid)
     assert own and not [pid for pid in own if Path(f"/proc/{pid}").exists()]

@@ -14,14 +14,25 @@ class App:
     """An ASGI application that responds in parts and records whether its client disconnected."""
 
     def __init__(self, parts: int, fails: bool = False) -> None:
-        self.parts, self.fails, self.disconnected, self.received = parts, fails, asyncio.Event(), b""
+        self.parts = parts
+        self.fails = fails
+        self.disconnected = asyncio.Event()
+        self.received = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.received = (await receive())["body"]
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-type", b"text/plain")],
+                }
+            )
             for number in range(self.parts):
-                await send({"type": "http.response.body", "body": b"%d" % number, "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": b"%d" % number, "more_body": True}
+                )
             if self.fails:
                 raise RuntimeError("half way")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -54,7 +65,9 @@ async def test_an_error_of_the_application_reaches_the_reader() -> None:
         [part async for part in call_app(App(2, fails=True), request())]
 
 
-def test_a_replica_directory_has_one_user_and_keeps_its_content_for_the_next(tmp_path: Path) -> None:
+def test_a_replica_directory_has_one_user_and_keeps_its_content_for_the_next(
+    tmp_path: Path,
+) -> None:
     (first, lock), (second, other) = lock_directory(tmp_path), lock_directory(tmp_path)
     assert first != second
     (first / "kv").mkdir()

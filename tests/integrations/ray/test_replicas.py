@@ -1,4 +1,6 @@
-"""Two and four replicas under Ray Serve with a real Redis give the answers of one process of the same service."""
+"""Two and four replicas under Ray Serve with a real Redis give the answers of one process of the
+same service.
+"""
 
 import json
 import os
@@ -34,12 +36,17 @@ FACTS = [
     ("Wyeth", "Corr", "horn"),
 ]
 DOCUMENTS = [
-    {"id": f"d{number}", "text": f"{name} founded {town} in the year {1200 + number}. {name} plays the {thing}."}
+    {
+        "id": f"d{number}",
+        "text": f"{name} founded {town} in the year {1200 + number}. {name} plays the {thing}.",
+    }
     for number, (name, town, thing) in enumerate(FACTS)
 ]
 QUESTIONS = [
-    "Who founded Marl?", "Which instrument does Enswyn play?", "Who founded Brae?", "When was it founded?",
-    "Who plays the drum?", "Which town did Odrun found?", "Who founded Corr?", "Which instrument does Wyeth play?",
+    "Who founded Marl?", "Which instrument does Enswyn play?", "Who founded Brae?", "When was it "
+                                                                                    "founded?",
+    "Who plays the drum?", "Which town did Odrun found?", "Who founded Corr?", "Which instrument "
+                                                                               "does Wyeth play?",
 ]  # fmt: skip
 
 
@@ -56,7 +63,10 @@ class Cluster(Closing):
     """A driver process and the service that it deploys."""
 
     def __init__(self, home: Path, model: Path, redis: RedisServer) -> None:
-        self.port, self._home, self._model, self._redis = free_port(), home, model, redis
+        self.port = free_port()
+        self._home = home
+        self._model = model
+        self._redis = redis
         self._log = (home / "driver.log").open("w")
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "HF_HUB_OFFLINE": "1",
@@ -69,7 +79,11 @@ class Cluster(Closing):
 
     def deploy(self, replicas: int, router: str) -> float:
         cluster = {"replicas": replicas, "router": router, "threads": 1, "cpus": 0.5}
-        store = {"memory_bytes": 200_000_000, "disk_bytes": 500_000_000, "redis": {"url": self._redis.url}}
+        store = {
+            "memory_bytes": 200_000_000,
+            "disk_bytes": 500_000_000,
+            "redis": {"url": self._redis.url},
+        }
         settings = {
             "home": str(self._home), "model": str(self._model), "store": store, "session": {"shared": True},
             "serve": {"port": self.port, "cluster": cluster, "kv_home": str(self._home / "kv")},
@@ -80,7 +94,9 @@ class Cluster(Closing):
         return dict(self._ask({"where": True})["where"])
 
     def client(self, timeout_s: float = 120.0) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=timeout_s, trust_env=False)
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=timeout_s, trust_env=False
+        )
 
     def close(self) -> None:
         assert self._popen.stdin is not None and self._popen.stdout is not None
@@ -110,7 +126,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Cluster]:
     pytest_socket.enable_socket()
-    with RedisServer() as redis, Cluster(tmp_path_factory.mktemp("cluster"), model, redis) as cluster:
+    with (
+        RedisServer() as redis,
+        Cluster(tmp_path_factory.mktemp("cluster"), model, redis) as cluster,
+    ):
         cluster.deploy(2, "round-robin")
         yield cluster
 
@@ -137,12 +156,20 @@ def store(client: httpx.Client) -> None:
 
 
 def question_body(number: int, session: str | None, **more: Any) -> dict[str, Any]:
-    question = {"question": QUESTIONS[number], "collection": "docs", "k": 2, "max_tokens": 12, **more}
+    question = {
+        "question": QUESTIONS[number],
+        "collection": "docs",
+        "k": 2,
+        "max_tokens": 12,
+        **more,
+    }
     return question if session is None else {**question, "session_id": session}
 
 
 def turn(client: httpx.Client, session: str, number: int, **more: Any) -> dict[str, Any]:
-    """A turn that reuses only exact KV, so that its answer is that of a full prefill, whatever is stored."""
+    """A turn that reuses only exact KV, so that its answer is that of a full prefill, whatever is
+    stored.
+    """
     response = client.post("/v1/ask", json=question_body(number, session, reuse="prefix", **more))
     assert response.status_code == 200, response.text
     return {**response.json(), "replica": response.headers.get("x-replica", "")}
@@ -165,7 +192,9 @@ def test_two_replicas_share_chunks_and_a_conversation(cluster: Cluster, alone: l
     assert turns[-1]["reuse"]["exact"] > turns[-1]["reuse"]["computed"]  # history is reused
 
 
-def test_a_rolling_update_to_four_replicas_loses_no_turn_of_a_conversation(cluster: Cluster, alone: list[str]) -> None:
+def test_a_rolling_update_to_four_replicas_loses_no_turn_of_a_conversation(
+    cluster: Cluster, alone: list[str]
+) -> None:
     answers: list[str] = []
     done = threading.Event()
 
@@ -196,10 +225,15 @@ def test_concurrent_turns_of_a_session_conflict_and_none_is_lost(cluster: Cluste
     def ask(number: int) -> int:
         with cluster.client() as client:
             for tries in range(20):
-                response = client.post("/v1/ask", json=question_body(number, "busy", reuse="prefix"))
+                response = client.post(
+                    "/v1/ask", json=question_body(number, "busy", reuse="prefix")
+                )
                 if response.status_code == 200:
                     return tries
-                assert response.status_code == 409 and response.json()["error"]["code"] == "session_conflict"
+                assert (
+                    response.status_code == 409
+                    and response.json()["error"]["code"] == "session_conflict"
+                )
         raise AssertionError("never answered")
 
     with ThreadPoolExecutor(4) as pool:
@@ -243,7 +277,8 @@ def test_a_replica_killed_during_an_answer_ends_the_stream_with_an_error_and_a_r
             assert response.headers["x-replica"] == first["replica"]  # it has the history
             for line in response.iter_lines():
                 events += [line] if line.startswith("event:") else []
-                if line == "event: token" and events.count(line) == 1:  # the first text; 250 tokens follow
+                # the first text; 250 tokens follow
+                if line == "event: token" and events.count(line) == 1:
                     os.kill(where[first["replica"]], signal.SIGKILL)
                 last = line or last
         assert events[-1] == "event: error" and "event: answer" not in events
@@ -252,14 +287,23 @@ def test_a_replica_killed_during_an_answer_ends_the_stream_with_an_error_and_a_r
         assert client.get("/v1/sessions/streamed").json()["turns"] == 2
 
 
-def test_questions_to_the_same_collection_go_to_the_same_replica_until_it_is_overloaded(cluster: Cluster) -> None:
+def test_questions_to_the_same_collection_go_to_the_same_replica_until_it_is_overloaded(
+    cluster: Cluster,
+) -> None:
     _wait_for(cluster, 2)
     with cluster.client() as client:
-        destinations = [client.post("/v1/ask", json=question_body(n % 2, None)).headers["x-replica"] for n in range(8)]
+        destinations = [
+            client.post("/v1/ask", json=question_body(n % 2, None)).headers["x-replica"]
+            for n in range(8)
+        ]
         assert len(set(destinations)) == 1
         with ThreadPoolExecutor(8) as pool:
             body = question_body(0, None, max_tokens=100)
-            crowd = list(pool.map(lambda _: client.post("/v1/ask", json=body).headers["x-replica"], range(16)))
+            crowd = list(
+                pool.map(
+                    lambda _: client.post("/v1/ask", json=body).headers["x-replica"], range(16)
+                )
+            )
         assert len(set(crowd)) == 2
 
 

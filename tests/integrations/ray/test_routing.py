@@ -1,4 +1,6 @@
-"""Routing: what a request names decides, load is bounded, and few keys move when a replica leaves."""
+"""Routing: what a request names decides, load is bounded, and few keys move when a replica
+leaves.
+"""
 
 import json
 from collections import Counter
@@ -53,7 +55,15 @@ def test_a_question_without_a_conversation_is_identified_by_caller_and_collectio
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"[]", b"[" * PARSED_BYTES, b'{"messages": 3}', b'{"documents": [{}]}', b'{"messages": [1]}', b"\xff"],
+    [
+        b"{",
+        b"[]",
+        b"[" * PARSED_BYTES,
+        b'{"messages": 3}',
+        b'{"documents": [{}]}',
+        b'{"messages": [1]}',
+        b"\xff",
+    ],
 )
 @pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions", "/"])
 def test_an_invalid_request_names_nothing_and_raises_no_error(path: str, body: bytes) -> None:
@@ -61,7 +71,8 @@ def test_an_invalid_request_names_nothing_and_raises_no_error(path: str, body: b
 
 
 def test_a_key_goes_to_its_home_unless_that_has_too_much_to_do() -> None:
-    own, ones = home("x", NAMES), dict.fromkeys(NAMES, 1)
+    own = home("x", NAMES)
+    ones = dict.fromkeys(NAMES, 1)
     assert rank("x", IDLE)[0] == rank("x", ones)[0] == own
     assert rank("x", {**ones, own: 9})[0] != own
 

@@ -1,4 +1,6 @@
-"""What `serving.run` runs about stores that fail: Redis between two homes, its kill, and a disk that stalls."""
+"""What `serving.run` runs about stores that fail: Redis between two homes, its kill, and a disk
+that stalls.
+"""
 
 import itertools
 import os
@@ -22,11 +24,16 @@ AGAIN_S = 120.0  # a generous limit for what comes back after an outage
 
 
 def redis(folder: Path) -> Any:
-    """One ingest fills Redis; a vLLM with a home of its own reads it; then Redis stalls, comes back and is killed."""
-    setup, prompts = Setup(folder, "llama"), [_prompt(seed) for seed in range(4)]
+    """One ingest fills Redis; a vLLM with a home of its own reads it; then Redis stalls, comes back
+    and is killed.
+    """
+    setup = Setup(folder, "llama")
+    prompts = [_prompt(seed) for seed in range(4)]
     with RedisServer() as server:
         wanted = [_wanted(setup, prompt) for prompt in prompts]
-        store = StoreConfig(directory=str(folder / "ingest" / "kv"), redis=RedisConfig(url=server.url))
+        store = StoreConfig(
+            directory=str(folder / "ingest" / "kv"), redis=RedisConfig(url=server.url)
+        )
         with Engine.from_pretrained(setup.model, replace(setup.config, store=store)) as engine:
             for chunks, _ in prompts:
                 engine.warm(chunks)
@@ -37,8 +44,12 @@ def redis(folder: Path) -> Any:
         found: dict[str, Any] = {"prompts": len(prompts)}
 
         outputs = asked(llm, given, wishes)
-        found["fused from Redis"] = sum(generated(one) == own[()] for one, own in zip(outputs, wanted, strict=True))
-        found["bytes from Redis"] = sum(report(one)["bytes_by_tier"].get("redis", 0) > 0 for one in outputs)
+        found["fused from Redis"] = sum(
+            generated(one) == own[()] for one, own in zip(outputs, wanted, strict=True)
+        )
+        found["bytes from Redis"] = sum(
+            report(one)["bytes_by_tier"].get("redis", 0) > 0 for one in outputs
+        )
         found["fused differ from full"] = sum(own[()] != own[(0, 1, 2)] for own in wanted)
 
         server.pause()
@@ -48,7 +59,9 @@ def redis(folder: Path) -> Any:
         ends = time.monotonic() + AGAIN_S
         while True:
             outputs = asked(llm, given, wishes)
-            found["fused again"] = sum(report(one).get("missed_chunks", CHUNKS) == 0 for one in outputs)
+            found["fused again"] = sum(
+                report(one).get("missed_chunks", CHUNKS) == 0 for one in outputs
+            )
             if found["fused again"] == len(prompts) or time.monotonic() > ends:
                 break
             time.sleep(0.5)
@@ -78,8 +91,12 @@ def stalled(folder: Path) -> Any:
     during = asked(llm, given, [{"ratio": 0.0}] * len(prompts))
     found = {
         "prompts": len(prompts),
-        "fused before": sum(generated(one) == own[()] for one, own in zip(before, wanted, strict=True)),
-        "full during": sum(generated(one) == own[(0, 1, 2)] for one, own in zip(during, wanted, strict=True)),
+        "fused before": sum(
+            generated(one) == own[()] for one, own in zip(before, wanted, strict=True)
+        ),
+        "full during": sum(
+            generated(one) == own[(0, 1, 2)] for one, own in zip(during, wanted, strict=True)
+        ),
         "fused differ from full": sum(own[()] != own[(0, 1, 2)] for own in wanted),
         "notes": [note for one in during for note in report(one)["notes"]],
     }
@@ -101,7 +118,9 @@ def _wanted(setup: Setup, prompt: Prompt) -> dict[tuple[int, ...], list[int]]:
     found = {}
     for count in range(CHUNKS + 1):
         for missing in itertools.combinations(range(CHUNKS), count):
-            with Engine.from_pretrained(setup.model, replace(setup.config, store=StoreConfig())) as engine:
+            with Engine.from_pretrained(
+                setup.model, replace(setup.config, store=StoreConfig())
+            ) as engine:
                 engine.warm([chunk for at, chunk in enumerate(chunks) if at not in missing])
                 answer = engine.answer(question, chunks, ratio=0.0, max_new_tokens=NEW_TOKENS)
                 found[missing] = list(answer.token_ids)
@@ -109,15 +128,21 @@ def _wanted(setup: Setup, prompt: Prompt) -> dict[tuple[int, ...], list[int]]:
 
 
 def _right(outputs: Sequence[Any], wanted: Sequence[dict[tuple[int, ...], list[int]]]) -> int:
-    """How many outputs have the tokens that belong to as many missed chunks as their reports say."""
+    """How many outputs have the tokens that belong to as many missed chunks as their
+    reports say.
+    """
     right = 0
     for output, own in zip(outputs, wanted, strict=True):
         missed = report(output)["missed_chunks"] if report(output)["promised_tokens"] else CHUNKS
-        right += any(generated(output) == tokens for missing, tokens in own.items() if len(missing) == missed)
+        right += any(
+            generated(output) == tokens for missing, tokens in own.items() if len(missing) == missed
+        )
     return right
 
 
-def _killed_meanwhile(llm: Any, server: RedisServer, prompts: Sequence[list[int]], wishes: Sequence[Any]) -> list[Any]:
+def _killed_meanwhile(
+    llm: Any, server: RedisServer, prompts: Sequence[list[int]], wishes: Sequence[Any]
+) -> list[Any]:
     """The outputs of prompts that were being fused when Redis was killed."""
     from vllm import SamplingParams
 
@@ -125,9 +150,15 @@ def _killed_meanwhile(llm: Any, server: RedisServer, prompts: Sequence[list[int]
     for name, prompt, wish in zip(names, prompts, wishes, strict=True):
         extra = {"kv_transfer_params": {"ragkv": wish}}
         params = SamplingParams(
-            max_tokens=NEW_TOKENS, temperature=0.0, detokenize=False, ignore_eos=True, extra_args=extra
+            max_tokens=NEW_TOKENS,
+            temperature=0.0,
+            detokenize=False,
+            ignore_eos=True,
+            extra_args=extra,
         )
-        llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": name}, params)
+        llm.llm_engine.add_request(
+            name, {"prompt_token_ids": list(prompt), "cache_salt": name}, params
+        )
     llm.llm_engine.step()
     server.kill()
     outputs: dict[str, Any] = {}

@@ -1,4 +1,6 @@
-"""What `serving.run` runs: each scenario stores chunks with ragkv, starts vLLM over the store, and compares."""
+"""What `serving.run` runs: each scenario stores chunks with ragkv, starts vLLM over the store, and
+compares.
+"""
 
 import itertools
 import json
@@ -29,9 +31,12 @@ class Setup:
     """A model and a store in a folder, ragkv's own answers, and vLLM with the connector."""
 
     def __init__(self, folder: Path, family: str) -> None:
-        self.folder, self.model = folder, folder / "model"
+        self.folder = folder
+        self.model = folder / "model"
         models.save(family, self.model)
-        self.config = EngineConfig(dtype="float32", packed_bytes=0, fusion=FusionConfig(floor_tokens=0))
+        self.config = EngineConfig(
+            dtype="float32", packed_bytes=0, fusion=FusionConfig(floor_tokens=0)
+        )
 
     def engine(self, tenant: str = "") -> Engine:
         """ragkv alone, writing to the store of a tenant."""
@@ -42,7 +47,9 @@ class Setup:
     def stored(
         self, prompts: Sequence[Prompt], *ways: dict[str, Any], length: int = NEW_TOKENS
     ) -> list[list[list[int]]]:
-        """Store the chunks of all prompts. Returns ragkv's own tokens: for each way to ask, those of each prompt."""
+        """Store the chunks of all prompts. Returns ragkv's own tokens: for each way to ask, those
+        of each prompt.
+        """
         with self.engine() as engine:
             for chunks, _ in prompts:
                 engine.warm(chunks)
@@ -77,8 +84,12 @@ class Setup:
         return LLM(str(self.model), **{**settings, **options})
 
 
-def ids(prompt: Prompt, before: Sequence[int] = (models.BOS,), after: Sequence[int] = ()) -> list[int]:
-    """A prompt as ragkv lays it out: BOS, the chunks, the question; the template's tokens where there is one."""
+def ids(
+    prompt: Prompt, before: Sequence[int] = (models.BOS,), after: Sequence[int] = ()
+) -> list[int]:
+    """A prompt as ragkv lays it out: BOS, the chunks, the question; the template's tokens where
+    there is one.
+    """
     chunks, question = prompt
     return [*before, *(token for chunk in chunks for token in chunk), *question, *after]
 
@@ -90,16 +101,28 @@ def asked(
     salts: Sequence[str | None] | None = None,
     **sampling: Any,
 ) -> Any:
-    """vLLM's outputs of all prompts, sent at once; each with its wish and a salt, given or its own."""
+    """vLLM's outputs of all prompts, sent at once; each with its wish and a salt, given or
+    its own.
+    """
     from vllm import SamplingParams
 
-    settings = {"max_tokens": NEW_TOKENS, "temperature": 0.0, "detokenize": False, "ignore_eos": True, **sampling}
+    settings = {
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0.0,
+        "detokenize": False,
+        "ignore_eos": True,
+        **sampling,
+    }
     params = [
-        SamplingParams(**settings, extra_args=None if wish is None else {"kv_transfer_params": {"ragkv": wish}})
+        SamplingParams(
+            **settings, extra_args=None if wish is None else {"kv_transfer_params": {"ragkv": wish}}
+        )
         for wish in wishes
     ]
     given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-    for one, wish, salt in zip(given, wishes, salts or [uuid.uuid4().hex for _ in given], strict=True):
+    for one, wish, salt in zip(
+        given, wishes, salts or [uuid.uuid4().hex for _ in given], strict=True
+    ):
         if salt and wish is not None:
             one["cache_salt"] = salt  # type: ignore[assignment]
     return llm.generate(given, params, use_tqdm=False)
@@ -112,7 +135,9 @@ def generated(output: Any) -> list[int]:
 
 
 def report(output: Any) -> dict[str, Any]:
-    """ragkv's report in an output, with what was reused; empty if ragkv had nothing to do with it."""
+    """ragkv's report in an output, with what was reused; empty if ragkv had nothing to do
+    with it.
+    """
     found = (output.kv_transfer_params or {}).get("ragkv", {})
     reuse = found.get("reuse", {})
     return {**reuse, **found, "notes": [*reuse.get("notes", ()), *found.get("notes", ())]}
@@ -125,19 +150,26 @@ def named(prompt: Prompt) -> dict[str, Any]:
 
 
 def tokens(folder: Path, family: str) -> Any:
-    """For each ratio: how many of 20 prompts gave ragkv's own tokens, and how many were fused and differ from full."""
+    """For each ratio: how many of 20 prompts gave ragkv's own tokens, and how many were fused and
+    differ from full.
+    """
     setup = Setup(folder, family)
     prompts = [models.prompt(seed) for seed in range(20)]
     answers = setup.stored(prompts, *({"ratio": ratio} for ratio in RATIOS))
-    wanted, llm = dict(zip(RATIOS, answers, strict=True)), setup.vllm()
+    wanted = dict(zip(RATIOS, answers, strict=True))
+    llm = setup.vllm()
     found = {}
     for ratio in RATIOS:
         outputs = asked(llm, [ids(prompt) for prompt in prompts], [{"ratio": ratio}] * len(prompts))
         found[str(ratio)] = {
             "equal": _equal(outputs, wanted[ratio]),
             "fused": sum(report(output).get("fused", 0) > 0 for output in outputs),
-            "promised": sum(report(output)["promised_tokens"] == output.num_cached_tokens for output in outputs),
-            "differ": sum(one != full for one, full in zip(wanted[ratio], wanted[1.0], strict=True)),
+            "promised": sum(
+                report(output)["promised_tokens"] == output.num_cached_tokens for output in outputs
+            ),
+            "differ": sum(
+                one != full for one, full in zip(wanted[ratio], wanted[1.0], strict=True)
+            ),
         }
     full = asked(llm, [ids(prompt) for prompt in prompts], [{"reuse": "none"}] * len(prompts))
     cached = sum(output.num_cached_tokens for output in full)
@@ -145,13 +177,19 @@ def tokens(folder: Path, family: str) -> Any:
 
 
 def never_wrong(folder: Path) -> Any:
-    """What follows fused requests: exact ones, preempted ones, aborted ones, damage, and chunks stored later."""
+    """What follows fused requests: exact ones, preempted ones, aborted ones, damage, and chunks
+    stored later.
+    """
     setup = Setup(folder, "llama")
-    prompts, late = [models.prompt(seed) for seed in range(20, 26)], models.prompt(40)
+    prompts = [models.prompt(seed) for seed in range(20, 26)]
+    late = models.prompt(40)
     length = 150
     fused, full = setup.stored(prompts, {"ratio": 0.15}, {"reuse": "none"}, length=length)
-    # 24 blocks hold two of the prompts with their answers, so that vLLM preempts some of the four it admits.
-    llm = setup.vllm({"timeout_s": 20.0}, num_gpu_blocks_override=24, max_model_len=512, disable_log_stats=False)
+    # 24 blocks hold two of the prompts with their answers, so that vLLM preempts some of the four
+    # it admits.
+    llm = setup.vllm(
+        {"timeout_s": 20.0}, num_gpu_blocks_override=24, max_model_len=512, disable_log_stats=False
+    )
     given = [ids(prompt) for prompt in prompts]
     found: dict[str, Any] = {"prompts": len(prompts)}
     wishes: list[Any] = [{"ratio": 0.15}, {"reuse": "none"}] * 3
@@ -161,9 +199,13 @@ def never_wrong(folder: Path) -> Any:
     outputs = asked(llm, given, [{"reuse": "none"}] * len(given), max_tokens=length)
     found["exact after fused"] = _equal(outputs, full)
     found["promised to exact ones"] = sum(output.num_cached_tokens for output in outputs)
-    found["fused differ from full"] = sum(one != other for one, other in zip(fused, full, strict=True))
+    found["fused differ from full"] = sum(
+        one != other for one, other in zip(fused, full, strict=True)
+    )
     _abort(llm, given)
-    found["fused after an abort"] = _equal(asked(llm, given, [{"ratio": 0.15}] * len(given), max_tokens=length), fused)
+    found["fused after an abort"] = _equal(
+        asked(llm, given, [{"ratio": 0.15}] * len(given), max_tokens=length), fused
+    )
     found["preemptions"] = _metric(llm, "vllm:num_preemptions")
     with setup.engine() as engine:  # another process's part: vLLM only reads the directory
         engine.warm(late[0])
@@ -180,11 +222,15 @@ def never_wrong(folder: Path) -> Any:
 
 
 def mixed(folder: Path, family: str, rounds: str, prompts_each: str) -> Any:
-    """Fused, exact and plain requests of two tenants, eight at once; then attacks on one of them."""
+    """Fused, exact and plain requests of two tenants, eight at once; then attacks on one
+    of them.
+    """
     os.environ[SECRET_VARIABLE] = "of both servers"
-    setup, count = Setup(folder, family), int(prompts_each)
+    setup = Setup(folder, family)
+    count = int(prompts_each)
     prompts = {
-        tenant: [models.prompt(seed + at, family) for seed in range(count)] for at, tenant in ((200, ""), (300, "one"))
+        tenant: [models.prompt(seed + at, family) for seed in range(count)]
+        for at, tenant in ((200, ""), (300, "one"))
     }
     wanted: dict[tuple[str, int, float | None], list[int]] = {}
     for tenant, chosen in prompts.items():
@@ -198,23 +244,33 @@ def mixed(folder: Path, family: str, rounds: str, prompts_each: str) -> Any:
     with setup.engine("two"):
         pass
     # Plain ones begin alike in pairs, with other texts than those that are stored.
-    begins = [models.tokens(3 * models.BLOCK_TOKENS + 5, 900 + number, family) for number in range(4)]
+    begins = [
+        models.tokens(3 * models.BLOCK_TOKENS + 5, 900 + number, family) for number in range(4)
+    ]
     plain = [
-        ids(([begins[number % 4]], models.tokens(9 + number, 950 + number, family)), *around) for number in range(12)
+        ids(([begins[number % 4]], models.tokens(9 + number, 950 + number, family)), *around)
+        for number in range(12)
     ]
     batches = [[plain[(3 * number + at) % 12] for at in range(3)] for number in range(int(rounds))]
     alone = setup.vllm(kv_transfer_config=None, max_num_seqs=8)
     references = [asked(alone, batch, [None] * 3) for batch in batches]
     alone.llm_engine.engine_core.shutdown()
     llm = setup.vllm(max_num_seqs=8)
-    equal, sent = Counter[str](), Counter[str]()
+    equal = Counter[str]()
+    sent = Counter[str]()
     hits = [0, 0]
     for number, (batch, reference) in enumerate(zip(batches, references, strict=True)):
-        given, wishes, salts, answers = list(batch), [None] * 3, [None] * 3, [generated(one) for one in reference]
+        given = list(batch)
+        wishes = [None] * 3
+        salts = [None] * 3
+        answers = [generated(one) for one in reference]
         kinds = ["plain"] * 3
         for at in range(5):
-            tenant, which, ratio = ("", "one")[at % 2], (number + at) % count, (0.0, 0.15, 0.15, 1.0, None)[at]
-            salt = f"{number // 4} {which}"  # four rounds share their salts: fused blocks are found again
+            tenant = ("", "one")[at % 2]
+            which = (number + at) % count
+            ratio = (0.0, 0.15, 0.15, 1.0, None)[at]
+            # four rounds share their salts: fused blocks are found again
+            salt = f"{number // 4} {which}"
             wish: Any = {"reuse": "none"} if ratio is None else {"ratio": ratio}
             given.append(ids(prompts[tenant][which], *around))
             wishes.append(wish | _proved(tenant, salt))
@@ -237,15 +293,20 @@ def mixed(folder: Path, family: str, rounds: str, prompts_each: str) -> Any:
 
 
 def _attacked(llm: Any, prompts: Any, wanted: Any, around: Any) -> dict[str, Any]:
-    """What a tenant gets that sends another's texts, with the other's salt: its own proof, a forged one, or none."""
+    """What a tenant gets that sends another's texts, with the other's salt: its own proof, a forged
+    one, or none.
+    """
     found = {"attacks": 0, "reused": 0, "different": 0}
     for which, prompt in enumerate(prompts["one"]):
-        salt, given = f"attacked {which}", [ids(prompt, *around)]
+        salt = f"attacked {which}"
+        given = [ids(prompt, *around)]
         (victim,) = asked(llm, given, [{"ratio": 0.15} | _proved("one", salt)], [salt])
         assert generated(victim) == wanted["one", which, 0.15] and victim.num_cached_tokens
         forged = {"tenant": "one", "proof": _proved("two", salt)["proof"]}
         claims: list[Any] = [_proved("two", salt), forged, {"tenant": "one"}, {}]
-        wishes = [{**claim, **way} for claim in claims for way in ({"ratio": 0.15}, {"reuse": "none"})]
+        wishes = [
+            {**claim, **way} for claim in claims for way in ({"ratio": 0.15}, {"reuse": "none"})
+        ]
         for wish in wishes:  # one after another: each might find what the last one left
             (output,) = asked(llm, given, [wish], [salt])
             found["attacks"] += 1
@@ -259,15 +320,19 @@ def _proved(tenant: str, salt: str) -> dict[str, str]:
 
 
 def shared(folder: Path, family: str) -> Any:
-    """vLLM with plain matrices, as on a GPU: the fusor's weights are views of them, and the tokens are ragkv's own."""
+    """vLLM with plain matrices, as on a GPU: the fusor's weights are views of them, and the tokens
+    are ragkv's own.
+    """
     from torch.nn.functional import linear
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
     def keep_plain(_: Any, layer: Any) -> None:
         layer.cpu_linear = linear
 
-    UnquantizedLinearMethod.process_weights_after_loading = keep_plain  # the CPU build would repack and delete them
-    setup, prompts = Setup(folder, family), [models.prompt(seed) for seed in range(60, 66)]
+    # the CPU build would repack and delete them
+    UnquantizedLinearMethod.process_weights_after_loading = keep_plain
+    setup = Setup(folder, family)
+    prompts = [models.prompt(seed) for seed in range(60, 66)]
     fused, full = setup.stored(prompts, {"ratio": 0.15}, {"reuse": "none"})
     llm = setup.vllm()
     outputs = asked(llm, [ids(prompt) for prompt in prompts], [{"ratio": 0.15}] * len(prompts))
@@ -286,7 +351,9 @@ def shared(folder: Path, family: str) -> Any:
 
 
 def damaged(folder: Path) -> Any:
-    """Every stored file has flipped bits: the tokens are those of a full prefill, and no request fails."""
+    """Every stored file has flipped bits: the tokens are those of a full prefill, and no request
+    fails.
+    """
     setup = Setup(folder, "llama")
     prompts = [models.prompt(seed) for seed in range(4)]
     (full,) = setup.stored(prompts, {"reuse": "none"})
@@ -306,10 +373,14 @@ def damaged(folder: Path) -> Any:
 
 
 def interface(_: Path) -> Any:
-    """What is said of a list with names that vLLM does not have; it has all of the connector's own list."""
+    """What is said of a list with names that vLLM does not have; it has all of the connector's own
+    list.
+    """
     check_interface()
     try:
-        check_interface("vllm.config:CacheConfig cache_dtype gone vllm.config:Gone parts vllm.gone:It")
+        check_interface(
+            "vllm.config:CacheConfig cache_dtype gone vllm.config:Gone parts vllm.gone:It"
+        )
     except ConfigError as error:
         return str(error)
     return ""
@@ -329,7 +400,9 @@ def refused(folder: Path, option: str, value: str) -> Any:
 def _own(engine: Engine, prompt: Prompt, length: int, **options: Any) -> list[int]:
     """ragkv's own tokens."""
     chunks, question = prompt
-    return list(engine.answer(question, chunks, max_new_tokens=length, separator="", **options).token_ids)
+    return list(
+        engine.answer(question, chunks, max_new_tokens=length, separator="", **options).token_ids
+    )
 
 
 def _equal(outputs: Any, wanted: Sequence[Sequence[int]]) -> int:
@@ -343,7 +416,9 @@ def _abort(llm: Any, prompts: Sequence[Sequence[int]]) -> None:
     params = SamplingParams(max_tokens=100, temperature=0.0, detokenize=False, ignore_eos=True)
     names = [f"aborted-{index}" for index in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
-        llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": name}, params)
+        llm.llm_engine.add_request(
+            name, {"prompt_token_ids": list(prompt), "cache_salt": name}, params
+        )
     for _ in range(8):
         llm.llm_engine.step()
     llm.llm_engine.abort_request(names)

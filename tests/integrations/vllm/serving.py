@@ -1,6 +1,7 @@
 """Runs ragkv and vLLM in a process of their own: vLLM keeps global state and emits warnings.
 
-`run("tokens", family)` runs the function `tokens` of `scenarios.py` in a new process and returns what it returned.
+`run("tokens", family)` runs the function `tokens` of `scenarios.py` in a new process and returns
+what it returned.
 """
 
 import importlib.util
@@ -26,13 +27,17 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
 }
 
-needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
+)
 
 
 def run(scenario: str, *arguments: str, module: str = "scenarios") -> Any:
     """What the scenario of `module` returned. Fails the test if its process fails."""
     command = [sys.executable, "-m", f"tests.integrations.vllm.{module}", scenario, *arguments]
-    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+    ran = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True
+    )
     lines = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
     assert ran.returncode == 0 and lines, ran.stdout[-4000:] + ran.stderr[-14_000:]
     return json.loads(lines[-1].removeprefix("RESULT "))

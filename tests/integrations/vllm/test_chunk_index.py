@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from ragkv.integrations.vllm.chunk_index import HEAD_TOKENS, ChunkIndex, Occurrence
 
-A, B, LONGER = tuple(range(10, 22)), tuple(range(40, 49)), tuple(range(10, 25))
+A = tuple(range(10, 22))
+B = tuple(range(40, 49))
+LONGER = tuple(range(10, 25))
 
 
 def index_of(*chunks: tuple[int, ...]) -> ChunkIndex:
@@ -15,7 +17,11 @@ def index_of(*chunks: tuple[int, ...]) -> ChunkIndex:
 
 def test_chunks_are_found_wherever_they_stand() -> None:
     index = index_of(A, B)
-    assert index.find([1, *A, 7, 7, *B, *A, 9]) == [Occurrence(1, 13), Occurrence(15, 24), Occurrence(24, 36)]
+    assert index.find([1, *A, 7, 7, *B, *A, 9]) == [
+        Occurrence(1, 13),
+        Occurrence(15, 24),
+        Occurrence(24, 36),
+    ]
 
 
 def test_the_longest_of_two_chunks_that_begin_alike_is_found() -> None:
@@ -35,11 +41,17 @@ def test_a_chunk_is_found_although_its_edges_merged_with_the_text_around_it() ->
     assert len(index_of(A[: HEAD_TOKENS - 1])) == 0, "it is not searched"
 
 
-@given(st.lists(st.integers(1, 3), max_size=60), st.lists(st.lists(st.integers(1, 3), min_size=8, max_size=12)))
-def test_every_occurrence_is_a_chunk_and_none_overlap(ids: list[int], chunks: list[list[int]]) -> None:
+@given(
+    st.lists(st.integers(1, 3), max_size=60),
+    st.lists(st.lists(st.integers(1, 3), min_size=8, max_size=12)),
+)
+def test_every_occurrence_is_a_chunk_and_none_overlap(
+    ids: list[int], chunks: list[list[int]]
+) -> None:
     known = [tuple(chunk) for chunk in chunks]
     index = index_of(*known)
-    found, at = index.find(ids), 0
+    found = index.find(ids)
+    at = 0
     for one in found:
         assert at <= one.start
         part = tuple(ids[one.start : one.stop])

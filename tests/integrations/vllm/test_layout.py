@@ -10,7 +10,8 @@ from ragkv.integrations.vllm.layout import FusedLayout, Wish, layout
 from ragkv.types import Text
 
 PREFIX = (1, 2)
-A, B = tuple(range(10, 20)), tuple(range(30, 40))
+A = tuple(range(10, 20))
+B = tuple(range(30, 40))
 QUESTION = (5, 6, 7)
 
 
@@ -19,11 +20,15 @@ def index() -> ChunkIndex:
     return ChunkIndex(lambda: [A, B], refresh_s=60.0)
 
 
-def laid_out(index: ChunkIndex, *ids: int, prefix: tuple[int, ...] = PREFIX, **params: Any) -> FusedLayout | None:
+def laid_out(
+    index: ChunkIndex, *ids: int, prefix: tuple[int, ...] = PREFIX, **params: Any
+) -> FusedLayout | None:
     return layout(ids, Wish.of({"ragkv": params}, len(ids)), index, prefix)
 
 
-def test_everything_up_to_the_last_chunk_is_promised_and_the_question_is_not(index: ChunkIndex) -> None:
+def test_everything_up_to_the_last_chunk_is_promised_and_the_question_is_not(
+    index: ChunkIndex,
+) -> None:
     found = laid_out(index, *PREFIX, *A, 8, *B, *QUESTION)
     assert found is not None
     assert found.promised == len(PREFIX) + len(A) + 1 + len(B)
@@ -41,7 +46,8 @@ def test_the_last_token_is_never_promised(index: ChunkIndex) -> None:
 
 
 def test_only_the_own_prefix_opens_the_prompt(index: ChunkIndex) -> None:
-    own, other = laid_out(index, *PREFIX, *A, *QUESTION), laid_out(index, 3, 4, *A, *QUESTION)
+    own = laid_out(index, *PREFIX, *A, *QUESTION)
+    other = laid_out(index, 3, 4, *A, *QUESTION)
     assert own is not None and other is not None
     assert isinstance(own.runs[0], Text) and own.runs[0].opening
     assert isinstance(other.runs[0], Text) and not other.runs[0].opening
@@ -54,7 +60,9 @@ def test_a_prompt_without_chunks_is_not_fused(index: ChunkIndex) -> None:
 
 
 def test_named_chunks_are_taken_as_they_are_named(index: ChunkIndex) -> None:
-    found = laid_out(index, *PREFIX, 7, 7, 7, *QUESTION, chunks=[[2, 5]], ratio=0.5, selector="hkvd")
+    found = laid_out(
+        index, *PREFIX, 7, 7, 7, *QUESTION, chunks=[[2, 5]], ratio=0.5, selector="hkvd"
+    )
     assert found is not None
     assert [run.token_ids for run in found.runs] == [PREFIX, (7, 7, 7)]
     assert found.options == {"ratio": 0.5, "selector": "hkvd"}

@@ -13,9 +13,13 @@ from tests import tiny_models
 
 
 def config(**changes: Any) -> SimpleNamespace:
-    """vLLM's configuration as far as it is read, with `changes` by names such as `cache_config.cache_dtype`."""
+    """vLLM's configuration as far as it is read, with `changes` by names such as
+    `cache_config.cache_dtype`.
+    """
     made = SimpleNamespace(
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1
+        ),
         cache_config=SimpleNamespace(enable_prefix_caching=False, cache_dtype="auto"),
         speculative_config=None,
         model_config=SimpleNamespace(
@@ -54,7 +58,9 @@ def test_a_plain_configuration_is_accepted() -> None:
         ({"model_config__hf_config__rope_parameters": {"rope_type": "dynamic"}}, "'dynamic'"),
     ],
 )
-def test_what_is_not_supported_is_refused_in_one_sentence(change: dict[str, Any], said: str) -> None:
+def test_what_is_not_supported_is_refused_in_one_sentence(
+    change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(RagKVError, match=said) as caught:
         check_config(config(**change))
     assert "\n" not in str(caught.value)

@@ -27,10 +27,14 @@ CHUNKS = (A, B)
 
 
 def request(name: str, *ids: int, params: dict[str, Any] | None = None, **changes: Any) -> Any:
-    return vllm_request(name, ids, kv_transfer_params=None if params is None else {"ragkv": params}, **changes)
+    return vllm_request(
+        name, ids, kv_transfer_params=None if params is None else {"ragkv": params}, **changes
+    )
 
 
-def prompt(request_id: str = "r", texts: tuple[tuple[int, ...], ...] = CHUNKS, **params: Any) -> Any:
+def prompt(
+    request_id: str = "r", texts: tuple[tuple[int, ...], ...] = CHUNKS, **params: Any
+) -> Any:
     ids = [*PREFIX, *(token for text in texts for token in text), *QUESTION]
     return request(request_id, *ids, params=params or None)
 
@@ -73,7 +77,9 @@ def settled(prompts: PromptScheduler, request: Any) -> int:
     return promised
 
 
-def test_a_prompt_is_promised_once_it_is_fused_and_then_written(prompts: PromptScheduler, engine: Engine) -> None:
+def test_a_prompt_is_promised_once_it_is_fused_and_then_written(
+    prompts: PromptScheduler, engine: Engine
+) -> None:
     asked = prompt()
     assert prompts.promised(asked, 0) is None
     promised = promise(prompts, asked, 3, 5)
@@ -82,7 +88,9 @@ def test_a_prompt_is_promised_once_it_is_fused_and_then_written(prompts: PromptS
     assert (load.start, load.stop, load.block_ids) == (0, promised, (3, 5))
     own = engine.prefill(QUESTION, CHUNKS).fused.kv
     for layer in range(engine.model.adapter.layer_count):
-        for found, wanted in zip(load.kv.view(layer, promised), own.view(layer, promised), strict=True):
+        for found, wanted in zip(
+            load.kv.view(layer, promised), own.view(layer, promised), strict=True
+        ):
             assert (found - wanted).abs().max() < 1e-4
     assert prompts.take_loads(idle=False) == ()
 
@@ -115,14 +123,18 @@ def test_a_preempted_request_is_fused_again(prompts: PromptScheduler) -> None:
         {"kv_transfer_params": {"ragkv": {"reuse": "none"}}},
     ],
 )
-def test_requests_whose_kv_is_another_are_left_to_vllm(prompts: PromptScheduler, change: dict[str, Any]) -> None:
+def test_requests_whose_kv_is_another_are_left_to_vllm(
+    prompts: PromptScheduler, change: dict[str, Any]
+) -> None:
     asked = prompt()
     vars(asked).update(change)
     assert prompts.promised(asked, 0) == 0
     assert prompts.finished(asked) is None
 
 
-def test_parameters_that_are_not_understood_are_reported_and_never_fail(prompts: PromptScheduler) -> None:
+def test_parameters_that_are_not_understood_are_reported_and_never_fail(
+    prompts: PromptScheduler,
+) -> None:
     for wrong in ({"reuse": "maybe"}, {"chunks": [[5, 3]]}):
         asked = prompt(**wrong)
         assert prompts.promised(asked, 0) == 0
@@ -133,7 +145,9 @@ def test_parameters_that_are_not_understood_are_reported_and_never_fail(prompts:
         assert next(iter(wrong)) in ended(prompts, asked)["notes"][0]
 
 
-def test_a_chunk_whose_edges_merged_with_the_text_around_it_is_reused_without_them(prompts: PromptScheduler) -> None:
+def test_a_chunk_whose_edges_merged_with_the_text_around_it_is_reused_without_them(
+    prompts: PromptScheduler,
+) -> None:
     asked = prompt("merged", ((*A[:-1], 9), (9, *B[1:])))
     assert promise(prompts, asked, 1, 2) == len(PREFIX) + len(A) + len(B)
     found = ended(prompts, asked)["reuse"]
@@ -150,7 +164,9 @@ def test_a_request_that_is_not_as_expected_never_raises(prompts: PromptScheduler
     assert prompts.promised(broken, 0) == 0, "no later look at it fuses what was not understood"
 
 
-def test_missing_chunks_are_encoded_and_found_in_later_prompts(prompts: PromptScheduler, engine: Engine) -> None:
+def test_missing_chunks_are_encoded_and_found_in_later_prompts(
+    prompts: PromptScheduler, engine: Engine
+) -> None:
     named = prompt(texts=(C,), chunks=[[1, 1 + len(C)]])
     assert settled(prompts, named) == 0  # nothing of it is stored
     assert "only 0 of 16 tokens" in ended(prompts, named)["notes"][0]
@@ -191,7 +207,8 @@ def test_a_store_that_stalls_delays_a_prompt_only_for_the_timeout(
             assert [settled(prompts, prompt(str(number))) for number in range(4)] == [0] * 4
             assert time.monotonic() - began < 5.0
             released.set()
-        until(lambda: settled(prompts, prompt(f"at {time.monotonic()}")))  # soon prompts are fused again
+        # soon prompts are fused again
+        until(lambda: settled(prompts, prompt(f"at {time.monotonic()}")))
     finally:
         prompts.close()
 
@@ -203,7 +220,9 @@ def asked_for(prompts: PromptScheduler, name: str) -> dict[str, Any]:
     return ended(prompts, asking)
 
 
-def test_a_named_report_is_given_once_with_the_spans_and_the_identity(prompts: PromptScheduler, engine: Engine) -> None:
+def test_a_named_report_is_given_once_with_the_spans_and_the_identity(
+    prompts: PromptScheduler, engine: Engine
+) -> None:
     promise(prompts, prompt("r", name="mine"))
     answer = asked_for(prompts, "mine")  # while the request still runs
     report = answer["report"]
@@ -227,21 +246,32 @@ def test_a_named_report_says_why_vllm_computed_the_prompt(prompts: PromptSchedul
     assert "only 0 of 16 tokens" in report["notes"][0]
 
 
-def test_a_second_answer_to_a_prompt_does_not_undo_the_report_of_the_first(prompts: PromptScheduler) -> None:
-    first, second = prompt("0_r", name="mine"), prompt("1_r", name="mine")
+def test_a_second_answer_to_a_prompt_does_not_undo_the_report_of_the_first(
+    prompts: PromptScheduler,
+) -> None:
+    first = prompt("0_r", name="mine")
+    second = prompt("1_r", name="mine")
     promise(prompts, first)
     prompts.promised(second, 0)  # vLLM looks at it while the first decodes
     assert asked_for(prompts, "mine")["report"]["promised_tokens"] > 0
 
 
-def test_reports_that_no_one_asks_for_are_dropped(prompts: PromptScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_that_no_one_asks_for_are_dropped(
+    prompts: PromptScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ragkv.integrations.vllm.scheduler.MOST_NAMED", 2)
     for name in ("a", "b", "c"):
         settled(prompts, prompt(name, reuse="none", name=name))
-    assert [asked_for(prompts, name)["report"] is None for name in ("a", "b", "c")] == [True, False, False]
+    assert [asked_for(prompts, name)["report"] is None for name in ("a", "b", "c")] == [
+        True,
+        False,
+        False,
+    ]
 
 
-def salted_request(prompts: PromptScheduler, request_id: str, salt: str | None, **params: Any) -> Any:
+def salted_request(
+    prompts: PromptScheduler, request_id: str, salt: str | None, **params: Any
+) -> Any:
     """A request that has arrived; its salt is now its own in vLLM's cache."""
     asked = prompt(request_id, **params)
     asked.cache_salt = salt
@@ -250,18 +280,24 @@ def salted_request(prompts: PromptScheduler, request_id: str, salt: str | None, 
 
 
 @pytest.fixture
-def caching(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PromptScheduler]:
+def caching(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[PromptScheduler]:
     monkeypatch.setenv(SECRET_VARIABLE, "of both servers")
     made = PromptScheduler(engine, ConnectorSettings(home=str(tmp_path)), prefix_caching=True)
     yield made
     made.close()
 
 
-def test_beside_the_prefix_cache_a_request_without_a_salt_is_vllms_alone(caching: PromptScheduler) -> None:
+def test_beside_the_prefix_cache_a_request_without_a_salt_is_vllms_alone(
+    caching: PromptScheduler,
+) -> None:
     plain = salted_request(caching, "plain", None)
     assert caching.promised(plain, 0) == 0 and plain.cache_salt is None
     proved = {"tenant": "one", "proof": proof(b"of both servers", "one", "")}
-    assert caching.promised(salted_request(caching, "tenant", None, **proved), 0) == 0, "its prompts are not one"
+    assert caching.promised(salted_request(caching, "tenant", None, **proved), 0) == 0, (
+        "its prompts are not one"
+    )
     assert settled(caching, salted_request(caching, "salted", "s")) == len(PREFIX) + len(A) + len(B)
 
 
@@ -277,16 +313,28 @@ def test_what_vllms_prefix_cache_has_is_not_promised_again(caching: PromptSchedu
     assert asked_for(caching, "n")["report"]["cached"] == 32
 
 
-def test_a_salt_is_shared_by_requests_of_one_tenant_and_one_setting(caching: PromptScheduler) -> None:
+def test_a_salt_is_shared_by_requests_of_one_tenant_and_one_setting(
+    caching: PromptScheduler,
+) -> None:
     def salt(number: int, given: str | None, **params: Any) -> str | None:
         if "tenant" in params:
             params.setdefault("proof", proof(b"of both servers", params["tenant"], given or ""))
         made: str | None = salted_request(caching, str(number), given, **params).cache_salt
         return made
 
-    of_one: list[dict[str, Any]] = [{}, {"ratio": 0.15}, {"ratio": 0.5}, {"reuse": "none"}, {"tenant": "one"}]
+    of_one: list[dict[str, Any]] = [
+        {},
+        {"ratio": 0.15},
+        {"ratio": 0.5},
+        {"reuse": "none"},
+        {"tenant": "one"},
+    ]
     of_one += [{"tenant": "two"}, {"tenant": "one", "proof": "forged"}]
-    wishes: list[Any] = [("other", {}), (None, {"tenant": "one"}), *(("s", params) for params in of_one)]
+    wishes: list[Any] = [
+        ("other", {}),
+        (None, {"tenant": "one"}),
+        *(("s", params) for params in of_one),
+    ]
     found = [salt(number, given, **params) for number, (given, params) in enumerate(wishes)]
     assert len(set(found)) == len(wishes) and None not in found
     assert salt(20, "s", keep=True) == found[2], "what is kept changes no KV"
@@ -298,14 +346,20 @@ def test_a_tenant_is_served_from_its_own_entries_alone(
     monkeypatch.setenv(SECRET_VARIABLE, "of both servers")
     named = [[1, 1 + len(A)], [1 + len(A), 1 + len(A) + len(B)]]
     for tenant, chunks in (("", CHUNKS), ("one", CHUNKS), ("two", (C,))):
-        store = StoreConfig(directory=str(tmp_path / "tenants" / tenant / "kv" if tenant else tmp_path / "kv"))
+        store = StoreConfig(
+            directory=str(tmp_path / "tenants" / tenant / "kv" if tenant else tmp_path / "kv")
+        )
         with engine.with_config(replace(engine.config, store=replace(store, tenant=tenant))) as own:
             own.warm(chunks)
     settings, config = ConnectorSettings.read({"home": str(tmp_path)}, "float32", "cpu")
     prompts = PromptScheduler(engine.with_config(config), settings, prefix_caching=True)
 
     def reused(tenant: str, proof_of: str) -> tuple[int, Any]:
-        proved = {"tenant": tenant, "proof": proof(b"of both servers", proof_of, "s"), "chunks": named}
+        proved = {
+            "tenant": tenant,
+            "proof": proof(b"of both servers", proof_of, "s"),
+            "chunks": named,
+        }
         asked = salted_request(prompts, f"{tenant} {proof_of}", "s", **proved)
         promised = settled(prompts, asked)
         return promised, (prompts.finished(asked) or {}).get("ragkv", {}).get("notes")
@@ -329,7 +383,8 @@ def test_the_next_turn_of_a_conversation_finds_its_history(engine: Engine, tmp_p
     first = [*PREFIX, *A, *B, *QUESTION]
     second = [*first, *tiny_models.tokens(9, 8), *C, *QUESTION]
     reports = []
-    for ids, chunks in ((first, (A, B)), (second, (C,))):  # a process each: what is kept outlives it
+    # a process each: what is kept outlives it
+    for ids, chunks in ((first, (A, B)), (second, (C,))):
         with engine.with_config(config) as own:
             own.warm(chunks)
             prompts = PromptScheduler(own, settings, prefix_caching=True)
@@ -341,5 +396,7 @@ def test_the_next_turn_of_a_conversation_finds_its_history(engine: Engine, tmp_p
             assert load.kv.view(0, promised)[0].shape[2] == promised
             reports.append(ended(prompts, asked)["reuse"])
             prompts.close()
-    assert reports[1]["exact"] + reports[1]["fused"] + reports[1]["recomputed"] >= len(first) + len(C)
+    assert reports[1]["exact"] + reports[1]["fused"] + reports[1]["recomputed"] >= len(first) + len(
+        C
+    )
     assert reports[1]["computed"] == 9 + len(QUESTION)

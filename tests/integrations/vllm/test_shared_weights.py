@@ -1,4 +1,6 @@
-"""The fusor's parameters are views of vLLM's, where vLLM keeps plain matrices; else the reason is said."""
+"""The fusor's parameters are views of vLLM's, where vLLM keeps plain matrices; else the reason is
+said.
+"""
 
 from typing import Any
 
@@ -18,7 +20,9 @@ PADDING = 57  # rows that vLLM adds to the vocabulary
 
 
 class Served(nn.Module):
-    """A model with the parameter names of vLLM's: joined matrices, a padded vocabulary, layers that return a pair."""
+    """A model with the parameter names of vLLM's: joined matrices, a padded vocabulary, layers that
+    return a pair.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -28,7 +32,9 @@ class Served(nn.Module):
                 if f".{parts[0]}." in name:
                     names = [name.replace(f".{parts[0]}.", f".{part}.") for part in parts]
                     rows = torch.cat([left.pop(one).detach() for one in names])
-                    left[name.replace(f".{parts[0]}.", f".{joined}.")] = nn.Parameter(rows, requires_grad=False)
+                    left[name.replace(f".{parts[0]}.", f".{joined}.")] = nn.Parameter(
+                        rows, requires_grad=False
+                    )
         for name, tensor in left.items():
             owner, _, leaf = name.rpartition(".")
             rows = tensor.detach().clone()
@@ -66,7 +72,8 @@ def test_every_parameter_is_a_view_and_the_model_is_the_same(family: str) -> Non
     ids = torch.tensor([tiny_models.tokens(40, seed=1)])
     with torch.no_grad():
         assert torch.equal(found(ids).logits, model(ids).logits)
-    assert weights_digest(found) == weights_digest(model)  # so entries that others ingested are found
+    # so entries that others ingested are found
+    assert weights_digest(found) == weights_digest(model)
 
 
 def _empty(served: Served) -> None:
@@ -104,7 +111,9 @@ def _missing(served: Served) -> None:
         (_missing, "no parameter model.norm.weight"),
     ],
 )
-def test_weights_in_another_form_are_not_shared_and_the_reason_is_said(change: Any, said: str) -> None:
+def test_weights_in_another_form_are_not_shared_and_the_reason_is_said(
+    change: Any, said: str
+) -> None:
     served = Served(model := tiny_models.model("llama"))
     with torch.no_grad():
         change(served)
@@ -113,7 +122,8 @@ def test_weights_in_another_form_are_not_shared_and_the_reason_is_said(change: A
 
 
 def test_the_model_of_a_layer_is_found_in_the_process() -> None:
-    served, other = Served(tiny_models.model("llama")), Served(tiny_models.model("llama"))
+    served = Served(tiny_models.model("llama"))
+    other = Served(tiny_models.model("llama"))
     name = "model.layers.1.self_attn"
     assert served_model(name, served.get_submodule(name)) is served
     assert served_model(name, other.get_submodule(name)) is other

@@ -1,4 +1,6 @@
-"""Shared by the tests of constrained answers: a tiny engine with random weights, and random schemas."""
+"""Shared by the tests of constrained answers: a tiny engine with random weights, and random
+schemas.
+"""
 
 import functools
 from typing import Any
@@ -15,11 +17,15 @@ from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 @functools.cache
 def tiny_engine() -> Engine:
-    """Random weights and a byte tokenizer: what it says is noise, so only the constraint gives an answer its form."""
+    """Random weights and a byte tokenizer: what it says is noise, so only the constraint gives an
+    answer its form.
+    """
     torch.manual_seed(7)
     config = tiny_models.config("llama", vocab_size=VOCABULARY, max_position_embeddings=8192)
     model = transformers.LlamaForCausalLM(config).eval()
-    return Engine(model, byte_tokenizer(CHATML), EngineConfig(store=StoreConfig(memory_bytes=1 << 24)))
+    return Engine(
+        model, byte_tokenizer(CHATML), EngineConfig(store=StoreConfig(memory_bytes=1 << 24))
+    )
 
 
 NAMES = st.sampled_from(["a", "b", "name", "the year", "é", 'q"uote'])
@@ -34,22 +40,30 @@ def _bounded(kind: str, low: str, high: str, most: int) -> st.SearchStrategy[dic
     return st.tuples(st.integers(0, most), st.integers(0, most)).map(of)
 
 
-_INTEGERS = st.tuples(NUMBERS, NUMBERS).map(lambda b: {"type": "integer", "minimum": min(b), "maximum": max(b)})
+_INTEGERS = st.tuples(NUMBERS, NUMBERS).map(
+    lambda b: {"type": "integer", "minimum": min(b), "maximum": max(b)}
+)
 _LEAVES = st.one_of(
     st.just({"type": "boolean"}),
     st.just({"type": "null"}),
     _INTEGERS,
-    st.integers(2, 12).map(lambda n: {"type": "integer", "multipleOf": n, "minimum": 0, "maximum": 99}),
+    st.integers(2, 12).map(
+        lambda n: {"type": "integer", "multipleOf": n, "minimum": 0, "maximum": 99}
+    ),
     st.just({"type": "number", "minimum": -1, "exclusiveMaximum": 9.5}),
     _bounded("string", "minLength", "maxLength", 6),
     st.sampled_from(["^[a-c]{2,4}$", "^(x|yy)$", "[0-9]"]).map(
         lambda pattern: {"type": "string", "pattern": pattern, "maxLength": 8}
     ),
-    st.sampled_from(["date", "time", "ipv4", "uuid"]).map(lambda name: {"type": "string", "format": name}),
+    st.sampled_from(["date", "time", "ipv4", "uuid"]).map(
+        lambda name: {"type": "string", "format": name}
+    ),
     st.lists(st.one_of(_TEXTS, NUMBERS, st.booleans(), st.none()), min_size=1, max_size=3).map(
         lambda values: {"enum": values}
     ),
-    st.one_of(_TEXTS, NUMBERS, st.just([1, {"b": 2, "a": None}])).map(lambda value: {"const": value}),
+    st.one_of(_TEXTS, NUMBERS, st.just([1, {"b": 2, "a": None}])).map(
+        lambda value: {"const": value}
+    ),
 )
 
 
@@ -58,15 +72,26 @@ def _objects(draw: Any, inner: st.SearchStrategy[dict[str, Any]]) -> dict[str, A
     properties = draw(st.dictionaries(NAMES, inner, max_size=3))
     required = [name for name in properties if draw(st.booleans())]
     more: Any = draw(st.sampled_from([False, {"type": "boolean"}]))
-    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
-    bounded = more and len(required) == len(properties)  # the number of properties is kept only then
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": more,
+    }
+    # the number of properties is kept only then
+    bounded = more and len(required) == len(properties)
     return schema | ({"maxProperties": len(properties) + 1} if bounded else {})
 
 
 @st.composite
 def _arrays(draw: Any, inner: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
     least = draw(st.integers(0, 2))
-    schema = {"type": "array", "items": draw(inner), "minItems": least, "maxItems": least + draw(st.integers(0, 2))}
+    schema = {
+        "type": "array",
+        "items": draw(inner),
+        "minItems": least,
+        "maxItems": least + draw(st.integers(0, 2)),
+    }
     return schema | ({"prefixItems": [draw(inner)]} if draw(st.booleans()) else {})
 
 
@@ -81,7 +106,11 @@ _SCHEMAS = st.recursive(
         _arrays(inner),
         st.lists(inner, min_size=1, max_size=3).map(lambda many: {"anyOf": many}),
         inner.map(_nullable),
-        inner.map(lambda one: {"$ref": "#/$defs/one", "$defs": {"one": one}} if "$defs" not in str(one) else one),
+        inner.map(
+            lambda one: (
+                {"$ref": "#/$defs/one", "$defs": {"one": one}} if "$defs" not in str(one) else one
+            )
+        ),
     ),
     max_leaves=6,
 )

@@ -1,4 +1,6 @@
-"""Grammars of one tokenizer: what cannot be kept is refused by name, hostile schemas end soon, tokens are bytes."""
+"""Grammars of one tokenizer: what cannot be kept is refused by name, hostile schemas end soon,
+tokens are bytes.
+"""
 
 import json
 import sys
@@ -31,7 +33,8 @@ def grammars(tokenizer: Any = None, vocabulary: int = VOCABULARY) -> Grammars:
 
 def written(constraint: TokenConstraint, tokenizer: Any, vocabulary: int, seed: int = 0) -> str:
     """A text made of tokens that are chosen at random from what the constraint allows."""
-    generator, ids = torch.Generator().manual_seed(seed), list[int]()
+    generator = torch.Generator().manual_seed(seed)
+    ids = list[int]()
     while not constraint.finished and len(ids) < 400:
         allowed = constraint.mask(torch.zeros(vocabulary)).isfinite().nonzero().flatten()
         token = int(allowed[torch.randint(len(allowed), (1,), generator=generator)])
@@ -45,11 +48,13 @@ def written(constraint: TokenConstraint, tokenizer: Any, vocabulary: int, seed: 
 def test_after_a_slow_mask_the_next_one_waits_for_its_turn() -> None:
     tokenizer = ConstraintTokenizer(byte_tokenizer(), VOCABULARY, ())
     matcher = SimpleNamespace(is_stopped=lambda: False, compute_bitmask=lambda: b"mask")
-    constraint, turns = TokenConstraint(matcher, tokenizer), tokenizer.turns
+    constraint = TokenConstraint(matcher, tokenizer)
+    turns = tokenizer.turns
     with turns.hold():
         constraint.prepare()
         assert constraint._packed == b"mask", "nothing was slow yet"
-        constraint._packed, constraint._took_s = None, 2 * module.SLOW_S
+        constraint._packed = None
+        constraint._took_s = 2 * module.SLOW_S
         thread = begin(constraint.prepare)
         until(lambda: turns.waiting == 1)
         assert constraint._packed is None
@@ -59,7 +64,10 @@ def test_after_a_slow_mask_the_next_one_waits_for_its_turn() -> None:
 
 BAD = {
     "not": {"properties": {"a": {"not": {}}, "b": {}}, "required": ["a"]},
-    "look-around": {"type": "array", "items": {"properties": {"x/y": {"type": "string", "pattern": "(?=a)b"}}}},
+    "look-around": {
+        "type": "array",
+        "items": {"properties": {"x/y": {"type": "string", "pattern": "(?=a)b"}}},
+    },
     "5": {"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer", "minimum": 5, "maximum": 3}}},
     "strin": {"anyOf": [{"type": "string"}, {"type": "strin"}]},
     "z": {"type": "object", "required": ["z"], "additionalProperties": False},
@@ -68,7 +76,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_a_schema_that_cannot_be_kept_is_refused_and_the_error_names_what_is_at_fault(reason: str) -> None:
+def test_a_schema_that_cannot_be_kept_is_refused_and_the_error_names_what_is_at_fault(
+    reason: str,
+) -> None:
     with pytest.raises(SchemaError) as refused:
         grammars().compile(ResponseFormat.json_schema(BAD[reason]))
     assert reason in refused.value.reason
@@ -92,17 +102,31 @@ def test_a_schema_that_allows_nothing_or_refers_to_elsewhere_is_refused(schema: 
 HOSTILE: dict[str, Any] = {
     "repetitions": {"type": "string", "pattern": "(a{1,1000}){1,1000}"},
     "many states": {"type": "string", "pattern": "(a|b|c)*a(a|b|c){200}"},
-    "patterns joined": {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(8)]},
-    "primes": {"allOf": [{"type": "string", "pattern": f"^(a{{{n}}})+b$"} for n in (101, 103, 107)]},
-    "pattern and length": {"type": "string", "pattern": "^((a|b)*a(a|b){25}c)*$", "minLength": 2001},
+    "patterns joined": {
+        "allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(8)]
+    },
+    "primes": {
+        "allOf": [{"type": "string", "pattern": f"^(a{{{n}}})+b$"} for n in (101, 103, 107)]
+    },
+    "pattern and length": {
+        "type": "string",
+        "pattern": "^((a|b)*a(a|b){25}c)*$",
+        "minLength": 2001,
+    },
     "long strings": {"type": "string", "minLength": 1_000_000},
     "long lists": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
     "a multiple": {"type": "integer", "multipleOf": 9973, "minimum": 123456789012},
     "multiples": {"allOf": [{"type": "integer", "multipleOf": n} for n in (997, 991, 983)]},
     "a long enum": {"enum": [f"v{n}" * 4 for n in range(9000)]},
-    "many properties": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}},
+    "many properties": {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string"} for n in range(1000)},
+    },
     "choices joined": {
-        "allOf": [{"anyOf": [{"type": "object", "required": [f"p{i}_{j}"]} for j in range(4)]} for i in range(20)]
+        "allOf": [
+            {"anyOf": [{"type": "object", "required": [f"p{i}_{j}"]} for j in range(4)]}
+            for i in range(20)
+        ]
     },
     "references": {
         "$ref": "#/$defs/d0",
@@ -124,7 +148,8 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_is_compiled_or_refused_soon_and_no_token_takes_long(name: str) -> None:
-    made, began = grammars(), time.process_time()
+    made = grammars()
+    began = time.process_time()
     worst_s = 0.0
     try:
         constraint = made.compile(ResponseFormat.json_schema(HOSTILE[name])).start()
@@ -142,19 +167,25 @@ def test_a_hostile_schema_is_compiled_or_refused_soon_and_no_token_takes_long(na
     assert worst_s < 1.0
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_takes_too_long_is_refused_and_the_caller_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "COMPILE_S", 0.05)
     ended = threading.Event()
     monkeypatch.setattr(module, "_compiled", lambda *_: ended.wait(60))
-    made, client = grammars(), Ticket(0.0, None, lambda _: None)
+    made = grammars()
+    client = Ticket(0.0, None, lambda _: None)
     with pytest.raises(SchemaError, match=r"more than 0\.05 s"):
         made.compile(ResponseFormat.json_object())
-    with stopped_by(client.check), pytest.raises(DeadlineError):  # the next one waits until it has ended
+    # the next one waits until it has ended
+    with stopped_by(client.check), pytest.raises(DeadlineError):
         made.compile(ResponseFormat.json_schema(True))
     ended.set()
 
 
-def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "CACHED", 2)
     made = grammars()
     forms = [ResponseFormat.json_schema({"const": n}) for n in range(3)]
@@ -170,7 +201,8 @@ def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch:
 def test_answers_of_one_grammar_are_independent_of_each_other() -> None:
     tokenizer = byte_tokenizer()
     grammar = grammars().compile(ResponseFormat.json_schema({"enum": ["aa", "bb"]}))
-    one, other = grammar.start(), grammar.start()
+    one = grammar.start()
+    other = grammar.start()
     for token in tokenizer('"aa', add_special_tokens=False)["input_ids"]:
         one.accept(token)
     assert written(other, tokenizer, VOCABULARY) in ('"aa"', '"bb"')
@@ -178,14 +210,23 @@ def test_answers_of_one_grammar_are_independent_of_each_other() -> None:
 
 
 def _metaspace() -> Any:
-    """As Llama 2: a space is put before every text, by a normalizer, and the decoder removes it again."""
+    """As Llama 2: a space is put before every text, by a normalizer, and the decoder removes it
+    again.
+    """
     pieces = ["▁", *'{}[]":,.-0123456789abcdefghijklmnopqrstuvwxyz', '▁"', '":', "▁1"]
     vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *pieces]
     ids = {piece: number for number, piece in enumerate(vocabulary)}
     backend = Tokenizer(models.BPE(vocab=ids, merges=[], byte_fallback=True, unk_token="<unk>"))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
 
@@ -203,7 +244,10 @@ def test_the_text_of_allowed_tokens_has_the_form_with_every_kind_of_tokenizer(ma
     form = ResponseFormat.json_schema(
         {
             "type": "object",
-            "properties": {"a b": {"enum": ["é", "x y"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "properties": {
+                "a b": {"enum": ["é", "x y"]},
+                "n": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
             "required": ["a b", "n"],
             "additionalProperties": False,
         }
@@ -216,7 +260,9 @@ def test_the_text_of_allowed_tokens_has_the_form_with_every_kind_of_tokenizer(ma
 
 def test_a_tokenizer_that_puts_a_space_before_a_text_does_not_force_it_into_answers() -> None:
     tokenizer = byte_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=True, use_regex=False
+    )
     constraint = grammars(tokenizer).compile(ResponseFormat.json_schema({"const": {}})).start()
     assert written(constraint, tokenizer, VOCABULARY) == "{}"
 
@@ -230,7 +276,9 @@ def test_an_engine_without_a_usable_tokenizer_is_told_so() -> None:
         grammars(tokenizer).compile(ResponseFormat.json_object())
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[structured\]"'):
         grammars().compile(ResponseFormat.json_object())

@@ -20,17 +20,33 @@ REFUSED = {
     "a list": ([], "", "not list"),
     "options of the compiler": ({"x-guidance": {"lenient": True}}, "/x-guidance", "not accepted"),
     "deep": (nested(40), "/properties/a/properties/a/properties/a/properties/a/...", "64 levels"),
-    "very deep": (nested(10_000), "/properties/a/properties/a/properties/a/properties/a/...", "64 levels"),
+    "very deep": (
+        nested(10_000),
+        "/properties/a/properties/a/properties/a/properties/a/...",
+        "64 levels",
+    ),
     "long": ({"const": "x" * 100_001}, "", "100000 characters"),
     "long names": ({"properties": {f"{n:0100}": {} for n in range(1001)}}, "", "100000 characters"),
     "many values": ({"enum": list(range(10_000))}, "", "10000 values"),
     "not JSON": ({"const": {1, 2}}, "", "not JSON"),
     "NaN": ({"const": float("nan")}, "", "not JSON"),
-    "a large multiple": ({"properties": {"a/b": {"multipleOf": 99_991}}}, "/properties/a~1b/multipleOf", "4 digits"),
+    "a large multiple": (
+        {"properties": {"a/b": {"multipleOf": 99_991}}},
+        "/properties/a~1b/multipleOf",
+        "4 digits",
+    ),
     "many digits": ({"multipleOf": 0.12345}, "/multipleOf", "4 digits"),
-    "joined patterns": ({"allOf": [{"pattern": f".*a.{{{n}}}b"} for n in range(9)]}, "", "9 patterns"),
+    "joined patterns": (
+        {"allOf": [{"pattern": f".*a.{{{n}}}b"} for n in range(9)]},
+        "",
+        "9 patterns",
+    ),
     "patterns next to a reference": (
-        {"$ref": "#/$defs/p0", "pattern": "a", "$defs": {f"p{n}": {"pattern": ".*a"} for n in range(8)}},
+        {
+            "$ref": "#/$defs/p0",
+            "pattern": "a",
+            "$defs": {f"p{n}": {"pattern": ".*a"} for n in range(8)},
+        },
         "",
         "9 patterns",
     ),
@@ -46,21 +62,42 @@ def test_a_schema_beyond_a_limit_is_refused_and_the_error_names_the_part(name: s
 
 
 def test_ordinary_schemas_are_within_the_limits() -> None:
-    many = {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": "^a"} for n in range(50)}}
-    for schema in (many, nested(30), {"multipleOf": 0.01}, {"multipleOf": 5000}, True, {"enum": ["x"] * 900}):
+    many = {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "pattern": "^a"} for n in range(50)},
+    }
+    for schema in (
+        many,
+        nested(30),
+        {"multipleOf": 0.01},
+        {"multipleOf": 5000},
+        True,
+        {"enum": ["x"] * 900},
+    ):
         ResponseFormat.json_schema(schema)
 
 
 def test_openais_response_format_becomes_a_form() -> None:
     schema = {"type": "integer"}
     assert parse(None) is None and parse({"type": "text"}) is None
-    assert parse({"type": "json_object"}) == ResponseFormat.json_object() == parse(ResponseFormat.json_object())
+    assert (
+        parse({"type": "json_object"})
+        == ResponseFormat.json_object()
+        == parse(ResponseFormat.json_object())
+    )
     named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     assert parse(named) == ResponseFormat.json_schema(schema)
 
 
 @pytest.mark.parametrize(
-    "value", [{}, {"type": "xml"}, "json", {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}]
+    "value",
+    [
+        {},
+        {"type": "xml"},
+        "json",
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {}},
+    ],
 )
 def test_any_other_response_format_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match="response_format"):

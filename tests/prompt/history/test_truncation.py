@@ -1,4 +1,6 @@
-"""A conversation outgrows the context: tokens are dropped, the kept KV is rotated, nothing is computed again."""
+"""A conversation outgrows the context: tokens are dropped, the kept KV is rotated, nothing is
+computed again.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -43,10 +45,14 @@ class TestEdit:
         (Part(PartKind.CHUNK, 3), Part(PartKind.QUESTION, 2), Part(PartKind.ANSWER, 3)),
     )
 
-    @pytest.mark.parametrize("ranges", [[], [(0, 2)], [(1, 3)], [(3, 5)], [(0, 8)], [(2, 3), (4, 7)], [(6, 8)]])
+    @pytest.mark.parametrize(
+        "ranges", [[], [(0, 2)], [(1, 3)], [(3, 5)], [(0, 8)], [(2, 3), (4, 7)], [(6, 8)]]
+    )
     def test_without_drops_exactly_the_given_ranges(self, ranges: list[tuple[int, int]]) -> None:
         gone = {index for start, stop in ranges for index in range(start, stop)}
-        kept = tuple(token for index, token in enumerate(self.history.token_ids) if index not in gone)
+        kept = tuple(
+            token for index, token in enumerate(self.history.token_ids) if index not in gone
+        )
         cut = self.history.without(ranges)
         assert cut.token_ids == kept
         assert sum(map(len, cut.parts)) == len(kept) == len(cut)
@@ -78,11 +84,14 @@ class TestDroppedTokens:
         assert self.dropped("oldest", 1, 10) == [(0, 10)]
         assert self.dropped("oldest", 1, 10, sinks=3) == [(3, 13)]
 
-    def test_keep_dialogue_drops_all_documents_of_a_turn_the_oldest_turn_first_and_then_the_oldest_words(self) -> None:
+    def test_keep_dialogue_drops_all_documents_of_a_turn_the_oldest_turn_first_and_then_the_oldest_words(
+        self,
+    ) -> None:
         assert self.dropped("keep-dialogue", 1, 3) == [(0, 4), (4, 6)]
         assert self.dropped("keep-dialogue", 1, 10) == [(0, 4), (4, 6), (10, 16)]
         assert self.dropped("keep-dialogue", 1, 10, sinks=5) == [(5, 6), (10, 16)]
-        assert merged(self.dropped("keep-dialogue", 13, 10), 20) == [(0, 16)]  # half of the 8 remaining words
+        # half of the 8 remaining words
+        assert merged(self.dropped("keep-dialogue", 13, 10), 20) == [(0, 16)]
 
     @pytest.mark.parametrize("discard", TDLS)
     def test_all_history_is_dropped_before_a_prompt_is_refused(self, discard: str) -> None:
@@ -117,7 +126,9 @@ class TestReuseAfterTruncation:
             assert ask(engine, session, 7).reuse.computed == 6  # the next turn, too
 
     def test_kept_kv_is_rotated_to_its_new_positions(self) -> None:
-        """The logits equal the model's own pass over the kept raw keys, rotated to their new positions."""
+        """The logits equal the model's own pass over the kept raw keys, rotated to their new
+        positions.
+        """
         with small_engine() as engine:
             session = fill(engine)
             blocks = session.state.history.blocks
@@ -132,14 +143,17 @@ class TestReuseAfterTruncation:
                 with lease:
                     raw.append(torch.stack([lease.read_layer(layer) for layer in range(4)]))
             stored = torch.cat(raw, dim=3)[:, :, :, -(kept - 1) :]  # (L, 2, G, T, D)
-            cache, naive = reference.full_prefill(tiny_models.model("llama"), ids[:1])[1], tiny_models.model("llama")
+            cache = reference.full_prefill(tiny_models.model("llama"), ids[:1])[1]
+            naive = tiny_models.model("llama")
             places = torch.arange(1, kept)
             for layer in range(4):
                 cos, sin = reference.embeddings_at(naive, layer, places, len(ids))
                 k_rot = engine.model.adapter.rotate(layer, stored[layer, 0][None], cos, sin)
                 cache.update(k_rot, stored[layer, 1][None], layer)
             rest = torch.tensor([ids[kept:]])
-            out = naive(rest, past_key_values=cache, position_ids=torch.arange(kept, len(ids))[None])
+            out = naive(
+                rest, past_key_values=cache, position_ids=torch.arange(kept, len(ids))[None]
+            )
             close(prefill.logits, out.logits[0, -1])
 
     def test_truncated_history_is_approximate_and_ratio_one_is_exact(self) -> None:
@@ -147,7 +161,9 @@ class TestReuseAfterTruncation:
             session = fill(engine)
             ids = engine.prefill(question(6), session=session).token_ids.tolist()
             whole = full_prefill(ids)[0]
-            assert not torch.allclose(engine.prefill(question(6), session=session).logits, whole, atol=1e-2)
+            assert not torch.allclose(
+                engine.prefill(question(6), session=session).logits, whole, atol=1e-2
+            )
             close(engine.prefill(question(6), session=session, ratio=1.0).logits, whole)
 
     def test_truncation_keeps_the_sink_tokens(self) -> None:
@@ -170,7 +186,9 @@ class TestReuseAfterTruncation:
             engine.prefill(question(6), session=session)
             assert session.state == before
 
-    def test_truncation_is_durable_and_deletes_blocks_that_no_history_has(self, tmp_path: Path) -> None:
+    def test_truncation_is_durable_and_deletes_blocks_that_no_history_has(
+        self, tmp_path: Path
+    ) -> None:
         with small_engine(tmp_path) as engine:
             session = fill(engine)
             engine.flush()
@@ -178,13 +196,17 @@ class TestReuseAfterTruncation:
             ask(engine, session, 6)
             engine.flush()
             history = session.state.history
-            assert files(tmp_path) == len({block.token_ids for block in history.blocks}) < before + 2
+            assert (
+                files(tmp_path) == len({block.token_ids for block in history.blocks}) < before + 2
+            )
         with small_engine(tmp_path) as engine:
             session = engine.session("s")
             assert session.state.history == history
             assert engine.prefill(question(7), session=session).reuse.computed == 6
 
-    def test_rewinding_a_turn_that_truncated_restores_the_dropped_tokens(self, tmp_path: Path) -> None:
+    def test_rewinding_a_turn_that_truncated_restores_the_dropped_tokens(
+        self, tmp_path: Path
+    ) -> None:
         with small_engine(tmp_path) as engine:
             session = fill(engine)
             before = session.token_ids
@@ -213,7 +235,8 @@ class TestDiscardingLists:
     def test_session_discard_drops_tokens_at_any_time(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
-            before, turns = session.token_ids, session.turns
+            before = session.token_ids
+            turns = session.turns
             assert session.discard([(9, 18)]) == 9
             assert session.token_ids == before[:9] + before[18:]
             assert session.turns == turns

@@ -1,4 +1,6 @@
-"""The child process of the kill tests: it ingests a folder until it is killed, and notes what it confirms."""
+"""The child process of the kill tests: it ingests a folder until it is killed, and notes what it
+confirms.
+"""
 
 import json
 import os
@@ -16,11 +18,15 @@ CHUNK_TOKENS = 16
 
 
 def config_of(home: Path, read_only: bool = False) -> EngineConfig:
-    return EngineConfig(store=StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=read_only))
+    return EngineConfig(
+        store=StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=read_only)
+    )
 
 
 def ingest_once(home: Path, model: Path, folder: Path, journal: Path) -> None:
-    """Ingest `folder`. `journal` lists JSON lines: `parsing` a file, `done` with a file, `encoded` chunks."""
+    """Ingest `folder`. `journal` lists JSON lines: `parsing` a file, `done` with a file, `encoded`
+    chunks.
+    """
     lines = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(**record: Any) -> None:

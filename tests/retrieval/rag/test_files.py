@@ -1,4 +1,6 @@
-"""Files are ingested one by one: each has an outcome, unchanged ones are not read again, and none is lost silently."""
+"""Files are ingested one by one: each has an outcome, unchanged ones are not read again, and none
+is lost silently.
+"""
 
 import logging
 import os
@@ -78,8 +80,13 @@ def test_the_report_accounts_for_all_of_40_files(rag: Rag, tmp_path: Path) -> No
         assert outcome.status != "failed" or Path(name).name in outcome.reason
     assert found["broken.jsonl"].documents == ("three",)
     assert "Read of it: 1 document." in found["broken.jsonl"].reason
-    again = {str(Path(outcome.path).relative_to(root)): outcome.status for outcome in ingest(rag, root).files}
-    assert again == {name: "unchanged" if status == "added" else status for name, status in expected.items()}
+    again = {
+        str(Path(outcome.path).relative_to(root)): outcome.status
+        for outcome in ingest(rag, root).files
+    }
+    assert again == {
+        name: "unchanged" if status == "added" else status for name, status in expected.items()
+    }
 
 
 def test_unchanged_files_are_neither_read_nor_parsed_again(
@@ -122,7 +129,9 @@ def test_a_file_is_parsed_again_if_its_documents_were_deleted_or_it_is_split_oth
     assert parsed == ["a.txt", "b.txt", "a.txt", "a.txt", "b.txt"]
 
 
-def test_documents_that_a_file_no_longer_holds_are_deleted_unless_it_has_a_bad_line(rag: Rag, tmp_path: Path) -> None:
+def test_documents_that_a_file_no_longer_holds_are_deleted_unless_it_has_a_bad_line(
+    rag: Rag, tmp_path: Path
+) -> None:
     file = tmp_path / "lines.jsonl"
     for name in ("one", "two"):
         forty_files.append_line(file, id=name, text=f"The {name}.")
@@ -137,14 +146,19 @@ def test_documents_that_a_file_no_longer_holds_are_deleted_unless_it_has_a_bad_l
     assert rag.index.document_ids() == ["two"]
 
 
-def test_an_id_in_two_files_fails_in_the_second_whichever_file_changed(rag: Rag, tmp_path: Path) -> None:
-    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+def test_an_id_in_two_files_fails_in_the_second_whichever_file_changed(
+    rag: Rag, tmp_path: Path
+) -> None:
+    first = tmp_path / "a.jsonl"
+    second = tmp_path / "b.jsonl"
     forty_files.append_line(first, id="one", text="The first.")
     forty_files.append_line(second, id="one", text="Another.")
     for _ in range(2):
         report = ingest(rag, tmp_path)
         assert statuses(report)["b.jsonl"] == "failed"
-        assert "'one' is in" in next(outcome.reason for outcome in report.files if outcome.status == "failed")
+        assert "'one' is in" in next(
+            outcome.reason for outcome in report.files if outcome.status == "failed"
+        )
         assert [passage.text for passage in rag.index.passages()] == ["The first."]
 
 
@@ -171,7 +185,10 @@ def test_a_file_that_becomes_empty_or_unreadable_keeps_its_text_and_this_is_told
         (folder / "a.txt").write_bytes(data)
     report = ingest(rag, folder)
     assert statuses(report)["a.txt"] == "failed"
-    assert "a.txt" in report.files[0].reason and "What it held before stays in the index" in report.files[0].reason
+    assert (
+        "a.txt" in report.files[0].reason
+        and "What it held before stays in the index" in report.files[0].reason
+    )
     assert str(folder / "a.txt") in rag.index.document_ids()
 
 
@@ -179,18 +196,30 @@ def test_what_is_lost_of_a_file_is_in_its_outcome(rag: Rag, folder: Path) -> Non
     (folder / "form.csv").write_text('a,b\n1,"2\n3,4\n')
     (folder / "~$plan.docx").write_bytes(b"lock")
     found = {Path(outcome.path).name: outcome for outcome in ingest(rag, folder).files}
-    assert (found["form.csv"].status, "a quote is never closed" in found["form.csv"].reason) == ("added", True)
-    assert (found["~$plan.docx"].status, "lock file" in found["~$plan.docx"].reason) == ("ignored", True)
+    assert (found["form.csv"].status, "a quote is never closed" in found["form.csv"].reason) == (
+        "added",
+        True,
+    )
+    assert (found["~$plan.docx"].status, "lock file" in found["~$plan.docx"].reason) == (
+        "ignored",
+        True,
+    )
 
 
-def test_pruning_deletes_what_is_gone_from_the_folder_and_keeps_what_fails_now(rag: Rag, folder: Path) -> None:
+def test_pruning_deletes_what_is_gone_from_the_folder_and_keeps_what_fails_now(
+    rag: Rag, folder: Path
+) -> None:
     rag.ingest([Document("other", "Not from a file.")], encode=False)
     ingest(rag, folder)
     (folder / "a.txt").write_bytes(b"\x00")
     (folder / "b.txt").unlink()
     (folder / "c.txt").write_text("The mill c.")
     report = ingest(rag, folder, prune=True)
-    assert sorted(Path(name).name for name in rag.index.document_ids()) == ["a.txt", "c.txt", "other"]
+    assert sorted(Path(name).name for name in rag.index.document_ids()) == [
+        "a.txt",
+        "c.txt",
+        "other",
+    ]
     assert [Path(name).name for name in report.index.deleted] == ["b.txt"]
     assert statuses(report)["b.txt"] == "deleted"
 
@@ -201,7 +230,9 @@ def test_links_in_a_folder_are_not_followed(rag: Rag, folder: Path, tmp_path: Pa
     (folder / "d.txt").symlink_to(folder / "a.txt")
     (folder / "e.txt").symlink_to(folder / "e.txt")
     (folder / "inner").symlink_to(folder)
-    assert statuses(ingest(rag, folder / "c.txt")) == {"c.txt": "added"}, "but one that is named is read"
+    assert statuses(ingest(rag, folder / "c.txt")) == {"c.txt": "added"}, (
+        "but one that is named is read"
+    )
     rag.delete(str(folder / "c.txt"))
     assert statuses(ingest(rag, folder)) == {
         "a.txt": "added",
@@ -213,7 +244,9 @@ def test_links_in_a_folder_are_not_followed(rag: Rag, folder: Path, tmp_path: Pa
     }
 
 
-def test_a_name_that_is_not_utf_8_fails_with_a_name_that_can_be_printed(rag: Rag, folder: Path) -> None:
+def test_a_name_that_is_not_utf_8_fails_with_a_name_that_can_be_printed(
+    rag: Rag, folder: Path
+) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     (folder / name).write_text("text")
     failed = next(outcome for outcome in ingest(rag, folder).files if outcome.status == "failed")
@@ -244,14 +277,19 @@ def test_progress_counts_files(rag: Rag, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, None, ["text", 3], [Document("a", "x"), "path"], b"corpus"])
-def test_ingest_takes_paths_or_documents_and_says_so_for_anything_else(rag: Rag, wrong: object) -> None:
+def test_ingest_takes_paths_or_documents_and_says_so_for_anything_else(
+    rag: Rag, wrong: object
+) -> None:
     with pytest.raises(TypeError, match="a path, paths or documents"):
         rag.ingest(wrong)  # type: ignore[arg-type]
 
 
 def test_ingest_takes_a_path_paths_a_document_or_documents(rag: Rag, folder: Path) -> None:
     for source in (str(folder), folder, [folder / "a.txt", str(folder / "b.txt")]):
-        assert [Path(outcome.path).name for outcome in rag.ingest(source, encode=False).files] == ["a.txt", "b.txt"]
+        assert [Path(outcome.path).name for outcome in rag.ingest(source, encode=False).files] == [
+            "a.txt",
+            "b.txt",
+        ]
     assert rag.ingest(Document("d", "One."), encode=False).index.added == ("d",)
     assert rag.ingest(iter([Document("e", "Two.")]), encode=False).index.added == ("e",)
     assert rag.ingest([], encode=False).index.added == ()

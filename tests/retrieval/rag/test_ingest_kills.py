@@ -1,4 +1,5 @@
-"""SIGKILL at random moments of an ingestion: what was confirmed stays, and at most one file is read twice.
+"""SIGKILL at random moments of an ingestion: what was confirmed stays, and at most one file is read
+twice.
 
 The long form, ten kills: `pytest tests/retrieval/rag/test_ingest_kills.py -m slow`.
 """
@@ -73,13 +74,17 @@ def check_confirmed(home: Path, model: Path, lines: list[dict[str, Any]]) -> Non
         assert (disk.entries >= encoded, disk.damaged) == (True, 0)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+)
 def test_an_ingestion_goes_on_after_kills_and_reads_at_most_one_file_again_for_each(
     model_folder: Path,  # noqa: F811
     tmp_path: Path,
     kills: int,
 ) -> None:
-    folder, home, choose = tmp_path / "docs", tmp_path / "home", random.Random(kills)
+    folder = tmp_path / "docs"
+    home = tmp_path / "home"
+    choose = random.Random(kills)
     fill(folder)
     parsed: collections.Counter[str] = collections.Counter()
     for number in range(kills):

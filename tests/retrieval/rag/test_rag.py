@@ -22,7 +22,10 @@ DOCUMENTS = [
 @pytest.fixture
 def rag(model_folder: Path, tmp_path: Path) -> Iterator[Rag]:  # noqa: F811
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path / "kv")))
-    with Engine.from_pretrained(model_folder, config) as engine, Rag(engine, tmp_path / "index") as rag:
+    with (
+        Engine.from_pretrained(model_folder, config) as engine,
+        Rag(engine, tmp_path / "index") as rag,
+    ):
         yield rag
 
 
@@ -37,7 +40,9 @@ def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> 
     assert rag.engine.stats().store.tiers[-1].entries == entries
     rag.delete("c")
     for tier in rag.engine.stats().store.tiers:
-        assert tier.entries == entries - 1, "no document holds the text: its entry is gone from every tier"
+        assert tier.entries == entries - 1, (
+            "no document holds the text: its entry is gone from every tier"
+        )
 
 
 def test_a_sweep_deletes_entries_that_a_crash_between_index_and_store_left(rag: Rag) -> None:
@@ -53,7 +58,9 @@ def test_hits_come_in_the_order_that_is_asked_for_and_else_the_best_last(rag: Ra
     best_first = rag.retrieve("paper of the mill of Marl", 3, order="score")
     in_order = rag.retrieve("paper of the mill of Marl", 3, order="document")
     best_last = rag.retrieve("the town of Marl", 3)
-    found = [[hit.passage.document_id for hit in hits] for hits in (best_first, in_order, best_last)]
+    found = [
+        [hit.passage.document_id for hit in hits] for hits in (best_first, in_order, best_last)
+    ]
     assert found == [["b", "a"], ["a", "b"], ["b", "a"]]
 
 
@@ -74,4 +81,8 @@ def test_a_chunk_has_the_source_of_its_passage_as_metadata(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
     found = rag.ask("who makes paper?", 2, max_new_tokens=1)
     chunk = rag.chunk(found.hits[0].passage)
-    assert (chunk.metadata["source"], chunk.metadata["document"], chunk.metadata["span"]) == ("b.txt", "b", (0, 29))
+    assert (chunk.metadata["source"], chunk.metadata["document"], chunk.metadata["span"]) == (
+        "b.txt",
+        "b",
+        (0, 29),
+    )

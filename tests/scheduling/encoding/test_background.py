@@ -1,4 +1,6 @@
-"""A damaged or missing entry never fails a request and never gives wrong bytes; a deleted entry is a miss."""
+"""A damaged or missing entry never fails a request and never gives wrong bytes; a deleted entry is
+a miss.
+"""
 
 import json
 import logging
@@ -44,7 +46,8 @@ class BadLease(WrappedLease):
 
     def __init__(self, lease: Lease, layer: int, error: Exception) -> None:
         super().__init__(lease)
-        self._layer, self._error = layer, error
+        self._layer = layer
+        self._error = error
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         if layer >= self._layer:
@@ -52,7 +55,9 @@ class BadLease(WrappedLease):
         return self.lease.read_layer(layer, out)
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], make: Callable[[Lease], Any]) -> None:
+def spoil(
+    monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], make: Callable[[Lease], Any]
+) -> None:
     """Make `tier` lease a bad entry of `chunk` from now on."""
     original = tier.lease
 
@@ -66,17 +71,23 @@ def spoil(monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], ma
 class TestDamage:
     @pytest.mark.parametrize("layer", [0, 1, 2, 3])
     @pytest.mark.parametrize("selector", ["hkvd-gradual", "first-k"])
-    def test_damage_found_at_any_layer_is_answered_like_a_miss(self, tmp_path: Path, layer: int, selector: str) -> None:
+    def test_damage_found_at_any_layer_is_answered_like_a_miss(
+        self, tmp_path: Path, layer: int, selector: str
+    ) -> None:
         with on_disk(tmp_path) as engine:
             engine.warm([A, C])
-            missed = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)  # B was never stored
+            # B was never stored
+            missed = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)
             engine.flush()
             damage_layer(file_of(engine, tmp_path, B), layer)
 
             damaged = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)
             assert torch.equal(damaged.logits, missed.logits)
             assert counts(damaged.reuse) == counts(missed.reuse)
-            assert (damaged.reuse.missed_chunks, damaged.reuse.bytes_by_tier) == (1, missed.reuse.bytes_by_tier)
+            assert (damaged.reuse.missed_chunks, damaged.reuse.bytes_by_tier) == (
+                1,
+                missed.reuse.bytes_by_tier,
+            )
             (note,) = damaged.reuse.notes
             assert str(engine.entries.encoder.identity.key(B)) in note
             assert "miss" in note
@@ -116,7 +127,9 @@ class TestDamage:
             assert (reuse.missed_chunks, len(reuse.notes)) == (2, 1)
 
     @pytest.mark.parametrize("tier", [MemoryTier, DiskTier])
-    @pytest.mark.parametrize("error", [EntryDamagedError("?", "why"), OSError("gone"), RuntimeError("broken")])
+    @pytest.mark.parametrize(
+        "error", [EntryDamagedError("?", "why"), OSError("gone"), RuntimeError("broken")]
+    )
     def test_any_error_that_a_tier_raises_while_reading_is_a_miss(
         self, tmp_path: Path, tier: type[Any], error: Exception, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -141,7 +154,9 @@ class TestDamage:
 
 
 class TestDeletion:
-    def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(self, engine: Engine) -> None:
+    def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(
+        self, engine: Engine
+    ) -> None:
         with engine.scheduler.request():  # background encoding waits
             assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
             assert engine.delete([A]) == 0
@@ -152,7 +167,8 @@ class TestDeletion:
     def test_deleting_a_chunk_while_it_is_encoded_keeps_it_out_of_the_store(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        encoding, deleted = threading.Event(), threading.Event()
+        encoding = threading.Event()
+        deleted = threading.Event()
         original = engine.entries.encoder.chunks
 
         def slow(*wanted: Any) -> Any:

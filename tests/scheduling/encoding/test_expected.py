@@ -1,4 +1,6 @@
-"""Expected KV: what is stored of a chunk to be fused stood behind the neutral text, and behind nothing else."""
+"""Expected KV: what is stored of a chunk to be fused stood behind the neutral text, and behind
+nothing else.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -42,16 +44,23 @@ class TestEveryFamily:
         start = len(ids) - len(A)
         with engine_of(family, StoreConfig(codec="raw")) as engine:
             engine.warm([A])
-            adapter, tables, kv = engine.model.adapter, engine.model.adapter.rope.tables(len(ids)), stored(engine, A)
+            adapter = engine.model.adapter
+            tables = engine.model.adapter.rope.tables(len(ids))
+            kv = stored(engine, A)
         if adapter.rope.frequencies(start) != tables.frequencies:
-            pytest.skip("the text's KV is that of its own length, and this family's frequencies follow the length")
+            pytest.skip(
+                "the text's KV is that of its own length, and this family's frequencies follow "
+                "the length"
+            )
         assert kv is not None
         for layer, theirs in enumerate(cache.layers):
             cos, sin = tables.span(adapter.rope_kind(layer), start, len(ids))
             close(adapter.rotate(layer, kv[layer, :1], cos, sin)[0], theirs.keys[0, :, -len(A) :])
             close(kv[layer, 1], theirs.values[0, :, -len(A) :])
 
-    def test_ratio_one_equals_a_full_prefill_and_the_first_passage_becomes_exact(self, family: str) -> None:
+    def test_ratio_one_equals_a_full_prefill_and_the_first_passage_becomes_exact(
+        self, family: str
+    ) -> None:
         logits, _ = reference.full_prefill(tiny_models.model(family), PREFIX + A + B + Q)
         with engine_of(family) as engine:
             engine.warm([A, B])
@@ -71,12 +80,18 @@ class TestWhichEntryIsUsed:
             engine.flush()
             expected, alone = engine.entries.encoder.identities
             assert engine.entries.gc() == 0
-            found = [[engine.store.contains(one.key(chunk)) for one in (expected, alone)] for chunk in (A, B)]
+            found = [
+                [engine.store.contains(one.key(chunk)) for one in (expected, alone)]
+                for chunk in (A, B)
+            ]
         assert found == [[True, True], [True, False]]
-        assert (expected.codec, alone.codec) == ("int8", "raw")  # what is exact nowhere may be rounded
+        # what is exact nowhere may be rounded
+        assert (expected.codec, alone.codec) == ("int8", "raw")
 
     @pytest.mark.parametrize("reuse", ["prefix", "fused"])
-    def test_the_first_passage_is_computed_until_its_entry_alone_is_there(self, reuse: ReuseMode) -> None:
+    def test_the_first_passage_is_computed_until_its_entry_alone_is_there(
+        self, reuse: ReuseMode
+    ) -> None:
         with engine_of() as engine:
             engine.warm([A])
             first = engine.prefill(Q, [A], reuse=reuse)
@@ -87,14 +102,18 @@ class TestWhichEntryIsUsed:
         assert counts(second.reuse) == (len(PREFIX) + len(A), 0, 0, len(Q))
 
     @pytest.mark.parametrize("selector", ["first-k", "attention"])
-    def test_a_question_gets_one_answer_and_the_first_passage_is_computed_once(self, selector: str) -> None:
+    def test_a_question_gets_one_answer_and_the_first_passage_is_computed_once(
+        self, selector: str
+    ) -> None:
         with engine_of() as engine:
             engine.warm([A, B])
             first = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
             engine.flush()
             second = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
         close(first.logits, second.logits)
-        assert first.reuse.compute - second.reuse.compute == pytest.approx(len(A) / len(first.token_ids))
+        assert first.reuse.compute - second.reuse.compute == pytest.approx(
+            len(A) / len(first.token_ids)
+        )
 
     def test_a_long_first_passage_is_fused_at_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ragkv.prompt.planner.MOST_IN_PLACE", len(A) - 1)
@@ -103,7 +122,9 @@ class TestWhichEntryIsUsed:
             assert engine.prefill(Q, [A]).spans[1].state == "fused"
 
     @pytest.mark.parametrize("codec", [name for name in CODECS if name != "raw"])
-    def test_with_a_codec_that_rounds_nothing_is_exact_and_no_entry_alone_is_made(self, codec: str) -> None:
+    def test_with_a_codec_that_rounds_nothing_is_exact_and_no_entry_alone_is_made(
+        self, codec: str
+    ) -> None:
         with engine_of(store=StoreConfig(codec=codec)) as engine:
             engine.warm([A])
             engine.prefill(Q, [A])
@@ -111,7 +132,9 @@ class TestWhichEntryIsUsed:
             assert not CODECS[codec].lossless
             assert not engine.store.contains(engine.entries.encoder.alone.key(A))
 
-    def test_entries_of_a_store_made_before_are_used_and_said_and_expected_ones_are_made(self, tmp_path: Path) -> None:
+    def test_entries_of_a_store_made_before_are_used_and_said_and_expected_ones_are_made(
+        self, tmp_path: Path
+    ) -> None:
         store = StoreConfig(directory=str(tmp_path))
         with engine_of(store=store, stored_kv="alone") as engine:
             engine.warm([A, B])
@@ -158,7 +181,9 @@ class TestDeletion:
             assert engine.entries.retain([A, B]) == 0
             assert engine.entries.retain([A]) == 1  # B's
             assert engine.entries.gc() > 0
-            assert all(engine.store.contains(one.key(A)) for one in engine.entries.encoder.identities)
+            assert all(
+                engine.store.contains(one.key(A)) for one in engine.entries.encoder.identities
+            )
             assert engine.entries.gc() == 0
 
 
@@ -190,7 +215,9 @@ class TestNeutralText:
         words.pre_tokenizer = Whitespace()
         assert neutral_ids(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")) == ()
 
-    def test_it_leaves_room_for_the_chunk_in_a_short_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_leaves_room_for_the_chunk_in_a_short_context(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("ragkv.engine.neutral_ids", neutral_ids)
         with text_engine() as engine:
             limit = engine.model.adapter.context_length
@@ -200,7 +227,10 @@ class TestNeutralText:
             assert engine.prefill("Q?", [chunk], ratio=0.1).reuse.missed_chunks == 0
 
     def test_engines_on_one_model_compute_it_once(self) -> None:
-        with engine_of() as engine, engine.with_config(EngineConfig(store=StoreConfig(tenant="other"))) as other:
+        with (
+            engine_of() as engine,
+            engine.with_config(EngineConfig(store=StoreConfig(tenant="other"))) as other,
+        ):
             engine.warm([A])
             other.warm([A])
             assert len(engine.model.contexts) == 1

@@ -13,7 +13,10 @@ from tests.scheduling.helpers import begin
 
 
 def encode_while(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, encode: Callable[[], object], other: Callable[[], None]
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    encode: Callable[[], object],
+    other: Callable[[], None],
 ) -> None:
     """Run `encode` for a first tenant and, from its first layer on, `other` for a second one."""
     begun = threading.Event()
@@ -36,9 +39,13 @@ def encode_while(
 
 
 @pytest.mark.parametrize("how", ["warm", "background"])
-def test_another_tenant_computes_before_the_chunk_is_complete(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_tenant_computes_before_the_chunk_is_complete(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine_of(store=StoreConfig(tenant="first")) as engine:
-        identity, seen, owners = engine.entries.encoder.identity, list[bool](), list[set[str]]()
+        identity = engine.entries.encoder.identity
+        seen = list[bool]()
+        owners = list[set[str]]()
 
         def compute() -> None:
             with engine.scheduler.turn():
@@ -49,9 +56,15 @@ def test_another_tenant_computes_before_the_chunk_is_complete(how: str, monkeypa
             engine.entries.background.add(tuple(A))
             engine.flush()
 
-        encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)
+        encode_while(
+            engine,
+            monkeypatch,
+            lambda: engine.warm([A]) if how == "warm" else background(),
+            compute,
+        )
         assert seen == [True]
-        assert owners == [{"first", "second"}]  # it uses time of whom it is computed for, also in the background
+        # it uses time of whom it is computed for, also in the background
+        assert owners == [{"first", "second"}]
         monkeypatch.undo()
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
 
@@ -62,16 +75,23 @@ def test_a_prefill_of_another_tenant_in_between_changes_neither_result(
     engine.warm([B])
     results = []
     encode_while(
-        engine, monkeypatch, lambda: engine.warm([A]), lambda: results.append(engine.prefill(Q, [B], ratio=1.0))
+        engine,
+        monkeypatch,
+        lambda: engine.warm([A]),
+        lambda: results.append(engine.prefill(Q, [B], ratio=1.0)),
     )
     close(results[0].logits, full_prefill(ids([B]))[0])
     monkeypatch.undo()
-    close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(ids([A]))[0])  # the first chunk is exact
+    # the first chunk is exact
+    close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(ids([A]))[0])
 
 
-def test_decode_steps_run_between_the_layers_of_encoding_and_of_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_steps_run_between_the_layers_of_encoding_and_of_scoring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with engine_of(fusion=FusionConfig(selector="sensitivity")) as engine:
         steps: list[int] = []
         monkeypatch.setattr(engine.scheduler.batch, "step_waiting", lambda: steps.append(1))
         engine.warm([A])
-        assert len(steps) >= 2 * engine.model.adapter.layer_count - 2  # the chunk alone, and behind other texts
+        # the chunk alone, and behind other texts
+        assert len(steps) >= 2 * engine.model.adapter.layer_count - 2

@@ -1,4 +1,5 @@
-"""A TCP proxy to test and measure with: a network that is slow, stalls, breaks off, or changes bytes.
+"""A TCP proxy to test and measure with: a network that is slow, stalls, breaks off, or changes
+bytes.
 
     with Proxy(("127.0.0.1", 6379), latency_s=0.001, bandwidth_bytes_per_s=100e6) as proxy:
         ...  # connect to ("127.0.0.1", proxy.port)
@@ -27,18 +28,27 @@ class Proxy(Closing):
     """Listens on a loopback port and passes everything on to `target`."""
 
     def __init__(
-        self, target: tuple[str, int], latency_s: float = 0.0, bandwidth_bytes_per_s: float | None = None
+        self,
+        target: tuple[str, int],
+        latency_s: float = 0.0,
+        bandwidth_bytes_per_s: float | None = None,
     ) -> None:
-        """`latency_s` is of one direction; the bandwidth is of each direction, shared by all connections."""
+        """`latency_s` is of one direction; the bandwidth is of each direction, shared by all
+        connections.
+        """
         self.target = target
-        self.latency_s, self.bandwidth_bytes_per_s = latency_s, bandwidth_bytes_per_s
+        self.latency_s = latency_s
+        self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self.refusing = False  # connections are closed as soon as they are made
         self.stalled = False  # nothing is passed on, in either direction
         self.trickling = False  # answers come byte by byte, twenty a second
-        self.cut_after_bytes: int | None = None  # all connections are closed after so many more bytes of answers
-        self.change: Callable[[bytes], bytes] = lambda data: data  # applied to every piece of an answer
+        # all connections are closed after so many more bytes of answers
+        self.cut_after_bytes: int | None = None
+        # applied to every piece of an answer
+        self.change: Callable[[bytes], bytes] = lambda data: data
         self.answered_bytes = 0
-        self._requests, self._answers = SharedBandwidth(), SharedBandwidth()
+        self._requests = SharedBandwidth()
+        self._answers = SharedBandwidth()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server((LOOPBACK, 0))
@@ -49,13 +59,15 @@ class Proxy(Closing):
     def close_connections(self) -> None:
         """Close every connection; new ones are still accepted."""
         with self._lock:
-            sockets, self._open = self._open, set()
+            sockets = self._open
+            self._open = set()
         for one in sockets:
             _close(one)
 
     def close(self) -> None:
         """Stop listening and close every connection. Twice is harmless."""
-        self._closed, self.stalled = True, False
+        self._closed = True
+        self.stalled = False
         _close(self._listener)
         self.close_connections()
 
@@ -80,7 +92,11 @@ class Proxy(Closing):
             self._forward(server, client, self._answers, functools.partial(self._answer, client))
 
     def _forward(
-        self, source: socket.socket, target: socket.socket, shared: SharedBandwidth, send: Callable[[bytes], None]
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        shared: SharedBandwidth,
+        send: Callable[[bytes], None],
     ) -> None:
         pieces: Queue[tuple[float, bytes] | None] = Queue(_PIECES)
 
@@ -98,7 +114,8 @@ class Proxy(Closing):
                 sleep_until(due_at)
                 while self.stalled:
                     time.sleep(0.005)
-                with contextlib.suppress(OSError):  # the reading thread sees a closed connection; the rest is dropped
+                # the reading thread sees a closed connection; the rest is dropped
+                with contextlib.suppress(OSError):
                     send(data)
             _close(target)
 

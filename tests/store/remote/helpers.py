@@ -27,7 +27,8 @@ def redis_config(server: RedisServer, **changes: Any) -> RedisConfig:
 
 def s3_config(server: S3Server, **changes: Any) -> S3Config:
     """A configuration under a prefix of its own."""
-    where = {"bucket": server.BUCKET, "endpoint": server.url, "timeout_s": 20.0}  # moto is one busy Python process
+    # moto is one busy Python process
+    where = {"bucket": server.BUCKET, "endpoint": server.url, "timeout_s": 20.0}
     return S3Config(**{**where, "prefix": unique_prefix(), **changes})
 
 
@@ -57,14 +58,19 @@ def counted(tier: Tier) -> TierStats:
     """The stats of a tier; what a remote one holds is counted here."""
     if not isinstance(tier, RemoteTier):
         return tier.stats()
-    keys, connector = list(tier._connector.all_keys()), tier._connector
+    keys = list(tier._connector.all_keys())
+    connector = tier._connector
     values = (connector.get(key, number) for key in keys for number in range(LAYER_GROUPS))
     used_bytes = sum(len(value) for value in values if value is not None)
-    return replace(tier.stats(), entries=sum(not key.is_scores for key in keys), used_bytes=used_bytes)
+    return replace(
+        tier.stats(), entries=sum(not key.is_scores for key in keys), used_bytes=used_bytes
+    )
 
 
 def hit(store: Store, number: int) -> TierKind | None:
-    """The tier that a request reads entry `number` from, with the right bytes; its promotion is done on return."""
+    """The tier that a request reads entry `number` from, with the right bytes; its promotion is
+    done on return.
+    """
     lease = store.lease(IDENTITY, ids_of(number))
     if lease is None:
         return None

@@ -1,4 +1,6 @@
-"""Real servers for tests: the system's Redis, and an S3-compatible one from moto; each is a process on loopback."""
+"""Real servers for tests: the system's Redis, and an S3-compatible one from moto; each is a process
+on loopback.
+"""
 
 import os
 import secrets
@@ -22,7 +24,9 @@ START_TIMEOUT_S = 120.0  # importing moto takes long on a busy machine
 
 
 def free_port() -> int:
-    """A loopback port that is free now, and that the system gives to nobody who asks for any port."""
+    """A loopback port that is free now, and that the system gives to nobody who asks for
+    any port.
+    """
     while True:
         port = 20_000 + secrets.randbelow(12_000)  # Linux gives those from 32,768 on
         with socket.socket() as probe, suppress(OSError):
@@ -34,16 +38,21 @@ class Server(Closing):
     """A process that listens on a port; when it is started again it listens on the same port."""
 
     def __init__(self, command: list[str], port: int) -> None:
-        self.command, self.port = command, port
+        self.command = command
+        self.port = port
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
         """Start the process, and wait until it listens."""
-        self._process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            assert self._process.poll() is None, f"{self.command[0]} ended with {self._process.returncode}"
+            assert self._process.poll() is None, (
+                f"{self.command[0]} ended with {self._process.returncode}"
+            )
             with socket.socket() as probe:
                 if probe.connect_ex((LOOPBACK, self.port)) == 0:
                     return
@@ -81,7 +90,16 @@ class RedisServer(Server):
         port = free_port()
         self.folder = tempfile.mkdtemp()
         self.socket = str(Path(self.folder) / "redis.sock")
-        here = ["--bind", LOOPBACK, "--port", str(port), "--unixsocket", self.socket, "--dir", self.folder]
+        here = [
+            "--bind",
+            LOOPBACK,
+            "--port",
+            str(port),
+            "--unixsocket",
+            self.socket,
+            "--dir",
+            self.folder,
+        ]
         super().__init__([program, *here, "--save", "", "--appendonly", "no", *options], port)
 
     @property
@@ -123,7 +141,11 @@ from moto.server import main
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_REGION": "us-east-1"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "tests",
+    "AWS_SECRET_ACCESS_KEY": "tests",
+    "AWS_REGION": "us-east-1",
+}
 
 
 def with_credentials() -> None:

@@ -1,4 +1,6 @@
-"""Engines that share storage: an entry of one is a hit of the other, and no network fault fails a request."""
+"""Engines that share storage: an entry of one is a hit of the other, and no network fault fails a
+request.
+"""
 
 import threading
 import time
@@ -31,7 +33,10 @@ def shared(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 def replicas(shared: dict[str, Any], tmp_path: Path) -> Iterator[list[Engine]]:
-    made = [engine_of(store=StoreConfig(directory=str(tmp_path / name), memory_bytes=10**7, **shared)) for name in "ab"]
+    made = [
+        engine_of(store=StoreConfig(directory=str(tmp_path / name), memory_bytes=10**7, **shared))
+        for name in "ab"
+    ]
     yield made
     for engine in made:
         engine.close()
@@ -47,7 +52,10 @@ def test_chunks_warmed_by_one_replica_are_hits_on_the_other_and_give_equal_answe
     assert there.reuse.missed_chunks == 0
     assert there.reuse.bytes_by_tier[kind] > 0
     assert torch.equal(here.logits, there.logits)
-    assert one.answer(Q, [A, B], max_new_tokens=4).token_ids == other.answer(Q, [A, B], max_new_tokens=4).token_ids
+    assert (
+        one.answer(Q, [A, B], max_new_tokens=4).token_ids
+        == other.answer(Q, [A, B], max_new_tokens=4).token_ids
+    )
     other.flush()
     assert kind not in other.prefill(Q, [B, A, C]).reuse.bytes_by_tier  # it was promoted
 
@@ -80,7 +88,9 @@ def test_a_network_fault_leaves_answers_right_and_costs_two_timeouts_at_most(
     if fault == "cut":
         network.proxy.cut_after_bytes = 3000
     elif fault == "flipped":
-        network.proxy.change = lambda data: bytes(byte ^ (at % 700 == 0) for at, byte in enumerate(data))
+        network.proxy.change = lambda data: bytes(
+            byte ^ (at % 700 == 0) for at, byte in enumerate(data)
+        )
     else:
         setattr(network.proxy, fault, True)
         if fault == "refusing":
@@ -89,7 +99,17 @@ def test_a_network_fault_leaves_answers_right_and_costs_two_timeouts_at_most(
     for _ in range(4):
         prefill = network.engine.prefill(Q, [A, B, C], ratio=1.0)
         close(prefill.logits, wanted)
-        assert sum((prefill.reuse.exact, prefill.reuse.fused, prefill.reuse.recomputed, prefill.reuse.computed)) == 29
+        assert (
+            sum(
+                (
+                    prefill.reuse.exact,
+                    prefill.reuse.fused,
+                    prefill.reuse.recomputed,
+                    prefill.reuse.computed,
+                )
+            )
+            == 29
+        )
     assert time.monotonic() - began < 2 * 2.0 + 6.0
     network.proxy.stalled = network.proxy.trickling = False
     network.close()
@@ -116,5 +136,8 @@ def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_s
         for how in ({}, {"ratio": 0.3}):
             prefill = network.engine.prefill(Q, [A, B, C], **how)
             assert prefill.reuse.missed_chunks == 0
-            assert any("computed instead of loaded" in why and "redis" in why for why in prefill.reuse.decision)
+            assert any(
+                "computed instead of loaded" in why and "redis" in why
+                for why in prefill.reuse.decision
+            )
             assert prefill.reuse.computed > len(Q)

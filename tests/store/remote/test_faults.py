@@ -1,4 +1,6 @@
-"""Faults between a tier and real servers: never a wrong byte, always a miss, and no more time lost than the timeout."""
+"""Faults between a tier and real servers: never a wrong byte, always a miss, and no more time lost
+than the timeout.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -44,11 +46,19 @@ class ProxiedServer(Closing):
         """A tier over the server; `through` the proxy its timeout is short."""
         port = self.proxy.port if through else self.server.port
         timeout_s = TIMEOUT_S if through else 20.0
-        settings = {"prefix": self.prefix, "timeout_s": timeout_s, "group_bytes": GROUP_BYTES, **changes}
+        settings = {
+            "prefix": self.prefix,
+            "timeout_s": timeout_s,
+            "group_bytes": GROUP_BYTES,
+            **changes,
+        }
         if isinstance(self.server, RedisServer):
             config = StoreConfig(redis=RedisConfig(url=f"redis://{LOOPBACK}:{port}/0", **settings))
         else:
-            where: dict[str, Any] = {"bucket": self.server.BUCKET, "endpoint": f"http://{LOOPBACK}:{port}"}
+            where: dict[str, Any] = {
+                "bucket": self.server.BUCKET,
+                "endpoint": f"http://{LOOPBACK}:{port}",
+            }
             config = StoreConfig(s3=S3Config(**where, **settings))
         (tier,) = open_remote(config)
         self._tiers.append(tier)
@@ -67,8 +77,12 @@ def proxied(request: pytest.FixtureRequest) -> Iterator[ProxiedServer]:
         yield made
 
 
-def outcome(tier: Tier, number: int = 1, before_layer: Callable[[int], object] = lambda _: None) -> Entry | None:
-    """What a request gets: the right entry or nothing. `before_layer` is called before each layer."""
+def outcome(
+    tier: Tier, number: int = 1, before_layer: Callable[[int], object] = lambda _: None
+) -> Entry | None:
+    """What a request gets: the right entry or nothing. `before_layer` is called before
+    each layer.
+    """
     lease = tier.lease(IDENTITY, ids_of(number, 2048))
     if lease is None:
         return None
@@ -109,7 +123,9 @@ def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedSer
 
 
 @pytest.mark.parametrize("when", ["lookup", "layers"])
-def test_a_stall_costs_one_request_its_timeout_and_later_requests_nothing(proxied: ProxiedServer, when: str) -> None:
+def test_a_stall_costs_one_request_its_timeout_and_later_requests_nothing(
+    proxied: ProxiedServer, when: str
+) -> None:
     tier = proxied.tier()
     assert outcome(tier) is not None  # connections are there
 
@@ -143,7 +159,9 @@ def test_an_answer_that_trickles_in_counts_as_a_stall(proxied: ProxiedServer) ->
 
 
 @pytest.mark.parametrize("after", [0, 10, 5_000, 70_000, 300_000, 600_000])
-def test_an_answer_that_is_cut_off_is_a_miss_and_deletes_nothing(proxied: ProxiedServer, after: int) -> None:
+def test_an_answer_that_is_cut_off_is_a_miss_and_deletes_nothing(
+    proxied: ProxiedServer, after: int
+) -> None:
     tier = proxied.tier()
     proxied.proxy.cut_after_bytes = after
     outcome(tier)
@@ -174,7 +192,9 @@ def test_bytes_changed_by_the_network_are_never_served(proxied: ProxiedServer, e
 
 DAMAGES: dict[str, Callable[[bytes, bytes], bytes]] = {  # of a value, also by one of another group
     "flip": lambda value, _: (
-        value[: len(value) // 2] + bytes([value[len(value) // 2] ^ 1]) + value[len(value) // 2 + 1 :]
+        value[: len(value) // 2]
+        + bytes([value[len(value) // 2] ^ 1])
+        + value[len(value) // 2 + 1 :]
     ),
     "truncate": lambda value, _: value[:-1000],
     "lengthen": lambda value, _: value + b"\0" * 1000,
@@ -190,7 +210,9 @@ class TestRedis:
             made.tier(through=False).put(entry(1))
             yield made
 
-    def test_a_server_killed_during_a_read_and_restarted_empty_is_used_again(self, proxied: ProxiedServer) -> None:
+    def test_a_server_killed_during_a_read_and_restarted_empty_is_used_again(
+        self, proxied: ProxiedServer
+    ) -> None:
         tier = proxied.tier()
         began = time.monotonic()
 
@@ -215,7 +237,9 @@ class TestRedis:
     ) -> None:
         client = proxied.tier(through=False)._connector._client  # type: ignore[attr-defined]
         (name,) = client.keys(f"*{entry(1).info.key.to_text()}")
-        client.hset(name, layer_group, DAMAGES[damage](client.hget(name, layer_group), client.hget(name, 1)))
+        client.hset(
+            name, layer_group, DAMAGES[damage](client.hget(name, layer_group), client.hget(name, 1))
+        )
         tier = proxied.tier()
         assert outcome(tier) is None
         assert tier.stats().damaged == 1
@@ -223,8 +247,11 @@ class TestRedis:
         assert tier.put(entry(1))
         assert outcome(tier) is not None
 
-    def test_a_late_read_does_not_delete_an_entry_that_was_written_again(self, proxied: ProxiedServer) -> None:
-        tier, key = proxied.tier(through=False), entry(1).info.key
+    def test_a_late_read_does_not_delete_an_entry_that_was_written_again(
+        self, proxied: ProxiedServer
+    ) -> None:
+        tier = proxied.tier(through=False)
+        key = entry(1).info.key
         head = tier._find(key)
         for _ in range(2):
             tier._reader.drop(key, EntryDamagedError(key, "a part is bad"), head)
@@ -232,7 +259,9 @@ class TestRedis:
         assert outcome(tier) is not None
         assert tier.stats().damaged == 1
 
-    def test_an_entry_without_a_layer_group_is_a_miss_and_can_be_written_again(self, proxied: ProxiedServer) -> None:
+    def test_an_entry_without_a_layer_group_is_a_miss_and_can_be_written_again(
+        self, proxied: ProxiedServer
+    ) -> None:
         client = proxied.tier(through=False)._connector._client  # type: ignore[attr-defined]
         tier = proxied.tier()
         (name,) = client.keys(f"*{entry(1).info.key.to_text()}")
@@ -241,7 +270,8 @@ class TestRedis:
         assert tier.stats().damaged == 0
         assert tier.put(entry(1))
         assert outcome(tier) is not None
-        outcome(tier, before_layer=lambda layer: layer == 1 and client.delete(name))  # evicted, perhaps after the fetch
+        # evicted, perhaps after the fetch
+        outcome(tier, before_layer=lambda layer: layer == 1 and client.delete(name))
         assert tier.put(entry(1))
         assert outcome(tier) is not None
 
@@ -262,7 +292,8 @@ class TestRedis:
     def test_a_server_that_evicts_under_maxmemory_serves_right_entries_or_misses(self) -> None:
         limits = ("--maxmemory", "12mb", "--maxmemory-policy", "allkeys-lru")
         with RedisServer(*limits) as server, ProxiedServer(server) as proxied:
-            tier, served = proxied.tier(through=False), 0
+            tier = proxied.tier(through=False)
+            served = 0
             for number in range(40):  # of 0.8 MB each
                 tier.put(entry(number))
                 served += outcome(tier, number) is not None

@@ -1,9 +1,17 @@
-"""The health of a remote: when its circuit breaker opens and closes, and how fast it is found to be."""
+"""The health of a remote: when its circuit breaker opens and closes, and how fast it is found to
+be.
+"""
 
 import pytest
 
 from ragkv.errors import RemoteError
-from ragkv.store.remote.health import FAILURES_TO_OPEN, FORGET_SPEED_S, LONGEST_PAUSE_S, Health, SpeedMeter
+from ragkv.store.remote.health import (
+    FAILURES_TO_OPEN,
+    FORGET_SPEED_S,
+    LONGEST_PAUSE_S,
+    Health,
+    SpeedMeter,
+)
 from tests.faults import raising
 
 
@@ -25,7 +33,8 @@ def health(clock: Clock) -> Health:
     return Health("remote", clock=clock)
 
 
-refuse, time_out = raising(RemoteError("refused")), raising(RemoteError("timed out", timed_out=True))
+refuse = raising(RemoteError("refused"))
+time_out = raising(RemoteError("timed out", timed_out=True))
 
 
 def fail(health: Health, times: int = 1) -> None:
@@ -116,7 +125,9 @@ def test_the_time_without_an_answer_is_counted_from_the_first_failure_to_the_nex
     assert health.stats(0).away_s == 3.0 + 5.0
 
 
-def test_a_first_failure_is_followed_by_probes_until_one_is_answered_or_the_breaker_opens(clock: Clock) -> None:
+def test_a_first_failure_is_followed_by_probes_until_one_is_answered_or_the_breaker_opens(
+    clock: Clock,
+) -> None:
     health = Health("remote", clock=clock, longest_pause_s=2.0)
     assert health.probe_due_s() is None
     fail(health)

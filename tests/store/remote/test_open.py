@@ -1,4 +1,6 @@
-"""Opening remote tiers from settings: which settings are refused, and that no secret stands in a file."""
+"""Opening remote tiers from settings: which settings are refused, and that no secret stands in a
+file.
+"""
 
 import importlib.util
 import sys
@@ -15,19 +17,39 @@ OPEN = {"allow_no_secret": True}
 
 
 def test_remote_tiers_are_configured_by_tables_and_by_the_environment() -> None:
-    tables = {"store": {"redis": {"url": "redis://127.0.0.1:6379/0", "ttl_s": "none"}, "s3": {"bucket": "b", **OPEN}}}
+    tables = {
+        "store": {
+            "redis": {"url": "redis://127.0.0.1:6379/0", "ttl_s": "none"},
+            "s3": {"bucket": "b", **OPEN},
+        }
+    }
     config = EngineConfig.from_dict(tables).store
     assert config.redis == RedisConfig(url="redis://127.0.0.1:6379/0", ttl_s=None)
     assert config.s3 == S3Config(bucket="b", allow_no_secret=True)
-    given = {"RAGKV_STORE__REDIS__URL": "rediss://[::1]:6380/1", "RAGKV_STORE__REDIS__GROUP_BYTES": "5"}
-    assert EngineConfig.gather(None, given).store.redis == RedisConfig(url="rediss://[::1]:6380/1", group_bytes=5)
+    given = {
+        "RAGKV_STORE__REDIS__URL": "rediss://[::1]:6380/1",
+        "RAGKV_STORE__REDIS__GROUP_BYTES": "5",
+    }
+    assert EngineConfig.gather(None, given).store.redis == RedisConfig(
+        url="rediss://[::1]:6380/1", group_bytes=5
+    )
     assert StoreConfig().redis is None and StoreConfig().s3 is None
 
 
 @pytest.mark.parametrize(
-    "url", ["", "here:6379", "http://here", "redis://", "redis://user:word@here", "redis://here?password=word"]
+    "url",
+    [
+        "",
+        "here:6379",
+        "http://here",
+        "redis://",
+        "redis://user:word@here",
+        "redis://here?password=word",
+    ],
 )
-def test_a_url_that_is_malformed_or_holds_credentials_is_refused_without_repeating_it(url: str) -> None:
+def test_a_url_that_is_malformed_or_holds_credentials_is_refused_without_repeating_it(
+    url: str,
+) -> None:
     with pytest.raises(ConfigError, match=r"store\.redis\.url") as found:
         RedisConfig(url=url)
     assert "word@" not in str(found.value) and "=word" not in str(found.value)
@@ -64,11 +86,19 @@ def test_a_missing_library_is_reported_in_one_sentence_with_the_pip_line(
     assert importlib.util.find_spec(f"ragkv.store.remote.{connector}") is not None
 
 
-@pytest.mark.parametrize("url", ["redis://10.0.0.7:6379/0", "rediss://cache.example.org", "redis://0.0.0.0"])
-def test_a_server_that_other_machines_can_reach_needs_a_secret_unless_a_setting_says_otherwise(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"store\.redis\.secret_variable, or set store\.redis\.allow_no_secret"):
+@pytest.mark.parametrize(
+    "url", ["redis://10.0.0.7:6379/0", "rediss://cache.example.org", "redis://0.0.0.0"]
+)
+def test_a_server_that_other_machines_can_reach_needs_a_secret_unless_a_setting_says_otherwise(
+    url: str,
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"store\.redis\.secret_variable, or set store\.redis\.allow_no_secret"
+    ):
         RedisConfig(url=url)
-    with pytest.raises(ConfigError, match=r"store\.s3\.secret_variable, or set store\.s3\.allow_no_secret"):
+    with pytest.raises(
+        ConfigError, match=r"store\.s3\.secret_variable, or set store\.s3\.allow_no_secret"
+    ):
         S3Config(bucket="b", endpoint="http://10.0.0.7:9000")
     RedisConfig(url=url, secret_variable="OUR_SECRET")
     RedisConfig(url=url, allow_no_secret=True)

@@ -20,9 +20,12 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RemoteTier, "_maintain", lambda _: None)  # it would call the server, too
-    with redis_store(redis_config(redis_server, timeout_s=10.0, ttl_s=None, group_bytes=1)) as store:
+    with redis_store(
+        redis_config(redis_server, timeout_s=10.0, ttl_s=None, group_bytes=1)
+    ) as store:
         connector: Any = redis_tier_of(store)._connector
-        name, client = connector._name(make_entry(1).info.key), connector._client
+        name = connector._name(make_entry(1).info.key)
+        client = connector._client
         fail = raising(RemoteError("not now"))
         groups = iter([connector._call, fail])
         with monkeypatch.context() as patch, pytest.raises(RemoteError):
@@ -34,10 +37,13 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
         assert client.pttl(name) == -1
 
 
-def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(redis_server: RedisServer) -> None:
+def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(
+    redis_server: RedisServer,
+) -> None:
     with redis_store(redis_config(redis_server, timeout_s=10.0, ttl_s=600.0)) as store:
         connector: Any = redis_tier_of(store)._connector
-        client, names = connector._client, [connector._name(make_entry(number).info.key) for number in (1, 2)]
+        client = connector._client
+        names = [connector._name(make_entry(number).info.key) for number in (1, 2)]
         for number, name in enumerate(names, 1):
             store.put_durably(make_entry(number))
             assert 0 < client.pttl(name) <= 600_000
@@ -46,13 +52,16 @@ def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(r
         assert client.pttl(names[0]) > 300_000 >= client.pttl(names[1])
 
 
-def test_tenants_see_neither_the_entries_nor_the_bytes_of_each_other(redis_server: RedisServer) -> None:
+def test_tenants_see_neither_the_entries_nor_the_bytes_of_each_other(
+    redis_server: RedisServer,
+) -> None:
     tenant = dict(other_identities())["tenant"]
     config = redis_config(redis_server, timeout_s=10.0)
     with redis_store(config) as store, redis_store(config, tenant=tenant.tenant) as other:
         store.put_durably(make_entry(1))
         other.put_durably(make_entry(2, identity=tenant))
-        ours, theirs = redis_tier_of(store), redis_tier_of(other)
+        ours = redis_tier_of(store)
+        theirs = redis_tier_of(other)
         assert [info.key for info in ours.infos()] == [make_entry(1).info.key]
         assert [info.key for info in theirs.infos()] == [make_entry(2, identity=tenant).info.key]
         assert counted(ours).entries == counted(theirs).entries == 1

@@ -37,13 +37,17 @@ def test_a_process_without_the_secret_or_with_another_sees_nothing_and_deletes_n
         assert hit(store, 1) is TierKind.REDIS
 
 
-def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_right(config: RedisConfig) -> None:
+def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_right(
+    config: RedisConfig,
+) -> None:
     """The forger can write to the server and knows the format, but not the secret."""
     with redis_store(config) as store:
         store.put_durably(make_entry(1))
         forged = make_entry(1)
         forged.kv.zero_()
         connector: Any = redis_tier_of(store)._connector
-        for layer_group, value in enumerate(values.pack(EncodedEntry.of(forged), 512 * 1024, checksum)):
+        for layer_group, value in enumerate(
+            values.pack(EncodedEntry.of(forged), 512 * 1024, checksum)
+        ):
             connector._client.hset(connector._name(forged.info.key), layer_group, value)
         assert hit(store, 1) is None

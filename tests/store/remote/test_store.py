@@ -1,4 +1,6 @@
-"""Memory, disk, Redis and S3 as one store: promotion, demotion, deletion, and no waiting for a remote that stalls."""
+"""Memory, disk, Redis and S3 as one store: promotion, demotion, deletion, and no waiting for a
+remote that stalls.
+"""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +19,15 @@ from tests.scheduling.helpers import until
 from tests.store.entries import IDENTITY, hint_of, ids_of, make_entry, read_all
 from tests.store.remote.faulty_proxy import Proxy
 
-from .helpers import counted, hit, redis_config, redis_store, redis_tier_of, s3_config, unique_prefix
+from .helpers import (
+    counted,
+    hit,
+    redis_config,
+    redis_store,
+    redis_tier_of,
+    s3_config,
+    unique_prefix,
+)
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -51,7 +61,9 @@ def test_a_write_is_demoted_to_every_tier(shared: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize("below", [TierKind.REDIS, TierKind.S3])
-def test_a_remote_hit_is_promoted_to_every_tier_above(shared: dict[str, Any], tmp_path: Path, below: TierKind) -> None:
+def test_a_remote_hit_is_promoted_to_every_tier_above(
+    shared: dict[str, Any], tmp_path: Path, below: TierKind
+) -> None:
     with open_store(tmp_path / "a", **shared) as store:
         store.put_durably(make_entry(1))
         if below is TierKind.S3:
@@ -69,7 +81,9 @@ def test_the_promotion_of_an_entry_does_not_fetch_again_what_its_reader_fetched(
     with redis_store(config) as store:
         store.put_durably(make_entry(1))
     proxy = Proxy((LOOPBACK, redis_server.port))
-    with open_store(tmp_path, redis=replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")) as store:
+    with open_store(
+        tmp_path, redis=replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
+    ) as store:
         lease = store.lease(IDENTITY, ids_of(1))
         assert lease is not None
         read_all(lease)
@@ -81,8 +95,12 @@ def test_the_promotion_of_an_entry_does_not_fetch_again_what_its_reader_fetched(
     proxy.close()
 
 
-def test_the_lookups_of_a_request_that_starts_share_one_round_trip(redis_server: RedisServer) -> None:
-    """Twenty lookups through 500 ms of network each way take far less time than twenty round trips."""
+def test_the_lookups_of_a_request_that_starts_share_one_round_trip(
+    redis_server: RedisServer,
+) -> None:
+    """Twenty lookups through 500 ms of network each way take far less time than twenty
+    round trips.
+    """
     config = redis_config(redis_server, timeout_s=10.0)
     with redis_store(config) as store:
         for number in range(20):
@@ -104,7 +122,9 @@ def test_the_lookups_of_a_request_that_starts_share_one_round_trip(redis_server:
     proxy.close()
 
 
-def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(shared: dict[str, Any], tmp_path: Path) -> None:
+def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(
+    shared: dict[str, Any], tmp_path: Path
+) -> None:
     with open_store(tmp_path, **shared) as store:
         store.put(make_entry(1))
         assert store.delete(make_entry(1).info.key)
@@ -114,7 +134,9 @@ def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(shared: dict
         assert [counted(tier).used_bytes for tier in store._tiers] == [0, 0, 0, 0]
 
 
-def test_an_entry_that_one_tier_lacks_is_copied_there_by_ensure_durable(shared: dict[str, Any], tmp_path: Path) -> None:
+def test_an_entry_that_one_tier_lacks_is_copied_there_by_ensure_durable(
+    shared: dict[str, Any], tmp_path: Path
+) -> None:
     with open_store(tmp_path, **shared) as store:
         store.put_durably(make_entry(1))
         for kind in (TierKind.REDIS, TierKind.S3):
@@ -144,8 +166,11 @@ class StoreBehindProxy(Closing):
     """A store of memory, disk and Redis, with a proxy before Redis."""
 
     def __init__(self, server: RedisServer, directory: Path) -> None:
-        self.proxy, self.directory = Proxy((LOOPBACK, server.port)), directory
-        self.config = RedisConfig(f"redis://{LOOPBACK}:{self.proxy.port}/0", unique_prefix(), timeout_s=2.0)
+        self.proxy = Proxy((LOOPBACK, server.port))
+        self.directory = directory
+        self.config = RedisConfig(
+            f"redis://{LOOPBACK}:{self.proxy.port}/0", unique_prefix(), timeout_s=2.0
+        )
         self.store = self.open()
 
     def open(self) -> Store:
@@ -184,7 +209,9 @@ def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_ove
 
     behind.store = behind.open()  # a restart forgets nothing, though the remote does not answer yet
     assert hit(behind.store, 1) is None
-    with open_store(None, redis=replace(behind.config, url=redis_config(redis_server).url)) as other:
+    with open_store(
+        None, redis=replace(behind.config, url=redis_config(redis_server).url)
+    ) as other:
         assert holders(other, 1) == {TierKind.REDIS}
         behind.proxy.refusing = False
         until(lambda: holders(other, 1) == set())
@@ -207,7 +234,9 @@ def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: StoreBehi
     behind.proxy.stalled = False
 
 
-def test_an_entry_on_disk_counts_as_durable_though_the_remote_does_not_answer(behind: StoreBehindProxy) -> None:
+def test_an_entry_on_disk_counts_as_durable_though_the_remote_does_not_answer(
+    behind: StoreBehindProxy,
+) -> None:
     behind.disconnect()
     assert behind.store.put_durably(make_entry(1))
     assert TierKind.DISK in holders(behind.store, 1)
