@@ -1,12 +1,12 @@
-"""The plan of a prompt: which tokens are reused exactly, which are fused and which are computed.
+"""The plan of a prompt: which tokens are reused exactly, which are fused, which are computed.
 
-A plan is made before anything is loaded and never changes. Exact are the prefix and every span
-whose stored KV was made behind the same tokens and under the same RoPE frequencies, such as a chunk
-right behind the prefix. Always computed are the question, the template, text between chunks, chunks
-without an entry, and the last token, because its logits are needed.
+A plan is made before anything is loaded and never changes. Exact is every span whose stored KV was
+made behind the same tokens and under the same RoPE frequencies. Always computed are the question,
+the template, text between chunks, chunks without an entry, and the last token, because its logits
+are needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -14,8 +14,7 @@ import torch
 
 from ragkv.store import Lease
 
-# A question of more than `MOST_ASKING_ROWS` rows, such as a conversation sent as one, asks with its
-# last ones alone.
+# A longer question, such as a conversation sent as one, asks with its last rows alone.
 MOST_ASKING_ROWS = 64
 
 
@@ -49,8 +48,7 @@ class Span:
     lease: Lease | None = None  # its stored KV; None if it is computed
     chunk: int | None = None  # index into the request's chunks
     offset: int = 0  # the first token of the entry that is used
-    # (T, 1 + C) of its entry, if they were looked up and are there
-    scores: torch.Tensor | None = None
+    why: str | None = None  # why a chunk is computed
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -58,15 +56,23 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The N tokens a selector may choose from: those of fused spans, without a forced last
-    token.
-    """
+    """The N tokens a selector may choose from: those of fused spans, without a forced last token."""
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
     offset: torch.Tensor  # (N,) position within the span
-    sensitivity: torch.Tensor | None  # (N,) float32; None if an entry has no scores
-    # (N, C) float32 topics of each token; None without learned scores
-    topics: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], last: int) -> "Candidates":
+        """Those of a prompt's `spans`; `last` is its last position."""
+        fused = [span for span in spans if span.state is SpanState.FUSED]
+        counts = [min(span.stop, last) - span.start for span in fused]
+        empty = torch.empty(0, dtype=torch.int64)
+        return cls(
+            torch.cat(
+                [empty, *(s.start + torch.arange(n) for s, n in zip(fused, counts, strict=True))]
+            ),
+            torch.cat([empty, *map(torch.arange, counts)]),
+        )
 
     def __len__(self) -> int:
         return self.positions.numel()
@@ -80,9 +86,19 @@ class Plan:
     spans: tuple[Span, ...]  # in order, covering 0 ... S - 1
     forced: torch.Tensor  # positions computed in every layer, ascending
     candidates: Candidates
+    missed: tuple[int, ...] = ()  # indices of chunks that have no usable entry
+    recomputed_blocks: tuple[int, ...] = ()  # of the history, computed here and stored again
+    notes: tuple[str, ...] = ()  # what the report says about it
 
     @classmethod
-    def of(cls, token_ids: torch.Tensor, spans: Sequence[Span]) -> "Plan":
+    def of(
+        cls,
+        token_ids: torch.Tensor,
+        spans: Sequence[Span],
+        missed: tuple[int, ...] = (),
+        recomputed_blocks: tuple[int, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> "Plan":
         """The plan of `token_ids` (S,) with the given spans."""
         last = token_ids.numel() - 1
         computed = torch.zeros(last + 1, dtype=torch.bool)
@@ -90,7 +106,26 @@ class Plan:
         for span in spans:
             if span.state is SpanState.COMPUTED:
                 computed[span.start : span.stop] = True
-        return cls(token_ids, tuple(spans), computed.nonzero().squeeze(1), _candidates(spans, last))
+        forced = computed.nonzero().squeeze(1)
+        candidates = Candidates.of(spans, last)
+        return cls(token_ids, tuple(spans), forced, candidates, missed, recomputed_blocks, notes)
+
+    def computing(self, spans: Collection[Span], why: str) -> "Plan":
+        """The same with these spans computed instead of loaded."""
+        if not spans:
+            return self
+        changed = [
+            replace(span, state=SpanState.COMPUTED, lease=None, offset=0, why=why)
+            if span in spans
+            else span
+            for span in self.spans
+        ]
+        return Plan.of(self.token_ids, changed, self.missed, self.recomputed_blocks, self.notes)
+
+    @property
+    def loaded(self) -> tuple[Span, ...]:
+        """The spans that are read from leases."""
+        return tuple(span for span in self.spans if span.lease is not None)
 
     @property
     def question_rows(self) -> int:
@@ -105,8 +140,9 @@ class Plan:
         return max(0, self.question_rows - MOST_ASKING_ROWS)
 
     def asking(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and forced positions of the pass in which the question asks: a long one's end
-        in its place.
+        """Token ids and forced positions of the pass in which the question asks.
+
+        The end of a long question stands at the place of its beginning.
         """
         start = self.token_ids.numel() - self.question_rows
         left_out = self.unasked_rows
@@ -115,43 +151,5 @@ class Plan:
 
     @property
     def leading_rows(self) -> int:
-        """How many forced rows stand before the first candidate: they see nothing that a pass
-        changes later.
-        """
+        """How many forced rows stand before the first candidate: no pass changes what they see."""
         return int(torch.searchsorted(self.forced, self.candidates.positions[:1]).sum())
-
-    def with_history_as_it_is(self) -> "Plan":
-        """The same without history among the candidates."""
-        return Plan.of(
-            self.token_ids,
-            [
-                replace(span, state=SpanState.APPROXIMATE)
-                if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED
-                else span
-                for span in self.spans
-            ],
-        )
-
-    def loaded(self) -> tuple[Span, ...]:
-        """The spans that are read from leases."""
-        return tuple(span for span in self.spans if span.lease is not None)
-
-
-def _candidates(spans: Sequence[Span], last: int) -> Candidates:
-    fused = [span for span in spans if span.state is SpanState.FUSED]
-    positions = [torch.arange(span.start, min(span.stop, last)) for span in fused]
-    empty = torch.empty(0, dtype=torch.int64)
-    scores = [
-        span.scores[span.offset :][: len(there)]
-        for span, there in zip(fused, positions, strict=True)
-        if span.scores is not None
-    ]
-    known = torch.cat(scores).float() if fused and len(scores) == len(fused) else None  # (N, 1 + C)
-    return Candidates(
-        torch.cat([empty, *positions]),
-        torch.cat(
-            [empty, *(there - span.start for span, there in zip(fused, positions, strict=True))]
-        ),
-        None if known is None else known[:, 0].contiguous(),
-        known[:, 1:] if known is not None and known.shape[1] > 1 else None,
-    )

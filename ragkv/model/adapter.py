@@ -16,10 +16,10 @@ from transformers import Cache
 from . import attention
 from .cpu.packing import FEW_ROWS, with_copies
 from .joint import JointPass, PromptRows
-from .layers import PlainLayer, attending_view, plain_layers
+from .layers import PlainLayer, TilePause, attending_view, plain_layers
 from .promptkv import CaptureCache, Captured, KVRows, KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
-from .rows import Rows
+from .rows import Pause, Rows, no_pause
 
 
 class Adapter:
@@ -44,8 +44,9 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
+        self._tiles = TilePause()
         views = [
-            attending_view(layer, self.attention_name, in_tiles=on_cpu)
+            attending_view(layer, self.attention_name, self._tiles if on_cpu else None)
             for layer in self.body.layers
         ]
         (self._head, *self.layers), self.packed_bytes = with_copies(
@@ -232,12 +233,17 @@ class Adapter:
         return self.call_layer(layer, hidden, rows, step)
 
     def joint_pass(
-        self, layer: int, parts: Sequence[PromptRows], cos: torch.Tensor, sin: torch.Tensor
+        self,
+        layer: int,
+        parts: Sequence[PromptRows],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        pause: Pause = no_pause,
     ) -> JointPass:
         """What `layer` is given for the rows of all `parts`; cos and sin, each (1, R, rotary dims),
-        are of these.
+        are of these. A long layer calls `pause` between its parts.
         """
-        return JointPass(layer, parts, lambda raw: self.rotate(layer, raw, cos, sin))
+        return JointPass(layer, parts, lambda raw: self.rotate(layer, raw, cos, sin), pause)
 
     def project_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass | None = None
@@ -265,14 +271,21 @@ class Adapter:
     def _call(
         self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, step: Cache
     ) -> torch.Tensor:
-        out = view(
-            hidden,
-            attention_mask=step,
-            position_ids=rows.positions.unsqueeze(0),
-            position_embeddings=tuple(table.expand(1, len(rows), -1) for table in self._identity),
-            use_cache=True,
-            **{self.cache_argument: step},
-        )
+        before = self._tiles.pause
+        self._tiles.pause = step.pause if isinstance(step, attention.LayerPass) else no_pause
+        try:
+            out = view(
+                hidden,
+                attention_mask=step,
+                position_ids=rows.positions.unsqueeze(0),
+                position_embeddings=tuple(
+                    table.expand(1, len(rows), -1) for table in self._identity
+                ),
+                use_cache=True,
+                **{self.cache_argument: step},
+            )
+        finally:
+            self._tiles.pause = before
         result: torch.Tensor = out[0] if isinstance(out, tuple) else out
         return result
 

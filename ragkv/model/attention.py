@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, Cache
 
 from .cpu.product_speed import multiplies_bfloat16
-from .rows import TILE_ROWS, Rows, pause
+from .rows import TILE_ROWS, Pause, Rows, no_pause
 
 IMPLEMENTATION = "ragkv_rows"
 # A block of scattered rows has at least so many: SDPA tiles 192 folded rows and more by 64, fewer
@@ -43,8 +43,10 @@ class LayerPass(Cache):
     the attention.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Pause = no_pause) -> None:
+        """`pause` is called between the parts of a long layer."""
         super().__init__(layers=[])
+        self.pause = pause
 
     def attend(
         self,
@@ -137,6 +139,7 @@ def attend(
     window: int | None,
     scaling: float,
     softcap: float | None = None,
+    pause: Pause = no_pause,
 ) -> torch.Tensor:
     """Exact attention of `rows` over the keys of all positions up to their last: (1, H, R, D)."""
     _, heads, count, head_dim = q_rot.shape
@@ -144,7 +147,7 @@ def attend(
     if count == 1:
         return attend_one(q_rot, k_rot, v, window, scaling, softcap)
     if is_whole_prompt(rows, window) and softcap is None:
-        return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling)
+        return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling, pause)
     # the layout the layer expects, so it copies nothing
     out = q_rot.new_empty((1, count, heads, head_dim))
     for block, bias in _blocks(rows, window, q_rot, kv_heads):
@@ -163,7 +166,7 @@ def attend(
 
 
 def _attend_causally(
-    q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, scaling: float
+    q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, scaling: float, pause: Pause
 ) -> torch.Tensor:
     """Attention of rows (1, H, R, D) over keys and values (1, G, R, D) up to their own."""
     _, heads, count, head_dim = q_rot.shape

@@ -12,7 +12,7 @@ import torch
 
 from .attention import LayerPass
 from .cpu.packing import FEW_ROWS
-from .rows import Rows
+from .rows import Pause, Rows, no_pause
 
 Seen = tuple[torch.Tensor, torch.Tensor]  # keys and values that rows attend over, each (1, G, S, D)
 
@@ -27,7 +27,13 @@ class PromptRows(Protocol):
         ...
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None
+        self,
+        layer: int,
+        q_rot: torch.Tensor,
+        seen: Seen,
+        scaling: float,
+        cap: float | None,
+        pause: Pause,
     ) -> torch.Tensor:
         """Attention of queries (1, H, R, D) over what `put` returned: (1, H, R, D)."""
         ...
@@ -41,9 +47,10 @@ class JointPass(LayerPass):
         layer: int,
         parts: Sequence[PromptRows],
         rotate: Callable[[torch.Tensor], torch.Tensor],
+        pause: Pause = no_pause,
     ) -> None:
         """`rotate` maps (1, heads, R, D) of all rows to the same, rotated to their positions."""
-        super().__init__()
+        super().__init__(pause)
         self._layer = layer
         self._parts = parts
         self._rotate = rotate
@@ -101,7 +108,9 @@ class JointPass(LayerPass):
 
     def _attend(self, q_rot: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
         own = zip(self._parts, self._split(q_rot), self._seen, strict=True)
-        out = [part.attend(self._layer, q, seen, scaling, softcap) for part, q, seen in own]
+        out = [
+            part.attend(self._layer, q, seen, scaling, softcap, self.pause) for part, q, seen in own
+        ]
         return out[0] if len(out) == 1 else torch.cat(out, dim=2)
 
     def _split(self, states: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -15,7 +15,7 @@ from transformers import Cache, DynamicCache
 
 from .attention import LayerPass, Watch, attend, attend_decoding, whole_blocks
 from .joint import Seen
-from .rows import Rows
+from .rows import Pause, Rows
 
 
 class KVShape(NamedTuple):
@@ -201,6 +201,13 @@ class KVRows:
         self._record = record
         self._watch = watch
 
+    def last_row(self) -> "KVRows":
+        """The last of the rows alone."""
+        if len(self.rows) == 1:
+            return self
+        last = Rows.of(self.rows.positions[-1:])
+        return KVRows(self._kv, last, self._windows, self._record, self._watch)
+
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return keys and values of all positions
         so far.
@@ -211,13 +218,19 @@ class KVRows:
         return self._kv.view(layer, self.rows.stop)
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None
+        self,
+        layer: int,
+        q_rot: torch.Tensor,
+        seen: Seen,
+        scaling: float,
+        cap: float | None,
+        pause: Pause,
     ) -> torch.Tensor:
         """Queries (1, H, R, D) over the whole prompt -> (1, H, R, D)."""
         window = self._windows[layer]
         if self._watch is not None:
             self._watch.add(q_rot, seen[0], self.rows, window, scaling, cap)
-        return attend(q_rot, *seen, self.rows, window, scaling, cap)
+        return attend(q_rot, *seen, self.rows, window, scaling, cap, pause)
 
 
 class Captured(Exception):

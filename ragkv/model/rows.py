@@ -1,16 +1,12 @@
-"""The rows of a pass, which are the prompt positions that are computed in it, and pauses within a
-layer of it.
+"""The rows of a pass: the prompt positions that are computed in it.
 
 The thread that computes many rows lets others compute between two parts of a layer. Without pauses
-a token of another request waits for a whole layer, which takes long where the prompt is long. A
-layer calls `pause` between the tiles of its MLP and the heads or blocks of its attention. What
-happens then is up to the pass, which says so by `pausing`: a layer of transformers takes no
-argument for it, so it is kept for the thread.
+a token of another request waits for a whole layer, which takes long where the prompt is long. So a
+layer calls the `pause` of its pass between the tiles of its MLP and the heads or blocks of its
+attention.
 """
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +15,11 @@ import torch
 
 TILE_ROWS = 512  # A pass over more rows than this pauses within its layers.
 
-_thread = threading.local()
+Pause = Callable[[], None]  # lets others compute; what it raises ends the pass
+
+
+def no_pause() -> None:
+    """The pause of a pass that never gives way."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,3 @@ class Rows:
 
     def __len__(self) -> int:
         return self.positions.numel()
-
-
-@contextmanager
-def pausing(pause: Callable[[], None] | None) -> Iterator[None]:
-    """Inside the block, layers that this thread runs call `pause` between their parts. What it
-    raises ends the pass.
-    """
-    before = getattr(_thread, "pause", None)
-    _thread.pause = pause
-    try:
-        yield
-    finally:
-        _thread.pause = before
-
-
-def pause() -> None:
-    """Let others compute, if this thread's pass allows it; they may run the same layers meanwhile,
-    on this thread.
-    """
-    if (call := getattr(_thread, "pause", None)) is not None:
-        with pausing(None):
-            call()

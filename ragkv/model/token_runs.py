@@ -16,7 +16,7 @@ from .adapter import Adapter
 from .attention import attend
 from .joint import Seen
 from .rope import RotaryTables
-from .rows import Rows
+from .rows import Pause, Rows
 
 # A pass has at most so many rows: more are hardly faster, and others wait for its layers.
 PASS_ROWS = {"cpu": 512, "cuda": 4096}
@@ -223,10 +223,17 @@ class _RunPass:
         return torch.cat((before_k, k_rot), dim=2), torch.cat((before_v, v), dim=2)
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None
+        self,
+        layer: int,
+        q_rot: torch.Tensor,
+        seen: Seen,
+        scaling: float,
+        cap: float | None,
+        pause: Pause,
     ) -> torch.Tensor:
         """Queries (1, H, R, D) over what `put` returned: (1, H, R, D)."""
-        return attend(q_rot, *seen, self.rows, self._adapter.window(layer), scaling, cap)
+        window = self._adapter.window(layer)
+        return attend(q_rot, *seen, self.rows, window, scaling, cap, pause)
 
     def _placed_at(self, start: int, layer: int, kv: torch.Tensor) -> Seen:
         """Raw KV (2, G, T, D) of a layer placed at `start`: rotated keys, and values, each (1, G,

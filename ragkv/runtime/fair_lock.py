@@ -126,10 +126,10 @@ class TimeShareQueue(Generic[T]):
 
 
 class Wait:
-    """One attempt to get a lock, for the owner of this thread's work."""
+    """One attempt to get a lock, for an owner."""
 
-    def __init__(self, urgent: bool = False) -> None:
-        self.owner = current_owner()
+    def __init__(self, owner: str = "", urgent: bool = False) -> None:
+        self.owner = owner
         self.urgent = urgent
         self.over = threading.Event()  # set when the wait ends
         self.granted = False
@@ -169,9 +169,11 @@ class FairLock:
             return self._waiting.owners | ({self._holder.owner} if self._holder else set())
 
     @contextmanager
-    def hold(self, urgent: bool = False, check: Check = no_check) -> Iterator[None]:
-        """Hold the lock inside the block. What `check` raises ends the wait for it."""
-        self.acquire(Wait(urgent), check)
+    def hold(
+        self, owner: str = "", *, urgent: bool = False, check: Check = no_check
+    ) -> Iterator[None]:
+        """Hold the lock inside the block, for `owner`. What `check` raises ends the wait for it."""
+        self.acquire(Wait(owner, urgent), check)
         try:
             yield
         finally:

@@ -23,8 +23,7 @@ import torch
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.cpu.packing import FEW_ROWS
 from ragkv.model.decode.batching import DecodeRow, decode_rows, rows_are_alike
-from ragkv.model.rows import pausing
-from ragkv.runtime import Closing, FairLock, Wait, current_owner, openmp
+from ragkv.runtime import Closing, FairLock, Wait, openmp
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +39,14 @@ DRAFT_ROWS = 16
 class DecodeSlot(Closing):
     """One request's place in the batch; close it when the answer is complete."""
 
-    def __init__(self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None) -> None:
+    def __init__(
+        self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None, owner: str
+    ) -> None:
+        self.owner = owner
         self._batch = batch
         self._kv = kv
         self._record = record
         self.taken = True
-        self.owner = current_owner()
 
     def verify(
         self, token: int, drafts: Sequence[int] = (), meanwhile: Sequence[Callable[[], None]] = ()
@@ -87,7 +88,7 @@ class _TokenRequest:
         self.slot = slot
         self.row = row
         self.length = row.kv.length
-        self.wait = Wait()
+        self.wait = Wait(slot.owner)
         self.logits: torch.Tensor | None = None  # (1 + drafts, V)
         self.error: Exception | None = None
 
@@ -130,13 +131,14 @@ class DecodeBatch:
         """Whether `step_waiting` runs a step now. Read without a lock: usually no request waits."""
         return bool(self._waiting) and time.perf_counter() - self._stepped_at >= self.step_s
 
-    def slot(self, kv: PromptKV, record: Recording | None = None) -> DecodeSlot:
-        """A slot for the prompt of `kv`, which has space for its answer; `record` receives the
-        decoded KV.
+    def slot(self, kv: PromptKV, record: Recording | None = None, owner: str = "") -> DecodeSlot:
+        """A slot for the prompt of `kv`, which has space for its answer.
+
+        `record` receives the decoded KV; `owner` is charged for the steps.
         """
         with self._changed:
             self.slots += 1
-        return DecodeSlot(self, kv, record)
+        return DecodeSlot(self, kv, record, owner)
 
     def step_waiting(self) -> None:
         """Run one step for all waiting requests. A thread that holds the compute lock calls this
@@ -201,8 +203,7 @@ class DecodeBatch:
         began = time.perf_counter()
         try:
             # the lock is kept for the whole step: its requests wait nowhere else
-            with pausing(None):
-                self._serve(requests)
+            self._serve(requests)
         # if interrupted: requests that were not served still wait for the lock, and then step
         # themselves
         finally:

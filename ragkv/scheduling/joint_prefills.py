@@ -1,56 +1,62 @@
-"""Prefills that wait for the model are computed in one pass (CacheBlend figure 15c), by the thread
-of one of them.
+"""Prefills that wait for the model are computed in one pass (CacheBlend figure 15c).
 
 The first to get the compute lock takes along its owner's others that wait, oldest first, of any
-engine on the model. No owner waits for rows of another one in its own pass. It knows no plans: how
+engine on the model. No owner waits for another one's rows in its own pass. It knows no plans: how
 jobs are computed is up to its caller.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
-from ragkv.runtime import Check, FairLock, Wait
+from ragkv.runtime import FairLock, Wait
 
-# `JOINT_ROWS` is the most rows of a pass over several prompts, all of which wait for its end
-# (measured: docs/log.md).
+from .work import Work
+
+Job = TypeVar("Job")
+
+# The most rows of a pass over several prompts, all of which wait for its end.
 JOINT_ROWS = 512
 
 
-class _WaitingJob:
+class _WaitingJob(Generic[Job]):
     """A prefill that waits: `job` computes `rows` rows in a layer."""
 
-    def __init__(self, job: Any, rows: float) -> None:
+    def __init__(self, job: Job, rows: float, owner: str) -> None:
         self.job = job
         self.rows = rows
-        self.wait = Wait()
+        self.wait = Wait(owner)
         self.taken = False  # into a pass, of this thread or another one
         self.done = threading.Event()  # that pass is over
 
 
-class JointPrefills:
+class JointPrefills(Generic[Job]):
     """The prefills that wait for one model."""
 
     def __init__(self, lock: FairLock) -> None:
         self._lock = lock
         self._guard = threading.Lock()
-        self._waiting: list[_WaitingJob] = []
+        self._waiting: list[_WaitingJob[Job]] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
 
     def run(
-        self, job: Any, rows: float, check: Check, compute: Callable[[list[Any]], None]
+        self, job: Job, rows: float, work: Work, compute: Callable[[Sequence[Job]], None]
     ) -> None:
-        """Return when a pass with `job` is over. Raises what `check` raises, and what `compute`
-        raises on this thread.
+        """Return when a pass with `job` is over. Raises what `work.check` raises while it waits.
 
         `compute` is called under the lock: with `job`, and with others unless they have more than
-        `JOINT_ROWS` rows together. It tells each how it ended; one that it did not tell did not
-        end.
+        `JOINT_ROWS` rows together. It must set a result or an error on every job; one that has
+        neither is tried again by its own thread. What it raises is raised on this thread.
         """
-        place = _WaitingJob(job, rows)
+        place = _WaitingJob(job, rows, work.owner)
         with self._guard:
             self._waiting.append(place)
         try:
-            if self._lock.acquire(place.wait, check):
+            if self._lock.acquire(place.wait, work.check):
                 places = self._joining(place)
                 try:
                     compute([one.job for one in places])
@@ -64,10 +70,8 @@ class JointPrefills:
             if place.taken:  # another thread may still compute it, also when this one gave up
                 place.done.wait()
 
-    def _joining(self, first: _WaitingJob) -> list[_WaitingJob]:
-        """`first`, and its owner's others that fit into its pass; they do not wait for the lock any
-        more.
-        """
+    def _joining(self, first: _WaitingJob[Job]) -> list[_WaitingJob[Job]]:
+        """`first`, and its owner's others that fit into its pass and need not wait any more."""
         with self._guard:
             places = [first]
             rows = first.rows

@@ -19,63 +19,18 @@ from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
 from ragkv.model.cpu.packing import FEW_ROWS
-from ragkv.runtime import Check, FairLock, check_stopped, current_owner, no_check, openmp
+from ragkv.runtime import Check, FairLock, no_check, openmp
 from ragkv.runtime.batches import POLL_S
 from ragkv.store import PrefetchHint, Store
 
 from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills
+from .work import Work
 
 # Beyond `workers`, requests are admitted whose prompts have at most `JOINT_TOKENS` tokens together
 # with those that are: they plan and read ahead, and then share a pass. One long prompt holds as
 # much.
 JOINT_TOKENS = 8192
-
-
-class Ticket:
-    """The deadline of one request, and the event that cancels it."""
-
-    def __init__(
-        self,
-        deadline_s: float | None,
-        cancel: threading.Event | None,
-        ended: Callable[[Exception], None],
-    ) -> None:
-        """`ended` is called once, with the first error that `check` raises."""
-        self._deadline_s = deadline_s
-        self._cancel = cancel
-        self._ended = ended
-        self._began = time.monotonic()
-        self._over = False
-
-    def check(self) -> None:
-        """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
-        error: CancelledError | DeadlineError
-        if self._cancel is not None and self._cancel.is_set():
-            error = CancelledError(
-                "The request was cancelled by its caller; what it held is released."
-            )
-        elif self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
-            error = DeadlineError(
-                f"The request's deadline of {self._deadline_s:g} s passed; what it held is "
-                "released. Give it more "
-                "time, ask for fewer tokens, or ask again when the queue is shorter."
-            )
-        else:
-            return
-        if not self._over:
-            self._over = True
-            self._ended(error)
-        try:
-            raise error
-        finally:
-            del error  # or it and this frame hold each other, and with them the request and its KV
-
-    def wait(self, event: threading.Event) -> None:
-        """Wait for `event`; raises what `check` raises."""
-        may_end = self._cancel is not None or self._deadline_s is not None
-        while not event.wait(POLL_S if may_end else None):
-            self.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +73,11 @@ class _Place:
 class Scheduler:
     """One engine's requests and background work. All methods are thread-safe."""
 
-    def __init__(self, turns: ModelTurns, config: SchedulerConfig, store: Store) -> None:
+    def __init__(
+        self, turns: ModelTurns, config: SchedulerConfig, store: Store, owner: str = ""
+    ) -> None:
+        """`owner` is the tenant for which all of this engine's work waits and is charged."""
+        self.owner = owner
         self._turns = turns
         self._config = config
         self._store = store
@@ -131,38 +90,36 @@ class Scheduler:
         self._served = self._refused = self._expired = self._cancelled = 0
         self._closed = False
 
-    def ticket(
-        self, deadline_s: float | None = None, cancel: threading.Event | None = None
-    ) -> Ticket:
-        """A ticket for a new request. Without a deadline of its own it has the config's."""
-        return Ticket(
-            self._config.deadline_s if deadline_s is None else deadline_s, cancel, self._count
-        )
-
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """A request runs inside the block: background work waits."""
+    def request(
+        self, deadline_s: float | None = None, cancel: threading.Event | None = None
+    ) -> Iterator[Work]:
+        """A request runs inside the block, and background work waits.
+
+        Without a deadline of its own it has the config's.
+        """
+        deadline_s = self._config.deadline_s if deadline_s is None else deadline_s
         self._add_requests(1)
         try:
-            yield
+            yield Work(self.owner, deadline_s, cancel, self._count)
         finally:
             self._add_requests(-1)
 
     @contextmanager
     def admitted(
-        self, hint: PrefetchHint, ticket: Ticket, tokens: int = JOINT_TOKENS
+        self, hint: PrefetchHint, work: Work, tokens: int = JOINT_TOKENS
     ) -> Iterator[None]:
         """Wait to be admitted. The store knows `hint` from when the request queues until the block
         ends.
 
-        Raises what `ticket.check` raises, and `QueueFullError` at once if too many wait. `tokens`:
+        Raises what `work.check` raises, and `QueueFullError` at once if too many wait. `tokens`:
         of the prompt.
         """
-        ticket.check()
+        work.check()
         place = self._join(hint, tokens)
         try:
-            ticket.wait(place.admitted)
-            ticket.check()
+            work.wait(place.admitted)
+            work.check()
             self._store.started(hint)
             yield
             with self._lock:
@@ -174,9 +131,9 @@ class Scheduler:
         """Return when a prompt should be prepared: while others compute, few of an owner wait for
         the model.
         """
-        while len(self._running) + len(self._waiting) >= FEW_ROWS and self._turns.lock.owners - {
-            current_owner()
-        }:
+        while len(self._running) + len(self._waiting) >= FEW_ROWS and (
+            self._turns.lock.owners - {self.owner}
+        ):
             check()
             time.sleep(POLL_S)
 
@@ -185,7 +142,7 @@ class Scheduler:
         """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
         once closed.
         """
-        with self._turns.lock.hold(check=check):
+        with self._turns.lock.hold(self.owner, check=check):
             self._check_open()
             yield
 
@@ -199,13 +156,6 @@ class Scheduler:
         self._turns.batch.step_waiting()
         self._turns.lock.give_way()
         self._check_open()
-
-    def between_layers_of_chunks(self) -> None:
-        """The same where chunks are encoded or scored. Raises also what ends this thread's own
-        request.
-        """
-        check_stopped()
-        self.between_layers()
 
     @property
     def busy(self) -> bool:
@@ -224,9 +174,9 @@ class Scheduler:
         self._add_requests(0)
 
     @contextmanager
-    def encoding_turn(self) -> Iterator[None]:
+    def encoding_turn(self, check: Check = no_check) -> Iterator[None]:
         """A turn to encode one batch of chunks. Raises what `turn` raises."""
-        with self._turns.encoding.hold(), self.turn():
+        with self._turns.encoding.hold(self.owner, check=check), self.turn(check):
             yield
 
     def stats(self) -> QueueStats:
@@ -239,7 +189,7 @@ class Scheduler:
         """Wait for the turn under way to end, and allow no other. Answers that decode already go
         on.
         """
-        with self._turns.lock.hold():
+        with self._turns.lock.hold(self.owner):
             self._closed = True
 
     def _check_open(self) -> None:
@@ -259,8 +209,7 @@ class Scheduler:
                 self._refused += 1
                 raise QueueFullError(
                     f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again "
-                    "later, or raise "
-                    "scheduler.queue_limit."
+                    "later, or raise scheduler.queue_limit."
                 )
             # under the lock, so that the store sees the requests in this queue's order
             self._store.queued(hint)

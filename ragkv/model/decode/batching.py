@@ -17,7 +17,7 @@ import torch
 from ..adapter import Adapter
 from ..joint import Seen
 from ..promptkv import PromptKV, Recording
-from ..rows import Rows
+from ..rows import Pause, Rows
 
 # A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
 TRIED_LENGTHS = (1022, 250)
@@ -134,7 +134,13 @@ class _Part:
         return k_rot, v
 
     def attend(
-        self, layer: int, q_rot: torch.Tensor, seen: Seen, scaling: float, cap: float | None
+        self,
+        layer: int,
+        q_rot: torch.Tensor,
+        seen: Seen,
+        scaling: float,
+        cap: float | None,
+        pause: Pause,
     ) -> torch.Tensor:
-        """Queries (1, H, R, D) -> (1, H, R, D)."""
+        """Queries (1, H, R, D) -> (1, H, R, D). A step is never paused."""
         return self._kv.attend(layer, q_rot, self.rows, self._adapter.windows[layer], scaling, cap)

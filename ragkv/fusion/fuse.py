@@ -1,0 +1,288 @@
+"""Fusing: the KV of one prompt from many entries, layer by layer (CacheBlend sections 4.2, 4.3, 5.1).
+
+For each layer the stored slices are read, their keys rotated to their positions, and both placed in
+the prompt's KV. Then the layer runs over the rows that are computed, whose fresh KV overwrites the
+stored KV. A checking selector narrows the rows down between two layers. An asking selector needs two
+passes: the first places everything and measures the question's attention, the second recomputes
+what was chosen and loads nothing.
+
+`fuse` runs no layer itself. It yields the rows of each layer and is sent what the layer makes of
+them, so that the rows of several prompts can go through the weights together (`passes.py`). It
+knows no text, documents or tiers, reads entries and never writes them.
+"""
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
+from ragkv.model.promptkv import KVRows
+from ragkv.model.rope import RotaryTables
+
+from .pipeline import LayerReader
+from .plan import Candidates, Plan, Span
+from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """What a prompt gives one layer."""
+
+    layer: int
+    part: KVRows  # its R rows, and the KV they are written to and attend over
+    hidden: torch.Tensor  # (1, R, E)
+    cos: torch.Tensor  # of the rows' positions, (1, R, rotary dims)
+    sin: torch.Tensor
+
+    def last_row(self) -> "LayerRows":
+        """The same with the last row alone."""
+        return LayerRows(
+            self.layer,
+            self.part.last_row(),
+            self.hidden[:, -1:],
+            self.cos[:, -1:],
+            self.sin[:, -1:],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The result of fusing one prompt."""
+
+    kv: PromptKV  # rotated, S positions valid
+    last: torch.Tensor  # (1, 1, E): the last layer's output for the last position
+    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of positions recomputed there, on CPU
+    row_layers: int  # rows computed, summed over layers
+    place_s: float  # rotating stored KV and copying it into place
+
+
+Fusing = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidden (1, R, E)
+
+
+class Choice:
+    """Which candidates a prompt recomputes, as its selector says: before, while or after loading."""
+
+    def __init__(self, plan: Plan, selector: Selector, ratio: float, seed: int) -> None:
+        count = len(plan.candidates)
+        self.wanted = budget(ratio, count)
+        self.asks = selector if isinstance(selector, AskingSelector) and self.wanted else None
+        self.checks = selector if isinstance(selector, CheckingSelector) and self.wanted else None
+        self.ratio = ratio
+        self.candidates = plan.candidates
+        # indices of the candidates that the first pass computes, (C,) ascending
+        if isinstance(selector, StaticSelector):
+            self.first = selector.select(plan.candidates, ratio, seed)
+        else:
+            self.first = torch.arange(count if self.checks else 0)
+        # only what keeps a token that is not computed must be read
+        self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
+        forced = plan.forced.numel()
+        self.rows = forced + max(self.wanted, self.first.numel())  # at most, in a layer
+
+
+def fuse(
+    adapter: Adapter,
+    plan: Plan,
+    choice: Choice,
+    reader: LayerReader,
+    kv: PromptKV,
+    record: Recording | None = None,
+) -> Fusing:
+    """Yields the rows of each layer in turn, and is sent what the layer makes of them.
+
+    `kv` has room for the prompt and its answer. `record` collects the raw KV of its range, placed or
+    computed. Raises `EntryDamagedError`.
+    """
+    length = plan.token_ids.numel()
+    layers = range(adapter.layer_count)
+    tables = adapter.rope.tables(length)
+    placing = _Placing(adapter, tables, choice.loaded, kv, record)
+    token_ids = plan.token_ids
+    forced = plan.forced
+    watch = None
+    if choice.asks is not None:
+        token_ids, forced = plan.asking()
+        watch = Watch(plan.question_rows - plan.unasked_rows, length, adapter.device)
+    running = _Running(
+        adapter, kv, tables, record, token_ids, forced, choice.candidates, choice.first
+    )
+
+    for layer in layers:
+        slices = reader.layer(layer)
+        placing.place(layer, slices)
+        if choice.checks is not None and layer > 0:
+            _keep_deviating(layer, running, choice, slices)
+        yield from running.through(layer, watch)
+        if watch is None:
+            kv.finish_prefill(layer, length)
+
+    if choice.asks is not None and watch is not None:
+        asked = running.row_layers
+        attention = watch.received()[choice.candidates.positions]  # (N,)
+        chosen = choice.asks.select(choice.candidates, attention, choice.ratio)
+        # what stands before the first candidate saw nothing that this pass changes
+        forced = plan.forced[plan.leading_rows :]
+        running = _Running(
+            adapter, kv, tables, record, plan.token_ids, forced, choice.candidates, chosen
+        )
+        running.row_layers = asked
+        for layer in layers:
+            yield from running.through(layer)
+            kv.finish_prefill(layer, length)
+
+    kv.length = length
+    selected = tuple(running.selected_by_layer)
+    return Fused(kv, running.hidden[:, -1:], selected, running.row_layers, placing.seconds)
+
+
+class _Running:
+    """The rows of one prompt on their way through the layers."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        kv: PromptKV,
+        tables: RotaryTables,
+        record: Recording | None,
+        token_ids: torch.Tensor,
+        forced: torch.Tensor,
+        candidates: Candidates,
+        chosen: torch.Tensor,
+    ) -> None:
+        """The rows are the positions `forced`, and the candidates of index `chosen` (C,)."""
+        self.adapter = adapter
+        self._kv = kv
+        self._tables = tables
+        self._record = record
+        self._forced = forced
+        self._candidates = candidates
+        self.row_layers = 0
+        self.selected_by_layer: list[torch.Tensor] = []
+        self._set(chosen)
+        # (1, R, E)
+        self.hidden = adapter.embed(token_ids.to(adapter.device)[self.rows.positions])
+
+    def through(
+        self, layer: int, watch: Watch | None = None
+    ) -> Generator[LayerRows, torch.Tensor, None]:
+        """Yield the rows for `layer`; they go on with what is sent.
+
+        The later half of the layers adds to `watch`.
+        """
+        watch = watch if layer >= self.adapter.layer_count // 2 else None
+        cos, sin = self._tables.of(self.adapter.rope_kind(layer), self.rows)
+        part = KVRows(self._kv, self.rows, self.adapter.windows, self._record, watch)
+        self.hidden = yield LayerRows(layer, part, self.hidden, cos, sin)
+        self.selected_by_layer.append(self._candidates.positions[self.chosen])
+        self.row_layers += len(self.rows)
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Go on with the chosen candidates at the places `kept` (C,) among them."""
+        before = self.rows.positions
+        self._set(self.chosen[kept])
+        self.hidden = self.hidden[:, torch.searchsorted(before, self.rows.positions)]
+
+    def _set(self, chosen: torch.Tensor) -> None:
+        self.chosen = chosen
+        selected = self._candidates.positions[chosen]
+        positions = torch.cat((self._forced, selected)).sort().values
+        self.rows = Rows.of(positions).on(self.adapter.device)
+
+
+class _Placing:
+    """Puts stored slices at their positions in a prompt's KV."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        tables: RotaryTables,
+        spans: Sequence[Span],
+        kv: PromptKV,
+        record: Recording | None,
+    ) -> None:
+        self._adapter = adapter
+        self._tables = tables
+        self._spans = spans
+        self._kv = kv
+        self._record = record
+        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of table
+        self.seconds = 0.0
+
+    def place(self, layer: int, slices: Sequence[torch.Tensor]) -> None:
+        """Rotate each span's slice (2, G, T, D) to its positions and put it into the KV."""
+        if not self._spans:
+            return
+        began = time.perf_counter()
+        parts = [
+            piece[:, :, span.offset :][:, :, : len(span)]
+            for span, piece in zip(self._spans, slices, strict=True)
+        ]
+        # (1, G, sum T, D): one rotation for all
+        k_raw = torch.cat([part[0] for part in parts], dim=1).unsqueeze(0)
+        rotated = self._adapter.rotate_in_float32(layer, k_raw, *self._rotation(layer))
+        k_rots = torch.split(rotated, [len(span) for span in self._spans], dim=2)
+        for span, k_rot, part in zip(self._spans, k_rots, parts, strict=True):
+            self._kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
+            if self._record is not None:
+                self._record.put(layer, span.start, part)
+        self.seconds += time.perf_counter() - began
+
+    def _rotation(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the spans' positions, (1, sum T, rotary dims): equal in layers of a kind."""
+        kind = self._adapter.rope_kind(layer)
+        if kind not in self._rotations:
+            parts = [self._tables.span(kind, span.start, span.stop) for span in self._spans]
+            cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
+            self._rotations[kind] = cos, sin
+        return self._rotations[kind]
+
+
+def _keep_deviating(
+    layer: int, running: _Running, choice: Choice, slices: Sequence[torch.Tensor]
+) -> None:
+    """From layer 1 on, keep the candidates that deviate most from the stored KV."""
+    assert choice.checks is not None
+    layers = running.adapter.layer_count
+    keep = choice.checks.keep(layer, layers, choice.ratio, len(choice.candidates))
+    if keep is None or keep >= len(running.chosen):
+        return
+    positions = choice.candidates.positions[running.chosen]
+    deviation = _deviation(layer, running, positions, choice.loaded, slices)
+    order = torch.sort(deviation, descending=True, stable=True).indices
+    running.keep(order[:keep].sort().values.cpu())
+
+
+def _deviation(
+    layer: int,
+    running: _Running,
+    positions: torch.Tensor,
+    spans: Sequence[Span],
+    slices: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """sqrt(sum dK^2 + sum dV^2) of the candidates at `positions` (C,): (C,) float32 on the device.
+
+    Fresh is compared with stored KV, keys before RoPE.
+    """
+    device = running.adapter.device
+    positions = positions.to(device)
+    rows = torch.searchsorted(running.rows.positions, positions)
+    k_raw, v = running.adapter.project_kv(layer, running.hidden[:, rows], Rows.of(positions))
+    fresh = torch.stack((k_raw[0], v[0])).float()  # (2, G, C, D)
+    squared = torch.empty(positions.numel(), device=device)
+    for span, piece in zip(spans, slices, strict=True):
+        bounds = torch.tensor([span.start, span.stop], device=device)
+        low, high = torch.searchsorted(positions, bounds)
+        if low < high:
+            stored = piece[:, :, positions[low:high] - span.start + span.offset].float()
+            squared[low:high] = (fresh[:, :, low:high] - stored).square().sum(dim=(0, 1, 3))
+    return squared.sqrt()
+
+
+def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:
+    """The loaded spans with at least one token that is neither forced nor `chosen`."""
+    computed = torch.zeros(plan.token_ids.numel(), dtype=torch.bool)
+    computed[plan.forced] = True
+    computed[plan.candidates.positions[chosen]] = True
+    return tuple(span for span in plan.loaded if not computed[span.start : span.stop].all())

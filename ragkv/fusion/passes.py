@@ -1,0 +1,156 @@
+"""Passes over a model's layers: one prompt alone, or several whose rows share the weights.
+
+Each prompt's `fuse` yields the rows of its next layer. A pass collects them, runs the layer once
+over all of them (only attention runs prompt by prompt), and sends every prompt what the layer made
+of its rows (CacheBlend figure 15c).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ragkv.model import Adapter, LayerPass, Rows
+from ragkv.runtime import Check
+
+from .fuse import Fused, Fusing, LayerRows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a pass made of one prompt."""
+
+    fused: Fused
+    logits: torch.Tensor  # (V,) float32, of the last position
+    pass_s: float  # of the whole pass, with `others_s`
+    others_s: float  # spent on decoding steps of other requests, between layers
+    prompts: int  # computed in the pass, this one included
+
+
+class PromptPass:
+    """One prompt's part of a pass. It ends with a result or an error."""
+
+    def __init__(self, fusing: Fusing, check: Check) -> None:
+        """What `check` raises ends this prompt's part; it is called between layers."""
+        self.fusing = fusing
+        self.check = check
+        self.ended: Passed | Exception | None = None
+
+    def result(self) -> Passed | None:
+        """What the pass made of it; `None` if a pass over several prompts failed as a whole.
+
+        Raises what ended it: `EntryDamagedError`, or what `check` raised.
+        """
+        ended = self.ended
+        self.ended = None  # or the error and the frames in it would hold each other, and the KV
+        try:
+            if isinstance(ended, Exception):
+                raise ended
+            return ended
+        finally:
+            del ended
+
+
+@torch.no_grad()
+def run_pass(adapter: Adapter, prompts: Sequence[PromptPass], pause: Callable[[], None]) -> None:
+    """Compute all prompts in one pass; the caller holds the compute lock.
+
+    Each gets its result. One that fails leaves the pass, and the others go on. `pause` is called
+    between layers and within long ones, so that other requests may compute.
+    """
+    try:
+        _Pass(adapter, prompts, pause).run()
+    except Exception as error:
+        left = [one for one in prompts if one.ended is None]
+        if len(left) == 1:
+            left[0].ended = error
+        else:
+            log.warning(
+                "A pass over %d prompts failed (%s); each is computed alone.", len(left), error
+            )
+
+
+class _Pass:
+    """Prompts on their way through the layers together."""
+
+    def __init__(
+        self, adapter: Adapter, prompts: Sequence[PromptPass], pause: Callable[[], None]
+    ) -> None:
+        self._adapter = adapter
+        self._prompts = prompts
+        self._pause = pause
+        self._rows: dict[PromptPass, LayerRows] = {}  # what each gives its next layer
+        self._fused: dict[PromptPass, Fused] = {}  # of those that passed the last layer
+        self._others_s = 0.0
+
+    def run(self) -> None:
+        """Give each prompt its result or its error."""
+        began = time.perf_counter()
+        self._let_others_compute()  # which raises an error if the engine was closed
+        for prompt in self._prompts:
+            self._advance(prompt, None)
+        while self._rows:
+            layer = min(rows.layer for rows in self._rows.values())
+            together = {p: rows for p, rows in self._rows.items() if rows.layer == layer}
+            hidden = self._run_layer(layer, list(together.values()))
+            for prompt, own in zip(together, hidden, strict=True):
+                self._advance(prompt, own)
+            self._let_others_compute()
+        if not self._fused:
+            return
+        last = torch.cat([fused.last for fused in self._fused.values()], dim=1)
+        logits = self._adapter.logits(last)  # (prompts, V)
+        self._adapter.wait_for_device()
+        took_s = time.perf_counter() - began
+        for (prompt, fused), own in zip(self._fused.items(), logits, strict=True):
+            row = own.clone() if len(self._fused) > 1 else own
+            prompt.ended = Passed(fused, row, took_s, self._others_s, len(self._prompts))
+
+    def _advance(self, prompt: PromptPass, hidden: torch.Tensor | None) -> None:
+        """Send `hidden` to a prompt, and take the rows of its next layer; one that fails leaves."""
+        self._rows.pop(prompt, None)
+        try:
+            prompt.check()
+            # None begins it
+            self._rows[prompt] = prompt.fusing.send(hidden)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self._fused[prompt] = end.value
+        except Exception as error:
+            prompt.ended = error
+
+    def _run_layer(self, layer: int, prompts: Sequence[LayerRows]) -> Sequence[torch.Tensor]:
+        """Run `layer` over the rows of all prompts: hidden (1, R, E) of each.
+
+        In the last layer only each prompt's last row needs an output.
+        """
+        if layer == self._adapter.layer_count - 1:
+            several = [rows for rows in prompts if len(rows.part.rows) > 1]
+            if several:
+                self._adapter.project_kv(layer, *self._joined(several))
+            prompts = [rows.last_row() for rows in prompts]
+        hidden = self._adapter.call_layer(layer, *self._joined(prompts))
+        return torch.split(hidden, [len(rows.part.rows) for rows in prompts], 1)
+
+    def _joined(self, prompts: Sequence[LayerRows]) -> tuple[torch.Tensor, Rows, LayerPass]:
+        """What a layer is given of all prompts: their rows, one prompt after another."""
+        hidden = torch.cat([rows.hidden for rows in prompts], dim=1)
+        cos = torch.cat([rows.cos for rows in prompts], dim=1)
+        sin = torch.cat([rows.sin for rows in prompts], dim=1)
+        parts = [rows.part for rows in prompts]
+        positions = Rows(torch.cat([part.rows.positions for part in parts]), None)
+        step = self._adapter.joint_pass(prompts[0].layer, parts, cos, sin, self._pause_within)
+        return hidden, positions, step
+
+    def _pause_within(self) -> None:
+        if len(self._rows) == 1:  # within a layer of several none may leave
+            next(iter(self._rows)).check()
+        self._let_others_compute()
+
+    def _let_others_compute(self) -> None:
+        left = time.perf_counter()
+        self._pause()
+        self._others_s += time.perf_counter() - left
