@@ -7,7 +7,7 @@ without an entry, and the last token, because its logits are needed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -49,8 +49,6 @@ class Span:
     lease: Lease | None = None  # its stored KV; None if it is computed
     chunk: int | None = None  # index into the request's chunks
     offset: int = 0  # the first token of the entry that is used
-    # (T, 1 + C) of its entry, if they were looked up and are there
-    scores: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -64,9 +62,6 @@ class Candidates:
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
     offset: torch.Tensor  # (N,) position within the span
-    sensitivity: torch.Tensor | None  # (N,) float32; None if an entry has no scores
-    # (N, C) float32 topics of each token; None without learned scores
-    topics: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return self.positions.numel()
@@ -120,18 +115,6 @@ class Plan:
         """
         return int(torch.searchsorted(self.forced, self.candidates.positions[:1]).sum())
 
-    def with_history_as_it_is(self) -> "Plan":
-        """The same without history among the candidates."""
-        return Plan.of(
-            self.token_ids,
-            [
-                replace(span, state=SpanState.APPROXIMATE)
-                if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED
-                else span
-                for span in self.spans
-            ],
-        )
-
     def loaded(self) -> tuple[Span, ...]:
         """The spans that are read from leases."""
         return tuple(span for span in self.spans if span.lease is not None)
@@ -141,17 +124,5 @@ def _candidates(spans: Sequence[Span], last: int) -> Candidates:
     fused = [span for span in spans if span.state is SpanState.FUSED]
     positions = [torch.arange(span.start, min(span.stop, last)) for span in fused]
     empty = torch.empty(0, dtype=torch.int64)
-    scores = [
-        span.scores[span.offset :][: len(there)]
-        for span, there in zip(fused, positions, strict=True)
-        if span.scores is not None
-    ]
-    known = torch.cat(scores).float() if fused and len(scores) == len(fused) else None  # (N, 1 + C)
-    return Candidates(
-        torch.cat([empty, *positions]),
-        torch.cat(
-            [empty, *(there - span.start for span, there in zip(fused, positions, strict=True))]
-        ),
-        None if known is None else known[:, 0].contiguous(),
-        known[:, 1:] if known is not None and known.shape[1] > 1 else None,
-    )
+    offsets = [there - span.start for span, there in zip(fused, positions, strict=True)]
+    return Candidates(torch.cat([empty, *positions]), torch.cat([empty, *offsets]))
