@@ -31,16 +31,7 @@ POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru", "t-lru-guarded", "thresho
 TAIL_POLICIES = ("et-lru", "t-lru", "t-lru-guarded")  # They need a target: at xi 0 they are LRU.
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
-SELECTOR_NAMES = (
-    "all",
-    "attention",
-    "first-k",
-    "hkvd",
-    "hkvd-gradual",
-    "none",
-    "random",
-    "sensitivity",
-)
+SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none", "random")
 # `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
 EXPECTED_CODEC = "int8"
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
@@ -187,23 +178,16 @@ class FusionConfig:
     ratio: float | None = None
     # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     floor_tokens: int = 8
-    # which tokens: ragkv.fusion.SELECTORS; None: by learned scores, else by attention
-    selector: str | None = None
-    # of chunks: "expected" or "alone"; None: expected, of the bundled reader alone
-    stored_kv: str | None = None
+    selector: str = "attention"  # which tokens: ragkv.fusion.SELECTORS
+    stored_kv: str = "expected"  # of chunks: "expected", or "alone" as in the papers
     # layers read ahead of the one being fused; 0: none; None: as measured
     read_ahead_layers: int | None = None
     seed: int = 0  # of the `random` selector
-    # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
-    sensitivity_prefixes: int = 2
-    learned_scores: bool = True  # use the score network of the model's folder
 
     def __post_init__(self) -> None:
-        if self.selector is not None:
-            one_of("fusion.selector", self.selector, SELECTOR_NAMES)
-        if self.stored_kv is not None:
-            one_of("fusion.stored_kv", self.stored_kv, ("expected", "alone"))
-        at_least(self, sensitivity_prefixes=0, read_ahead_layers=0, floor_tokens=0)
+        one_of("fusion.selector", self.selector, SELECTOR_NAMES)
+        one_of("fusion.stored_kv", self.stored_kv, ("expected", "alone"))
+        at_least(self, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(
                 f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1]."

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from .config import EXPECTED_CODEC, EngineConfig
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
 from .errors import RagKVError, UnsupportedError, check_kind
-from .fusion import Fusor, Readers, Scorer
-from .model.loading import READER_NOTE, READER_UNKNOWN, load
+from .fusion import Fusor, Readers
+from .model.loading import load
 from .prompt import (
     ActiveRequest,
     AnswerBackend,
@@ -46,9 +46,6 @@ from .scheduling import QueueStats, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, WarmReport, neutral_ids
 from .store import Identity, RemoteStats, Store, StoreStats
 from .types import Answer, Chunk, TokenEvent
-
-if TYPE_CHECKING:
-    from .fusion.learned import ScoreModel
 
 # Makes what computes the answers of an engine, instead of its own model.
 BackendMaker = Callable[[SharedModel, Entries], AnswerBackend]
@@ -115,9 +112,6 @@ class Engine(Closing):
             tokenizer, getattr(adapter.config, "bos_token_id", None), config.prompt.system
         )
         self.intake = Intake(self.model, runs, config)
-        network = self._score_network()
-        if network is not None:
-            self.intake.default_selector = "sensitivity"
 
         # What is stored, and who makes it.
         self.store = store = Store.open(
@@ -131,7 +125,7 @@ class Engine(Closing):
         identity = replace(
             own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec or "raw"
         )
-        encoder = self._encoder(identity, network)
+        encoder = self._encoder(identity)
         background = BackgroundEncoder(encoder, store, scheduler)
         block_writer = BlockWriter.open(config, store, identity, adapter)
         unused = other_dtype_note(store, identity, self.model.dtype_choice.why)
@@ -141,7 +135,7 @@ class Engine(Closing):
             from .fusion import gate_result
 
             self.intake.apply_gate_result(
-                gate_result.load(directory, encoder.measured_as, config.fusion)
+                gate_result.load(directory, encoder.identity, config.fusion)
             )
         prices = config.controller.prices
         method = partial(self.intake.method, PrefillOptions())
@@ -193,47 +187,25 @@ class Engine(Closing):
         # this thread loaded and packed weights; another one may compute next
         openmp.release_threads()
 
-    def _score_network(self) -> "ScoreModel | None":
-        """The learned scores of the model's folder, if the settings allow them."""
-        from .fusion import learned
-
-        fusion = self.config.fusion
-        if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
-            return None
-        return learned.load_for(self.model.adapter)
-
-    def _encoder(self, identity: Identity, network: "ScoreModel | None") -> Encoder:
-        """What encodes chunks behind the application's prefix, and scores them if the settings want
-        it.
-        """
-        fusion = self.config.fusion
-        adapter = self.model.adapter
-        prefix = self.intake.runs.before_documents
-        texts = fusion.sensitivity_prefixes
-        # as its scores were trained
-        stored_kv = fusion.stored_kv or ("alone" if self.model.is_reader else "expected")
-        neutral = neutral_ids(self.model.tokenizer) if stored_kv == "expected" else ()
-        between = self.scheduler.between_layers_of_chunks
-        scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
-        makes_scores = self.intake.method({}).selector.needs_scores
+    def _encoder(self, identity: Identity) -> Encoder:
+        """What encodes chunks behind the application's prefix."""
+        is_expected = self.config.fusion.stored_kv == "expected"
         return Encoder(
-            adapter,
-            prefix,
+            self.model.adapter,
+            self.intake.runs.before_documents,
             identity,
-            scorer,
-            between,
-            neutral_ids=neutral,
+            self.scheduler.between_layers_of_chunks,
+            neutral_ids=neutral_ids(self.model.tokenizer) if is_expected else (),
             codec=self.config.store.codec or EXPECTED_CODEC,
             contexts=self.model.contexts,
-            makes_scores=makes_scores,
         )
 
     @classmethod
     def from_pretrained(
         cls, name: str | os.PathLike[str], config: EngineConfig | None = None
     ) -> Self:
-        """Build on a model folder, a hub id, or `"reader"`, the bundled one, on the config's device
-        and dtype, with the config's LoRA adapter and kind of weights.
+        """Build on a model folder, a GGUF file, a hub id or `"smollm2"`, on the config's device and
+        dtype, with the config's LoRA adapter and kind of weights.
 
         The dtype "auto" is on a CPU the one in which it computes the model fastest
         (`model/dtype_choice.py`).
@@ -272,7 +244,7 @@ class Engine(Closing):
 
     @property
     def entries(self) -> Entries:
-        """The stored entries of chunks: encode later, delete, score anew. Raises `RagKVError` once
+        """The stored entries of chunks: encode later, delete. Raises `RagKVError` once
         closed.
         """
         self._check_open()
@@ -330,8 +302,6 @@ class Engine(Closing):
             # a complete answer is handed out even after the deadline
             if isinstance(event, TokenEvent):
                 active.ticket.check()
-            elif self.model.is_reader and event.text.strip() == READER_UNKNOWN:
-                event = event.with_notes(READER_NOTE)
             yield event
 
     def prefill(

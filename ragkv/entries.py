@@ -13,7 +13,7 @@ from .config import EngineConfig
 from .prompt import ChunkLike, Intake
 from .runtime import Check, no_check
 from .scheduling import Scheduler
-from .scheduling.encoding import BackgroundEncoder, Encoder, StoredScores, Warmer, WarmReport
+from .scheduling.encoding import BackgroundEncoder, Encoder, Warmer, WarmReport
 from .store import EntryKey, Identity, Store
 from .types import Chunk
 
@@ -93,12 +93,10 @@ class Entries:
         """Those of `chunks` that `warm` would compute, each once, and about how many bytes that
         will take.
         """
-        scores = StoredScores(self.encoder, self._store)
         found = {
             chunk.token_ids: chunk
             for chunk in self._encodable(chunks)
             if not self._store.is_durable(self.identity.key(chunk.token_ids))
-            or scores.lacking(chunk.token_ids)
         }
         return list(found.values()), sum(map(self.encoder.entry_bytes, map(len, found)))
 
@@ -136,8 +134,7 @@ class Entries:
             return sum(self._store.delete(key) for key in others)
 
     def gc(self) -> int:
-        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant, and
-        scores not in use.
+        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant.
 
         Returns the bytes freed.
         """
@@ -160,9 +157,8 @@ class Entries:
         kind in use.
         """
         own = self.encoder.alone
-        used = "" if self.encoder.scorer is None else self.encoder.scorer.name
-        kv = replace(identity.of_kv, context=own.context, tenant=own.tenant)
-        return identity.scorer in ("", used) and kv in self.encoder.identities
+        kv = replace(identity, context=own.context, tenant=own.tenant)
+        return kv in self.encoder.identities
 
 
 def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:

@@ -19,7 +19,7 @@ from .config import EngineConfig
 from .errors import ConfigError
 from .runtime import make_private_folder, replace_file
 
-NAMES = ("smollm2", "reader")  # `NAMES` are the models that have a name; the first is the default.
+NAMES = ("smollm2",)  # `NAMES` are the models that have a name; the first is the default.
 VARIABLE = "RAGKV_MODEL"  # `VARIABLE` is the environment variable that names a model.
 FILE = "home.json"  # `FILE` is in a home.
 # With another value of one of `IDENTIFYING`, stored KV is not found.

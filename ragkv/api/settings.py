@@ -184,7 +184,7 @@ class ServeConfig:
     home: str = ".ragkv"  # folder of index and KV; the server has its tenants and keys there
     # directory of the KV, for replicas that share `home`; None: in `home`
     kv_home: str | None = None
-    # "smollm2", "reader", a folder, a GGUF file or a hub id; empty: the home's, else smollm2
+    # "smollm2", a folder, a GGUF file or a hub id; empty: the home's, else smollm2
     model: str = ""
     # host names of this server; none: any if keys are required, else loopback names
     hosts: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ def ingest(
     options: EngineOptions,
     chunk_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128"),
+        typer.Option(help="Longest chunk, in tokens.", show_default="512; smollm2: 128"),
     ] = None,
     encoding: Annotated[
         str | None,
@@ -75,11 +75,6 @@ def ingest(
             f"Cannot read {missing[0]}: there is no such file or folder. Check the path."
         )
     options.check_writable()
-    if options.known_home.model == "reader":
-        print_note(
-            "the bundled reader reads invented worlds only; for other documents leave --model "
-            "reader out."
-        )
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.rag import FileOptions, nothing_read
 

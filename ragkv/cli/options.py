@@ -85,7 +85,7 @@ Model = Annotated[
         envvar=VARIABLE,
         rich_help_panel=CORPUS,
         show_default="the home's, else smollm2",
-        help="smollm2, reader (bundled, for tests), a model folder, a GGUF file or a hub id.",
+        help="smollm2, a model folder, a GGUF file or a hub id.",
     ),
 ]
 Settings = Annotated[
@@ -131,7 +131,7 @@ PromptOrder = Annotated[
     typer.Option(
         rich_help_panel=SEARCH,
         help="Order of the passages in the prompt: the best last or first, or as ingested.",
-        show_default="best-last; document for the bundled reader",
+        show_default="best-last",
     ),
 ]
 Where = Annotated[

@@ -185,15 +185,7 @@ class Turn(Closing):
         first = made.record.start
         self._saved.append(self._writer.key(block))
         kv = made.record.kv[:, :, :, self._at - first : stop - first]
-        scores = None
-        if fused and made.scores is not None:
-            # 0 for the answer, which has no scores
-            scores = made.scores.new_zeros(len(ids), made.scores.shape[1])
-            own = made.scores[self._at : stop]
-            scores[: len(own)] = own
-        self._unsaved.append(
-            partial(self._writer.save, block, kv, self._group, scores, made.scorer)
-        )
+        self._unsaved.append(partial(self._writer.save, block, kv, self._group))
         self._hand_over(0.0)
         return block
 

@@ -13,10 +13,8 @@ from .selectors import (
     StaticSelector,
     budget,
     make_selector,
-    usable,
     with_floor,
 )
-from .sensitivity import Scorer
 
 __all__ = [
     "SELECTORS",
@@ -29,7 +27,6 @@ __all__ = [
     "LayerReader",
     "Plan",
     "Readers",
-    "Scorer",
     "Selector",
     "Span",
     "SpanKind",
@@ -37,6 +34,5 @@ __all__ = [
     "StaticSelector",
     "budget",
     "make_selector",
-    "usable",
     "with_floor",
 ]

@@ -47,7 +47,6 @@ class Selector(ABC):
 
     name: ClassVar[str]
     uses_ratio: ClassVar[bool] = True  # whether the choice depends on the ratio
-    needs_scores: ClassVar[bool] = False  # whether every entry must have its sensitivity
 
 
 class StaticSelector(Selector):
@@ -158,25 +157,8 @@ class GradualHKVD(CheckingSelector):
         return budget(first + (last - first) * (layer - 1) / steps, count)
 
 
-class Sensitivity(StaticSelector):
-    """The highest stored scores over all chunks together. Without a check layer, compute equals the
-    ratio.
-    """
-
-    name = "sensitivity"
-    needs_scores = True
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        count = budget(ratio, len(candidates))
-        if count == 0 or candidates.sensitivity is None:
-            return torch.empty(0, dtype=torch.int64)
-        return top(candidates.sensitivity, count)
-
-
 class Attention(AskingSelector):
-    """The tokens that the question attends to most, for one extra pass of the question's rows.
-    Needs no scores.
-    """
+    """The tokens that the question attends to most, for one extra pass of the question's rows."""
 
     name = "attention"
 
@@ -186,10 +168,8 @@ class Attention(AskingSelector):
 
 SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector
-    for selector in (Attention, HKVD, GradualHKVD, Sensitivity, FirstK, Random, Nothing, Everything)
+    for selector in (Attention, HKVD, GradualHKVD, FirstK, Random, Nothing, Everything)
 }
-
-UNSCORED = Attention.name  # The selector `UNSCORED` replaces one whose scores are missing.
 
 
 def make_selector(name: str | Selector) -> Selector:
@@ -199,16 +179,3 @@ def make_selector(name: str | Selector) -> Selector:
     if name not in SELECTORS:
         raise ConfigError(f"Unknown selector {name!r}. Known: {', '.join(sorted(SELECTORS))}.")
     return SELECTORS[name]()
-
-
-def usable(selector: Selector, candidates: Candidates, ratio: float) -> tuple[Selector, str | None]:
-    """`selector`, or its replacement and the reason while some entries have no scores."""
-    if (
-        not selector.needs_scores
-        or candidates.sensitivity is not None
-        or not budget(ratio, len(candidates))
-    ):
-        return selector, None
-    return SELECTORS[
-        UNSCORED
-    ](), f"{selector.name}: some entries have no sensitivity scores yet; {UNSCORED} was used"

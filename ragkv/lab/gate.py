@@ -33,7 +33,7 @@ from ragkv.types import Chunk
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
 # These are tried besides the config's.
-SELECTORS = ("none", "attention", "sensitivity", "hkvd", "hkvd-gradual")
+SELECTORS = ("none", "attention", "hkvd", "hkvd-gradual")
 NEXT_TOKENS = 16  # A prompt's question has so many tokens, and so many are compared behind it.
 LEAST_PROMPTS = 6  # At least so many prompts choose, however long they take.
 CONFIRMED = 3  # At most so many settings are measured again, until one keeps the tolerance.
@@ -136,10 +136,10 @@ def gate(
     half confirm.
 
     `source` says in the result what the probes were made of. Without `selectors` they are the
-    config's, and `SELECTORS` as far as chunks have the scores they need. After `limit_s` it goes on
-    with the prompts it has measured by then. `on_progress(done, total)` is called after each
-    prompt. Prompts that are longer than the model's context are left out and counted. Raises
-    `InputError` without probes, and `PromptTooLongError` if fewer than six fit.
+    config's and `SELECTORS`. After `limit_s` it goes on with the prompts it has measured by then.
+    `on_progress(done, total)` is called after each prompt. Prompts that are longer than the model's
+    context are left out and counted. Raises `InputError` without probes, and
+    `PromptTooLongError` if fewer than six fit.
     """
     began = time.monotonic()
     tolerance = tolerance or Tolerance()
@@ -185,7 +185,7 @@ def save(engine: Engine, result: GateResult) -> Path | None:
     """
     engine.intake.apply_gate_result(result)
     directory = engine.config.store.directory
-    measured_as = engine.entries.encoder.measured_as
+    measured_as = engine.entries.identity
     return (
         None
         if directory is None
@@ -233,14 +233,11 @@ def _settings(
     engine: Engine, selectors: Sequence[str | Selector], ratios: Sequence[float]
 ) -> list[GateSetting]:
     """Every selector at every ratio."""
-    encoder = engine.entries.encoder
     chosen = {one.name: one for one in map(make_selector, selectors)}
     if not chosen:
         names = dict.fromkeys((engine.intake.method({}).selector.name, *SELECTORS))
         made = [make_selector(name) for name in names if name != "all"]
-        chosen = {one.name: one for one in made if not one.needs_scores or encoder.makes_scores}
-    if any(one.needs_scores for one in chosen.values()):
-        encoder.make_scores()
+        chosen = {one.name: one for one in made}
     ascending = sorted(set(ratios))
     return [
         GateSetting(one, ratio)

@@ -8,7 +8,7 @@ from .probe import adapt, full_pass
 from .promptkv import KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
 from .rows import Rows
-from .token_runs import PASS_ROWS, Context, ReusedTokens, TokenRun, raw_kv
+from .token_runs import PASS_ROWS, Context, TokenRun, raw_kv
 
 __all__ = [
     "PASS_ROWS",
@@ -21,7 +21,6 @@ __all__ = [
     "Rope",
     "RotaryTables",
     "Rows",
-    "ReusedTokens",
     "TokenRun",
     "Watch",
     "adapt",

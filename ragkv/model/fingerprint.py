@@ -7,7 +7,7 @@ A change that affects keys or values must change one of them; any other change s
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,8 +34,6 @@ _IRRELEVANT = (
 )
 
 
-# A model whose weights were rounded after it was loaded has its digest under this attribute.
-_ROUNDED_DIGEST = "ragkv_rounded_digest"
 # The address of an object in memory is another one in every process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -47,7 +45,7 @@ def weights_digest(model: torch.nn.Module) -> str:
     `UnsupportedModelError` for weights that cannot be read.
     """
     try:
-        return _digest_of(model, torch.Tensor.detach)
+        return _digest_of(model)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise UnsupportedModelError(
             f"The weights of this {type(model).__name__} cannot be read ({str(error)[:200]}), so "
@@ -57,24 +55,7 @@ def weights_digest(model: torch.nn.Module) -> str:
         ) from error
 
 
-def rounded_digest(model: torch.nn.Module) -> str:
-    """Digest of the weights in bfloat16: equal whether a file was loaded in float32 or bfloat16, or
-    then rounded.
-    """
-    remembered: str | None = getattr(model, _ROUNDED_DIGEST, None)
-    if remembered is not None:
-        return remembered
-    return _digest_of(
-        model, lambda tensor: tensor.detach().bfloat16() if tensor.is_floating_point() else tensor
-    )
-
-
-def remember_rounded_digest(model: torch.nn.Module) -> None:
-    """Keep the `rounded_digest` of a model whose weights are about to be rounded further."""
-    setattr(model, _ROUNDED_DIGEST, rounded_digest(model))
-
-
-def _digest_of(model: torch.nn.Module, convert: Callable[[Any], Any]) -> str:
+def _digest_of(model: torch.nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(model.state_dict().items()):
         # a setting that a quantised layer saves with its weights
@@ -83,10 +64,10 @@ def _digest_of(model: torch.nn.Module, convert: Callable[[Any], Any]) -> str:
             continue
         for part, tensor in _plain_parts(name, value):
             # one at a time: all would need the model's memory again
-            flat = convert(tensor).cpu().contiguous().view(-1)
+            flat = tensor.detach().cpu().contiguous().view(-1)
             digest.update(f"{part}:{tuple(tensor.shape)}:{flat.dtype}:".encode())
             if flat.numel():
-                digest.update(xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy()))
+                digest.update(xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy().data))
     for name, module in model.named_modules():
         if (state := adapter_state(module)) is not None:
             digest.update(f"{name}:{state}".encode())

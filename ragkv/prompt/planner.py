@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from ragkv.fusion import Plan
 from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter
 from ragkv.scheduling import Scheduler
-from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
+from ragkv.scheduling.encoding import BackgroundEncoder, Encoder
 from ragkv.store import EntryKey, HintedEntry, Identity, Lease, PrefetchHint, Store
 
 from .classify import (
@@ -23,7 +22,6 @@ from .classify import (
     RunWish,
     Wishes,
     classify,
-    leaves_choice,
     wishes,
 )
 from .request import ActiveRequest, PrefillMethod, Prompt
@@ -47,7 +45,7 @@ class Planner:
         background: BackgroundEncoder,
         unused_note: str | None = None,
     ) -> None:
-        """`background` is given every chunk whose entry is missing or lacks scores.
+        """`background` is given every chunk whose entry is missing.
 
         `unused_note` says why stored entries are not reused; the first report of a cache miss has
         it.
@@ -56,7 +54,6 @@ class Planner:
         self._encoder = encoder
         self._store = store
         self._scheduler = scheduler
-        self._scores = StoredScores(encoder, store)
         self._block_writer = block_writer
         self._background = background
         self._unreported = (unused_note,) if unused_note else ()
@@ -69,8 +66,6 @@ class Planner:
         """
         prompt = active.prompt
         method = active.request.method
-        if method.reuse == "fused" and method.selector.needs_scores:
-            self._encoder.make_scores()
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
         if not active.damaged:  # else what waits is what this request missed itself
             wanted = (
@@ -102,11 +97,6 @@ class Planner:
             self._unreported = ()
         return planned
 
-    def weighted_by_question(self, plan: Plan, prompt: Prompt) -> Plan:
-        """`plan` with its candidates' scores weighted by what the prompt asks."""
-        scorer = self._encoder.scorer
-        return plan if scorer is None else scorer.weighted_by_question(plan, prompt.dialogue_ids)
-
     def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
         """What `plan` will look up in the store, as far as it is known before: history in order,
         then chunks.
@@ -115,8 +105,6 @@ class Planner:
         method = active.request.method
         of_blocks = self._encoder.alone
         wished = wishes(prompt, method, self.adapter.rope.frequencies(len(prompt.token_ids)))
-        scored = self._encoder.makes_scores
-        block_scored = scored and method.inexact_use == "select"
 
         def stored(ids: tuple[int, ...], wish: RunWish) -> Identity:
             """Of the entry that will be read, or of the one that is wanted if none is stored."""
@@ -125,23 +113,16 @@ class Planner:
                 (one for one in preferred if self._store.contains(one.key(ids))), preferred[0]
             )
 
-        def hint(identity: Identity, ids: tuple[int, ...], group: str, scored: bool) -> HintedEntry:
-            return HintedEntry(
-                identity, ids, self._encoder.entry_bytes(len(ids), identity), group, scored
-            )
+        def hint(identity: Identity, ids: tuple[int, ...], group: str) -> HintedEntry:
+            return HintedEntry(identity, ids, self._encoder.entry_bytes(len(ids), identity), group)
 
         blocks = [
-            hint(
-                block.identity(of_blocks),
-                block.token_ids,
-                active.session_id,
-                block_scored and block.fused,
-            )
+            hint(block.identity(of_blocks), block.token_ids, active.session_id)
             for block, wish in zip(prompt.history.blocks, wished.blocks, strict=True)
             if wish.is_wanted
         ]
         chunks = [
-            hint(stored(ids, wish), ids, "", scored)
+            hint(stored(ids, wish), ids, "")
             for ids, wish in zip(prompt.stored_ids, wished.chunks, strict=True)
             if wish.is_wanted
         ]
@@ -158,8 +139,6 @@ class Planner:
         """What is stored of the runs that are wanted; missing chunks are given to the background
         encoder.
         """
-        # of this whole look-up
-        scorer = self._encoder.scorer if self._encoder.makes_scores else None
 
         def opened(key: EntryKey, find: Callable[[], Lease | None]) -> Lease | None:
             """The lease that `find` gives, opened on `leases`; `None` also for an entry known to be
@@ -169,17 +148,10 @@ class Planner:
             return None if lease is None else self._of_this_model(leases.enter_context(lease))
 
         def find_block(block: Block, wish: RunWish) -> FoundRun:
+            if not wish.is_wanted:
+                return FoundRun()
             writer = self._block_writer
-            lease = (
-                opened(writer.key(block), lambda: writer.lease(block)) if wish.is_wanted else None
-            )
-            if lease is None or scorer is None or not method.selector.needs_scores:
-                return FoundRun(lease)
-            if not leaves_choice(block, wish, lease, method):
-                return FoundRun(lease)
-            scores = writer.scores(block, scorer.name)
-            fits = scores is not None and scores.shape == (len(block.token_ids), scorer.columns)
-            return FoundRun(lease, scores if fits else None)
+            return FoundRun(opened(writer.key(block), lambda: writer.lease(block)))
 
         def find_chunk(ids: tuple[int, ...], wish: RunWish) -> FoundRun:
             if not wish.is_wanted:
@@ -189,18 +161,13 @@ class Planner:
                 lease = opened(identity.key(ids), partial(self._store.lease, identity, ids))
                 if lease is not None:
                     break
-            scores = None if lease is None else self._scores.find(ids)
             is_best = lease is not None and lease.info.identity == preferred[0]
             if not is_best:
                 # now, so that a deletion from here on cancels it
                 self._background.add(ids, preferred[0])
-            elif (
-                scores is None and self._encoder.makes_scores and identity == self._encoder.identity
-            ):
-                self._background.add(ids)
             in_place = wish.is_exact and not is_best and len(ids) <= MOST_IN_PLACE
             return FoundRun(
-                lease, scores, any(identity.key(ids) in damaged for identity in preferred), in_place
+                lease, any(identity.key(ids) in damaged for identity in preferred), in_place
             )
 
         prefix = None
@@ -208,8 +175,7 @@ class Planner:
             prefix = self._encoder.prefix(len(prompt.token_ids), self._scheduler.turn)
         blocks = tuple(map(find_block, prompt.history.blocks, wished.blocks))
         chunks = tuple(map(find_chunk, prompt.stored_ids, wished.chunks))
-        name = "" if scorer is None else scorer.name
-        return FoundPrompt(prefix, blocks, chunks, name, tuple(self._store.away()))
+        return FoundPrompt(prefix, blocks, chunks, tuple(self._store.away()))
 
     def _of_this_model(self, lease: Lease) -> Lease | None:
         """The lease; `None` if its KV has another model's shape: who can write to shared storage

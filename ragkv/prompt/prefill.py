@@ -28,7 +28,6 @@ from ragkv.fusion import (
     SpanKind,
     SpanState,
     budget,
-    usable,
     with_floor,
 )
 from ragkv.model import Recording
@@ -122,17 +121,13 @@ class Prefiller:
         """Plan the prompt; then selector, ratio and loads, as the controller wants them."""
         method = active.request.method
         planned = self._planner.plan(active, leases)
-        selector, fallback = usable(method.selector, planned.plan.candidates, method.ratio)
-        if fallback is not None:
-            planned = replace(planned, plan=planned.plan.with_history_as_it_is())
+        selector = method.selector
         loads = self._load_control.decide(
             planned.plan, selector, method.ratio, controlled=method.controlled
         )
         plan = loads.plan
-        if selector.needs_scores:
-            plan = self._planner.weighted_by_question(plan, active.prompt)
         ratio, floor = _floored(selector, len(plan.candidates), loads.ratio, method.floor_tokens)
-        notes = (*planned.notes, *method.notes, *filter(None, (fallback, floor)))
+        notes = (*planned.notes, *method.notes, *filter(None, (floor,)))
         return _Decided(replace(planned, plan=plan), selector, ratio, notes, loads.why)
 
     def _prefilled(
@@ -190,17 +185,7 @@ class Prefiller:
         frequencies = self.adapter.rope.frequencies(length)
         chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
         leaves_stale = stale and any(span.state is SpanState.FUSED for span in chunks)
-        selects = leaves_stale and active.request.method.inexact_history == "select"
-        scores = _scores_left(plan, fused) if planned.scorer and selects else None
-        return TurnKV(
-            record,
-            planned.recomputed_blocks,
-            exact_until,
-            frequencies,
-            leaves_stale,
-            scores,
-            planned.scorer,
-        )
+        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, leaves_stale)
 
     def _report(self, active: ActiveRequest, todo: _Decided, fused: Fused) -> Reuse:
         plan = todo.planned.plan
@@ -252,27 +237,6 @@ def _history_note(plan: Plan, fused: Fused) -> str | None:
         f"{count} of {sum(map(len, spans))} history tokens that are not exact were recomputed "
         "for this question"
     )
-
-
-def _scores_left(plan: Plan, fused: Fused) -> torch.Tensor | None:
-    """The scores (S, 1 + C) float16 with which a prompt's tokens become history; `None` if a fused
-    chunk has none.
-
-    A token that was computed, or recomputed now, saw what the next turn will find before it, as far
-    as that is not recomputed then. So its score is 0, and the next question's budget goes to the
-    others.
-    """
-    spans = [
-        span for span in plan.spans if span.kind is SpanKind.CHUNK and span.state is SpanState.FUSED
-    ]
-    if not spans or any(span.scores is None for span in spans):
-        return None
-    found = [(span, span.scores) for span in spans if span.scores is not None]
-    scores = found[0][1].new_zeros(plan.token_ids.numel(), found[0][1].shape[1])
-    for span, own in found:
-        scores[span.start : span.stop] = own[span.offset :][: len(span)]
-    scores[fused.selected_by_layer[-1], 0] = 0.0
-    return scores
 
 
 def _floored(

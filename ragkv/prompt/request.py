@@ -21,7 +21,7 @@ from ragkv.fusion import Fused, Selector
 from ragkv.model import Recording
 from ragkv.model.decode.sampling import Sampling
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.prompt.history import EMPTY, History, Part, PartKind
+from ragkv.prompt.history import EMPTY, History, Part
 from ragkv.scheduling import Ticket
 from ragkv.store import EntryKey
 from ragkv.types import Chunk, Excerpt, PromptSpan, Reuse, Timing
@@ -90,18 +90,6 @@ class Prompt:
             if self.separator and not is_text and index + 1 not in self.plain:
                 yield self.separator, None
 
-    @property
-    def dialogue_ids(self) -> tuple[int, ...]:
-        """Earlier questions and answers, then this question: everything but documents."""
-        said = self.history.token_ids
-        at = 0
-        ids = list[int]()
-        for part in self.history.parts:
-            if part.kind is not PartKind.CHUNK:
-                ids += said[at : at + len(part)]
-            at += len(part)
-        return (*ids, *self.question[: self.question_tokens])
-
 
 @dataclass(frozen=True, slots=True)
 class PrefillMethod:
@@ -139,9 +127,6 @@ class TurnKV:
     exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
     frequencies: str  # digest of the RoPE frequencies it was made under
     fused: bool  # chunks were fused, and not all of their tokens were recomputed
-    # (S, 1 + C) float16 of the prompt's tokens; 0 for those that were computed
-    scores: torch.Tensor | None = None
-    scorer: str = ""  # that made the scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

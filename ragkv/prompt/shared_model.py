@@ -16,7 +16,7 @@ from ragkv.model.fingerprint import (
     tokenizer_digest,
     weights_digest,
 )
-from ragkv.model.loading import READER, DtypeChoice
+from ragkv.model.loading import DtypeChoice
 from ragkv.runtime import limit_kernel_caches
 from ragkv.runtime.outside_text import TokenCounter
 from ragkv.scheduling import ModelTurns
@@ -85,11 +85,6 @@ class SharedModel:
 
         ends = end_tokens(self.adapter.model, self.tokenizer)
         return Grammars(ConstraintTokenizer(self.tokenizer, self.adapter.vocabulary, ends))
-
-    @property
-    def is_reader(self) -> bool:
-        """Whether the model is the bundled one, by whatever name it was loaded."""
-        return str(getattr(self.tokenizer, "name_or_path", "")) == str(READER)
 
     @cached_property
     def count_tokens(self) -> TokenCounter:

@@ -1,9 +1,9 @@
 """The disk tier's directory: file names, modes, the writer's lock, and how a file becomes visible.
 
     writer.lock, writer.txt     the lock of the one writing process, and which process holds it
-    index/                      see `index.py` tmp/                        files being written;
-    files found here at open were left by a killed writer entries/ab/ab12...safetensors   complete,
-    durable files, named by their key; scores: ab12....a.safetensors
+    index/                      see `index.py`
+    tmp/                        files being written; what is found here at open, a killed writer left
+    entries/ab/ab12...safetensors   complete, durable files, named by their key
 
 A file is synced under `tmp/` and then renamed to `entries/`, so every visible file is complete. A
 reader needs only a key: a process that reads next to the writer either opens the file or has a
@@ -88,7 +88,7 @@ class EntryDirectory:
 
     def path(self, key: EntryKey) -> Path:
         """The path of the file of `key`, whether it exists or not."""
-        return self._entries / key.chunk[:2] / f"{key.to_text()}{_SUFFIX}"
+        return self._entries / key.digest[:2] / f"{key.to_text()}{_SUFFIX}"
 
     def scan(self) -> Iterator[tuple[EntryKey, int]]:
         """Key and size in bytes of every entry file, in no particular order. Files may vanish
@@ -98,7 +98,7 @@ class EntryDirectory:
             for file in _listed(Path(shard.path)):
                 text = file.name.removesuffix(_SUFFIX)
                 key = EntryKey.from_text(text) if text != file.name else None
-                if key is not None and key.chunk[:2] == shard.name:
+                if key is not None and key.digest[:2] == shard.name:
                     with contextlib.suppress(FileNotFoundError):
                         yield key, file.stat().st_size
 

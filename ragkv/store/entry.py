@@ -1,10 +1,6 @@
 """Entries: the KV of one run of tokens, stored without positions, and the identity that decides who
 may use it.
 
-Sensitivity scores lie next to their entry, as a small entry without layers. Their identity is the
-KV's and that of the network that made them, and they have a key of their own. So scores can be made
-anew while the KV stays.
-
 An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its
 identity and its token ids. The stored record repeats both, so a hit is proven and does not rely on
 the hash alone (CacheBlend section 5.1, "KV cache store"; the paper hashes only the text, which
@@ -22,7 +18,7 @@ import json
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Union
 
 import torch
@@ -32,7 +28,7 @@ from ragkv.errors import EntryDamagedError
 from .codecs import CODECS, RAW, Codec
 from .key import EntryKey
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +47,12 @@ class Identity:
     codec: str = "raw"
     # digest of the neutral text between that context and an expected entry; "" for all other KV
     behind: str = ""
-    scorer: str = ""  # "" for KV; of scores: how they were made, with the digest of a network
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> EntryKey:
-        """The digest of the KV's identity and the token ids; of scores: the same digest."""
-        digest = hashlib.blake2b(
-            self.of_kv.to_json().encode() + ids_bytes(token_ids), digest_size=32
-        )
-        return EntryKey(digest.hexdigest(), bool(self.scorer))
-
-    @property
-    def of_kv(self) -> "Identity":
-        """The identity of the KV that scores of this identity lie next to."""
-        return replace(self, scorer="") if self.scorer else self
+        """The digest of this identity and the token ids."""
+        digest = hashlib.blake2b(self.to_json().encode() + ids_bytes(token_ids), digest_size=32)
+        return EntryKey(digest.hexdigest())
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
@@ -107,24 +95,17 @@ class EntryInfo:
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
-    # the conversation it belongs to; "" for a chunk; of scores: the digest in their key
-    group: str = ""
-    # the number of its block in the conversation; of scores 1, so that they go before their entry
-    index: int = 0
+    group: str = ""  # the conversation it belongs to; "" for a chunk
+    index: int = 0  # the number of its block in the conversation
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether the whole identity and every token are equal to these, not just the key."""
         return self.identity == identity and self.token_ids == tuple(token_ids)
 
-    def check(self, identity: Identity, token_ids: Sequence[int]) -> bool:
-        """Whether this is the entry asked for. `False`: scores that another network made, so a miss
-        and no damage.
-
-        Raises `EntryDamagedError` for anything else under the same key.
-        """
-        if self.identity.of_kv != identity.of_kv or self.token_ids != tuple(token_ids):
+    def check(self, identity: Identity, token_ids: Sequence[int]) -> None:
+        """Raise `EntryDamagedError` unless this is the entry asked for."""
+        if not self.matches(identity, token_ids):
             raise EntryDamagedError(self.key, "its identity or tokens are not those asked for")
-        return self.identity == identity
 
     @property
     def tokens(self) -> int:
@@ -166,24 +147,11 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The KV of one run of tokens, without positions; or the scores that lie next to it, and then L
-    is 0.
-    """
+    """The KV of one run of tokens, without positions."""
 
     info: EntryInfo
     # (L, 2, G, T, D); [:, 0] is k_raw (before RoPE, after any k-norm), [:, 1] is v
     kv: torch.Tensor
-    # (T, C) float16: one score a token, then the score network's outputs
-    sensitivity: torch.Tensor | None = None
-
-    @classmethod
-    def of_scores(cls, chunk: EntryInfo, scorer: str, scores: torch.Tensor) -> "Entry":
-        """The `scores` (T, C) float16 that `scorer` made for `chunk`."""
-        identity = replace(chunk.identity, scorer=scorer)
-        key = identity.key(chunk.token_ids)
-        group = chunk.key.chunk
-        info = replace(chunk, key=key, identity=identity, layers=0, group=group, index=1)
-        return cls(info, torch.empty((0, *info.shape), dtype=info.dtype), scores)
 
     def __post_init__(self) -> None:
         info = self.info
@@ -193,22 +161,11 @@ class Entry:
             raise ValueError(
                 f"An entry's KV must be {shape} {info.identity.dtype} (L, 2, G, T, D), not {found}."
             )
-        scores = self.sensitivity
-        if scores is not None and (
-            scores.dim() != 2
-            or len(scores) != info.tokens
-            or not scores.shape[1]
-            or scores.dtype != torch.float16
-        ):
-            found = f"{tuple(scores.shape)} {dtype_name(scores.dtype)}"
-            raise ValueError(
-                f"Sensitivity must be ({info.tokens}, C) float16, with C at least 1, not {found}."
-            )
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of keys, values and scores."""
-        return self.kv.nbytes + (0 if self.sensitivity is None else self.sensitivity.nbytes)
+        """Bytes of keys and values."""
+        return self.kv.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +176,6 @@ class EncodedEntry:
     codec: Codec  # of `layers`: the identity's, or `raw`
     # (L, ...) stored layers, contiguous after `compact`; the entry's own (L, 2, G, T, D) if raw
     layers: torch.Tensor
-    sensitivity: torch.Tensor | None = None  # (T, C) float16, as in `Entry`
 
     @classmethod
     def of(cls, entry: Union[Entry, "EncodedEntry"]) -> "EncodedEntry":
@@ -233,17 +189,12 @@ class EncodedEntry:
         if layers is None:
             codec = RAW
             layers = entry.kv
-        return cls(entry.info, codec, layers, entry.sensitivity)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of keys and values in encoded form."""
-        return self.layers.nbytes
+        return cls(entry.info, codec, layers)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in encoded form, with the sensitivity scores."""
-        return self.layers.nbytes + (0 if self.sensitivity is None else self.sensitivity.nbytes)
+        """Bytes of keys and values in encoded form."""
+        return self.layers.nbytes
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """The slice (2, G, T, D): a view if the codec is `in_place`, else decoded into `out` or
@@ -267,10 +218,7 @@ class EncodedEntry:
         layers = _compact(
             self.layers, page_locked and self.codec.in_place and torch.cuda.is_available()
         )
-        scores = None if self.sensitivity is None else _compact(self.sensitivity, page_locked=False)
-        if layers is self.layers and scores is self.sensitivity:
-            return self
-        return EncodedEntry(self.info, self.codec, layers, scores)
+        return self if layers is self.layers else EncodedEntry(self.info, self.codec, layers)
 
 
 def _compact(tensor: torch.Tensor, page_locked: bool) -> torch.Tensor:

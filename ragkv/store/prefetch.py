@@ -35,7 +35,6 @@ class HintedEntry:
     token_ids: tuple[int, ...]
     size_bytes: int  # in memory, as far as it is known
     group: str = ""  # the conversation it is stored under; "" for a chunk
-    with_scores: bool = False  # whether the scores next to it are looked up as well
     key: EntryKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +52,7 @@ class PrefetchHint:
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups that policies know these entries by, without repetition."""
-        return tuple(dict.fromkeys(entry.group or entry.key.chunk for entry in self.entries))
+        return tuple(dict.fromkeys(entry.group or entry.key.digest for entry in self.entries))
 
 
 Fetch = Callable[[HintedEntry], bool]

@@ -74,12 +74,8 @@ class Writers:
         return next((entry for entry in found if entry is not None), None)
 
     def discard(self, key: EntryKey) -> bool:
-        """Drop every job of `key` and of its scores, and wait for the running ones; whether there
-        were any.
-        """
-        found = [
-            thread.discard(each) for each in key.with_scores for thread in self._threads.values()
-        ]
+        """Drop every job of `key`, and wait for the running ones; whether there were any."""
+        found = [thread.discard(key) for thread in self._threads.values()]
         return any(found)
 
     def flush(self) -> None:
@@ -143,10 +139,8 @@ class Promoter:
         return True
 
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
-        """Whether an entry belongs in the fastest tier: the placement says it of memory. Scores are
-        small: always.
-        """
-        if self._tiers[0].kind is not TierKind.MEMORY or info.key.is_scores:
+        """Whether an entry belongs in the fastest tier: the placement says it of memory."""
+        if self._tiers[0].kind is not TierKind.MEMORY:
             return True
         memory = self._tiers[0].stats()
         room = (
@@ -157,14 +151,14 @@ class Promoter:
 
     @contextmanager
     def deleting(self, key: EntryKey | None = None) -> Iterator[None]:
-        """No promotion stores anything during the block; those of `key` and its scores, or all, are
-        cancelled then.
+        """No promotion stores anything during the block; those of `key`, or all, are cancelled
+        then.
         """
         with self._lock:
             yield
             with self._running_lock:
                 for promotion in self._running:
-                    promotion.cancelled |= key is None or key in (promotion.key, promotion.key.kv)
+                    promotion.cancelled |= key in (None, promotion.key)
 
     def promote(self, lease: Lease, promotion: Promotion) -> None:
         """Copy a leased entry in the background, and close the lease."""
@@ -209,7 +203,6 @@ class PromotingLease(Lease):
     ) -> None:
         self.info = lease.info
         self.kind = lease.kind
-        self.sensitivity = lease.sensitivity
         self.in_place = lease.in_place
         self._lease = lease
         self._promotion = promotion

@@ -2,7 +2,7 @@
 every byte served.
 
     [8 bytes: header length][JSON header, padded with spaces to 4 KiB]       \\ [token_ids
-    int64][sensitivity float16, optional][pad.head]                > the head, with one checksum
+    int64][pad.head]                                               > the head, with one checksum
     [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer,
     in the header
 
@@ -63,7 +63,6 @@ class RecordHead:
     """A record's head, verified."""
 
     info: EntryInfo
-    sensitivity: torch.Tensor | None  # (T, C) float16
     codec: Codec
     layer_offsets: tuple[int, ...]  # bytes from the start of the file, multiples of `ALIGNMENT`
     layer_checksums: tuple[str, ...]  # hex, of the stored bytes
@@ -100,11 +99,8 @@ class Record:
         facts = _facts(info, encoded.codec.name, [digest(bytes_of(layer)) for layer in layers])
         if layers_per_value:
             facts["layers_per_value"] = str(layers_per_value)
-        scores = b"" if encoded.sensitivity is None else bytes(bytes_of(encoded.sensitivity))
         layout = encoded.codec.layout(info.shape, info.dtype)
-        head, file_bytes = _head_bytes(
-            facts, ids_bytes(info.token_ids), scores, layers, layout, digest
-        )
+        head, file_bytes = _head_bytes(facts, ids_bytes(info.token_ids), layers, layout, digest)
         return cls(head, layers, file_bytes)
 
     def pieces(self) -> Iterator[Bytes]:
@@ -165,9 +161,7 @@ def parse_head(
         if facts["codec"] not in CODECS:
             raise OtherVersionError(key, f"codec {facts['codec']!r}, known are {', '.join(CODECS)}")
         data_end = max(place["data_offsets"][1] for place in tensors.values())
-        head_end = header_end + (
-            tensors["layer.0000"]["data_offsets"][0] if "layer.0000" in tensors else data_end
-        )
+        head_end = header_end + tensors["layer.0000"]["data_offsets"][0]
         if not header_end <= head_end <= _MAX_HEAD:
             raise ValueError(f"a head of {head_end} bytes")
         head = start[:head_end] if head_end <= len(start) else first(head_end)
@@ -213,7 +207,6 @@ def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
 def _head_bytes(
     facts: dict[str, str],
     ids: bytes,
-    scores: bytes,
     layers: tuple[torch.Tensor, ...],
     layout: Layout,
     digest: Digest,
@@ -222,9 +215,7 @@ def _head_bytes(
     # 1. list every tensor in file order: (name, dtype, shape, bytes)
     tokens = len(ids) // 8
     plan: list[tuple[str, str, tuple[int, ...], int]] = [("token_ids", "I64", (tokens,), len(ids))]
-    if scores:
-        plan.append(("sensitivity", "F16", (tokens, len(scores) // (2 * tokens)), len(scores)))
-    plan += _pad("pad.head", len(ids) + len(scores))
+    plan += _pad("pad.head", len(ids))
     head_data = sum(size for *_, size in plan)
     for number, layer in enumerate(layers):
         plan.append((f"layer.{number:04d}", _DTYPE_NAMES[layout.dtype], layout.shape, layer.nbytes))
@@ -242,7 +233,7 @@ def _head_bytes(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     # 3. hash the head with a blank checksum, then insert the checksum
-    head = bytearray(len(text).to_bytes(8, "little") + text + ids + scores)
+    head = bytearray(len(text).to_bytes(8, "little") + text + ids)
     head += bytes(8 + len(text) + head_data - len(head))
     head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = digest(bytes(head)).encode()
     return bytes(head), 8 + len(text) + offset
@@ -308,17 +299,14 @@ def _head(
         raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {facts['key'][:80]}")
     spans = [tensors[f"layer.{number:04d}"]["data_offsets"] for number in range(layers)]
     codec = CODECS[facts["codec"]]
-    checksums = tuple(facts["layer_checksums"].split(",")) if layers else ()
-    layer_bytes = codec.layout(info.shape, info.dtype).nbytes if layers else 0
-    if min(layers, kv_heads - 1, head_dim - 1) < 0 or len(checksums) != layers:
+    checksums = tuple(facts["layer_checksums"].split(","))
+    layer_bytes = codec.layout(info.shape, info.dtype).nbytes
+    if min(layers, kv_heads, head_dim) < 1 or len(checksums) != layers:
         raise ValueError(f"a shape of {facts['shape']} with {len(checksums)} checksums")
     if any(end - begin != layer_bytes for begin, end in spans):
         raise ValueError(f"its layers do not have {layer_bytes} bytes")
     return RecordHead(
         info=info,
-        sensitivity=_scores(head, start, tensors["sensitivity"], tokens)
-        if "sensitivity" in tensors
-        else None,
         codec=codec,
         layer_offsets=tuple(start + span[0] for span in spans),
         layer_checksums=checksums,
@@ -328,13 +316,6 @@ def _head(
         layers_per_value=int(facts.get("layers_per_value", "0")),
         digest=digest,
     )
-
-
-def _scores(head: bytes, start: int, place: dict[str, Any], tokens: int) -> torch.Tensor:
-    """The scores (T, C) float16."""
-    if len(place["shape"]) != 2 or place["shape"][0] != tokens:
-        raise ValueError(f"scores of shape {place['shape']} for {tokens} tokens")
-    return _tensor(head, start, place, torch.float16).view(place["shape"])
 
 
 def _tensor(head: bytes, start: int, place: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
-import torch
-
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import Closing
@@ -162,32 +160,6 @@ class Store(Closing):
             return MemoryLease(waiting)
         return None
 
-    def scores(self, identity: Identity, token_ids: Sequence[int]) -> torch.Tensor | None:
-        """The scores (T, C) float16 of this identity that lie next to the entry of these tokens, or
-        `None`.
-        """
-        lease = self.lease(identity, token_ids)
-        if lease is None:
-            return None
-        with lease:
-            return lease.sensitivity
-
-    def put_scores(self, scores: Entry, *, durably: bool = False, wait_s: float = 0.0) -> None:
-        """Put scores next to their entry, in place of those of another network.
-
-        Read-only tiers are left out. Scores whose entry was deleted meanwhile are deleted, too.
-        """
-        if self.read_only:
-            self.put(scores, wait_s)
-            return
-        self.delete(scores.info.key)
-        if durably:
-            self.put_durably(scores)
-        else:
-            self.put(scores, wait_s)
-        if not self.contains(scores.info.key.kv):
-            self.delete(scores.info.key)
-
     def put(self, entry: Entry, wait_s: float = 0.0) -> None:
         """Store `entry`: in memory at once, in the tiers below soon. Waits for a disk or a server
         `wait_s` at most.
@@ -265,8 +237,7 @@ class Store(Closing):
             tier.tell(lambda policy: policy.retarget(xi_blocks))
 
     def delete(self, key: EntryKey) -> bool:
-        """Drop `key`, and the scores next to it, from every tier and from the write buffer; whether
-        it was anywhere.
+        """Drop `key` from every tier and from the write buffer; whether it was anywhere.
 
         After this returns, no tier of this process has it, and no running write or copy brings it
         back. A remote tier that does not answer serves it no more, and deletes it as soon as it
@@ -417,7 +388,6 @@ class Store(Closing):
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has, all at once."""
         keys = [entry.key for entry in hint.entries]
-        keys += [entry.key.scores for entry in hint.entries if entry.with_scores]
         near = {
             key
             for key in keys

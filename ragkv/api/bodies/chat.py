@@ -151,7 +151,7 @@ class ChatRequest(ClientPart, SamplingFields):
 
     model_config = ConfigDict(title="ChatCompletionRequest")
 
-    model: str = Field(description="A model of `GET /v1/models`.", examples=["reader"])
+    model: str = Field(description="A model of `GET /v1/models`.", examples=["smollm2"])
     messages: list[Message] = Field(
         min_length=1, max_length=1000, description="One at least is the user's."
     )

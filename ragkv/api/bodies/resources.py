@@ -111,8 +111,7 @@ class RetrievalBody(Search):
         default="default", description="The collection to search.", examples=["docs"]
     )
     order: Literal["best-last", "score", "document"] | None = optional(
-        "Best passage last or first, or as in the documents. Null: best last, but for the reader "
-        "the last."
+        "Best passage last or first, or as in the documents. Null: best last."
     )
 
 

@@ -43,7 +43,7 @@ async def list_models(
 @router.get("/{model:path}", summary="Show a model")
 async def show_model(
     model: Annotated[
-        str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["reader"])
+        str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["smollm2"])
     ],
     executor: TenantExecutorDep,
 ) -> Model:

@@ -2,7 +2,7 @@
 
     from ragkv.integrations.langchain import ChatRagKV
 
-    llm = ChatRagKV(model="reader")
+    llm = ChatRagKV(model="smollm2")
     llm.ingest(documents)                    # their KV is computed once
     chain = prompt | llm | StrOutputParser() # unchanged: chunk texts are recognised in the prompt
 

@@ -147,13 +147,7 @@ class FusingQueue(Closing):
         too.
         """
         selector = engine.intake.method(cast(PrefillOptions, found.options)).selector
-        scorer = engine.entries.encoder.scorer
-        by_network = selector.needs_scores and scorer is not None and bool(scorer.network_digest)
-        return (
-            found.promised == len(found.token_ids) - 1
-            or isinstance(selector, AskingSelector)
-            or by_network
-        )
+        return found.promised == len(found.token_ids) - 1 or isinstance(selector, AskingSelector)
 
 
 def _use_all_processors() -> None:

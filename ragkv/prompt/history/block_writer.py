@@ -11,7 +11,6 @@ buffers. So a slow disk delays the end of a turn, not a token, and nothing is lo
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,42 +110,21 @@ class BlockWriter:
         """The key of a block's entry."""
         return block.key(self.base)
 
-    def lease(self, block: Block, scorer: str = "") -> Lease | None:
+    def lease(self, block: Block) -> Lease | None:
         """A block's entry, held for reading, from the buffer or from the store; `None` if it is in
         neither.
-
-        With `scorer`: the scores that it made for the block's tokens.
         """
-        identity = replace(block.identity(self.base), scorer=scorer)
+        identity = block.identity(self.base)
         # The buffer is searched first: an entry that leaves it in between is in the store by then.
         entry = self._worker.entry(identity.key(block.token_ids))
         if entry is not None and entry.info.matches(identity, block.token_ids):
             return MemoryLease(entry)
         return self._store.lease(identity, block.token_ids)
 
-    def scores(self, block: Block, scorer: str) -> torch.Tensor | None:
-        """The scores (T, 1 + C) float16 that `scorer` made for a block's tokens, from the buffer or
-        from the store.
-        """
-        lease = self.lease(block, scorer)
-        if lease is None:
-            return None
-        with lease:
-            return lease.sensitivity
+    def save(self, block: Block, kv: torch.Tensor, group: str, wait_s: float) -> bool:
+        """Store `kv` (L, 2, G, T, D), which nothing may change.
 
-    def save(
-        self,
-        block: Block,
-        kv: torch.Tensor,
-        group: str,
-        scores: torch.Tensor | None,
-        scorer: str,
-        wait_s: float,
-    ) -> bool:
-        """Store `kv` (L, 2, G, T, D), and next to it the `scores` (T, 1 + C) of `scorer`; nothing
-        may change them.
-
-        `False` if the buffer is full, and stays so for `wait_s`: then neither is stored.
+        `False` if the buffer is full, and stays so for `wait_s`: then it is not stored.
         """
         layers, _, kv_heads, _, head_dim = kv.shape
         identity = block.identity(self.base)
@@ -157,14 +135,7 @@ class BlockWriter:
         )
         entry = Entry(info, kv)
         put = Job(lambda: self._store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
-        if not self._worker.submit(put, wait_s):
-            return False
-        if scores is not None:  # without them the block is history that is kept as it is
-            scored = Entry.of_scores(info, scorer, scores)
-            store_scores = partial(self._store.put_scores, scored, wait_s=SAVE_WAIT_S)
-            # small: they never lack room
-            self._worker.submit(Job(store_scores, scored.info.key, 0, scored))
-        return True
+        return self._worker.submit(put, wait_s)
 
     def served(self, turn: TurnSize) -> None:
         """Tell the store's policies of a turn, before they see the blocks that are saved from now
@@ -180,8 +151,7 @@ class BlockWriter:
 
     def delete(self, key: EntryKey) -> None:
         """Delete a block from the buffer and from every tier before this returns."""
-        for one in key.with_scores:
-            self._worker.discard(one)
+        self._worker.discard(key)
         try:
             self._store.delete(key)
         except StoreReadOnlyError:

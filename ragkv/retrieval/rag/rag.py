@@ -238,12 +238,10 @@ class Rag(Closing):
         """Hits, the best first, in the order of a prompt: the best last or first ("score"), or as
         in the corpus.
 
-        `None` is best last, next to the question (docs/selection.md), but for the bundled reader
-        the corpus' order, in which "she" follows the name. Raises `InputError` for an unknown
-        order.
+        `None` is best last, next to the question (docs/selection.md). Raises `InputError` for an
+        unknown order.
         """
-        if order is None:
-            order = "document" if self.engine.model.is_reader else "best-last"
+        order = order or "best-last"
         if order not in get_args(Order):
             raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")
         if order == "best-last":
@@ -336,10 +334,10 @@ def splitter_of(
     engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None
 ) -> Splitter:
     """What splits documents: into chunks of `chunk_tokens`, else the home's (smollm2's 128), else
-    512 (reader: 128).
+    512.
     """
     known = home.made_with.get("chunk_tokens") if home is not None else None
-    tokens = chunk_tokens or known or (128 if engine.model.is_reader else 512)
+    tokens = chunk_tokens or known or 512
     return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
 
 

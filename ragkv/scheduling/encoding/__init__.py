@@ -3,7 +3,7 @@ them.
 """
 
 from .background import BackgroundEncoder
-from .encoder import Encoder, StoredScores, neutral_ids
+from .encoder import Encoder, neutral_ids
 from .warming import Warmer, WarmReport
 
-__all__ = ["BackgroundEncoder", "Encoder", "StoredScores", "WarmReport", "Warmer", "neutral_ids"]
+__all__ = ["BackgroundEncoder", "Encoder", "WarmReport", "Warmer", "neutral_ids"]

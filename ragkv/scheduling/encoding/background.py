@@ -1,6 +1,4 @@
-"""Encodes missed chunks in the background, between requests, also those that were stored without
-scores.
-"""
+"""Encodes missed chunks in the background, between requests."""
 
 import logging
 import threading
@@ -15,7 +13,7 @@ from ragkv.runtime.batches import POLL_S
 from ragkv.scheduling import Scheduler
 from ragkv.store import EntryKey, Identity, Store
 
-from .encoder import Encoder, StoredScores
+from .encoder import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +43,6 @@ class BackgroundEncoder:
         self._encoder = encoder
         self._store = store
         self._scheduler = scheduler
-        self._scores = StoredScores(encoder, store)
         self._waiting: OrderedDict[_Wanted, None] = OrderedDict()
         self._last: OrderedDict[_Wanted, None] = OrderedDict()  # when nothing else waits
         self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
@@ -213,26 +210,19 @@ class BackgroundEncoder:
                     return self._current
 
     def _encode(self, wanted: _Wanted) -> None:
-        if self._complete(wanted):
+        if self._is_stored(wanted):
             return
         with working_for(wanted.identity.tenant), self._scheduler.encoding_turn():
             (entry,) = self._encoder.chunks([wanted.token_ids], wanted.identity)
-            # only there scores lie next to the entry
-            is_fused = wanted.identity == self._encoder.identity
-            scores = self._encoder.scores([entry]) if is_fused else []
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
             self._store.put(entry)
-            for own in scores:
-                self._store.put_scores(own)
 
-    def _complete(self, wanted: _Wanted) -> bool:
-        """Whether the entry is stored, with scores if it gets some."""
+    def _is_stored(self, wanted: _Wanted) -> bool:
+        """Whether the entry is stored and sound."""
         lease = self._store.lease(wanted.identity, wanted.token_ids)
         if lease is None:
             return False
-        with lease:
-            return wanted.identity != self._encoder.identity or not self._scores.lacking(
-                wanted.token_ids
-            )
+        lease.close()
+        return True

@@ -25,9 +25,8 @@ from typing import Any
 
 import torch
 
-from ragkv.fusion import Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
-from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, Store, ids_digest
+from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, ids_digest
 
 # `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of
 # RoPE frequencies.
@@ -48,13 +47,11 @@ class Encoder:
         adapter: Adapter,
         prefix_ids: tuple[int, ...],
         identity: Identity,
-        scorer: Scorer | None = None,
         between: Callable[[], None] = lambda: None,
         *,
         neutral_ids: tuple[int, ...] = (),
         codec: str = "raw",
         contexts: MutableMapping[tuple[int, ...], Context] | None = None,
-        makes_scores: bool = True,
     ) -> None:
         """Chunks that are fused are encoded behind `neutral_ids`, and stored in `codec`; without
         them all are alone.
@@ -62,17 +59,12 @@ class Encoder:
         `contexts` keeps the KV of prefix and neutral text, for all encoders on one model. The
         caller of what encodes holds its compute lock.
 
-        With a `scorer` chunks are scored, from the start if `makes_scores`, else once `make_scores`
-        was called.
-
         `between` is called between layers: other requests may decode a step, and other tenants may
         compute.
         """
         self._adapter = adapter
         self.prefix_ids = prefix_ids
         self._between = between
-        self.scorer = scorer
-        self._makes_scores = makes_scores
         # of chunks encoded alone
         self.alone = dataclasses.replace(identity, context=ids_digest(prefix_ids))
         # `identity` is that of the chunks that are fused.
@@ -106,28 +98,6 @@ class Encoder:
             (2, self._adapter.kv_heads, tokens, self._adapter.head_dim), self._adapter.dtype
         )
         return self._adapter.layer_count * layout.nbytes
-
-    @property
-    def makes_scores(self) -> bool:
-        """Whether chunks are scored, which takes longer than encoding them."""
-        return self.scorer is not None and self._makes_scores
-
-    @property
-    def scores_identity(self) -> Identity:
-        """Of the scores that lie next to the entries of chunks; there must be a scorer."""
-        assert self.scorer is not None, "this encoder has no scorer"
-        return dataclasses.replace(self.identity, scorer=self.scorer.name)
-
-    @property
-    def measured_as(self) -> Identity:
-        """What measurements of fusion are saved under: the chunks' identity, and how they are
-        scored.
-        """
-        return dataclasses.replace(self.identity, scorer=self.scorer.made_as if self.scorer else "")
-
-    def make_scores(self) -> None:
-        """Score chunks from now on, because a selector is used that needs scores."""
-        self._makes_scores = True
 
     def prefix(
         self, length: int, compute_lock: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -176,29 +146,6 @@ class Encoder:
             for ids, kv, run in zip(chunks, found, runs, strict=True)
         ]
 
-    def scores(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The scores to be put next to the entries of chunks; none if it makes no scores.
-
-        The caller holds the compute lock.
-        """
-        scorer = self.scorer
-        if scorer is None or not self._makes_scores:
-            return []
-        scores = scorer.scores(
-            [entry.info.token_ids for entry in entries], [entry.kv for entry in entries]
-        )
-        return [
-            Entry.of_scores(entry.info, scorer.name, own)
-            for entry, own in zip(entries, scores, strict=True)
-        ]
-
-    def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
-        """Announce chunks to be encoded, so that the scorer may use them. The caller holds the
-        compute lock.
-        """
-        if self.scorer is not None and self.makes_scores:
-            self.scorer.register(chunks)
-
     def _behind_prefix(self, token_ids: tuple[int, ...]) -> TokenRun:
         before = len(self.prefix_ids)
         lease = self.prefix(before + len(token_ids))
@@ -229,30 +176,6 @@ class Encoder:
         return Entry(
             EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, *shape), kv.cpu()
         )
-
-
-class StoredScores:
-    """Scores of one encoder's chunks in a store."""
-
-    def __init__(self, encoder: Encoder, store: Store) -> None:
-        self._encoder = encoder
-        self._store = store
-
-    def find(self, token_ids: tuple[int, ...]) -> torch.Tensor | None:
-        """The scores (T, 1 + C) of a stored chunk; `None` if it has none, or the encoder makes
-        none.
-        """
-        scorer = self._encoder.scorer
-        if scorer is None or not self._encoder.makes_scores:
-            return None
-        scores = self._store.scores(self._encoder.scores_identity, token_ids)
-        # anyone may write to a server
-        fits = scores is not None and scores.shape == (len(token_ids), scorer.columns)
-        return scores if fits else None
-
-    def lacking(self, token_ids: tuple[int, ...]) -> bool:
-        """Whether the encoder makes scores, and this chunk has none."""
-        return self._encoder.makes_scores and self.find(token_ids) is None
 
 
 def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from ragkv.errors import QueueError
 from ragkv.runtime import Check, Rate, no_check, openmp
@@ -16,7 +15,7 @@ from ragkv.scheduling import Scheduler
 from ragkv.store import Store
 
 from .background import LOG_EVERY_S
-from .encoder import Encoder, StoredScores
+from .encoder import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ class Warmer:
         self._encoder = encoder
         self._store = store
         self._scheduler = scheduler
-        self._scores = StoredScores(encoder, store)
 
     def warm(
         self,
@@ -52,8 +50,8 @@ class Warmer:
         check: Check = no_check,
         evict: bool = True,
     ) -> WarmReport:
-        """Encode and store the chunks, given by their token ids, that are not stored or lack
-        scores, each given once.
+        """Encode and store the chunks, given by their token ids, that are not stored, each given
+        once.
 
         Returns when all are durable. A `QueueError` that `check` raises before a chunk ends the
         work; the report counts the chunks that are left. Without `evict` chunks for which the store
@@ -65,35 +63,29 @@ class Warmer:
             for token_ids in chunks:
                 check()
                 if batch and sum(map(len, batch)) + len(token_ids) > self._encoder.batch_tokens:
-                    self._encode(chunks, batch, done)
+                    self._encode(batch, done)
                 is_stored = self._store.ensure_durable(self._encoder.identity, token_ids)
                 needed = self._encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
-                if is_stored and not self._scores.lacking(token_ids):
+                if is_stored:
                     done.count(Counter(present=1))
-                elif is_stored or evict or self._store.room_bytes() >= needed:
+                elif evict or self._store.room_bytes() >= needed:
                     batch.append(token_ids)
             if batch:
                 check()
-                self._encode(chunks, batch, done)
+                self._encode(batch, done)
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
         counts = done.counts
         counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
         return WarmReport(*counted, self._encoder.entry_bytes(PER_TOKEN) // PER_TOKEN)
 
-    def _encode(
-        self, chunks: Sequence[tuple[int, ...]], batch: list[tuple[int, ...]], done: "_Progress"
-    ) -> None:
-        """Compute entries and scores of the batch, and store them durably; then it is empty."""
+    def _encode(self, batch: list[tuple[int, ...]], done: "_Progress") -> None:
+        """Compute the entries of the batch, and store them durably; then it is empty."""
         with self._scheduler.encoding_turn():
-            self._encoder.register(chunks)
             entries = self._encoder.chunks(batch)
-            scores = self._encoder.scores(entries)  # none if it makes none
         counts = Counter[str]()
-        for entry, own in zip_longest(entries, scores):
+        for entry in entries:
             is_stored = self._store.put_durably(entry)
-            if own is not None and is_stored:
-                self._store.put_scores(own, durably=True)
             counts["encoded" if is_stored else "failed"] += 1
         done.count(counts)
         batch.clear()

@@ -52,7 +52,7 @@ class Connector(ABC):
 
     @abstractmethod
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
-        """Delete the values of `key`, and the scores next to it; whether its head was there.
+        """Delete the values of `key`; whether its head was there.
 
         With a `content_digest`, only if the head has it: another replica may have written the entry
         anew.

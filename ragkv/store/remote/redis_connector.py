@@ -34,14 +34,13 @@ _GET = """
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 return value and string.sub(value, ARGV[2] + 1, ARGV[3])
 """
-# KEYS: the entry, and the scores next to it. Content digest or '', its offset in a head -> 1 if the
-# head was there
+# KEYS[1]: the entry. Content digest or '', its offset in a head -> 1 if the head was there
 _DROP = """
 local head, digest, at = redis.call('HGET', KEYS[1], '0'), ARGV[1], tonumber(ARGV[2])
 if digest ~= '' and not (head and string.sub(head, at + 1, at + #digest) == digest) then
   return 0  -- gone, or another replica has written it anew
 end
-redis.call('UNLINK', unpack(KEYS))
+redis.call('UNLINK', KEYS[1])
 return head and 1 or 0
 """
 
@@ -101,10 +100,9 @@ class RedisConnector(Connector):
         return True
 
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
-        names = [self._name(each) for each in reversed(key.with_scores)]  # the entry first
         with self._call():
             return bool(
-                self._client.eval(_DROP, len(names), *names, content_digest or b"", CHECKSUM_START)
+                self._client.eval(_DROP, 1, self._name(key), content_digest or b"", CHECKSUM_START)
             )
 
     def all_keys(self) -> Iterator[EntryKey]:

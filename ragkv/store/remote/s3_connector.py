@@ -83,8 +83,8 @@ class S3Connector(Connector):
             if found is not None and bytes(found) != content_digest:
                 return False
         there = self.exists(key)
-        with self._call():  # the heads first, so that no lookup finds a part
-            obstore.delete(self._store, [self._path(each, 0) for each in key.with_scores])
+        with self._call():  # the head first, so that no lookup finds a part
+            obstore.delete(self._store, [self._path(key, 0)])
             rest = [
                 item["path"]
                 for page in obstore.list(self._store, self._folder(key))
@@ -124,7 +124,7 @@ class S3Connector(Connector):
             raise RemoteError(f"s3: {type(error).__name__}: {first_line}", timed_out) from error
 
     def _folder(self, key: EntryKey) -> str:
-        return f"{self._root}{key.chunk[:2]}/{key.to_text()}/"
+        return f"{self._root}{key.digest[:2]}/{key.to_text()}/"
 
     def _path(self, key: EntryKey, layer_group: int) -> str:
         return f"{self._folder(key)}{layer_group:04d}"

@@ -101,8 +101,8 @@ class RemoteTier(Tier):
         head = None
         try:
             head = self._find(key)
-            if head is not None and not head.info.check(identity, token_ids):
-                head = None
+            if head is not None:
+                head.info.check(identity, token_ids)
         except EntryDamagedError as error:
             self._reader.drop(key, error, head)
             head = None
@@ -110,9 +110,9 @@ class RemoteTier(Tier):
             log.debug("Entry %s was not looked up: %s", key, error)
         with self._lock:
             if head is None or self._is_deleted(key):
-                self._counts.misses += not identity.scorer
+                self._counts.misses += 1
                 return None
-            self._counts.hits += not identity.scorer
+            self._counts.hits += 1
         return RemoteLease(head, self._reader)
 
     def _find(self, key: EntryKey) -> RemoteHead | None:
@@ -217,7 +217,7 @@ class RemoteTier(Tier):
         self._connector.close()
 
     def _is_deleted(self, key: EntryKey) -> bool:
-        return bool({key, key.kv} & (self._deleting | self._tombstones.keys))
+        return key in self._deleting or key in self._tombstones.keys
 
     # The maintenance thread
 

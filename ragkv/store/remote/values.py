@@ -4,11 +4,11 @@ layer group.
     value 0    [the record's head, which names the layers of a group][the layers of group 0]
     value n    [the layers of group n]
 
-The head has identity, token ids and sensitivity, so that a lookup proves a hit before a layer is
-loaded, and the checksum of every layer. So values of two replicas that computed the same bytes may
-be mixed; any other mixture is found. Checksums are xxh3_128, against damage. Under a secret they
-are the first half of an HMAC-SHA256 (twice as fast here as keyed blake2b), and a process without
-the secret cannot write a value that verifies.
+The head has identity and token ids, so that a lookup proves a hit before a layer is loaded, and
+the checksum of every layer. So values of two replicas that computed the same bytes may be mixed;
+any other mixture is found. Checksums are xxh3_128, against damage. Under a secret they are the
+first half of an HMAC-SHA256 (twice as fast here as keyed blake2b), and a process without the secret
+cannot write a value that verifies.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class RemoteHead:
     @property
     def layer_groups(self) -> int:
         """The number of the entry's values."""
-        return max(1, -(-self.info.layers // self.record.layers_per_value))
+        return -(-self.info.layers // self.record.layers_per_value)
 
     @property
     def content_digest(self) -> bytes:
@@ -69,7 +69,7 @@ class RemoteHead:
 
     def place_of(self, layer_group: int) -> tuple[int, int]:
         """Where the layers of a group begin in its value, and how many bytes they have."""
-        start = 0 if layer_group or not self.info.layers else self.record.layer_offsets[0]
+        start = 0 if layer_group else self.record.layer_offsets[0]
         return start, len(self.layers_of(layer_group)) * self.record.layer_bytes
 
     def check(self, layer_group: int, payload: Bytes) -> None:
@@ -89,10 +89,10 @@ def pack(entry: EncodedEntry, group_bytes: int, digest: Digest) -> list[bytes]:
     """The values of `entry`, one a layer group: a group has the fewest layers that make
     `group_bytes`.
     """
-    step = max(1, -(-group_bytes // max(1, entry.stored_bytes // max(1, entry.info.layers))))
+    step = max(1, -(-group_bytes // (entry.size_bytes // entry.info.layers)))
     record = Record.of(entry, digest, layers_per_value=step)
     layers = [bytes_of(layer) for layer in record.layers]
-    groups = [layers[first : first + step] for first in range(0, len(layers), step)] or [[]]
+    groups = [layers[first : first + step] for first in range(0, len(layers), step)]
     return [b"".join((record.head, *groups[0])), *(b"".join(group) for group in groups[1:])]
 
 

@@ -47,7 +47,7 @@ class TierStats:
     """What a tier holds, and what happened since it was opened."""
 
     kind: TierKind
-    entries: int | None  # without scores, whose bytes count
+    entries: int | None
     used_bytes: int | None
     # these three are None of shared storage, which counts and bounds itself
     capacity_bytes: int | None
@@ -83,7 +83,6 @@ class Lease(Closing):
 
     info: EntryInfo
     kind: TierKind
-    sensitivity: torch.Tensor | None  # (T, C) float16
     # `read_layer` returns views of the tier's own storage and needs no `out`
     in_place: bool = False
 
@@ -123,7 +122,6 @@ class StoredLease(Lease):
     def __init__(self, head: RecordHead) -> None:
         """`head` is that of the entry's record, verified."""
         self.info = head.info
-        self.sensitivity = head.sensitivity
         self._head = head
 
     @property
@@ -152,7 +150,7 @@ class StoredLease(Lease):
         layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype)
         for number, layer in enumerate(layers):
             self._read(number, layer)
-        return EncodedEntry(info, codec, layers, self.sensitivity)
+        return EncodedEntry(info, codec, layers)
 
     @abstractmethod
     def _read(self, layer: int, into: torch.Tensor) -> None:
@@ -197,7 +195,7 @@ class Tier(ABC):
 
     @abstractmethod
     def delete(self, key: EntryKey) -> bool:
-        """Drop `key` and its scores; whether `key` was here. No new lease is given.
+        """Drop `key`; whether it was here. No new lease is given.
 
         Open leases of a tier of this machine stay readable. Those of shared storage may find the
         rest gone.
@@ -218,8 +216,8 @@ class Tier(ABC):
         return []
 
     def infos(self) -> Iterator[EntryInfo]:
-        """The readable entries of `scan`, without scores."""
-        return (info for _, info in self.scan() if info is not None and not info.identity.scorer)
+        """The readable entries of `scan`."""
+        return (info for _, info in self.scan() if info is not None)
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes

@@ -83,17 +83,17 @@ class DiskTier(LocalTier[None]):
         with self._lock:
             slot = self._ledger.get(key)
             if slot is None or self._closed:
-                self._counts.misses += not identity.scorer
+                self._counts.misses += 1
                 return None
             self._ledger.pin(slot)
         lease = self._open(slot, identity, token_ids)
         with self._lock:
             if lease is None:
                 self._ledger.unpin(slot)
-                self._counts.misses += not identity.scorer
+                self._counts.misses += 1
                 return None
             now = self._clock()
-            self._counts.hits += not identity.scorer
+            self._counts.hits += 1
             if self._ledger.get(key) is slot:
                 self._ledger.used(slot, now)
                 self._index.record(key, _row(slot.item, now))
@@ -130,17 +130,17 @@ class DiskTier(LocalTier[None]):
         be removed.
         """
         with self._lock:
-            held = [slot.item.key for slot in self._ledger.with_scores(key)]
-            for each in held:
-                try:
-                    self._directory.remove(each, durably=True)
-                except OSError as error:
-                    raise StoreError(
-                        f"Entry {key} could not be deleted from disk: {error}. It is still there."
-                    ) from error
-                self._ledger.remove(each)
-                self._index.record(each, None)
-        return key in held
+            if key not in self._ledger:
+                return False
+            try:
+                self._directory.remove(key, durably=True)
+            except OSError as error:
+                raise StoreError(
+                    f"Entry {key} could not be deleted from disk: {error}. It is still there."
+                ) from error
+            self._ledger.remove(key)
+            self._index.record(key, None)
+        return True
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         with self._lock:
@@ -354,8 +354,8 @@ def open_lease(
     try:
         file = _EntryFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         head = read_head(file.fd, key)
-        if head.info.check(identity, token_ids):
-            return DiskLease(head, file, on_read, on_damage, on_close)
+        head.info.check(identity, token_ids)
+        return DiskLease(head, file, on_read, on_damage, on_close)
     except FileNotFoundError:
         raise
     except EntryDamagedError as error:

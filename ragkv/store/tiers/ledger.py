@@ -38,8 +38,8 @@ class Group(Generic[P]):
 
     @property
     def extent(self) -> int:
-        """The number of the last held block, plus one; scores are no blocks of their own."""
-        return _end(self.slots[-1].item) if self.slots else 0
+        """The number of the last held block, plus one."""
+        return self.slots[-1].item.index + 1 if self.slots else 0
 
 
 @dataclass(slots=True)
@@ -50,7 +50,6 @@ class Ledger(Generic[P]):
     policy: Policy
     on_evict: Callable[[Slot[P]], None]  # called after the slot has left the ledger
     used_bytes: int = 0
-    entries: int = 0  # held items that are not scores
     _slots: dict[EntryKey, Slot[P]] = field(default_factory=dict)
     _groups: dict[str, Group[P]] = field(default_factory=dict)
     _pinned: set[str] = field(default_factory=set)  # groups
@@ -59,6 +58,9 @@ class Ledger(Generic[P]):
     def __contains__(self, key: object) -> bool:
         return key in self._slots
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
     def __iter__(self) -> Iterator[Slot[P]]:
         return iter(self._slots.values())
 
@@ -66,23 +68,14 @@ class Ledger(Generic[P]):
         """The slot of `key`, or `None`."""
         return self._slots.get(key)
 
-    def with_scores(self, key: EntryKey) -> list[Slot[P]]:
-        """The slots of `key` and of the scores that lie next to it, which come first; empty if none
-        is held.
-        """
-        return [slot for each in key.with_scores if (slot := self._slots.get(each)) is not None]
-
     def served(self, turn: TurnSize, now: float) -> None:
         """Tell the policy that a conversation's turn was served; it may trim."""
         self.policy.served(turn)
         self._trim(0, None, now)
 
     def used(self, slot: Slot[P], now: float) -> None:
-        """Tell the policy that a held slot was leased. Scores are leased with their entry, so they
-        do not count.
-        """
-        if not slot.item.key.is_scores:
-            self.policy.used(slot.group, now)
+        """Tell the policy that a held slot was leased."""
+        self.policy.used(slot.group, now)
 
     def make_space(self, item: Item, now: float) -> bool:
         """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
@@ -94,7 +87,7 @@ class Ledger(Generic[P]):
         group = self._groups.get(name) or Group()
         if item.size > self.capacity_bytes - self._pinned_bytes:
             return False
-        self.policy.held(name, max(group.extent, _end(item)), group.size + item.size, now)
+        self.policy.held(name, max(group.extent, item.index + 1), group.size + item.size, now)
         wanted = self._trim(item.size, item, now)
         while wanted and not self._fits(item.size):
             wanted = self._take(self._victim(now), item.size, item, now)
@@ -118,7 +111,6 @@ class Ledger(Generic[P]):
         if group.pins:
             self._pinned_bytes += item.size
         self.used_bytes += item.size
-        self.entries += not item.key.is_scores
         self._report(slot.group, group, now)  # again: the group may have changed since `make_space`
 
     def cancel(self, item: Item, now: float) -> None:
@@ -135,7 +127,6 @@ class Ledger(Generic[P]):
         group.slots.remove(slot)
         group.size -= slot.item.size
         self.used_bytes -= slot.item.size
-        self.entries -= not key.is_scores
         if group.pins:
             self._pinned_bytes -= slot.item.size
             self._unpin_group(slot.group, slot.pins)
@@ -210,16 +201,9 @@ class Ledger(Generic[P]):
             self._pinned_bytes -= group.size
 
 
-def _end(item: Item) -> int:
-    """How many blocks a group has at least that holds `item`."""
-    return 1 if item.key.is_scores else item.index + 1
-
-
 def group_of(item: Item) -> str:
-    """The group of an item: its conversation, or its chunk, to which the scores next to it
-    belong.
-    """
-    return item.group or item.key.chunk
+    """The group of an item: its conversation, or its chunk."""
+    return item.group or item.key.digest
 
 
 class LocalTier(Tier, Generic[P]):
@@ -247,17 +231,17 @@ class LocalTier(Tier, Generic[P]):
     def block_keys(self) -> list[EntryKey]:
         with self._lock:
             items = [slot.item for slot in self._ledger]
-        return [item.key for item in items if item.group and not item.key.is_scores]
+        return [item.key for item in items if item.group]
 
     def stats(self) -> TierStats:
         with self._lock:
             ledger = self._ledger
             return self._counts.stats(
-                self.kind, ledger.entries, ledger.used_bytes, ledger.capacity_bytes
+                self.kind, len(ledger), ledger.used_bytes, ledger.capacity_bytes
             )
 
     def _evict(self, slot: Slot[P]) -> None:
-        self._counts.evictions += not slot.item.key.is_scores
+        self._counts.evictions += 1
 
     def _unpin(self, slot: Slot[P]) -> None:
         with self._lock:

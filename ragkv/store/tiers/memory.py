@@ -40,12 +40,11 @@ class MemoryLease(Lease):
     ) -> None:
         """An `Entry` is served as it is, whatever codec its identity names."""
         if isinstance(entry, Entry):
-            entry = EncodedEntry(entry.info, RAW, entry.kv, entry.sensitivity)
+            entry = EncodedEntry(entry.info, RAW, entry.kv)
         self.info = entry.info
-        self.sensitivity = entry.sensitivity
         self.in_place = entry.codec.in_place
         self._entry = entry
-        self._layer_bytes = entry.stored_bytes // max(1, entry.info.layers)
+        self._layer_bytes = entry.size_bytes // entry.info.layers
         self._on_read = on_read
         self._on_close: Callable[[], None] | None = on_close
 
@@ -58,7 +57,7 @@ class MemoryLease(Lease):
 
     @property
     def stored_bytes(self) -> int:
-        return self._entry.stored_bytes
+        return self._entry.size_bytes
 
     def read_encoded(self) -> EncodedEntry:
         """The stored entry itself, because it is immutable."""
@@ -92,17 +91,17 @@ class MemoryTier(LocalTier[EncodedEntry]):
         with self._lock:
             slot = self._ledger.get(key)
             try:
-                if slot is not None and not slot.payload.info.check(identity, token_ids):
-                    slot = None
+                if slot is not None:
+                    slot.payload.info.check(identity, token_ids)
             except EntryDamagedError as error:
                 log.warning("%s", error)
                 self._ledger.remove(key)
                 self._counts.damaged += 1
                 slot = None
             if slot is None:
-                self._counts.misses += not identity.scorer
+                self._counts.misses += 1
                 return None
-            self._counts.hits += not identity.scorer
+            self._counts.hits += 1
             self._ledger.pin(slot)
             self._ledger.used(slot, self._clock())
         return MemoryLease(slot.payload, self._count_read, partial(self._unpin, slot))
@@ -128,10 +127,7 @@ class MemoryTier(LocalTier[EncodedEntry]):
 
     def delete(self, key: EntryKey) -> bool:
         with self._lock:
-            held = self._ledger.with_scores(key)
-            for slot in held:
-                self._ledger.remove(slot.item.key)
-            return any(slot.item.key == key for slot in held)
+            return self._ledger.remove(key) is not None
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         with self._lock:
@@ -148,4 +144,4 @@ class MemoryTier(LocalTier[EncodedEntry]):
         """Bytes that the entry takes here: torch allocates page-locked memory in powers of two."""
         if not (self._page_locked and entry.codec.in_place):
             return entry.size_bytes
-        return (1 << (entry.stored_bytes - 1).bit_length()) + entry.size_bytes - entry.stored_bytes
+        return 1 << (entry.size_bytes - 1).bit_length()

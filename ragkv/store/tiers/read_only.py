@@ -48,8 +48,8 @@ class ReadOnlyDiskTier(Tier):
                 path, identity, token_ids, on_read=self._count_read, on_damage=self._count_damage
             )
         with self._lock:
-            self._counts.hits += lease is not None and not identity.scorer
-            self._counts.misses += lease is None and not identity.scorer
+            self._counts.hits += lease is not None
+            self._counts.misses += lease is None
         return lease
 
     def put(self, entry: Entry | EncodedEntry) -> bool:
@@ -76,10 +76,9 @@ class ReadOnlyDiskTier(Tier):
 
     def stats(self) -> TierStats:
         found = list(self._directory.scan())
-        entries = sum(not key.is_scores for key, _ in found)
         used = sum(size for _, size in found)
         with self._lock:
-            return self._counts.stats(self.kind, entries, used, used)
+            return self._counts.stats(self.kind, len(found), used, used)
 
     def close(self) -> None:
         """Do nothing: only leases hold resources."""
