@@ -175,7 +175,7 @@ def placement(bench: Bench) -> Iterator[Row]:
             config = EngineConfig(settings, controller=ControllerConfig(False, ratio is None))
             engine = stack.enter_context(bench.engine.with_config(config))
             profile = profile or engine.profiler.measure(quick=True)
-            engine.load_control.apply_profile(profile)
+            engine.controller.apply_profile(profile)
             slow = [
                 ThrottledTier(one, speed) if one.kind.value == "disk" else one
                 for one in engine.store._tiers

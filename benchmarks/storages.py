@@ -22,7 +22,7 @@ from benchmarks.random_model import random_model
 from benchmarks.ttft_world import World
 from ragkv.config import R_STAR
 from ragkv.model.loading import load
-from ragkv.prompt.load_control import OUTCOMES
+from ragkv.control.controller import OUTCOMES
 from tests.store.fakes import ThrottledTier
 
 STORAGES = {
@@ -43,7 +43,7 @@ def measure(model: Any, storage: str, selector: str, options: Any) -> dict[str, 
         World(model, options.chunks, options.tokens, tier, directory) as world,
     ):
         engine = world.engine
-        control = world.engine.load_control
+        control = world.engine.controller
         control._speeds = engine.store.speeds
         engine.profiler.measure(quick=True)
         if bandwidth is not None:

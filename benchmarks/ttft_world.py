@@ -113,7 +113,7 @@ class World:
         self.engine = self._open.enter_context(Engine(model, config=config))
         if tier in REMOTE:
             # no measured speeds: it would compute what loads too slowly
-            self.engine.load_control._speeds = dict
+            self.engine.controller._speeds = dict
         for chunk in self.chunks:
             put_random_entry(self.engine, chunk, exact=False)
         put_random_entry(self.engine, self.first, exact=True)

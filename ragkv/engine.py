@@ -1,54 +1,56 @@
 """The engine: answers questions over chunks from stored KV. `Engine.stream` is the main path.
 
-Validate and tokenize -> wait for the session's turn and to be admitted -> find entries and plan ->
-load and fuse, layer by layer -> decode -> store the turn's new KV in the background. The engine
-holds no request's state: any number of threads may call it, and their passes over the model run one
-after another.
+Validate and tokenize -> wait for the conversation's turn -> lay out the prompt -> find entries and
+plan -> load and fuse, layer by layer -> decode -> store the turn's new KV in the background. The
+engine holds no request's state: any number of threads may call it, and their passes over the model
+run one after another.
 """
 
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, Unpack
 
 from .config import EXPECTED_CODEC, EngineConfig
+from .control import Controller, Profiler
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, other_dtype_note
 from .errors import RagKVError, UnsupportedError, check_kind
 from .fusion import Fusor, Readers
 from .model.loading import load
 from .prompt import (
-    ActiveRequest,
     AnswerBackend,
-    AnswerEvents,
-    AnswerGenerator,
     AnswerOptions,
     ChunkLike,
     Intake,
-    LoadControl,
-    ModelBackend,
-    Planner,
+    Lookup,
+    OwnModel,
     Prefill,
     Prefiller,
     PrefillOptions,
-    Profiler,
+    PrefixBlocks,
     Request,
+    Serving,
     SharedModel,
+    Task,
 )
 from .prompt.history import BlockWriter
-from .prompt.layout import template_runs
+from .prompt.template import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
-from .scheduling import QueueStats, Scheduler
+from .scheduling import QueueStats, Scheduler, Work
 from .scheduling.encoding import BackgroundEncoder, Encoder, WarmReport, neutral_ids
-from .store import Identity, RemoteStats, Store, StoreStats
+from .store import RemoteStats, Store, StoreStats
 from .types import Answer, Chunk, TokenEvent
 
 # Makes what computes the answers of an engine, instead of its own model.
-BackendMaker = Callable[[SharedModel, Entries], AnswerBackend]
+BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
+
+# Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
+PREFIX_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Engine(Closing):
 
     `entries` and `conversations` are the doors to what is stored. Who measures or serves also finds
     here the `model` that engines share, the `intake` of requests, the `store`, the `scheduler`, the
-    `fusor`, the `load_control` and its `profiler`.
+    `fusor`, the `controller` and its `profiler`.
     """
 
     def __init__(
@@ -90,115 +92,144 @@ class Engine(Closing):
         tokenizer: Any | None = None,
         config: EngineConfig | None = None,
         backend: BackendMaker | None = None,
+        store: Store | None = None,
     ) -> None:
         """Build on a loaded transformers causal LM, on its device and in its dtype; it is put in
         eval mode.
 
         `with_config` passes a `SharedModel` instead. `backend` makes what computes the answers, if
-        the model here does not. Raises `UnsupportedModelError` for a model whose KV cannot be fused
+        the model here does not. `store` is by default the one that the config describes; it is
+        closed with the engine. Raises `UnsupportedModelError` for a model whose KV cannot be fused
         exactly.
         """
         check_kind("config", config, EngineConfig, type(None))
         self.config = config = config or EngineConfig()
-        self.model = (
-            model if isinstance(model, SharedModel) else SharedModel.of(model, tokenizer, config)
-        )
+        is_shared = isinstance(model, SharedModel)
+        self.model = model if is_shared else SharedModel.of(model, tokenizer, config)
         adapter = self.model.adapter
-        directory = config.store.directory
-        tokenizer = self.model.tokenizer
+        settings = config.store
 
         # What requests say. Whatever is refused is refused before the store is opened.
-        runs = template_runs(
-            tokenizer, getattr(adapter.config, "bos_token_id", None), config.prompt.system
-        )
+        bos = getattr(adapter.config, "bos_token_id", None)
+        runs = template_runs(self.model.tokenizer, bos, config.prompt.system)
         self.intake = Intake(self.model, runs, config)
 
-        # What is stored, and who makes it.
-        self.store = store = Store.open(
-            config.store,
+        # What is stored, who makes it, and who computes next.
+        self.store = store or Store.open(
+            settings,
             page_locked=adapter.device.type == "cuda",
             block_tokens=config.session.block_tokens,
         )
-        self.scheduler = scheduler = Scheduler(self.model.turns, config.scheduler, store)
-        settings = config.store
-        own = self.model.identity
-        identity = replace(
-            own, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec or "raw"
-        )
-        encoder = self._encoder(identity)
-        background = BackgroundEncoder(encoder, store, scheduler)
-        block_writer = BlockWriter.open(config, store, identity, adapter)
-        unused = other_dtype_note(store, identity, self.model.dtype_choice.why)
+        turns = self.model.turns
+        self.scheduler = Scheduler(turns, config.scheduler, self.store, settings.tenant)
+        encoder = self._encoder()
+        background = BackgroundEncoder(encoder, self.store, self.scheduler)
+        own = replace(self.model.identity, adapter=config.adapter_id, tenant=settings.tenant)
+        blocks = replace(own, codec=settings.codec or "raw")
+        block_writer = BlockWriter.open(config, self.store, blocks, adapter)
 
-        # How a prompt is planned and fused.
-        if directory is not None:
-            from .fusion import gate_result
-
-            self.intake.apply_gate_result(
-                gate_result.load(directory, encoder.identity, config.fusion)
-            )
-        prices = config.controller.prices
-        method = partial(self.intake.method, PrefillOptions())
-        aim = partial(block_writer.aim, settings.ttft_target_ms, config.session.block_tokens)
-        self.load_control = LoadControl(
-            adapter, encoder.identity, directory, prices, method, store.speeds, aim
-        )
+        # How a prompt is computed.
         readers = Readers(settings.reader_threads)
         self.fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
-        self.profiler = Profiler(self.load_control, self.fusor, scheduler)
-        if config.controller.place:
-            store.place_by(self.load_control.in_memory)
-        planner = Planner(adapter, encoder, store, scheduler, block_writer, background, unused)
-        offloading = None
-        if config.kcache is not None:
-            from .model.kcache import Offloading
+        self.controller = self._controller(encoder, block_writer)
+        self.profiler = Profiler(self.controller, self.fusor, self.scheduler)
+        unused = other_dtype_note(self.store, encoder.identity, self.model.dtype_choice.why)
+        prefix_blocks = PrefixBlocks(own, settings.memory_bytes // PREFIX_SHARE)
+        lookup = Lookup(
+            adapter,
+            encoder,
+            self.store,
+            self.scheduler,
+            block_writer,
+            background,
+            prefix_blocks,
+            unused,
+        )
 
-            offloading = Offloading(adapter, config.kcache)
-        prefiller = Prefiller(planner, self.fusor, scheduler, self.load_control, offloading)
-
-        # Who waits, who answers, and what is kept of it.
+        # What is kept of it, and who answers.
         self._conversations = Conversations.open(adapter, runs, block_writer, config)
         self._entries = Entries(
             self.intake,
             encoder,
-            store,
-            scheduler,
+            self.store,
+            self.scheduler,
             background,
+            prefix_blocks,
             self._conversations.telling,
-            config,
             unused,
         )
+        self._backend: AnswerBackend
         if backend is not None:
-            self._backend = backend(self.model, self._entries)
+            self._backend = backend(self.model, self._entries, self.scheduler)
         else:
-            generator = AnswerGenerator(adapter, tokenizer, scheduler.batch, config.drafts)
-            self._backend = ModelBackend(planner, prefiller, generator)
+            offloading = None
+            if config.kcache is not None:
+                from .model.kcache import Offloading
+
+                offloading = Offloading(adapter, config.kcache)
+            prefiller = Prefiller(
+                lookup, self.fusor, self.scheduler, self.controller, prefix_blocks, offloading
+            )
+            self._backend = OwnModel(lookup, prefiller, self.scheduler, self.model, config.drafts)
+
         # Also runs when the engine is garbage-collected or the process ends: no thread may be
         # inside the model then.
-        self._shut = weakref.finalize(
-            self, _shut, background, self.profiler, scheduler, self._conversations, store, readers
-        )
-        chooses = (
-            config.fusion.ratio is None or settings.ttft_target_ms is not None
-        ) and backend is None
-        has_storage = directory is not None or settings.redis is not None or settings.s3 is not None
-        if chooses and config.controller.measure and has_storage and not settings.read_only:
+        parts = (background, self.profiler, self.scheduler, self._conversations, self.store)
+        self._shut = weakref.finalize(self, _shut, *parts, readers)
+        if backend is None and self._wants_profile():
             self.profiler.start()
         # this thread loaded and packed weights; another one may compute next
         openmp.release_threads()
 
-    def _encoder(self, identity: Identity) -> Encoder:
-        """What encodes chunks behind the application's prefix."""
+    def _encoder(self) -> Encoder:
+        """What encodes chunks behind the application's prefix and the neutral text."""
+        store = self.config.store
         is_expected = self.config.fusion.stored_kv == "expected"
+        neutral = neutral_ids(self.model.tokenizer) if is_expected else ()
+        identity = replace(
+            self.model.identity,
+            adapter=self.config.adapter_id,
+            tenant=store.tenant,
+            codec=store.codec or (EXPECTED_CODEC if neutral else "raw"),
+        )
         return Encoder(
             self.model.adapter,
             self.intake.runs.before_documents,
             identity,
-            self.scheduler.between_layers_of_chunks,
-            neutral_ids=neutral_ids(self.model.tokenizer) if is_expected else (),
-            codec=self.config.store.codec or EXPECTED_CODEC,
+            self.scheduler.between_layers,
+            neutral_ids=neutral,
             contexts=self.model.contexts,
         )
+
+    def _controller(self, encoder: Encoder, block_writer: BlockWriter) -> Controller:
+        """What decides how prompts are computed, with the gate's result and the saved profile."""
+        config = self.config
+        directory = config.store.directory
+        if directory is not None:
+            from .control import gate_result
+
+            found = gate_result.load(directory, encoder.identity, config.fusion)
+            self.intake.apply_gate_result(found)
+        controller = Controller(
+            self.model.adapter,
+            encoder.identity,
+            directory,
+            config.controller.prices,
+            partial(self.intake.method, PrefillOptions()),
+            self.store.speeds,
+            partial(block_writer.aim, config.store.ttft_target_ms, config.session.block_tokens),
+        )
+        if config.controller.place:
+            self.store.place_by(controller.in_memory)
+        return controller
+
+    def _wants_profile(self) -> bool:
+        """Whether a profile decides something here, and may be measured and kept."""
+        settings = self.config.store
+        decides = self.config.fusion.ratio is None or settings.ttft_target_ms is not None
+        storage = (settings.directory, settings.redis, settings.s3)
+        is_kept = any(one is not None for one in storage) and not settings.read_only
+        return decides and is_kept and self.config.controller.measure
 
     @classmethod
     def from_pretrained(
@@ -290,19 +321,13 @@ class Engine(Closing):
         then everything the request held is released and its session is as it was.
         """
         request = self.intake.answer_request(question, chunks, options)
-        with self._prefilled(request, session) as (active, turn, events):
-            for event in self._events(active, events):
+        with self._served(request, session) as (work, turn, serving):
+            if request.on_prefill is not None:
+                request.on_prefill(serving.prefill)
+            for event in serving.events:
+                if isinstance(event, TokenEvent):  # a complete answer is handed out even later
+                    work.check()
                 yield turn.follow(event)
-
-    def _events(self, active: ActiveRequest, events: AnswerEvents) -> Iterator[TokenEvent | Answer]:
-        """The events of a prefilled request, as its caller gets them."""
-        if active.request.on_prefill is not None:
-            active.request.on_prefill(active.prefill)
-        for event in events:
-            # a complete answer is handed out even after the deadline
-            if isinstance(event, TokenEvent):
-                active.ticket.check()
-            yield event
 
     def prefill(
         self,
@@ -316,8 +341,8 @@ class Engine(Closing):
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """
         request = self.intake.prefill_request(question, chunks, options)
-        with self._prefilled(request, session, keep=False) as (active, _, _):
-            return _own_prefill(active)
+        with self._served(request, session, keep=False) as (_, _, serving):
+            return _own_prefill(serving)
 
     def append(
         self,
@@ -333,44 +358,40 @@ class Engine(Closing):
         Raises what `stream` raises.
         """
         request = self.intake.prefill_request(question, chunks, options, answer)
-        with self._prefilled(request, session) as (active, turn, _):
-            prefill = _own_prefill(active)
+        with self._served(request, session) as (_, turn, serving):
+            prefill = _own_prefill(serving)
             notes = turn.end()
             return replace(
                 prefill, reuse=replace(prefill.reuse, notes=(*prefill.reuse.notes, *notes))
             )
 
     @contextmanager
-    def _prefilled(
+    def _served(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[ActiveRequest, Turn, AnswerEvents]]:
-        """What every request begins with: wait for the session, lay out the prompt, be admitted,
-        prefill.
+    ) -> Iterator[tuple[Work, Turn, Serving]]:
+        """What every request begins with: wait for the conversation, lay out the prompt, prefill.
 
         Without `keep` the session is only read: no turn is added.
         """
         check_kind("session", session, Session, type(None))
-        kept = session if keep else None
         if not request.max_new_tokens and not self._backend.makes_kv:
             raise UnsupportedError(
                 "Another server computes this engine's answers, so it makes no KV of prompts."
             )
         self._backend.check(request)
-        ticket = self.scheduler.ticket(request.deadline_s, request.cancel)
-        with self.scheduler.request(), self._conversations.turn(kept, ticket) as turn:
+        kept = session if keep else None
+        with (
+            self.scheduler.request(request.deadline_s, request.cancel) as work,
+            self._conversations.turn(kept, work) as turn,
+        ):
             past = turn.past if session is None or keep else session.past
-            session_id = session.session_id if session else ""
             prompt = self.intake.prompt(request, past)
             request = replace(request, max_new_tokens=prompt.answer_tokens)
-            active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
-            with active.held:
-                hint = self._backend.prefetch_hint(active)
-                tokens = len(prompt.token_ids)
-                with self.scheduler.admitted(hint, ticket, tokens):
-                    events = self._backend.begin(active)
-                with closing(events):
-                    turn.prefilled(prompt, active.prefill)
-                    yield active, turn, events
+            session_id = session.session_id if session else ""
+            task = Task(request, prompt, work, session_id, keep=turn.keeps)
+            with self._backend.serve(task) as serving:
+                turn.prefilled(prompt, serving.prefill)
+                yield work, turn, serving
 
     def chunk(
         self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None
@@ -455,9 +476,9 @@ class Engine(Closing):
             raise RagKVError("The engine is closed; build a new one.")
 
 
-def _own_prefill(active: ActiveRequest) -> Prefill:
-    assert isinstance(active.prefill, Prefill)
-    return active.prefill
+def _own_prefill(serving: Serving) -> Prefill:
+    assert isinstance(serving.prefill, Prefill)
+    return serving.prefill
 
 
 def _shut(

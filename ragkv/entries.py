@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from .config import EngineConfig
-from .prompt import ChunkLike, Intake
+from .prompt import ChunkLike, Intake, PrefixBlocks
 from .runtime import Check, no_check
 from .scheduling import Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, Warmer, WarmReport
@@ -32,8 +31,8 @@ class Entries:
         store: Store,
         scheduler: Scheduler,
         background: BackgroundEncoder,
+        prefix_blocks: PrefixBlocks,
         telling: Callable[[Sequence[EntryKey]], AbstractContextManager[None]],
-        config: EngineConfig,
         unused_note: str | None = None,
     ) -> None:
         """`telling(keys)` is entered while the entries of `keys` are deleted: other replicas are
@@ -47,9 +46,10 @@ class Entries:
         self.unused_note = unused_note
         self._intake = intake
         self._store = store
+        self._prefix_blocks = prefix_blocks
         self._telling = telling
         if unused_note is not None:
-            log.info("In %s %s.", config.store.directory, unused_note)
+            log.info("Stored KV is not used: %s.", unused_note)
         self._warmer = Warmer(encoder, store, scheduler)
 
     @property
@@ -58,12 +58,12 @@ class Entries:
         return self.encoder.identity
 
     def keys(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
-        """The keys of all entries that `chunks` may have, whether they are stored or not."""
-        return [key for chunk in self._intake.chunks(chunks) for key in self._keys(chunk.token_ids)]
+        """The keys of the entries of `chunks`, whether they are stored or not."""
+        return [self.identity.key(chunk.token_ids) for chunk in self._intake.chunks(chunks)]
 
     def has(self, token_ids: Sequence[int]) -> bool:
         """Whether an entry of this chunk is stored."""
-        return any(map(self._store.contains, self._keys(token_ids)))
+        return self._store.contains(self.identity.key(token_ids))
 
     def warm(
         self,
@@ -71,14 +71,13 @@ class Entries:
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
         evict: bool = True,
+        between: Check = no_check,
     ) -> WarmReport:
         """See `Engine.warm`. Without `evict` chunks for which the store has no room are left, and
-        counted.
+        counted. What `between` raises ends the work between two layers.
         """
-        checked = self._encodable(chunks)
-        return self._warmer.warm(
-            list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check, evict
-        )
+        ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
+        return self._warmer.warm(list(ids), on_progress, check, evict, between)
 
     def warm_soon(self, chunks: Sequence[ChunkLike], *, last: bool = False) -> None:
         """Compute and store the entries of `chunks` that are not stored, in the background, between
@@ -102,11 +101,11 @@ class Entries:
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """See `Engine.delete`."""
-        checked = self._intake.chunks(chunks)
-        keys = self.keys(checked)
+        keys = self.keys(chunks)
         self.background.forget(keys)
+        self._prefix_blocks.forget()  # they do not know which chunks are in them
         with self._telling(keys):
-            return sum(self._delete(chunk.token_ids) for chunk in checked)
+            return sum(map(self._store.delete, keys))
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
         """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
@@ -115,6 +114,7 @@ class Entries:
         No one is told.
         """
         self.background.forget(keys)
+        self._prefix_blocks.forget()
         for key in keys:
             if stop():
                 return False
@@ -128,7 +128,7 @@ class Entries:
         self.background.flush()
         self._store.flush()
         retained = set(self.keys(chunks))
-        own = (info.key for info in self._store.infos() if info.identity in self.encoder.identities)
+        own = (info.key for info in self._store.infos() if info.identity == self.identity)
         others = [key for key in own if key not in retained]
         with self._telling(others):
             return sum(self._store.delete(key) for key in others)
@@ -145,20 +145,15 @@ class Entries:
         self._intake.check_encodable(checked)
         return checked
 
-    def _delete(self, token_ids: Sequence[int]) -> bool:
-        """Drop all entries of a chunk; whether there was one."""
-        return sum(self._store.delete(key) for key in self._keys(token_ids)) > 0
-
-    def _keys(self, token_ids: Sequence[int]) -> list[EntryKey]:
-        return [identity.key(token_ids) for identity in self.encoder.identities]
-
     def _is_own(self, identity: Identity) -> bool:
         """Whether entries of `identity` are of this model, dtype, adapter and tokenizer, and of a
         kind in use.
         """
-        own = self.encoder.alone
-        kv = replace(identity, context=own.context, tenant=own.tenant)
-        return kv in self.encoder.identities
+        own = self.identity
+        theirs = replace(identity, context=own.context, tenant=own.tenant)
+        is_chunk = theirs == own
+        is_block = theirs == replace(own, behind="", codec=identity.codec)
+        return is_chunk or is_block
 
 
 def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:

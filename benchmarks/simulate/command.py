@@ -16,7 +16,7 @@ from .replay import ReplaySetting, Report, load_trace, simulate, xi_blocks
 from .trace import Trace
 
 if TYPE_CHECKING:
-    from ragkv.fusion.profile import Profile  # imports torch
+    from ragkv.control.profile import Profile  # imports torch
 
 HEADINGS = (
     "policy",
@@ -84,7 +84,7 @@ def capacity_of(blocks: int | None, share: float | None, trace: Trace) -> int:
 
 def profile_in(path: Path) -> "Profile":
     """The profile in a file of `ragkv profile`; the last one of several."""
-    from ragkv.fusion.profile import Profile, read_measurements
+    from ragkv.control.profile import Profile, read_measurements
 
     try:
         found = list(read_measurements(path).values())

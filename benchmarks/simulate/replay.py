@@ -23,7 +23,7 @@ from .trace import Trace, read_rows
 from .workloads import BirthDeath, ShareGPTLike
 
 if TYPE_CHECKING:
-    from ragkv.fusion.profile import Profile  # imports torch
+    from ragkv.control.profile import Profile  # imports torch
 
 GENERATED: dict[str, type[BirthDeath] | type[ShareGPTLike]] = {
     "birth-death": BirthDeath,

@@ -14,7 +14,7 @@ from .options import AsJson, EngineOptions, Passages, with_engine_options
 from .output import console, print_json, print_note
 
 if TYPE_CHECKING:
-    from ragkv.fusion.gate_result import GateResult
+    from ragkv.control.gate_result import GateResult
 
 
 @with_engine_options
@@ -57,7 +57,7 @@ def gate(
     """Find the fastest setting within 2 % of full recompute on this corpus, and how fast it is on
     this machine.
     """
-    from ragkv.fusion.gate_result import Tolerance
+    from ragkv.control.gate_result import Tolerance
     from ragkv.lab.gate import gate as measure
     from ragkv.lab.gate import save
     from ragkv.lab.gate_prompts import gate_prompts, read_questions
@@ -95,7 +95,7 @@ def gate(
 
 def _show(result: "GateResult") -> None:
     """The sentence, then all settings, the fastest first."""
-    from ragkv.fusion.gate_result import share
+    from ragkv.control.gate_result import share
 
     console.print(f"{result}.", style="bold")
     table = Table("selector", "ratio", "prompts", "sooner", "agreement", "KL", "within", box=None)

@@ -23,8 +23,8 @@ from ragkv.config import EngineConfig, SessionConfig
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.model import Adapter
 from ragkv.prompt.history import BlockWriter, SessionState
-from ragkv.prompt.layout import TemplateRuns
-from ragkv.scheduling import Ticket
+from ragkv.prompt.template import TemplateRuns
+from ragkv.scheduling import Work
 from ragkv.store import EntryKey, RemoteStats
 
 from .manifest import Summary
@@ -156,14 +156,14 @@ class Conversations:
         return session
 
     @contextmanager
-    def turn(self, session: Session | None, ticket: Ticket | None = None) -> Iterator[Turn]:
+    def turn(self, session: Session | None, work: Work | None = None) -> Iterator[Turn]:
         """A turn of `session`, or of none. A turn that does not end leaves the session as
         it was.
         """
         if session is None:
             yield Turn(self, None)
             return
-        with session.held(ticket), Turn(self, session) as turn:
+        with session.held(work), Turn(self, session) as turn:
             with self._lock:
                 self._turns.add(turn)
             try:

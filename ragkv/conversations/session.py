@@ -14,9 +14,9 @@ from ragkv.errors import InputError
 from ragkv.model import Adapter
 from ragkv.prompt import Past
 from ragkv.prompt.history import Block, BlockWriter, History, Part, PartKind, SessionState, merged
-from ragkv.prompt.layout import TemplateRuns
+from ragkv.prompt.template import TemplateRuns
 from ragkv.runtime import acquired, no_check
-from ragkv.scheduling import Ticket
+from ragkv.scheduling import Work
 from ragkv.store import EntryKey
 
 
@@ -186,8 +186,8 @@ class Session:
         return len(before) - len(history)
 
     @contextmanager
-    def held(self, ticket: Ticket | None = None) -> Iterator[None]:
-        """Hold the session, and bring it up to date. Raises what `ticket` raises while this thread
+    def held(self, work: Work | None = None) -> Iterator[None]:
+        """Hold the session, and bring it up to date. Raises what `work` raises while this thread
         waits for it.
 
         Raises `InputError` if the session was deleted, or if this thread holds it already: it would
@@ -198,7 +198,7 @@ class Session:
                 f"Session {self.session_id!r} has an answer under way on this thread: finish or "
                 "close its stream first."
             )
-        with acquired(self.lock, no_check if ticket is None else ticket.check):
+        with acquired(self.lock, no_check if work is None else work.check):
             if self.deleted:
                 raise InputError(
                     f"Session {self.session_id!r} was deleted; ask the engine for a new one."

@@ -2,7 +2,8 @@
 selector chooses.
 """
 
-from .fusor import Fused, Fusing, Fusor
+from .fuse import Fused, fuse
+from .passes import Fusor, Passed, PromptPass, run_pass
 from .pipeline import LayerReader, Readers
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .selectors import (
@@ -22,10 +23,11 @@ __all__ = [
     "Candidates",
     "CheckingSelector",
     "Fused",
-    "Fusing",
     "Fusor",
     "LayerReader",
+    "Passed",
     "Plan",
+    "PromptPass",
     "Readers",
     "Selector",
     "Span",
@@ -33,6 +35,8 @@ __all__ = [
     "SpanState",
     "StaticSelector",
     "budget",
+    "fuse",
     "make_selector",
+    "run_pass",
     "with_floor",
 ]

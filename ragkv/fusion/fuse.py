@@ -12,7 +12,7 @@ knows no text, documents or tiers, reads entries and never writes them.
 """
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,14 +87,15 @@ def fuse(
     plan: Plan,
     choice: Choice,
     reader: LayerReader,
-    kv: PromptKV,
+    allocate: Callable[[], PromptKV],
     record: Recording | None = None,
 ) -> Fusing:
     """Yields the rows of each layer in turn, and is sent what the layer makes of them.
 
-    `kv` has room for the prompt and its answer. `record` collects the raw KV of its range, placed or
-    computed. Raises `EntryDamagedError`.
+    `allocate` makes KV with room for the prompt and its answer. `record` collects the raw KV of its
+    range, placed or computed. Raises `EntryDamagedError`.
     """
+    kv = allocate()
     length = plan.token_ids.numel()
     layers = range(adapter.layer_count)
     tables = adapter.rope.tables(length)

@@ -7,36 +7,47 @@ of its rows (CacheBlend figure 15c).
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from ragkv.model import Adapter, LayerPass, Rows
-from ragkv.runtime import Check
+from ragkv.model import Adapter, LayerPass, PromptKV, Recording, Rows
+from ragkv.runtime import Check, no_check
 
-from .fuse import Fused, Fusing, LayerRows
+from .fuse import Choice, Fused, Fusing, LayerRows, fuse
+from .pipeline import LayerReader, Readers, Speeds
+from .plan import Plan
+from .selectors import Selector
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass made of one prompt."""
+    """What a pass made of one prompt, and where its time went."""
 
     fused: Fused
     logits: torch.Tensor  # (V,) float32, of the last position
     pass_s: float  # of the whole pass, with `others_s`
     others_s: float  # spent on decoding steps of other requests, between layers
+    load_s: float  # waiting for slices
+    read_s: float  # reading them, one after another at the threads' joint bandwidth
+    read_bytes: int  # by these threads; what lies in memory is not read
+    bytes_by_tier: Mapping[str, int]
     prompts: int  # computed in the pass, this one included
 
 
 class PromptPass:
     """One prompt's part of a pass. It ends with a result or an error."""
 
-    def __init__(self, fusing: Fusing, check: Check) -> None:
-        """What `check` raises ends this prompt's part; it is called between layers."""
+    def __init__(self, fusing: Fusing, reader: LayerReader, rows: int, check: Check) -> None:
+        """`rows` is the most that a layer computes. What `check` raises ends this prompt's part."""
         self.fusing = fusing
+        self.reader = reader
+        self.rows = rows
         self.check = check
         self.ended: Passed | Exception | None = None
 
@@ -53,6 +64,64 @@ class PromptPass:
             return ended
         finally:
             del ended
+
+
+class Fusor:
+    """Fuses prompts for one model. Holds no request's state."""
+
+    def __init__(
+        self, adapter: Adapter, readers: Readers, read_ahead_layers: int | None, seed: int
+    ) -> None:
+        """With `read_ahead_layers` None the read-ahead follows speeds measured in earlier passes."""
+        self.adapter = adapter
+        self.seed = seed
+        self.speeds = Speeds()
+        self.readers = readers
+        self._ahead = read_ahead_layers
+
+    @contextmanager
+    def prepared(
+        self,
+        plan: Plan,
+        selector: Selector,
+        ratio: float,
+        *,
+        headroom: int = 0,
+        record: Recording | None = None,
+        check: Check = no_check,
+        new_kv: Callable[[int], PromptKV] | None = None,
+    ) -> Iterator[PromptPass]:
+        """A prompt that is ready for `run_pass`; its first layers are read from now on.
+
+        So they are read while other requests compute (CachedAttention section 3.2.1). `headroom`
+        positions are allocated for the answer, when the pass begins. `record` collects the raw KV
+        of its range. `new_kv` makes the KV of a given capacity; by default the adapter does.
+        """
+        adapter = self.adapter
+        choice = Choice(plan, selector, ratio, self.seed)
+        allocate = partial(new_kv or adapter.new_kv, plan.token_ids.numel() + headroom)
+        leases = [span.lease for span in choice.loaded if span.lease is not None]
+        layers = adapter.layer_count
+        ahead = self._ahead
+        if ahead is None:
+            size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
+            rows = plan.forced.numel() + choice.wanted
+            ahead = self.speeds.ahead(size, rows * layers, layers)
+        with LayerReader(leases, layers, ahead, self.readers, adapter.device) as reader:
+            fusing = fuse(adapter, plan, choice, reader, allocate, record)
+            yield PromptPass(fusing, reader, choice.rows, check)
+            fusing.close()
+
+    def run(self, prompts: Sequence[PromptPass], pause: Callable[[], None]) -> None:
+        """See `run_pass`."""
+        run_pass(self.adapter, prompts, pause)
+
+    def learn(self, passed: Passed) -> None:
+        """Let the next read-ahead follow what this pass took."""
+        self.speeds.add_read(passed.read_bytes, passed.read_s)
+        if passed.prompts == 1:  # else the time is that of all
+            computing_s = passed.pass_s - passed.others_s - passed.load_s
+            self.speeds.add_compute(passed.fused.row_layers, computing_s)
 
 
 @torch.no_grad()
@@ -107,8 +176,18 @@ class _Pass:
         self._adapter.wait_for_device()
         took_s = time.perf_counter() - began
         for (prompt, fused), own in zip(self._fused.items(), logits, strict=True):
-            row = own.clone() if len(self._fused) > 1 else own
-            prompt.ended = Passed(fused, row, took_s, self._others_s, len(self._prompts))
+            reader = prompt.reader
+            prompt.ended = Passed(
+                fused,
+                own.clone() if len(self._fused) > 1 else own,
+                took_s,
+                self._others_s,
+                reader.waited_s,
+                reader.read_s,
+                reader.read_bytes,
+                reader.bytes_by_tier(),
+                len(self._prompts),
+            )
 
     def _advance(self, prompt: PromptPass, hidden: torch.Tensor | None) -> None:
         """Send `hidden` to a prompt, and take the rows of its next layer; one that fails leaves."""

@@ -146,12 +146,16 @@ class LayerReader(Closing):
             counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.stored_bytes
         return counts
 
-    def measured(self) -> tuple[int, float]:
-        """Bytes the threads read, and the seconds this would take one after another at their joint
-        bandwidth.
-        """
-        read = [lease.stored_bytes for lease in self._leases if not lease.in_place]
-        return sum(read), sum(self._read_s) / max(1, min(len(read), self._readers.threads))
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that the threads read; slices in memory are used where they lie."""
+        return sum(lease.stored_bytes for lease in self._leases if not lease.in_place)
+
+    @property
+    def read_s(self) -> float:
+        """Seconds that reading would take one slice after another at the joint bandwidth."""
+        count = sum(not lease.in_place for lease in self._leases)
+        return sum(self._read_s) / max(1, min(count, self._readers.threads))
 
     def close(self) -> None:
         """Wait for running reads, because the next request gets their buffer; then return the

@@ -23,10 +23,11 @@ from typing import NamedTuple, Self
 
 import torch
 
+from ragkv.control import gate_result
+from ragkv.control.gate_result import GateResult, Point, Tolerance, candidates
 from ragkv.engine import Engine
 from ragkv.errors import InputError, PromptTooLongError
-from ragkv.fusion import Selector, gate_result, make_selector
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance, candidates
+from ragkv.fusion import Selector, make_selector
 from ragkv.model import full_pass
 from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
@@ -288,7 +289,7 @@ def _next_tokens(
         prefill = engine.prefill(
             question, probe.chunks, ratio=setting.ratio, selector=setting.selector
         )
-    kv = prefill.fused.kv
+    kv = prefill.kv
     adapter = engine.model.adapter
     logits = list[torch.Tensor]()
     if probe.following:  # the template's tail is left out: the text goes on right behind the chunks

@@ -1,58 +1,48 @@
-"""One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no
-sessions.
+"""One prompt, from what a caller gives to an answer. Knows no conversations.
+
+Intake -> prompt -> look-up and plan -> prefill -> answer.
 """
 
+from .answer import ActiveAnswer, AnswerBackend, AnswerEvents, OwnModel, Serving
 from .citations import cite
-from .generation import (
-    ActiveAnswer,
-    AnswerBackend,
-    AnswerEvents,
-    AnswerGenerator,
-    ModelBackend,
-)
 from .intake import MAX_LOGPROBS, Intake
-from .load_control import LoadControl
-from .planner import Planner
+from .lookup import Lookup
 from .prefill import Prefiller
-from .profiling import Profiler
+from .prefix_blocks import PrefixBlocks
+from .prompt import Past, Prompt
 from .request import (
-    ActiveRequest,
     AnswerOptions,
     ChunkLike,
-    Past,
     Prefill,
-    PrefillMethod,
     PrefillOptions,
-    Prompt,
     Request,
     ServedPrompt,
     TurnKV,
 )
 from .shared_model import SharedModel
+from .task import Task
 
 __all__ = [
     "MAX_LOGPROBS",
     "ActiveAnswer",
-    "ActiveRequest",
     "AnswerBackend",
     "AnswerEvents",
-    "AnswerGenerator",
     "AnswerOptions",
     "ChunkLike",
     "Intake",
-    "LoadControl",
-    "ModelBackend",
+    "Lookup",
+    "OwnModel",
     "Past",
-    "Planner",
     "Prefill",
-    "PrefillMethod",
     "PrefillOptions",
     "Prefiller",
-    "Profiler",
+    "PrefixBlocks",
     "Prompt",
     "Request",
     "ServedPrompt",
+    "Serving",
     "SharedModel",
+    "Task",
     "TurnKV",
     "cite",
 ]

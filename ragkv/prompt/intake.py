@@ -9,20 +9,21 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
 from ragkv.config import R_STAR, EngineConfig, ReuseMode
-from ragkv.errors import InputError, PromptTooLongError, check_kind
+from ragkv.control import Method
+from ragkv.errors import InputError, check_kind
 from ragkv.fusion import make_selector
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.prompt.history import EMPTY, Part, PartKind, fitted
-from ragkv.prompt.layout import TemplateRuns, encode
-from ragkv.types import Chunk, Excerpt, Text
+from ragkv.types import Chunk, Text
 
-from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
+from .prompt import Past, Prompt, check_length, lay_out
+from .request import AnswerOptions, ChunkLike, PrefillOptions, Request
 from .shared_model import SharedModel
+from .template import TemplateRuns, encode
 
 if TYPE_CHECKING:
-    from ragkv.fusion.gate_result import GateResult
+    from ragkv.control.gate_result import GateResult
 
 # An answer has at most `MAX_NEW_TOKENS` tokens where the caller gives no limit.
 MAX_NEW_TOKENS = 64
@@ -139,65 +140,11 @@ class Intake:
         )
 
     def prompt(self, request: Request, past: Past) -> Prompt:
-        """The prompt's runs. History is cut until it and the answer fit the context
-        (CachedAttention section 3.4).
+        """The request laid out behind its past. Raises `PromptTooLongError`."""
+        session = self._config.session
+        return lay_out(request, past, self.runs, self._context_length, session)
 
-        An answer that does not fit even without history is cut to what fits; then history may leave
-        it `MAX_NEW_TOKENS`. Raises `PromptTooLongError` if no token of an answer fits.
-        """
-        runs = self.runs
-        chunks = request.chunks
-        asked = request.max_new_tokens
-        prefix = () if request.raw else runs.before_documents
-        if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
-            prefix = chunks[0].token_ids
-            chunks = chunks[1:]
-        question = request.question + (() if request.raw else runs.after_question)
-        alone = Prompt(
-            prefix=prefix,
-            history=EMPTY,
-            chunks=tuple(chunk.token_ids for chunk in chunks),
-            question=question + request.given_answer,
-            plain=frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
-            separator=request.separator,
-            excerpts={
-                index: chunk for index, chunk in enumerate(chunks) if isinstance(chunk, Excerpt)
-            },
-            own_prefix=prefix == runs.before_documents,
-            question_tokens=len(request.question),
-        )
-        length = len(alone.token_ids)
-        if length + len(past.history) == 0:
-            raise InputError("The prompt is empty: no prefix, chunk or question.")
-        fits = length + asked <= self._context_length
-        others = length + (asked if fits else min(asked, MAX_NEW_TOKENS))
-        history, note = fitted(past.history, self._context_length - others, self._config.session)
-        self._check_length(length + len(history), min(asked, 1))
-        room = asked if fits else self._context_length - length - len(history)
-        cut = (
-            None
-            if fits
-            else f"the answer may have {room} tokens, not {asked}: the context is "
-            f"{self._context_length}"
-        )
-        sources = [str(chunk.metadata.get("source", "")) for chunk in chunks]
-        parts = [
-            Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at])
-            for ids, at in alone.body
-        ]
-        parts += [
-            Part(PartKind.QUESTION, len(question)),
-            Part(PartKind.ANSWER, len(request.given_answer)),
-        ]
-        return replace(
-            alone,
-            history=history,
-            parts=tuple(part for part in parts if len(part)),
-            notes=(*past.notes, *filter(None, (note, cut))),
-            answer_tokens=room,
-        )
-
-    def method(self, options: PrefillOptions) -> PrefillMethod:
+    def method(self, options: PrefillOptions) -> Method:
         """How to make a prompt's KV: the options, else the config's, as far as the gate result
         allows.
         """
@@ -215,7 +162,7 @@ class Intake:
                 f"{', '.join(map(repr, get_args(ReuseMode)))}."
             )
         selector = options.get("selector")
-        method = PrefillMethod(
+        method = Method(
             ratio=float(ratio),
             selector=make_selector(fusion.selector if selector is None else selector),
             reuse=reuse,
@@ -241,11 +188,10 @@ class Intake:
         prefix.
         """
         for chunk in chunks:
-            self._check_length(len(self.runs.before_documents) + len(chunk), 0)
+            length = len(self.runs.before_documents) + len(chunk)
+            check_length(length, 0, self._context_length)
 
-    def _gated(
-        self, method: PrefillMethod, names_ratio: bool, names_selector: bool
-    ) -> PrefillMethod:
+    def _gated(self, method: Method, names_ratio: bool, names_selector: bool) -> Method:
         """What the gate's result makes of a request that may name a ratio or a selector,
         which win.
         """
@@ -274,14 +220,6 @@ class Intake:
     def _separator(self, options: PrefillOptions) -> tuple[int, ...]:
         given = options.get("separator")
         return self.separator if given is None else self.encode(given) if given else ()
-
-    def _check_length(self, length: int, headroom: int) -> None:
-        if length + headroom > self._context_length:
-            raise PromptTooLongError(
-                f"The prompt has {length} tokens and needs room for {headroom} of an answer; the "
-                "model's context is "
-                f"{self._context_length}. Give fewer or shorter chunks."
-            )
 
     def _checked(self, chunk: Chunk) -> Chunk:
         if isinstance(chunk, Text) and not chunk.token_ids and chunk.text:

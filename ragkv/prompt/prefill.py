@@ -1,59 +1,33 @@
-"""Prefilling: one prompt's KV and last logits, and the report of how they were made.
+"""Prefilling: one prompt's KV and last logits (CacheBlend section 5.2).
 
-Plan, load and fuse, report. An entry that turns out damaged while it is read becomes a cache miss
-of this request, and the pass starts again without it: the rows of a cache miss must have passed
-every earlier layer.
+Look up and plan, decide, fuse, report. An entry that turns out damaged while it is read becomes a
+cache miss of this request, and the pass starts again without it: the rows of a cache miss must have
+passed every earlier layer.
 """
 
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-import torch
-
+from ragkv.control import Controller, Decided
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import (
-    Fused,
-    Fusing,
-    Fusor,
-    Plan,
-    Selector,
-    Span,
-    SpanKind,
-    SpanState,
-    budget,
-    with_floor,
-)
+from ragkv.fusion import Fusor, Passed, Plan, PromptPass, SpanKind, SpanState
 from ragkv.model import Recording
 from ragkv.scheduling import Scheduler
-from ragkv.types import PromptSpan, Reuse, Timing
+from ragkv.store import EntryKey
+from ragkv.types import Timing
 
-from .classify import Planned
-from .load_control import LoadControl
-from .planner import Planner
-from .request import ActiveRequest, Prefill, Prompt, TurnKV
+from .lookup import Lookup
+from .prefix_blocks import PrefixBlocks
+from .report import prompt_spans, reuse_report
+from .request import Prefill, TurnKV
+from .task import Task
 
 if TYPE_CHECKING:
     from ragkv.model.kcache import Offloading
-
-SLOWER = "computing is quicker than loading the stored KV"
-
-
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    """What one pass over a prompt is to do."""
-
-    planned: Planned
-    selector: Selector
-    ratio: float
-    notes: tuple[str, ...]
-    decision: tuple[str, ...]  # why the loading controller chose this; empty if it was not asked
 
 
 class Prefiller:
@@ -61,246 +35,148 @@ class Prefiller:
 
     def __init__(
         self,
-        planner: Planner,
+        lookup: Lookup,
         fusor: Fusor,
         scheduler: Scheduler,
-        load_control: LoadControl,
+        controller: Controller,
+        prefix_blocks: PrefixBlocks,
         offloading: "Offloading | None",
     ) -> None:
-        """Between two layers the scheduler may decode a step for others. `offloading` is given
-        where KCache is on.
-        """
-        self.adapter = planner.adapter
-        self.scheduler = scheduler
-        self._planner = planner
+        """`offloading` is given where KCache is on."""
+        self._adapter = fusor.adapter
+        self._lookup = lookup
         self._fusor = fusor
-        self._load_control = load_control
+        self._scheduler = scheduler
+        self._controller = controller
+        self._prefix_blocks = prefix_blocks
         self._offloading = offloading
 
-    def prefill(self, active: ActiveRequest) -> Prefill:
+    def prefill(self, task: Task) -> Prefill:
         """Prefill the request's prompt. Its first layers are read while others still compute.
 
-        Raises what the request's ticket raises, while it waits for the compute lock and between
-        layers.
+        Raises what the task's work raises, while it waits for the model and between layers.
         """
-        fused: Fused | None = None
-        alone = False
-        while fused is None:
+        damaged: dict[EntryKey, str] = {}
+        lookup_s = 0.0
+        alone = False  # whether the prompt may not share its pass
+        while True:
             with ExitStack() as leases:
-                looked_up = time.perf_counter()
-                todo = self._decide(active, leases)
-                plan = todo.planned.plan
-                selector = todo.selector
-                headroom = active.request.max_new_tokens
-                record = self._recording(active, todo.planned) if active.keep else None
-                new_kv = (
-                    None
-                    if self._offloading is None
-                    else self._offloading.new_kv(len(plan.token_ids))
+                began = time.perf_counter()
+                decided = self._controller.decide(
+                    self._lookup.plan(task, damaged, leases), task.request.method
                 )
-                check = active.ticket.check
-                fusing = Fusing(
-                    self._fusor, plan, selector, todo.ratio, headroom, record, check, new_kv
-                )
-                leases.enter_context(fusing)
-                active.lookup_s += time.perf_counter() - looked_up
-                compute = partial(self._fusor.fuse, between=self.scheduler.between_layers)
-                self.scheduler.prefills.run(fusing, inf if alone else fusing.rows, check, compute)
+                record = self._recording(task, decided.plan)
+                prompt = leases.enter_context(self._prepared(task, decided, record))
+                lookup_s += time.perf_counter() - began
+                rows = inf if alone else prompt.rows
+                self._scheduler.prefills.run(prompt, rows, task.work, self._compute)
                 try:
-                    fused = fusing.result()
+                    passed = prompt.result()
                 except EntryDamagedError as error:
-                    active.damaged[error.key] = str(error)
-                else:
-                    alone = fused is None  # a pass with other prompts failed
-        active.queue_s = active.elapsed_s() - active.lookup_s - fused.prefill_s
-        self._load_control.learn(plan, selector, todo.ratio, fused)
-        active.prefill = prefill = self._prefilled(active, todo, fused, record)
-        return prefill
+                    damaged[error.key] = str(error)
+                    continue
+            if passed is not None:
+                break
+            alone = True  # a pass with other prompts failed
+        self._fusor.learn(passed)
+        self._controller.learn(decided, passed)
+        self._keep_blocks(task, decided.plan, record)
+        return self._prefilled(task, decided, passed, record, lookup_s, tuple(damaged.values()))
 
-    def _decide(self, active: ActiveRequest, leases: ExitStack) -> _Decided:
-        """Plan the prompt; then selector, ratio and loads, as the controller wants them."""
-        method = active.request.method
-        planned = self._planner.plan(active, leases)
-        selector = method.selector
-        loads = self._load_control.decide(
-            planned.plan, selector, method.ratio, controlled=method.controlled
+    def _prepared(
+        self, task: Task, decided: Decided, record: Recording | None
+    ) -> AbstractContextManager[PromptPass]:
+        length = decided.plan.token_ids.numel()
+        return self._fusor.prepared(
+            decided.plan,
+            decided.selector,
+            decided.ratio,
+            headroom=task.request.max_new_tokens,
+            record=record,
+            check=task.work.check,
+            new_kv=None if self._offloading is None else self._offloading.new_kv(length),
         )
-        plan = loads.plan
-        ratio, floor = _floored(selector, len(plan.candidates), loads.ratio, method.floor_tokens)
-        notes = (*planned.notes, *method.notes, *filter(None, (floor,)))
-        return _Decided(replace(planned, plan=plan), selector, ratio, notes, loads.why)
+
+    def _compute(self, prompts: Sequence[PromptPass]) -> None:
+        """One pass over prompts, of this engine or of others on the model."""
+        self._fusor.run(prompts, self._scheduler.between_layers)
 
     def _prefilled(
-        self, active: ActiveRequest, todo: _Decided, fused: Fused, record: Recording | None
+        self,
+        task: Task,
+        decided: Decided,
+        passed: Passed,
+        record: Recording | None,
+        lookup_s: float,
+        damaged: tuple[str, ...],
     ) -> Prefill:
-        plan = todo.planned.plan
-        prompt = active.prompt
-        timing = Timing(
-            queue_s=active.queue_s + fused.others_s,
-            lookup_s=active.lookup_s,
-            load_s=fused.load_s,
-            fuse_s=fused.fuse_s,
-            prefill_s=fused.prefill_s - fused.others_s,
-            first_token_s=active.elapsed_s(),
-        )
+        plan = decided.plan
+        fused = passed.fused
+        length = plan.token_ids.numel()
+        refused = self._offloading.refusal(length) if self._offloading else None
+        elapsed_s = task.request.elapsed_s()
+        reuse = reuse_report(decided, passed, self._adapter.layer_count)
+        notes = (*damaged, *task.prompt.notes, *reuse.notes, *filter(None, [refused]))
         return Prefill(
             token_ids=plan.token_ids,
             selected_by_layer=fused.selected_by_layer,
-            logits=fused.logits,
-            reuse=self._report(active, todo, fused),
-            timing=timing,
-            fused=fused,
-            turn_kv=None if record is None else self._turn_kv(active, record, todo.planned, fused),
-            spans=prompt_spans(plan, fused.selected_by_layer[-1], prompt, todo.planned.unused),
+            logits=passed.logits,
+            reuse=replace(reuse, notes=notes),
+            timing=Timing(
+                queue_s=elapsed_s - lookup_s - passed.pass_s + passed.others_s,
+                lookup_s=lookup_s,
+                load_s=passed.load_s,
+                fuse_s=fused.place_s,
+                prefill_s=passed.pass_s - passed.others_s,
+                first_token_s=elapsed_s,
+            ),
+            kv=fused.kv,
+            turn_kv=self._turn_kv(task, plan, passed, record),
+            spans=prompt_spans(plan, fused.selected_by_layer[-1], task.prompt.question_end),
         )
 
-    def _recording(self, active: ActiveRequest, planned: Planned) -> Recording | None:
-        """A recording of all tokens that have no block; `None` where no longer prompt could use it
-        (dynamic RoPE).
+    def _recording(self, task: Task, plan: Plan) -> Recording | None:
+        """A recording of all tokens that have no block, if their KV is kept.
+
+        `None` also where no longer prompt could use it (dynamic RoPE).
         """
-        prompt = active.prompt
-        rope = self.adapter.rope
-        length = len(planned.plan.token_ids)
-        if rope.frequencies(length) != rope.frequencies(length + 1):
+        prompt = task.prompt
+        rope = self._adapter.rope
+        length = plan.token_ids.numel()
+        keeps = task.keep or task.request.method.reuse == "prefix"
+        if not keeps or rope.frequencies(length) != rope.frequencies(length + 1):
             return None
         blocks = prompt.history.blocks
-        reused = blocks[: min(planned.recomputed_blocks, default=len(blocks))]
+        reused = blocks[: min(plan.recomputed_blocks, default=len(blocks))]
         start = len(prompt.prefix) + sum(map(len, reused))
-        return self.adapter.new_recording(start, length + active.request.max_new_tokens)
+        return self._adapter.new_recording(start, length + task.request.max_new_tokens)
+
+    def _keep_blocks(self, task: Task, plan: Plan, record: Recording | None) -> None:
+        """Keep the KV of a prompt that was computed exactly, for later ones that begin like it."""
+        if record is not None and task.request.method.reuse == "prefix":
+            frequencies = self._adapter.rope.frequencies(plan.token_ids.numel())
+            self._prefix_blocks.keep(task.prompt, frequencies, record)
 
     def _turn_kv(
-        self, active: ActiveRequest, record: Recording, planned: Planned, fused: Fused
-    ) -> TurnKV:
-        plan = planned.plan
-        length = len(planned.plan.token_ids)
-        stale = any(len(plan.candidates) > chosen.numel() for chosen in fused.selected_by_layer)
+        self, task: Task, plan: Plan, passed: Passed, record: Recording | None
+    ) -> TurnKV | None:
+        """What a conversation may store of the prompt's KV, and how far it is exact."""
+        if record is None or not task.keep:
+            return None
+        length = plan.token_ids.numel()
+        selected = passed.fused.selected_by_layer
+        stale = any(len(plan.candidates) > chosen.numel() for chosen in selected)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
         # An answer decoded over the largest attention weights alone is not what a full prefill
         # computes.
-        end = (
-            record.stop if self._offloading is None or self._offloading.refusal(length) else length
-        )
+        offloads = self._offloading is not None and not self._offloading.refusal(length)
+        end = length if offloads else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
-        exact_until = min(exact_until, end)
-        frequencies = self.adapter.rope.frequencies(length)
         chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
-        leaves_stale = stale and any(span.state is SpanState.FUSED for span in chunks)
-        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, leaves_stale)
-
-    def _report(self, active: ActiveRequest, todo: _Decided, fused: Fused) -> Reuse:
-        plan = todo.planned.plan
-        missed = todo.planned.missed
-        length = len(plan.token_ids)
-        forced = plan.forced.numel()
-        recomputed = fused.selected_by_layer[-1].numel()
-        exact = sum(
-            len(span) - (span.stop == length)  # the last token is always computed
-            for span in plan.spans
-            if span.state is SpanState.EXACT
+        return TurnKV(
+            record,
+            plan.recomputed_blocks,
+            min(exact_until, end),
+            self._adapter.rope.frequencies(length),
+            stale and any(span.state is SpanState.FUSED for span in chunks),
         )
-        repaired = _history_note(plan, fused) if todo.ratio else None
-        refused = self._offloading.refusal(length) if self._offloading else None
-        joined = (
-            f"computed in one pass with {fused.prompts - 1} other prompts"
-            if fused.prompts > 1
-            else None
-        )
-        notes = (*todo.notes, repaired, refused, joined)
-        return Reuse(
-            exact=exact,
-            fused=length - exact - forced - recomputed,
-            recomputed=recomputed,
-            computed=forced,
-            bytes_by_tier=fused.bytes_by_tier,
-            missed_chunks=len(missed),
-            missed_tokens=sum(len(span) for span in plan.spans if span.chunk in missed),
-            ratio=todo.ratio,
-            selector=todo.selector.name,
-            compute=fused.row_layers / (self.adapter.layer_count * length),
-            notes=(*active.damaged.values(), *active.prompt.notes, *filter(None, notes)),
-            decision=todo.decision,
-        )
-
-
-def _history_note(plan: Plan, fused: Fused) -> str | None:
-    """How much of the history was among the candidates, and how much of it was recomputed."""
-    spans = [
-        span
-        for span in plan.spans
-        if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED
-    ]
-    if not spans:
-        return None
-    selected = fused.selected_by_layer[-1]
-    count = sum(int(((selected >= span.start) & (selected < span.stop)).sum()) for span in spans)
-    return (
-        f"{count} of {sum(map(len, spans))} history tokens that are not exact were recomputed "
-        "for this question"
-    )
-
-
-def _floored(
-    selector: Selector, count: int, ratio: float, floor_tokens: int
-) -> tuple[float, str | None]:
-    """The ratio by which at least `floor_tokens` of `count` candidates are recomputed, and a note
-    if it is higher.
-    """
-    raised = with_floor(ratio, count, floor_tokens) if selector.uses_ratio else ratio
-    if raised == ratio:
-        return ratio, None
-    return raised, (
-        f"floor: {budget(raised, count)} of {count} fused tokens were recomputed; ratio "
-        f"{ratio:.3g} would be "
-        f"{budget(ratio, count)} (fusion.floor_tokens)"
-    )
-
-
-def prompt_spans(
-    plan: Plan, selected: torch.Tensor, prompt: Prompt, unused: Mapping[int, str]
-) -> tuple[PromptSpan, ...]:
-    """The runs of a prompt, in order. They cover it, and their sums are those of `Reuse`.
-
-    `selected` (C,) are the positions recomputed in the last layer, ascending. `unused` says why
-    chunks were not looked up or not found, by their index; the other computed chunks were found,
-    and left to be computed.
-    """
-    length = plan.token_ids.numel()
-    positions = selected.tolist()
-    spans = (span for span in plan.spans if len(span))
-    pieces = (_pieces(span, length, positions, prompt.question_tokens, unused) for span in spans)
-    return tuple(chain.from_iterable(pieces))
-
-
-def _pieces(
-    span: Span,
-    length: int,
-    selected: Sequence[int],
-    question_tokens: int,
-    unused: Mapping[int, str],
-) -> Iterator[PromptSpan]:
-    """Cut a span into pieces of one kind and one state. The last token of a prompt is always
-    computed.
-    """
-    why = (
-        unused.get(span.chunk, SLOWER)
-        if span.chunk is not None and span.state is SpanState.COMPUTED
-        else None
-    )
-    if span.kind is SpanKind.QUESTION:
-        cut = min(span.start + question_tokens, span.stop)
-        kinds = [("question", span.start, cut), ("template", cut, span.stop)]
-    else:
-        kinds = [(span.kind.value, span.start, span.stop)]
-    for kind, start, stop in kinds:
-        reused = stop if span.state is SpanState.COMPUTED else min(stop, length - 1)
-        if start < reused:
-            among = slice(bisect_left(selected, start), bisect_left(selected, reused))
-            here = (
-                tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
-            )
-            state = "fused" if span.state is SpanState.APPROXIMATE else span.state.value
-            yield PromptSpan(kind, start, reused - start, state, here, span.chunk, why)
-        if reused < stop and start < stop:
-            yield PromptSpan(
-                kind, max(start, reused), stop - max(start, reused), "computed", (), span.chunk
-            )

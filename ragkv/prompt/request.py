@@ -1,120 +1,26 @@
-"""A request as values: its options, what was asked after all checks, its prompt, and its prefill.
-
-`Request` is frozen: what a caller asked, validated and tokenized. `ActiveRequest` is the one object
-that changes while the request is served; it dies with the request.
-"""
+"""A request as values: its options, what was asked after all checks, and how it was served."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from transformers import DynamicCache
 
 from ragkv.config import ReuseMode
-from ragkv.fusion import Fused, Selector
-from ragkv.model import Recording
+from ragkv.control import Method
+from ragkv.fusion import Selector
+from ragkv.model import PromptKV, Recording
 from ragkv.model.decode.sampling import Sampling
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.prompt.history import EMPTY, History, Part
-from ragkv.scheduling import Ticket
-from ragkv.store import EntryKey
-from ragkv.types import Chunk, Excerpt, PromptSpan, Reuse, Timing
+from ragkv.types import Chunk, PromptSpan, Reuse, Timing
 
 if TYPE_CHECKING:
     from .constraints.grammar import Grammar
 
 ChunkLike = Chunk | str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What a turn stands behind."""
-
-    history: History = EMPTY
-    notes: tuple[str, ...] = ()  # what the turn's report says about the history
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as runs of token ids, in order."""
-
-    prefix: tuple[int, ...]
-    history: History  # as much of it as fits
-    chunks: tuple[tuple[int, ...], ...]
-    question: tuple[int, ...]  # with the template's tail, and a given answer behind it
-    # indices of chunks that are only text: computed, never stored
-    plain: frozenset[int] = frozenset()
-    separator: tuple[int, ...] = ()  # computed behind each chunk that no text follows
-    # chunks that are parts of stored ones, by index
-    excerpts: Mapping[int, Excerpt] = field(default_factory=dict)
-    # whether `prefix` is the application's, which entries were encoded behind
-    own_prefix: bool = True
-    parts: tuple[Part, ...] = ()  # the runs behind the history, by kind
-    notes: tuple[str, ...] = ()  # what the report says about the history and the length
-    # the most tokens of the answer: those that were asked for, or fewer that fit
-    answer_tokens: int = 0
-    # the first ids of `question` that are the question itself; the template's follow
-    question_tokens: int = 0
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All S ids."""
-        body = (ids for ids, _ in self.body)
-        return tuple(chain(self.prefix, self.history.token_ids, *body, self.question))
-
-    @property
-    def stored_ids(self) -> tuple[tuple[int, ...], ...]:
-        """The ids under which the KV of each chunk is stored."""
-        parts = self.excerpts
-        return tuple(
-            parts[index].whole if index in parts else ids for index, ids in enumerate(self.chunks)
-        )
-
-    @property
-    def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
-        """The runs between history and question, each with the index of its chunk; `None`: text,
-        which is computed.
-
-        The separator stands behind a chunk and never before the first one, which so is exact behind
-        the prefix.
-        """
-        for index, ids in enumerate(self.chunks):
-            is_text = index in self.plain
-            yield ids, None if is_text else index
-            if self.separator and not is_text and index + 1 not in self.plain:
-                yield self.separator, None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillMethod:
-    """How a prompt's KV is made."""
-
-    # recompute ratio in [0, 1]; if the controller chooses it, the least it may choose: r*
-    ratio: float
-    selector: Selector
-    reuse: ReuseMode
-    # history that is not exact: "keep", "select" among its tokens, or "recompute" it
-    inexact_history: str = "select"
-    controlled: bool = False  # whether the loading controller chooses the ratio
-    # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
-    floor_tokens: int = 0
-    notes: tuple[str, ...] = ()  # what the gate result changed
-    named: AbstractSet[str] = frozenset()  # which of "ratio" and "selector" the request names
-
-    @property
-    def inexact_use(self) -> str:
-        """What history that is not exact is used for: as `inexact_history`, but only where chunks
-        are fused, too.
-        """
-        # so the result always equals a full prefill
-        is_full = self.ratio == 1.0 or self.selector.name == "all"
-        return self.inexact_history if self.reuse == "fused" and not is_full else "recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +54,7 @@ class Prefill(ServedPrompt):
     # L tensors of reused positions recomputed in that layer, int64, CPU
     selected_by_layer: tuple[torch.Tensor, ...]
     logits: torch.Tensor  # (V,) float32, after any scaling or capping
-    fused: Fused  # the live KV; `cache` copies it
+    kv: PromptKV  # the live KV; `cache` copies it
 
     @property
     def selected(self) -> torch.Tensor:
@@ -162,7 +68,7 @@ class Prefill(ServedPrompt):
         """A new transformers cache: full layers, S rotated positions each, on sliding
         layers too.
         """
-        return self.fused.kv.to_dynamic_cache()
+        return self.kv.to_dynamic_cache()
 
 
 class PrefillOptions(TypedDict, total=False):
@@ -172,7 +78,8 @@ class PrefillOptions(TypedDict, total=False):
 
     ratio: float | None  # recompute ratio in [0, 1]; None: the loading controller chooses
     selector: str | Selector | None
-    reuse: ReuseMode  # "fused", "prefix" (only what is exact) or "none" (full recompute)
+    # "fused", "prefix" (exact blocks of earlier prompts with this beginning), "none"
+    reuse: ReuseMode
     deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
     separator: str | Sequence[int]  # stands behind each chunk that no `Text` follows
@@ -213,7 +120,7 @@ class Request:
 
     question: tuple[int, ...]
     chunks: tuple[Chunk, ...]
-    method: PrefillMethod
+    method: Method
     separator: tuple[int, ...] = ()  # stands behind each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
     deadline_s: float | None = None
@@ -228,25 +135,6 @@ class Request:
     # all times of the report count from here
     began: float = field(default_factory=time.perf_counter)
 
-
-class ActiveRequest:
-    """One request while it is served."""
-
-    def __init__(
-        self, request: Request, prompt: Prompt, ticket: Ticket, session_id: str = "", *, keep: bool
-    ) -> None:
-        """`keep`: the turn's KV is recorded, because a conversation stores it."""
-        self.request = request
-        self.prompt = prompt
-        self.ticket = ticket
-        self.session_id = session_id
-        self.keep = keep
-        self.damaged: dict[EntryKey, str] = {}  # entries that were found damaged: the reason by key
-        self.lookup_s = 0.0  # spent on finding entries and planning
-        self.queue_s = 0.0  # spent on waiting, before the pass
-        self.prefill: ServedPrompt  # set when the prompt is prefilled
-        self.held = ExitStack()  # closed when the request ends
-
     def elapsed_s(self) -> float:
         """Seconds since the call."""
-        return time.perf_counter() - self.request.began
+        return time.perf_counter() - self.began

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
-from ragkv.runtime import Check, FairLock, no_check
+from ragkv.runtime import Check, FairLock, current_owner, no_check
 
 from .values import Vectors
 
@@ -100,12 +100,12 @@ class SentenceTransformerEmbedder(Embedder):
         self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"
 
     def load(self) -> None:
-        with self._lock.hold(urgent=True):
+        with self._lock.hold(current_owner(), urgent=True):
             self._model()
 
     @property
     def dimension(self) -> int:
-        with self._lock.hold(urgent=True):
+        with self._lock.hold(current_owner(), urgent=True):
             return int(self._model().get_embedding_dimension())
 
     def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
@@ -113,25 +113,27 @@ class SentenceTransformerEmbedder(Embedder):
         ends = []
         for text in texts:
             check()
-            with self._lock.hold(check=check):
+            with self._lock.hold(current_owner(), check=check):
                 windows += self._windows(text)
             ends.append(len(windows))
         rows = np.empty((len(windows), self.dimension), dtype=np.float32)
         size = CPU_BATCH if self._device == "cpu" else BATCH
         for start in range(0, len(windows), size):
             check()
-            with self._lock.hold(check=check):
+            with self._lock.hold(current_owner(), check=check):
                 rows[start : start + size] = self._encode(windows[start : start + size])
         return np.split(rows, ends[:-1])
 
     def embed_query(self, query: str) -> Vectors:
-        with self._lock.hold(urgent=True):
+        with self._lock.hold(current_owner(), urgent=True):
             read = (self._model().max_seq_length or 512) * MOST_CHARS_A_TOKEN
             vector: Vectors = self._encode([query.lstrip()[:read]], query=True)[0]
         return vector
 
     def count_tokens(self, text: str) -> int:
-        with self._lock.hold():
+        with self._lock.hold(
+            current_owner(),
+        ):
             return len(
                 self._model().tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             )

@@ -1,6 +1,7 @@
 """Who may compute, and when: the scheduler of an engine, and batched decoding."""
 
 from .decode_batch import DecodeBatch
-from .scheduler import ModelTurns, QueueStats, Scheduler, Ticket
+from .scheduler import ModelTurns, QueueStats, Scheduler
+from .work import Work
 
-__all__ = ["DecodeBatch", "ModelTurns", "QueueStats", "Scheduler", "Ticket"]
+__all__ = ["DecodeBatch", "ModelTurns", "QueueStats", "Scheduler", "Work"]

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
@@ -56,7 +57,7 @@ class ModelTurns:
         # of those that encode one waits for its turn, so a request waits for one chunk
         self.encoding = FairLock()
         self.batch = DecodeBatch(adapter, self.lock)
-        self.prefills = JointPrefills(self.lock)
+        self.prefills = JointPrefills[Any](self.lock)
         self.requests = 0  # that run
         self.changed = threading.Condition()  # guards `requests`
 

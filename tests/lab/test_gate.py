@@ -11,7 +11,7 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import Fusing
-from ragkv.fusion.gate_result import Tolerance
+from ragkv.control.gate_result import Tolerance
 from ragkv.lab.gate import NEXT_TOKENS, Probe, gate, save
 from ragkv.types import Chunk
 from tests import tiny_models

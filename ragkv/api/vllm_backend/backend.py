@@ -6,6 +6,7 @@ Texts, stop strings and end tokens are the engine's own, exactly as for its own 
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from ragkv.engine import BackendMaker
@@ -14,14 +15,16 @@ from ragkv.errors import AnswerServerError, UnsupportedError
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.prompt import (
     ActiveAnswer,
-    ActiveRequest,
     AnswerEvents,
     Prompt,
     Request,
     ServedPrompt,
+    Serving,
     SharedModel,
+    Task,
 )
 from ragkv.prompt.history import PartKind
+from ragkv.scheduling import Scheduler
 from ragkv.store import PrefetchHint
 from ragkv.types import Answer, TokenEvent
 
@@ -41,7 +44,10 @@ class VllmBackend:
 
     makes_kv = False
 
-    def __init__(self, model: SharedModel, entries: Entries, server: VllmServer) -> None:
+    def __init__(
+        self, model: SharedModel, entries: Entries, scheduler: Scheduler, server: VllmServer
+    ) -> None:
+        self._scheduler = scheduler
         self._entries = entries
         self._server = server
         self._tokenizer = model.tokenizer
@@ -53,7 +59,7 @@ class VllmBackend:
     @classmethod
     def on(cls, server: VllmServer) -> BackendMaker:
         """What makes the backend of an engine."""
-        return lambda model, entries: cls(model, entries, server)
+        return lambda model, entries, scheduler: cls(model, entries, scheduler, server)
 
     def check(self, request: Request) -> None:
         """Raise `UnsupportedError` for what is not sent to vLLM."""
@@ -68,38 +74,47 @@ class VllmBackend:
                 "reuse 'prefix' is not offered where vLLM computes the answers: 'fused' or 'none'."
             )
 
-    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
-        """Nothing: the connector reads the store itself."""
-        return PrefetchHint()
+    @contextmanager
+    def serve(self, task: Task) -> Iterator[Serving]:
+        """Wait to be admitted, send the prompt, and wait for its first token and its report."""
+        with ExitStack() as held:
+            # no hint: the connector reads the store itself
+            tokens = len(task.prompt.token_ids)
+            with self._scheduler.admitted(PrefetchHint(), task.work, tokens):
+                served, stream, first = self._begin(task, held)
+            with closing(self._events(task, served, stream, first)) as events:
+                yield Serving(served, events)
 
-    def begin(self, active: ActiveRequest) -> AnswerEvents:
-        """Send the prompt, wait for its first token, and ask for the report."""
-        prompt = active.prompt
+    def _begin(self, task: Task, held: ExitStack) -> tuple[ServedPrompt, StepStream, Step | None]:
+        """Send the prompt; the report, and the stream of tokens with its first step."""
+        prompt = task.prompt
         name = uuid.uuid4().hex
-        check = active.ticket.check
-        wish = self._wish(active, name)
-        salt = self._salt(active, name)
+        check = task.work.check
+        wish = self._wish(task, name)
+        salt = self._salt(task, name)
         if self._tenant and self._secret:
             wish |= {"tenant": self._tenant, "proof": proof(self._secret, self._tenant, salt or "")}
         fields = {
-            **_fields(active.request, self._ends),
+            **_fields(task.request, self._ends),
             "kv_transfer_params": {"ragkv": wish},
             "cache_salt": salt,
         }
-        sent_s = active.elapsed_s()
-        stream = active.held.enter_context(self._server.stream(prompt.token_ids, fields))
+        sent_s = task.request.elapsed_s()
+        stream = held.enter_context(self._server.stream(prompt.token_ids, fields))
         first = stream.next(check)
-        first_token_s = active.elapsed_s()
+        first_token_s = task.request.elapsed_s()
         answer = self._server.report(name, check)
-        active.prefill = self._served(active, answer, sent_s, first_token_s)
-        if active.prefill.reuse.missed_chunks:
+        served = self._served(task, answer, sent_s, first_token_s)
+        if served.reuse.missed_chunks:
             chunks = [ids for ids, index in prompt.body if index is not None]
             self._entries.warm_soon([ids for ids in chunks if not self._entries.has(ids)])
-        return self._events(active, stream, first)
+        return served, stream, first
 
-    def _events(self, active: ActiveRequest, stream: StepStream, step: Step | None) -> AnswerEvents:
+    def _events(
+        self, task: Task, served: ServedPrompt, stream: StepStream, step: Step | None
+    ) -> AnswerEvents:
         """The events of the answer whose first tokens are in `step`."""
-        answer = ActiveAnswer(active, self._tokenizer)
+        answer = ActiveAnswer(task, served, self._tokenizer)
         while step is not None:
             yield from self._follow(answer, step)
             if answer.ended:
@@ -107,7 +122,7 @@ class VllmBackend:
                 if step.finish_reason is not None:
                     stream.read_to_end()
                 return
-            step = stream.next(active.ticket.check)
+            step = stream.next(task.work.check)
         raise self._broken("ended its answer before it was complete")
 
     def _follow(self, answer: ActiveAnswer, step: Step) -> Iterator[TokenEvent | Answer]:
@@ -127,7 +142,7 @@ class VllmBackend:
             yield from answer.finish()
 
     def _served(
-        self, active: ActiveRequest, answer: Mapping[str, Any], sent_s: float, first_token_s: float
+        self, task: Task, answer: Mapping[str, Any], sent_s: float, first_token_s: float
     ) -> ServedPrompt:
         """What the connector's answer says of the prompt. Raises `AnswerServerError` if it is not
         of this model.
@@ -139,30 +154,30 @@ class VllmBackend:
         report = answer["report"]
         if report is None:
             raise self._broken("lost the report of this prompt")
-        method = active.request.method
+        method = task.request.method
         # else the connector's settings count, and its notes
         notes = method.notes if method.reuse == "none" else ()
         if not self._shares_kv:
             notes += (OTHER_TENANT,)
         try:
-            return served_prompt(active.prompt, report, sent_s, first_token_s, notes)
+            return served_prompt(task.prompt, report, sent_s, first_token_s, notes)
         except (KeyError, TypeError, ValueError) as error:
             raise self._broken(
                 "has a connector of another version of ragkv: its report has another form"
             ) from error
 
-    def _wish(self, active: ActiveRequest, name: str) -> dict[str, Any]:
+    def _wish(self, task: Task, name: str) -> dict[str, Any]:
         """What the connector is told: how to fuse, where the chunks are, and the name of the
         report.
         """
-        method = active.request.method
+        method = task.request.method
         if method.reuse == "none" or not self._shares_kv:
             return {"name": name, "reuse": "none"}
         wish: dict[str, Any] = {
             "name": name,
-            "chunks": [*self._stored_history(active.prompt), *_chunks(active.prompt)],
+            "chunks": [*self._stored_history(task.prompt), *_chunks(task.prompt)],
         }
-        if active.keep:
+        if task.keep:
             wish["keep"] = True
         if "ratio" in method.named:
             wish["ratio"] = None if method.controlled else method.ratio
@@ -170,15 +185,15 @@ class VllmBackend:
             wish["selector"] = method.selector.name
         return wish
 
-    def _salt(self, active: ActiveRequest, name: str) -> str | None:
+    def _salt(self, task: Task, name: str) -> str | None:
         """By which vLLM finds the request's prefix again: exact KV its tenant's requests, fused KV
         this conversation's.
 
         A conversation has the salt of what its first turn asked, and one request without a
         conversation its own.
         """
-        prompt = active.prompt
-        if active.request.method.reuse == "none" or not self._shares_kv:
+        prompt = task.prompt
+        if task.request.method.reuse == "none" or not self._shares_kv:
             return salted(self._tenant, secret=self._secret) if self._tenant else None
         history = prompt.history.token_ids
         at = 0
@@ -189,7 +204,7 @@ class VllmBackend:
             at += len(part)
         if not at:
             first = [*prompt.token_ids[len(prompt.prefix) :]]
-        return salted(first if active.keep and first else name, secret=self._secret)
+        return salted(first if task.keep and first else name, secret=self._secret)
 
     def _stored_history(self, prompt: Prompt) -> Iterator[list[int]]:
         """The positions of whole chunks of earlier turns whose KV is stored: they are

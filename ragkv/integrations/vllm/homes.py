@@ -26,11 +26,11 @@ class Home(Closing):
 
     def __init__(self, engine: Engine, refresh_s: float) -> None:
         self.engine = engine
-        identities = engine.entries.encoder.identities
+        identity = engine.entries.identity
         store = engine.store
         self.index = ChunkIndex(
             lambda: (
-                info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity in identities
+                info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity == identity
             ),
             refresh_s,
         )

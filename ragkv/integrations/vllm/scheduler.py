@@ -112,7 +112,7 @@ class PromptScheduler:
         seen.job = None
         seen.queued = False
         if job is not None and job.prefill is not None:
-            kv = job.prefill.fused.kv
+            kv = job.prefill.kv
             start = job.promised - tokens
             self._loads += [PagedLoad(kv, start, job.promised, tuple(block_ids))] if tokens else []
             self._keep(seen, fused_report(job.prefill, job.promised))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ragkv.errors import InputError, MissingExtraError, SchemaError
-from ragkv.runtime import FairLock
+from ragkv.runtime import FairLock, Wait, current_owner
 from ragkv.runtime.batches import check_stopped
 
 from .response_format import CallFormat, ResponseFormat
@@ -214,7 +214,7 @@ class Grammars:
 
         thread = threading.Thread(target=run, name="ragkv-grammar", daemon=True)
         # so of those that nobody waits for any more there is one at most
-        turns.acquire(check=check_stopped)
+        turns.acquire(Wait(current_owner()), check_stopped)
         thread.start()
         if not wait([compiled], COMPILE_S).done:
             raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")

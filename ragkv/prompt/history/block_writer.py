@@ -34,7 +34,7 @@ from ragkv.store import (
 from .history import Block
 
 if TYPE_CHECKING:
-    from ragkv.fusion.profile import Profile
+    from ragkv.control.profile import Profile
 
 log = logging.getLogger(__name__)
 

@@ -5,29 +5,21 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import starmap
 
-from ragkv.runtime import Check, openmp, working_for
+from ragkv.runtime import Check, openmp
 from ragkv.runtime.batches import POLL_S
 from ragkv.scheduling import Scheduler
-from ragkv.store import EntryKey, Identity, Store
+from ragkv.store import EntryKey, Store
 
 from .encoder import Encoder
 
 log = logging.getLogger(__name__)
 
-LOG_EVERY_S = 10.0  # `LOG_EVERY_S` is how often progress is logged at most.
-# `IDLE_PATIENCE_S` is how long a background encoding waits at most for the engine to be idle.
-IDLE_PATIENCE_S = 30.0
+LOG_EVERY_S = 10.0  # progress is logged no more often
+IDLE_PATIENCE_S = 30.0  # a chunk waits no longer for the engine to be idle
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """An entry to be made."""
-
-    identity: Identity
-    token_ids: tuple[int, ...]
+_Ids = tuple[int, ...]  # of a chunk whose entry is to be made
 
 
 class BackgroundEncoder:
@@ -43,9 +35,9 @@ class BackgroundEncoder:
         self._encoder = encoder
         self._store = store
         self._scheduler = scheduler
-        self._waiting: OrderedDict[_Wanted, None] = OrderedDict()
-        self._last: OrderedDict[_Wanted, None] = OrderedDict()  # when nothing else waits
-        self._current: _Wanted | None = None  # what is under way, unless it was forgotten since
+        self._waiting: OrderedDict[_Ids, None] = OrderedDict()
+        self._last: OrderedDict[_Ids, None] = OrderedDict()  # when nothing else waits
+        self._current: _Ids | None = None  # what is under way, unless it was forgotten since
         # whether one is under way, and whether a request missed it
         self._working = self._was_missed = False
         self._closing = False
@@ -54,22 +46,18 @@ class BackgroundEncoder:
         self._changed = threading.Condition()  # guards the fields above
         self._thread: threading.Thread | None = None
 
-    def add(
-        self, token_ids: tuple[int, ...], identity: Identity | None = None, *, last: bool = False
-    ) -> None:
+    def add(self, token_ids: tuple[int, ...], *, last: bool = False) -> None:
         """Encode this chunk when there is time; once, however often it is added. After `close`
         nothing is added.
 
-        `identity` is one of the encoder's `identities`; by default that of entries to be fused.
         With `last` it waits behind all that requests missed, and is not encoded if the store has no
         room for it then.
         """
         with self._changed:
             if self._closing:
                 return
-            wanted = _Wanted(identity or self._encoder.identity, token_ids)
             # Also if it is under way: it may have been deleted since that began.
-            (self._last if last else self._waiting)[wanted] = None
+            (self._last if last else self._waiting)[token_ids] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
                 self._thread.start()
@@ -78,16 +66,12 @@ class BackgroundEncoder:
     def forget(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: they were deleted."""
         deleted = set(keys)
+        key = self._encoder.identity.key
         with self._changed:
             for waiting in (self._waiting, self._last):
-                for wanted in [
-                    one for one in waiting if one.identity.key(one.token_ids) in deleted
-                ]:
-                    del waiting[wanted]
-            if (
-                self._current is not None
-                and self._current.identity.key(self._current.token_ids) in deleted
-            ):
+                for ids in [one for one in waiting if key(one) in deleted]:
+                    del waiting[ids]
+            if self._current is not None and key(self._current) in deleted:
                 self._current = None
             self._changed.notify_all()
 
@@ -118,18 +102,14 @@ class BackgroundEncoder:
                     break
                 self._changed.wait(POLL_S)
 
-    def finish(self, chunks: Iterable[tuple[Identity, tuple[int, ...]]], check: Check) -> None:
+    def finish(self, chunks: Iterable[_Ids], check: Check) -> None:
         """Encode those of `chunks` that wait, and return when they are stored. Raises what `check`
         raises.
 
         So a chunk that two requests miss is computed in place once, and encoded once.
         """
         with self._changed:
-            wanted = [
-                one
-                for one in starmap(_Wanted, chunks)
-                if one in self._waiting or one == self._current
-            ]
+            wanted = [one for one in chunks if one in self._waiting or one == self._current]
             for one in wanted:
                 if one in self._waiting:
                     self._waiting.move_to_end(one, last=False)
@@ -172,7 +152,7 @@ class BackgroundEncoder:
             try:
                 self._encode(wanted)
             except Exception:
-                tokens = len(wanted.token_ids)
+                tokens = len(wanted)
                 log.exception(
                     "A missed chunk of %d tokens could not be encoded; it stays a miss.", tokens
                 )
@@ -186,7 +166,7 @@ class BackgroundEncoder:
                     self._logged_s = now
                     log.info("KV in the background: %d chunks wait.", len(self._last))
 
-    def _next(self) -> _Wanted | None:
+    def _next(self) -> _Ids | None:
         """The next one once it may begin; `None` when this is closed."""
         while True:
             with self._changed:
@@ -196,7 +176,7 @@ class BackgroundEncoder:
                 if self._closing:
                     return None
                 new = None if self._waiting else next(iter(self._last), None)
-                if new and self._store.room_bytes() < self._encoder.entry_bytes(len(new.token_ids)):
+                if new and self._store.room_bytes() < self._encoder.entry_bytes(len(new)):
                     log.warning(
                         "The store is full: %d chunks get KV when a question needs them.",
                         len(self._last),
@@ -209,19 +189,19 @@ class BackgroundEncoder:
                     self._current, _ = waiting.popitem(last=False)
                     return self._current
 
-    def _encode(self, wanted: _Wanted) -> None:
+    def _encode(self, wanted: _Ids) -> None:
         if self._is_stored(wanted):
             return
-        with working_for(wanted.identity.tenant), self._scheduler.encoding_turn():
-            (entry,) = self._encoder.chunks([wanted.token_ids], wanted.identity)
+        with self._scheduler.encoding_turn():
+            (entry,) = self._encoder.chunks([wanted])
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
             self._store.put(entry)
 
-    def _is_stored(self, wanted: _Wanted) -> bool:
+    def _is_stored(self, wanted: _Ids) -> bool:
         """Whether the entry is stored and sound."""
-        lease = self._store.lease(wanted.identity, wanted.token_ids)
+        lease = self._store.lease(self._encoder.identity, wanted)
         if lease is None:
             return False
         lease.close()

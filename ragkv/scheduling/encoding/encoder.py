@@ -1,12 +1,10 @@
 """Encoding: computes chunks' KV once and makes position-free entries.
 
-A chunk has up to two entries. The *expected* one is fused: it is encoded behind the application's
-prefix and a neutral text, which is the same for all chunks, because in a prompt a chunk stands
-behind other text and not at the beginning (ours; docs/selection.md). The text ships with the
-package, so no words of one document are carried into the KV of another; a change of it changes the
-identity of expected entries. The one *alone* is encoded behind nothing but the prefix, which gives
-a chunk the attention sinks of a prompt. It is exact for a chunk that stands there, so it is made
-once a prompt begins with the chunk. Neither the prefix's KV nor the text's is part of an entry.
+A chunk is encoded behind the application's prefix and a neutral text, because in a prompt a chunk
+stands behind other text and not at the beginning: this is the KV to expect of it (ours;
+docs/selection.md). The text ships with the package, so no words of one document are carried into
+the KV of another; a change of it changes the identity of entries. With an empty neutral text chunks
+are encoded alone, as in the papers. Neither the prefix's KV nor the text's is part of an entry.
 
 A chunk that a request missed is encoded here later, in the background: KV that saw a particular
 context is never stored under the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache",
@@ -26,14 +24,14 @@ from typing import Any
 import torch
 
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
+from ragkv.model.rows import Pause, no_pause
 from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, ids_digest
 
-# `KEPT_PREFIXES` is how many prefix entries are kept in memory, one for each of the last sets of
-# RoPE frequencies.
+# one for each of the last sets of RoPE frequencies
 KEPT_PREFIXES = 4
-# At most the last `NEUTRAL_TOKENS` of the text are used. Longer is a little better, and slower.
+# the end of the text that is used; more is a little better, and slower
 NEUTRAL_TOKENS = 1_280
-# A text of which a tokenizer knows fewer than all but the share `MOST_UNKNOWN` is not used.
+# a tokenizer that does not know this share of the text's tokens gets no neutral text
 MOST_UNKNOWN = 0.02
 
 log = logging.getLogger(__name__)
@@ -47,29 +45,25 @@ class Encoder:
         adapter: Adapter,
         prefix_ids: tuple[int, ...],
         identity: Identity,
-        between: Callable[[], None] = lambda: None,
+        between: Pause = no_pause,
         *,
         neutral_ids: tuple[int, ...] = (),
-        codec: str = "raw",
         contexts: MutableMapping[tuple[int, ...], Context] | None = None,
     ) -> None:
-        """Chunks that are fused are encoded behind `neutral_ids`, and stored in `codec`; without
-        them all are alone.
+        """Chunks are encoded behind `prefix_ids` and `neutral_ids`; `identity` has the rest.
 
         `contexts` keeps the KV of prefix and neutral text, for all encoders on one model. The
-        caller of what encodes holds its compute lock.
-
-        `between` is called between layers: other requests may decode a step, and other tenants may
-        compute.
+        caller of what encodes holds its compute lock. `between` is called between layers, so that
+        others may compute.
         """
         self._adapter = adapter
         self.prefix_ids = prefix_ids
         self._between = between
-        # of chunks encoded alone
-        self.alone = dataclasses.replace(identity, context=ids_digest(prefix_ids))
-        # `identity` is that of the chunks that are fused.
-        expected = dataclasses.replace(self.alone, behind=ids_digest(neutral_ids), codec=codec)
-        self.identity = expected if neutral_ids else self.alone
+        self.identity = dataclasses.replace(
+            identity,
+            context=ids_digest(prefix_ids),
+            behind=ids_digest(neutral_ids) if neutral_ids else "",
+        )
         self._neutral_ids = neutral_ids
         self._contexts = {} if contexts is None else contexts
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
@@ -77,23 +71,8 @@ class Encoder:
         # so many tokens of chunks are encoded together
         self.batch_tokens = PASS_ROWS[adapter.device.type]
 
-    @property
-    def identities(self) -> tuple[Identity, ...]:
-        """Of all entries that a chunk may have."""
-        return tuple(dict.fromkeys((self.identity, self.alone)))
-
-    def preferred(self, *, is_exact: bool) -> tuple[Identity, ...]:
-        """The same, best first, for a chunk whose entry alone would be exact or not. A rounded one
-        is exact nowhere.
-        """
-        return (
-            self.identities[::-1]
-            if is_exact and CODECS[self.alone.codec].lossless
-            else self.identities
-        )
-
     def entry_bytes(self, tokens: int, identity: Identity | None = None) -> int:
-        """Stored bytes of an entry, by default of a chunk to be fused."""
+        """Stored bytes of an entry, by default of a chunk."""
         layout = CODECS[(identity or self.identity).codec].layout(
             (2, self._adapter.kv_heads, tokens, self._adapter.head_dim), self._adapter.dtype
         )
@@ -120,7 +99,7 @@ class Encoder:
                 return None
             with compute_lock():
                 (kv,) = raw_kv(self._adapter, [TokenRun(self.prefix_ids)], self._between)
-                identity = dataclasses.replace(self.alone, context=ids_digest(()))
+                identity = dataclasses.replace(self.identity, context=ids_digest(()), behind="")
                 entry = self._entry(self.prefix_ids, kv, identity, len(self.prefix_ids))
             with self._lock:
                 self._prefixes[frequencies] = entry
@@ -129,20 +108,22 @@ class Encoder:
         return MemoryLease(entry)
 
     def chunks(
-        self, chunks: Sequence[tuple[int, ...]], identity: Identity | None = None
+        self, chunks: Sequence[tuple[int, ...]], check: Callable[[], None] = no_pause
     ) -> list[Entry]:
-        """The entries of chunks that go through the model together. The caller holds the compute
-        lock.
+        """The entries of chunks that go through the model together.
 
-        `identity` is one of `identities`; by default the first. A cancelled request ends it between
-        two layers.
+        The caller holds the compute lock. What `check` raises between two layers ends the work.
         """
-        identity = identity or self.identity
-        made = self._behind_neutral_text if identity.behind else self._behind_prefix
+
+        def between() -> None:
+            check()
+            self._between()
+
+        made = self._behind_neutral_text if self._neutral_ids else self._behind_prefix
         runs = [made(token_ids) for token_ids in chunks]
-        found = raw_kv(self._adapter, runs, self._between)
+        found = raw_kv(self._adapter, runs, between)
         return [
-            self._entry(ids, kv, identity, run.stop)
+            self._entry(ids, kv, self.identity, run.stop)
             for ids, kv, run in zip(chunks, found, runs, strict=True)
         ]
 

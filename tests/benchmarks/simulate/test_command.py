@@ -14,9 +14,9 @@ from benchmarks.simulate import load_trace, xi_blocks
 from benchmarks.simulate.__main__ import simulate
 from benchmarks.simulate.command import run
 from ragkv.errors import RagKVError
-from ragkv.fusion.profile import LengthFit
-from ragkv.fusion.profile import save as save_profile
-from tests.fusion.profiles import profile
+from ragkv.control.profile import LengthFit
+from ragkv.control.profile import save as save_profile
+from tests.control.profiles import profile
 
 app = Typer()
 app.command()(simulate)

@@ -3,48 +3,51 @@ another server.
 """
 
 from collections.abc import Generator, Iterator
-from dataclasses import replace
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ragkv.model import Adapter
 from ragkv.model.decode.sampling import Sampler
 from ragkv.model.decode.stopping import TextStream, end_tokens
-from ragkv.scheduling import DecodeBatch
-from ragkv.store import PrefetchHint
+from ragkv.scheduling import Scheduler
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
 from .citations import cite
 from .drafts import Drafts
-from .planner import Planner
+from .lookup import Lookup
 from .prefill import Prefiller
-from .request import ActiveRequest, Prefill, Request
+from .request import Prefill, Request, ServedPrompt
+from .shared_model import SharedModel
+from .task import Task
+
+if TYPE_CHECKING:
+    from .constraints.grammar import TokenConstraint
 
 # the tokens of an answer, then the answer
 AnswerEvents = Generator[TokenEvent | Answer, None, None]
 
 
-class AnswerBackend(Protocol):
-    """Serves prompts that are laid out. Holds no request's state; any number of threads may call
-    it.
-    """
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A prompt that was served, and the answer that follows."""
 
-    makes_kv: bool  # whether a prompt's KV and logits are made here: `begin` sets a `Prefill`
+    prefill: ServedPrompt
+    events: AnswerEvents
+
+
+class AnswerBackend(Protocol):
+    """Serves prompts that are laid out. Holds no request's state; any number of threads may call it."""
+
+    makes_kv: bool  # whether a prompt's KV and logits are made here: `serve` gives a `Prefill`
 
     def check(self, request: Request) -> None:
         """Raise `UnsupportedError` for what it cannot do, before any work."""
         ...
 
-    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
-        """What it will read of this engine's store."""
-        ...
-
-    def begin(self, active: ActiveRequest) -> AnswerEvents:
-        """Serve the prompt and set `active.prefill`; the answer's events follow.
-
-        What is held until the request ends goes to `active.held`.
-        """
+    def serve(self, task: Task) -> AbstractContextManager[Serving]:
+        """Wait to be admitted, and serve the prompt; the answer's events follow in the block."""
         ...
 
 
@@ -53,9 +56,10 @@ class ActiveAnswer:
     and its report.
     """
 
-    def __init__(self, active: ActiveRequest, tokenizer: Any | None) -> None:
-        request = active.request
-        self._active = active
+    def __init__(self, task: Task, served: ServedPrompt, tokenizer: Any | None) -> None:
+        request = task.request
+        self._request = request
+        self._served = served
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
@@ -71,7 +75,7 @@ class ActiveAnswer:
     @property
     def notes(self) -> tuple[str, ...]:
         """What its report says about this answer."""
-        return self._active.request.sampling.notes
+        return self._request.sampling.notes
 
     def end(self) -> None:
         """Its next token is an end token, which is not part of it."""
@@ -87,7 +91,7 @@ class ActiveAnswer:
         event = TokenEvent(self._text.add(token), token, logprob)
         if self._text.stopped:
             self.reason = "stop"
-        elif len(self.tokens) == self._active.request.max_new_tokens:
+        elif len(self.tokens) == self._request.max_new_tokens:
             self.reason = "length"
         return event
 
@@ -96,9 +100,9 @@ class ActiveAnswer:
         if rest := self._text.finish():
             yield TokenEvent(rest, self.tokens[-1])
         self._note_token()  # unless one had come
-        served = self._active.prefill
+        served = self._served
         assert self.reason is not None
-        decode_s = self._active.elapsed_s() - self._first_token_s
+        decode_s = self._request.elapsed_s() - self._first_token_s
         counts = {"drafted": self.drafts.proposed, "accepted": self.drafts.accepted}
         yield Answer(
             text=self._text.text,
@@ -108,44 +112,68 @@ class ActiveAnswer:
                 served.timing, first_token_s=self._first_token_s, decode_s=decode_s, **counts
             ),
             reuse=served.reuse,
-            citations=cite(self._text.text, self._active.request.chunks),
+            citations=cite(self._text.text, self._request.chunks),
             spans=served.spans,
             logprobs=tuple(self._logprobs),
         ).with_notes(*self.notes)
 
     def _note_token(self) -> None:
-        self._first_token_s = self._first_token_s or self._active.elapsed_s()
+        self._first_token_s = self._first_token_s or self._request.elapsed_s()
 
 
-class AnswerGenerator:
-    """Decodes answers for one model. Holds no request's state."""
+class OwnModel:
+    """The engine's own model computes."""
+
+    makes_kv = True
 
     def __init__(
-        self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch, most_drafts: int
+        self,
+        lookup: Lookup,
+        prefiller: Prefiller,
+        scheduler: Scheduler,
+        model: SharedModel,
+        most_drafts: int,
     ) -> None:
         """A step verifies at most `most_drafts` tokens that are found in the prompt."""
-        self.device = adapter.device
-        self.tokenizer = tokenizer
-        self._batch = batch
+        self._lookup = lookup
+        self._prefiller = prefiller
+        self._scheduler = scheduler
+        self._device = model.adapter.device
+        self._tokenizer = model.tokenizer
+        self._end_tokens = end_tokens(model.adapter.model, model.tokenizer)
         self._most_drafts = most_drafts
-        self.end_tokens = end_tokens(adapter.model, tokenizer)
 
-    def stream(self, active: ActiveRequest) -> AnswerEvents:
+    def check(self, request: Request) -> None:
+        """Whatever the intake lets through is served."""
+
+    @contextmanager
+    def serve(self, task: Task) -> Iterator[Serving]:
+        """Fuse and compute the prompt; then decode."""
+        tokens = len(task.prompt.token_ids)
+        with self._scheduler.admitted(self._lookup.hint(task), task.work, tokens):
+            prefill = self._prefiller.prefill(task)
+        with closing(self._decode(task, prefill)) as events:
+            yield Serving(prefill, events)
+
+    def _decode(self, task: Task, prefill: Prefill) -> AnswerEvents:
         """The events of a prefilled request's answer: tokens, then the `Answer`.
 
         A conversation's turn records the KV of every token but the last, which is never run.
         """
-        prefill = active.prefill
-        assert isinstance(prefill, Prefill)
+        batch = self._scheduler.batch
         drafts = Drafts(prefill.token_ids.tolist(), self._most_drafts)
-        answer = _SampledAnswer(active, prefill.token_ids, self, drafts)
+        grammar = task.request.grammar
+        constraint = None if grammar is None else grammar.start()
+        ends = self._end_tokens if constraint is None else constraint.end_tokens
+        seen = prefill.token_ids.to(self._device)
+        sampler = Sampler(task.request.sampling, seen, ends, constraint)
+        answer = _SampledAnswer(task, prefill, self._tokenizer, sampler, ends, constraint, drafts)
+        prepared = () if constraint is None else (constraint.prepare,)
+        record = prefill.turn_kv.record if prefill.turn_kv else None
         rows = prefill.logits.unsqueeze(0)
-        prepared = () if answer.constraint is None else (answer.constraint.prepare,)
         tried: tuple[int, ...] = ()
         took_s = 0.0
-        with self._batch.slot(
-            prefill.fused.kv, prefill.turn_kv.record if prefill.turn_kv else None
-        ) as slot:
+        with batch.slot(prefill.kv, record, task.work.owner) as slot:
             while True:
                 accepted = 0
                 for logits, draft in zip(rows, (*tried, None), strict=True):
@@ -164,31 +192,8 @@ class AnswerGenerator:
                     break
                 tried = drafts.propose(slot.room)
                 rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)
-                took_s = self._batch.step_s
+                took_s = batch.step_s
         yield from answer.finish()
-
-
-class ModelBackend:
-    """The engine's own model computes."""
-
-    makes_kv = True
-
-    def __init__(self, planner: Planner, prefiller: Prefiller, generator: AnswerGenerator) -> None:
-        self._planner = planner
-        self._prefiller = prefiller
-        self._generator = generator
-
-    def check(self, request: Request) -> None:
-        """Whatever the intake lets through is served."""
-
-    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
-        """The history's blocks and the chunks."""
-        return self._planner.prefetch_hint(active)
-
-    def begin(self, active: ActiveRequest) -> AnswerEvents:
-        """Fuse and compute the prompt; then decode."""
-        self._prefiller.prefill(active)
-        return self._generator.stream(active)
 
 
 class _SampledAnswer(ActiveAnswer):
@@ -196,19 +201,19 @@ class _SampledAnswer(ActiveAnswer):
 
     def __init__(
         self,
-        active: ActiveRequest,
-        prompt_ids: torch.Tensor,
-        generator: AnswerGenerator,
+        task: Task,
+        prefill: Prefill,
+        tokenizer: Any | None,
+        sampler: Sampler,
+        end_tokens: tuple[int, ...],
+        constraint: "TokenConstraint | None",
         drafts: Drafts,
     ) -> None:
-        super().__init__(active, generator.tokenizer)
+        super().__init__(task, prefill, tokenizer)
         self.drafts = drafts
-        grammar = active.request.grammar
-        self.constraint = None if grammar is None else grammar.start()
-        self._ends = generator.end_tokens if self.constraint is None else self.constraint.end_tokens
-        self._sampler = Sampler(
-            active.request.sampling, prompt_ids.to(generator.device), self._ends, self.constraint
-        )
+        self._sampler = sampler
+        self._ends = end_tokens
+        self._constraint = constraint
 
     def choose(self, logits: torch.Tensor) -> TokenEvent | None:
         """Choose the token after `logits` (V,); `None` for an end token, which is not part of the
@@ -219,23 +224,23 @@ class _SampledAnswer(ActiveAnswer):
             self.end()
             return None
         self.drafts.add(token)
-        alternatives = self._active.request.logprobs
+        alternatives = self._request.logprobs
         event = self.add(
             token, None if alternatives is None else token_logprob(logits, token, alternatives)
         )
-        if self.constraint is not None and self.constraint.finished:
+        if self._constraint is not None and self._constraint.finished:
             self.reason = "stop"
         return event
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Also a note on an answer that was cut before it had its form."""
-        if self.constraint is None or self.constraint.complete:
+        if self._constraint is None or self._constraint.complete:
             return super().notes
         what = (
             "a stop string"
             if self._text.stopped
-            else f"max_new_tokens={self._active.request.max_new_tokens}"
+            else f"max_new_tokens={self._request.max_new_tokens}"
         )
         return (
             *super().notes,

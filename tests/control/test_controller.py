@@ -15,9 +15,9 @@ from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
 from ragkv.errors import ProfileError
 from ragkv.fusion import Fused, Plan
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
-from ragkv.prompt.load_control import FORGET_S, OUTCOMES
+from ragkv.control.gate_result import GateResult, Point, Tolerance
+from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
+from ragkv.control.controller import FORGET_S, OUTCOMES
 from tests import reference, tiny_models
 
 CHUNKS = [tiny_models.tokens(40, seed) for seed in range(4)]
@@ -47,7 +47,7 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
     """
     token_bytes = made.stats().kv_bytes_per_token
     return Profile(
-        subject=made.load_control.subject,
+        subject=made.controller.subject,
         layers=4,
         kv_bytes_per_token=token_bytes,
         stored_bytes_per_token=float(token_bytes),
@@ -152,7 +152,7 @@ def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs
         )
         save(theirs, tmp_path)
         with pytest.raises(ProfileError, match="threads is 77"):
-            made.load_control.apply_profile(theirs)
+            made.controller.apply_profile(theirs)
     with engine(tmp_path) as made:
         made.warm(CHUNKS)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
@@ -166,7 +166,7 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
         only_memory = dataclasses.replace(
             hand_made(made, 0.004), tiers={"memory": TierSpeed(0.0, 0.0)}
         )
-        made.load_control.apply_profile(only_memory)
+        made.controller.apply_profile(only_memory)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
     assert "no tier 'disk'" in reuse.decision[0]
@@ -197,7 +197,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         )
 
     with filed(tmp_path, disk_token_s=0.004) as made:
-        control = made.load_control
+        control = made.controller
         token_bytes = made.stats().kv_bytes_per_token
         control.apply_profile(
             dataclasses.replace(control.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0))
@@ -229,7 +229,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
             made.prefill(QUESTION, CHUNKS, ratio=1.0)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision[-1] == reuse.decision[-1]
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + FORGET_S)
-        monkeypatch.setattr("ragkv.prompt.load_control.time", later)
+        monkeypatch.setattr("ragkv.control.controller.time", later)
         forgotten = made.prefill(QUESTION, CHUNKS).reuse.decision[-1]
     assert ("corrected" in forgotten) == (computing != 1.0), (
         "computing is seen in each pass, so it is not forgotten"
@@ -261,7 +261,7 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
         )
         with Engine(tiny_models.model("llama"), config=settings) as made:
             quick = dataclasses.replace(hand_made(made, 0.004), prefill=LengthFit(0.0, 0.025, 0.0))
-            made.load_control.apply_profile(quick)
+            made.controller.apply_profile(quick)
             told = made.conversations.block_writer._store._tiers
             assert {tier._ledger.policy.settings.xi_blocks for tier in told} == {blocks}
     assert ("no block of 16 tokens" in caplog.text) == warned

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, Subject, TierSpeed
+from ragkv.control.profile import LengthFit, Profile, RecomputeFit, Subject, TierSpeed
 
 SUBJECT = Subject("w" * 32, "arch", "rope", "bfloat16", "raw", "desk", "Abacus 2000", 2, "cpu")
 

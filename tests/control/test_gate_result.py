@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv import FusionConfig
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance, candidates, load, save
+from ragkv.control.gate_result import GateResult, Point, Tolerance, candidates, load, save
 from tests.store.entries import IDENTITY
 
 TOLERANCE = Tolerance()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ragkv.fusion.fits import fit_length, fit_recompute, fit_tier
+from ragkv.control.fits import fit_length, fit_recompute, fit_tier
 
 SIZES = (1e5, 2e5, 4e5, 8e5)
 

@@ -23,10 +23,8 @@ from pathlib import Path
 import torch
 
 from ragkv.errors import ProfileError, RagKVError, StoreError
-from ragkv.fusion import Fusing, Fusor, LayerReader, Plan, Span, SpanKind, SpanState, make_selector
-from ragkv.fusion.fits import fit_length, fit_recompute, fit_tier
+from ragkv.fusion import Fusor, LayerReader, Plan, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.pipeline import UNMEASURED
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.runtime import Closing, make_private_folder, openmp
 from ragkv.scheduling import Scheduler
 from ragkv.store import (
@@ -41,7 +39,9 @@ from ragkv.store import (
     TierKind,
 )
 
-from .load_control import LoadControl
+from .controller import Controller
+from .fits import fit_length, fit_recompute, fit_tier
+from .profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ class Profiler(Closing):
     is none.
     """
 
-    def __init__(self, load_control: LoadControl, fusor: Fusor, scheduler: Scheduler) -> None:
-        self._load_control = load_control
+    def __init__(self, controller: Controller, fusor: Fusor, scheduler: Scheduler) -> None:
+        self._controller = controller
         self._fusor = fusor
         self._scheduler = scheduler
         self._closing = threading.Event()
@@ -87,7 +87,7 @@ class Profiler(Closing):
         shorter prompts and fewer rounds. `on_progress(done, total)` is called after each
         measurement.
         """
-        control = self._load_control
+        control = self._controller
         report = on_progress or (lambda _done, _total: None)
         profile = _Measuring(control, self._fusor, self._scheduler, quick, report).profile()
         control.apply_profile(profile)
@@ -98,7 +98,7 @@ class Profiler(Closing):
     def start(self) -> None:
         """Measure in the background while no request runs, unless a valid profile is saved."""
         try:
-            _ = self._load_control.profile
+            _ = self._controller.profile
         except ProfileError as error:
             log.info(
                 "The loading controller measures this machine while no request runs. %s", error
@@ -137,7 +137,7 @@ class _Measuring:
 
     def __init__(
         self,
-        control: LoadControl,
+        control: Controller,
         fusor: Fusor,
         scheduler: Scheduler,
         quick: bool,
@@ -249,17 +249,18 @@ class _Measuring:
         """
         adapter = self._adapter
         with (
-            Fusing(self._fusor, plan, make_selector("first-k"), ratio) as fusing,
+            self._fusor.prepared(plan, make_selector("first-k"), ratio) as prompt,
             self._scheduler.turn(),
         ):
             adapter.wait_for_device()
             began = time.perf_counter()
-            self._fusor.fuse([fusing])
-            fused = fusing.result()
-            assert fused is not None
-            whole_s = time.perf_counter() - began - fused.load_s
+            self._fusor.run([prompt], lambda: None)
+            passed = prompt.result()
+            assert passed is not None
+            whole_s = time.perf_counter() - began - passed.load_s
+        fused = passed.fused
         rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
-        return rows, whole_s, fused.fuse_s if adapter.device.type == "cpu" else 0.0
+        return rows, whole_s, fused.place_s if adapter.device.type == "cpu" else 0.0
 
     def _fused_plan(self, entries: Sequence[Entry], length: int) -> tuple[Plan, int]:
         """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are

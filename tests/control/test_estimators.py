@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
 from ragkv.errors import ConfigError
-from ragkv.fusion.estimators import (
+from ragkv.control.estimators import (
     Load,
     Selection,
     Shape,
@@ -18,7 +18,7 @@ from ragkv.fusion.estimators import (
     storage_cost,
     ttft_s,
 )
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
+from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
 
 from .profiles import disk, profile
 

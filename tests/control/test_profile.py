@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ragkv.errors import ProfileError
-from ragkv.fusion.profile import (
+from ragkv.control.profile import (
     FILE_NAME,
     MOST_TOKENS,
     LengthFit,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prompt.test_load_control import CHUNKS, QUESTION, engine
+from tests.control.test_controller import CHUNKS, QUESTION, engine
 
 
 def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
-        assert again.load_control.profile == measured
+        assert again.controller.profile == measured
         assert again.prefill(QUESTION, CHUNKS).reuse.decision
     assert set(measured.tiers) == {"memory", "disk"}
     assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points
@@ -30,14 +30,14 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
 def test_an_engine_without_a_profile_measures_one_while_no_request_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.prompt.profiling.QUIET_S", 0.01)
+    monkeypatch.setattr("ragkv.control.profiling.QUIET_S", 0.01)
     with engine(tmp_path, measure=True) as made:
         with made.scheduler.request():  # nothing is measured while one runs
-            assert not made.load_control.profile_file.exists()
+            assert not made.controller.profile_file.exists()
         made.profiler._thread.join()
-        measured = made.load_control.profile
+        measured = made.controller.profile
     with engine(tmp_path, measure=True) as again:  # and once only
-        assert again.profiler._thread is None and again.load_control.profile == measured
+        assert again.profiler._thread is None and again.controller.profile == measured
 
 
 def test_an_engine_that_closes_drops_the_measurement_under_way(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
-from ragkv.fusion.controller import (
+from ragkv.control.decision import (
     Steady,
     belongs_in_memory,
     choose_computed,
@@ -18,8 +18,8 @@ from ragkv.fusion.controller import (
     crossing,
     decide,
 )
-from ragkv.fusion.estimators import MARGIN, Load, Selection, Shape, load_s, recompute_s, ttft_s
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
+from ragkv.control.estimators import MARGIN, Load, Selection, Shape, load_s, recompute_s, ttft_s
+from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed
 
 from .profiles import disk, profile
 

@@ -1,5 +1,4 @@
-"""Applies the loading controller to a request's plan: which chunks to load, and the ratio
-(CacheBlend section 5.2).
+"""The loading controller: one decision for each request (CacheBlend section 5.2).
 
 Holds the engine's profile, which is read when a request first leaves its ratio to the controller.
 Without a profile a request is served at r*, and its report says why. An error of the controller
@@ -14,11 +13,10 @@ import platform
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,22 +25,23 @@ from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import (
     AskingSelector,
     CheckingSelector,
-    Fused,
+    Passed,
     Plan,
     Selector,
     Span,
     SpanKind,
     SpanState,
+    budget,
+    with_floor,
 )
-from ragkv.fusion.controller import Steady, belongs_in_memory, choose_computed, decide
-from ragkv.fusion.estimators import Load, Selection, Shape, load_s, ttft_s
-from ragkv.fusion.profile import FILE_NAME, Profile, Subject, TierSpeed, load
 from ragkv.model import Adapter
 from ragkv.runtime import cpu_model
 from ragkv.store import Identity
 
-if TYPE_CHECKING:
-    from .request import PrefillMethod
+from .decision import Steady, belongs_in_memory, choose_computed, decide
+from .estimators import Load, Selection, Shape, load_s, ttft_s
+from .method import Method
+from .profile import FILE_NAME, Profile, Subject, TierSpeed, load
 
 OUTCOMES = 8  # The median of the latest `OUTCOMES` requests corrects a speed.
 # A tier not read for `FORGET_S` has the profile's speed: else it would stay slow for ever.
@@ -50,16 +49,21 @@ FORGET_S = 600.0
 COMPUTE = "compute"  # `COMPUTE` names the outcome of computing, beside those of tiers.
 
 
+SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not reused
+
+
 @dataclass(frozen=True, slots=True)
-class Controlled:
-    """What the controller made of a plan."""
+class Decided:
+    """How one prompt is computed."""
 
     plan: Plan
-    ratio: float
+    selector: Selector
+    ratio: float  # of the candidates that are recomputed in each layer
     why: tuple[str, ...] = ()  # the decision in words; empty if there was none
+    notes: tuple[str, ...] = ()  # what else the report says about it
 
 
-class LoadControl:
+class Controller:
     """The controller with the engine's profile. Holds no request's state."""
 
     def __init__(
@@ -68,7 +72,7 @@ class LoadControl:
         identity: Identity,
         directory: str | Path | None,
         prices: PricesConfig,
-        method: Callable[[], "PrefillMethod"],
+        method: Callable[[], Method],
         speeds: Callable[[], Mapping[str, float]] = dict,
         on_profile: Callable[[Profile], object] = lambda _: None,
     ) -> None:
@@ -141,58 +145,62 @@ class LoadControl:
         self._profile = profile
         self._on_profile(profile)
 
-    def decide(
-        self, plan: Plan, selector: Selector, ratio: float, *, controlled: bool
-    ) -> Controlled:
-        """Choose the spans to compute instead of load and, if `controlled`, the ratio, which is at
-        least `ratio`.
+    def decide(self, plan: Plan, method: Method) -> Decided:
+        """Choose the spans to compute instead of load and, if `method` leaves it open, the ratio.
 
-        At a given ratio only chunks of shared storage are computed.
+        The ratio is at least that of `method`. At a given ratio only chunks of shared storage are
+        computed.
         """
+        plan, ratio, why = self._chosen(plan, method)
+        selector = method.selector
+        raised = ratio
+        if selector.uses_ratio:
+            raised = with_floor(ratio, len(plan.candidates), method.floor_tokens)
+        floor = () if raised == ratio else (_floor_note(len(plan.candidates), ratio, raised),)
+        return Decided(plan, selector, raised, why, (*method.notes, *floor))
+
+    def _chosen(self, plan: Plan, method: Method) -> tuple[Plan, float, tuple[str, ...]]:
+        """The plan with some spans computed, the ratio, and why."""
         spans, loads = _loads(plan)
+        shape = _shape(plan, method.selector)
+        ratio = method.ratio
         try:
-            profile, why = self._corrected()
-            if controlled:
-                decision = decide(profile, _shape(plan, selector), loads, ratio, self.prices)
+            profile, corrected = self._corrected()
+            if method.controlled:
+                decision = decide(profile, shape, loads, ratio, self.prices)
             else:
                 speeds = self._speeds()
-                loads = [
-                    replace(load, fixed=load.fixed or load.tier not in speeds) for load in loads
-                ]
-                decision = choose_computed(profile, _shape(plan, selector), loads, ratio)
+                loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
+                decision = choose_computed(profile, shape, loads, ratio)
         except RagKVError as error:  # there is no profile, or a tier was not measured
-            return Controlled(
-                plan, ratio, (f"ratio {ratio:.0%} = r*: {error}",) if controlled else ()
-            )
-        computed = [spans[i] for i in decision.computed]
-        return Controlled(
-            _computing(plan, computed),
-            decision.ratio,
-            (*decision.why, *(why if decision.why else ())),
-        )
+            return plan, ratio, (f"ratio {ratio:.0%} = r*: {error}",) if method.controlled else ()
+        computed = [spans[index] for index in decision.computed]
+        why = (*decision.why, *(corrected if decision.why else ()))
+        return plan.computing(computed, SLOWER), decision.ratio, why
 
-    def learn(self, plan: Plan, selector: Selector, ratio: float, fused: Fused) -> None:
+    def learn(self, decided: Decided, passed: Passed) -> None:
         """Compare what a pass took, without steps of other requests, with the profile's
         estimate.
         """
         if (profile := self._profile) is None:
             return
-        spans, loads = _loads(plan)
+        spans, loads = _loads(decided.plan)
         at_once = replace(
             profile, tiers={load.tier: TierSpeed(0.0, 0.0) for load in loads}, copy_bytes_per_s=None
         )
-        if fused.prompts == 1:  # else the time is that of all
-            computing_s = ttft_s(at_once, _shape(plan, selector), ratio, loads)
-            self._compare(COMPUTE, fused.prefill_s - fused.load_s - fused.others_s, computing_s)
+        if passed.prompts == 1:  # else the time is that of all
+            shape = _shape(decided.plan, decided.selector)
+            computing_s = ttft_s(at_once, shape, decided.ratio, loads)
+            self._compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
         leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
         tiers = {lease.kind.value for lease in leases}
         if len(tiers) == 1 and (tier := tiers.pop()) in profile.tiers:
             # the rest is computed
-            share = fused.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
+            share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
             loading_s = (
                 load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
             )
-            self._compare(tier, fused.read_s, share * loading_s)
+            self._compare(tier, passed.read_s, share * loading_s)
 
     def _compare(self, name: str, took_s: float, expected_s: float) -> None:
         if took_s > 0.0 and expected_s > 0.0:
@@ -242,9 +250,7 @@ class LoadControl:
 def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:
     """The spans of a prompt that are read, without the prefix, which the engine holds."""
     spans = [
-        span
-        for span in plan.loaded()
-        if span.kind is not SpanKind.PREFIX and span.lease is not None
+        span for span in plan.loaded if span.kind is not SpanKind.PREFIX and span.lease is not None
     ]
     loads = [
         Load(
@@ -284,12 +290,8 @@ def _file_system(directory: str | Path | None) -> str:
     return f"{found.f_fsid:x}-{found.f_blocks * found.f_frsize}"
 
 
-def _computing(plan: Plan, spans: Sequence[Span]) -> Plan:
-    """`plan` with these spans computed instead of loaded."""
-    if not spans:
-        return plan
-    changed = [
-        replace(span, state=SpanState.COMPUTED, lease=None, offset=0) if span in spans else span
-        for span in plan.spans
-    ]
-    return Plan.of(plan.token_ids, changed)
+def _floor_note(count: int, ratio: float, raised: float) -> str:
+    return (
+        f"floor: {budget(raised, count)} of {count} fused tokens were recomputed; "
+        f"ratio {ratio:.3g} would be {budget(ratio, count)} (fusion.floor_tokens)"
+    )

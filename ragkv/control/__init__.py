@@ -1,0 +1,12 @@
+"""Decides how a prompt is computed: what is loaded, how much is recomputed, where entries are kept.
+
+One decision for each request (`Controller.decide`), from a profile that is measured once and
+corrected by what requests took. The pure arithmetic is in `decision.py` and `estimators.py`.
+"""
+
+from .controller import Controller, Decided
+from .method import Method
+from .profile import Profile
+from .profiling import Profiler
+
+__all__ = ["Controller", "Decided", "Method", "Profile", "Profiler"]

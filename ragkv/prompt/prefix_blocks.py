@@ -1,0 +1,84 @@
+"""Exact prefix reuse as engines have it: blocks of any earlier prompt with the same beginning.
+
+Requests with `reuse="prefix"` keep the KV of their prompts here, in blocks of equal length. A
+block's name is a digest of everything before it (`history.Chain`), so a prompt finds the blocks
+with which it begins and no others. They are in memory alone, and the least recently used go first.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ragkv.model import Recording
+from ragkv.prompt.history import Chain
+from ragkv.store import Entry, EntryInfo, Identity, MemoryLease
+
+from .prompt import Prompt
+
+# Shorter blocks share a little more of two prompts and cost more calls; vLLM's have 16.
+BLOCK_TOKENS = 32
+
+
+class PrefixBlocks:
+    """The blocks of one engine's prompts. Thread-safe."""
+
+    def __init__(self, identity: Identity, capacity_bytes: int) -> None:
+        """`identity` is the engine's; its context does not count."""
+        self._identity = identity
+        self._capacity_bytes = capacity_bytes
+        self._used_bytes = 0
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # by context and ids
+        self._lock = threading.Lock()
+
+    def find(self, prompt: Prompt, frequencies: str) -> tuple[MemoryLease, ...]:
+        """The blocks with which the prompt begins behind its history, without its last token."""
+        found = []
+        with self._lock:
+            for name, _, _ in _names(prompt, frequencies):
+                entry = self._entries.get(name)
+                if entry is None:
+                    break
+                self._entries.move_to_end(name)
+                found.append(MemoryLease(entry))
+        return tuple(found)
+
+    def keep(self, prompt: Prompt, frequencies: str, record: Recording) -> None:
+        """Keep the blocks of a prompt whose raw KV `record` has."""
+        layers, _, kv_heads, _, head_dim = record.kv.shape
+        for name, at, ids in _names(prompt, frequencies):
+            with self._lock:
+                if name in self._entries:
+                    continue
+            low = at - record.start
+            kv = record.kv[:, :, :, low : low + len(ids)].cpu().clone()
+            identity = replace(self._identity, context=name, behind="")
+            shape = (layers, kv_heads, head_dim)
+            info = EntryInfo(identity.key(ids), identity, ids, frequencies, *shape)
+            self._add(name, Entry(info, kv))
+
+    def forget(self) -> None:
+        """Drop all blocks: something that a prompt may have contained was deleted."""
+        with self._lock:
+            self._entries.clear()
+            self._used_bytes = 0
+
+    def _add(self, name: str, entry: Entry) -> None:
+        with self._lock:
+            self._entries[name] = entry
+            self._used_bytes += entry.info.size_bytes
+            while self._used_bytes > self._capacity_bytes and self._entries:
+                _, dropped = self._entries.popitem(last=False)
+                self._used_bytes -= dropped.info.size_bytes
+
+
+def _names(prompt: Prompt, frequencies: str) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """Each whole block's name, first position and ids; the last token is always computed."""
+    chain = Chain(prompt.prefix)
+    chain.add(prompt.history.token_ids)
+    ids = prompt.token_ids
+    first = len(prompt.prefix) + len(prompt.history)
+    for at in range(first, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
+        block = ids[at : at + BLOCK_TOKENS]
+        chain.add(block)
+        yield chain.context(frequencies), at, block

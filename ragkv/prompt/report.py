@@ -1,0 +1,100 @@
+"""What an answer's report says of its prompt: counts, spans, and notes.
+
+Every prompt token is counted once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import torch
+
+from ragkv.control import Decided
+from ragkv.fusion import Passed, Plan, Span, SpanKind, SpanState
+from ragkv.types import PromptSpan, Reuse
+
+
+def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
+    """How the tokens of a prompt were served that was computed as `decided`."""
+    plan = decided.plan
+    length = plan.token_ids.numel()
+    forced = plan.forced.numel()
+    fused = passed.fused
+    recomputed = fused.selected_by_layer[-1].numel()
+    exact = sum(
+        len(span) - (span.stop == length)  # the last token is always computed
+        for span in plan.spans
+        if span.state is SpanState.EXACT
+    )
+    repaired = _history_note(plan, fused.selected_by_layer[-1]) if decided.ratio else None
+    joined = (
+        f"computed in one pass with {passed.prompts - 1} other prompts"
+        if passed.prompts > 1
+        else None
+    )
+    return Reuse(
+        exact=exact,
+        fused=length - exact - forced - recomputed,
+        recomputed=recomputed,
+        computed=forced,
+        bytes_by_tier=passed.bytes_by_tier,
+        missed_chunks=len(plan.missed),
+        missed_tokens=sum(len(span) for span in plan.spans if span.chunk in plan.missed),
+        ratio=decided.ratio,
+        selector=decided.selector.name,
+        compute=fused.row_layers / (layers * length),
+        notes=(*plan.notes, *decided.notes, *filter(None, (repaired, joined))),
+        decision=decided.why,
+    )
+
+
+def prompt_spans(plan: Plan, selected: torch.Tensor, question_end: int) -> tuple[PromptSpan, ...]:
+    """The runs of a prompt, in order. They cover it, and their sums are those of `Reuse`.
+
+    `selected` (C,) are the positions recomputed in the last layer, ascending. The template begins
+    at `question_end`.
+    """
+    length = plan.token_ids.numel()
+    positions = selected.tolist()
+    spans = (span for span in plan.spans if len(span))
+    pieces = (_pieces(span, length, positions, question_end) for span in spans)
+    return tuple(chain.from_iterable(pieces))
+
+
+def _pieces(
+    span: Span, length: int, selected: Sequence[int], question_end: int
+) -> Iterator[PromptSpan]:
+    """Cut a span into pieces of one kind and one state."""
+    if span.kind is SpanKind.QUESTION:
+        cut = min(max(span.start, question_end), span.stop)
+        kinds = [("question", span.start, cut), ("template", cut, span.stop)]
+    else:
+        kinds = [(span.kind.value, span.start, span.stop)]
+    for kind, start, stop in kinds:
+        # the last token is always computed
+        reused = stop if span.state is SpanState.COMPUTED else min(stop, length - 1)
+        if start < reused:
+            among = slice(bisect_left(selected, start), bisect_left(selected, reused))
+            here = tuple(at - start for at in selected[among])
+            here = here if kind in ("chunk", "history") else ()
+            state = "fused" if span.state is SpanState.APPROXIMATE else span.state.value
+            yield PromptSpan(kind, start, reused - start, state, here, span.chunk, span.why)
+        if reused < stop and start < stop:
+            at = max(start, reused)
+            yield PromptSpan(kind, at, stop - at, "computed", (), span.chunk)
+
+
+def _history_note(plan: Plan, selected: torch.Tensor) -> str | None:
+    """How much of the history was among the candidates, and how much of it was recomputed."""
+    spans = [
+        span
+        for span in plan.spans
+        if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED
+    ]
+    if not spans:
+        return None
+    count = sum(int(((selected >= span.start) & (selected < span.stop)).sum()) for span in spans)
+    return (
+        f"{count} of {sum(map(len, spans))} history tokens that are not exact were recomputed for "
+        "this question"
+    )
