@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("RAGKV_MODEL", "reader")  # where a test names no model
 
 import hypothesis
 import pytest
@@ -16,7 +15,10 @@ import torch
 from ragkv import Engine, FusionConfig
 from ragkv.config import R_STAR
 from ragkv.model.cpu import product_speed
+from tests.reader import READER
 from tests.store.remote.servers import RedisServer
+
+os.environ.setdefault("RAGKV_MODEL", READER)  # where a test names no model
 
 FIXED = {"floor_tokens": 0, "ratio": R_STAR}
 

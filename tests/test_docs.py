@@ -60,7 +60,7 @@ def _pages() -> list[Any]:
 def reader() -> Iterator[Engine]:
     if not (READER / "config.json").is_file():
         pytest.skip("the bundled reader is missing")
-    with Engine.from_pretrained("reader", EngineConfig(scheduler=SchedulerConfig())) as engine:
+    with Engine.from_pretrained(READER, EngineConfig(scheduler=SchedulerConfig())) as engine:
         yield engine
 
 
@@ -120,7 +120,7 @@ def test_the_picture_in_the_readme_is_the_one_that_its_script_draws() -> None:
 def test_the_bundled_reader_says_so_when_it_finds_no_answer() -> None:
     if not (READER / "config.json").is_file():
         pytest.skip("the bundled reader is missing")
-    with Engine.from_pretrained("reader") as engine:
+    with Engine.from_pretrained(READER) as engine:
         chunks = ["Ada Quill founded the mill of Marl.", "She lives in Irvburg."]
         answer = engine.answer("When was the harbour of Oro closed?", chunks, max_new_tokens=8)
         assert answer.text.strip() == "unknown" and READER_NOTE in answer.reuse.notes

@@ -13,6 +13,7 @@ from ragkv.retrieval import Document, Hit, IngestReport, Passage
 from ragkv.retrieval.rag import Rag, RagAnswer, RagIngestReport
 from ragkv.scheduling.encoding import WarmReport
 from tests.engine.helpers import engine_of
+from tests.reader import READER
 
 CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     "question must be a text, not None": lambda rag, _: rag.ask(None),  # type: ignore[arg-type]
@@ -27,7 +28,7 @@ CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     "max_new_tokens must be a whole number": lambda _, engine: engine.answer(
         [1], max_new_tokens=None
     ),  # type: ignore[typeddict-item]
-    "config must be EngineConfig or None": lambda *_: Engine.from_pretrained("reader", {}),  # type: ignore[arg-type]
+    "config must be EngineConfig or None": lambda *_: Engine.from_pretrained(READER, {}),  # type: ignore[arg-type]
     "name must be a text or PathLike": lambda *_: Engine.from_pretrained(None),  # type: ignore[arg-type]
     "engine must be Engine, not None": lambda *_: Rag(None, None),  # type: ignore[arg-type]
 }

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api import ServeConfig
 from tests import tiny_models
+from tests.reader import READER
 from tests.toy_tokenizers import CHATML, VOCABULARY, byte_tokenizer
 
 from .helpers import BARE, app_on, client_of
@@ -21,7 +22,7 @@ from .small_app import small_client
 @pytest.fixture(scope="session")
 def reader() -> Iterator[Engine]:
     """The bundled reader, which answers with a word or two."""
-    with Engine.from_pretrained("reader", BARE) as engine:
+    with Engine.from_pretrained(READER, BARE) as engine:
         yield engine
 
 

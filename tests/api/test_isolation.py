@@ -12,9 +12,8 @@ from starlette.testclient import TestClient
 from ragkv.api.keys import Quota
 from ragkv.config import MIB
 
-from .whole import ask, documents, ingest, key, needs_reader, whole
+from .whole import ask, documents, ingest, key, whole
 
-pytestmark = needs_reader
 QUESTION = "What is the job of Kiralus?"
 SECRET = "The password of the vault in Zanzibar is heliotrope-9."
 

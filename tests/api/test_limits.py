@@ -14,7 +14,7 @@ from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, RateLimit
 from ragkv.api.limits import Held, check_quota
 from ragkv.api.settings import QuotaConfig
 from ragkv.config import MIB
-from tests.api.whole import ingest, needs_reader, whole
+from tests.api.whole import ingest, whole
 
 
 def test_a_key_above_its_rate_gets_429_with_retry_after(small: TestClient, tmp_path: Path) -> None:
@@ -57,7 +57,6 @@ def test_a_request_above_a_quota_gets_403_that_names_the_limit_and_its_source(wh
         assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
 
 
-@needs_reader
 def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota(tmp_path: Path) -> None:
     with whole(tmp_path, quotas=QuotaConfig(documents=1)) as client, ThreadPoolExecutor(4) as pool:
         client.post("/v1/collections", json={"name": "c"})
@@ -70,7 +69,6 @@ def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota(tmp_path
     assert sorted(statuses) == [201, 403, 403, 403]
 
 
-@needs_reader
 def test_documents_and_kv_share_the_disk_and_above_it_documents_are_refused(tmp_path: Path) -> None:
     store = StoreConfig(memory_bytes=0, disk_bytes=2 * MIB)
     with whole(tmp_path, engine=EngineConfig(store=store)) as client:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from . import serving
-from .whole import ask, documents, ingest, key, needs_reader, server
+from .whole import ask, documents, ingest, key, server
 
-pytestmark = [needs_reader, pytest.mark.enable_socket]
+pytestmark = [pytest.mark.enable_socket]
 Up = tuple[serving.Process, dict[str, str]]  # a server, and the headers of its key
 QUESTION = "What is the job of Kiralus?"
 CONFIG = """

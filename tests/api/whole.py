@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from starlette.testclient import TestClient
 
 from ragkv import Engine, EngineConfig, StoreConfig
@@ -14,7 +13,7 @@ from ragkv.api import create_app
 from ragkv.api.keys import KeyFile, Quota, RateLimit
 from ragkv.api.settings import ServeConfig
 from ragkv.config import MIB
-from ragkv.model.loading import READER
+from tests.reader import READER
 
 from . import serving
 from .helpers import WORLD
@@ -23,19 +22,16 @@ ENGINE = EngineConfig(store=StoreConfig(memory_bytes=32 * MIB, disk_bytes=256 * 
 SMALL = {
     "RAGKV_STORE__MEMORY_BYTES": str(32 * MIB),
     "RAGKV_STORE__DISK_BYTES": str(256 * MIB),
-    "RAGKV_MODEL": "reader",  # unless --model says another
+    "RAGKV_MODEL": READER,  # unless --model says another
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-needs_reader = pytest.mark.skipif(
-    not (READER / "config.json").is_file(), reason="the bundled reader is not there"
-)
 
 
 @contextmanager
 def whole(home: Path, **settings: Any) -> Iterator[TestClient]:
     """A client of the service in this process."""
-    model = Engine.from_pretrained("reader", EngineConfig(store=StoreConfig(memory_bytes=0)))
+    model = Engine.from_pretrained(READER, EngineConfig(store=StoreConfig(memory_bytes=0)))
     config = ServeConfig(home=str(home), **{"engine": ENGINE, **settings})
     app = create_app(config, engine=model)
     with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as client:

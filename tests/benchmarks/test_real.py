@@ -13,6 +13,7 @@ from ragkv import Engine  # noqa: E402
 from ragkv.errors import InputError  # noqa: E402
 from ragkv.fusion.learned import FILE_NAME, ScoreModel  # noqa: E402
 from ragkv.lab.gate_prompts import read_questions  # noqa: E402
+from tests.reader import READER
 from training import scores  # noqa: E402
 
 
@@ -99,7 +100,7 @@ def test_a_set_is_written_as_documents_and_questions(data: Path, tmp_path: Path)
     assert texts == {text for one in asked for text in one.passages}
     assert read_questions(tmp_path / "chat" / "questions.jsonl") == [one.question for one in asked]
     prompts = tmp_path / "chat" / "prompts.jsonl"
-    with Engine.from_pretrained("reader") as engine:
+    with Engine.from_pretrained(READER) as engine:
         made = scores.prompt_examples(engine, prompts.read_text().splitlines(), 3, seed=1)
         assert [len(example.chunks) for example in made] == [4, 4, 4], "of eight passages"
         answers = {engine.intake.encode(one.golds[0]) for one in asked}

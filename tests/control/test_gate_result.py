@@ -30,12 +30,12 @@ def result(*points: Point, confirmations: tuple[Point, ...] = ()) -> GateResult:
 class TestCandidates:
     def test_the_fastest_of_the_settings_that_keep_the_tolerance_comes_first(self) -> None:
         slow = point("hkvd", 0.1, 2.0)
-        fast = point("sensitivity", 0.1, 4.0)
+        fast = point("first-k", 0.1, 4.0)
         wrong = point("first-k", 0.05, 9.0, agreement=0.97)
         assert candidates([slow, wrong, fast], TOLERANCE) == [fast, slow]
 
     def test_the_bounds_count_not_the_means(self) -> None:
-        lucky = point("sensitivity", 0.1, 4.0, agreement_bound=0.97)
+        lucky = point("first-k", 0.1, 4.0, agreement_bound=0.97)
         diverging = point("hkvd", 0.1, 4.0, kl_bound=0.06)
         assert candidates([lucky, diverging], TOLERANCE) == []
 
@@ -55,14 +55,14 @@ class TestCandidates:
 
 class TestAnswer:
     def test_the_answer_is_the_first_setting_that_other_prompts_confirm(self) -> None:
-        fast = point("sensitivity", 0.05, 5.0)
-        sound = point("sensitivity", 0.1, 4.0)
+        fast = point("first-k", 0.05, 5.0)
+        sound = point("first-k", 0.1, 4.0)
         refuted = replace(fast, agreement_bound=0.95)
         confirmed = replace(sound, agreement=0.991, agreement_bound=0.984)
         found = result(fast, sound, confirmations=(refuted, confirmed))
         assert found.answer is confirmed
         assert str(found) == (
-            "sensitivity at .10: 4.0x sooner first token than full recompute, agreement .991 (at "
+            "first-k at .10: 4.0x sooner first token than full recompute, agreement .991 (at "
             "least .984) on "
             "12 prompts that did not choose it; nothing faster stays within 2 %"
         )

@@ -23,7 +23,7 @@ def engine_at(
 ) -> Engine:
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory), **store),
-        fusion=FusionConfig(selector="first-k", sensitivity_prefixes=0),
+        fusion=FusionConfig(selector="first-k"),
         session=SessionConfig(**{"block_tokens": BLOCK, **(session or {})}),
     )
     return Engine(tiny_models.model(family), config=config)

@@ -5,9 +5,8 @@ raw result.
 from pathlib import Path
 
 import pytest
-import torch
 
-from ragkv import FusionConfig, StoreConfig
+from ragkv import StoreConfig
 from ragkv.config import CODEC_NAMES
 
 from .helpers import PREFIX, A, B, C, Q, close, counts, engine_of, full_prefill, ids
@@ -52,24 +51,12 @@ def test_exact_reuse_computes_a_rounded_chunk(rounded: StoreConfig) -> None:
     close(prefill.logits, full_prefill(ids([A]))[0])
 
 
-def test_scores_are_measured_before_rounding() -> None:
-    scores = []
-    for store in (StoreConfig(), INT8):
-        with engine_of(
-            store=store, fusion=FusionConfig(selector="sensitivity", sensitivity_prefixes=1)
-        ) as engine:
-            engine.warm([A])
-            scores.append(engine.store.scores(engine.entries.encoder.scores_identity, tuple(A)))
-    assert torch.equal(*scores)
-
-
 def test_engines_of_different_codecs_share_a_directory_but_no_entry(tmp_path: Path) -> None:
     for codec, encoded in [(name, encoded) for encoded in (1, 0) for name in CODEC_NAMES]:
         store = StoreConfig(directory=str(tmp_path), codec=codec)
-        fusion = FusionConfig(selector="sensitivity")
-        with engine_of(store=store, fusion=fusion) as engine:
+        with engine_of(store=store) as engine:
             assert engine.warm([A]).encoded == encoded, codec
-    assert len(list(tmp_path.glob("entries/*/*"))) == 2 * len(CODEC_NAMES)  # KV and scores
+    assert len(list(tmp_path.glob("entries/*/*"))) == len(CODEC_NAMES)
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 10**6])

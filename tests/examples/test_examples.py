@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.model.loading import READER
+from tests.reader import READER
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

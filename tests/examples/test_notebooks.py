@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.model.loading import READER
+from tests.reader import READER
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))

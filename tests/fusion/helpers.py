@@ -19,8 +19,8 @@ N = sum(map(len, CHUNKS[1:]))
 
 
 def cold_engine(family: str = "llama", **fusion: Any) -> Engine:
-    """A tiny engine with an empty store, which selects by stored scores unless told otherwise."""
-    settings = FusionConfig(**{"selector": "sensitivity", **fusion})
+    """A tiny engine with an empty store, which selects the first tokens unless told otherwise."""
+    settings = FusionConfig(**{"selector": "first-k", **fusion})
     return Engine(tiny_models.model(family), config=EngineConfig(fusion=settings))
 
 
@@ -31,12 +31,9 @@ def engine(family: str = "llama", **fusion: Any) -> Engine:
     return made
 
 
-def candidates(count: int, spans: int = 1, scored: bool = True, start: int = 5) -> Candidates:
-    """`count` candidates from position `start` on, in `spans` spans of about equal length, with
-    random scores.
-    """
+def candidates(count: int, spans: int = 1, start: int = 5) -> Candidates:
+    """`count` candidates from position `start` on, in `spans` spans of about equal length."""
     place = torch.arange(count)
     index = place * spans // max(1, count)
     first = torch.searchsorted(index, index)  # where a candidate's span begins
-    scores = torch.rand(count, generator=torch.Generator().manual_seed(count)) if scored else None
-    return Candidates(place + start, place - first, scores)
+    return Candidates(place + start, place - first)

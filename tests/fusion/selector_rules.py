@@ -59,11 +59,6 @@ def first_tokens(candidates: Candidates) -> list[float]:
     return [-float(offset) for offset in candidates.offset]
 
 
-def scores(candidates: Candidates) -> list[float]:
-    assert candidates.sensitivity is not None
-    return candidates.sensitivity.tolist()
-
-
 def always(share: float) -> Callable[[Selector], None]:
     """The rule: none or all of the tokens, at any ratio."""
 
@@ -120,7 +115,6 @@ RULES: dict[str, Callable[[Selector], None]] = {
     "random": uniform,
     "first-k": highest(first_tokens),
     "attention": highest(lambda candidates: attention_to(candidates).tolist()),
-    "sensitivity": highest(scores),
     "hkvd": narrows(lambda ratio, _layer, _layers: ratio),
     "hkvd-gradual": narrows(gradual),
 }

@@ -6,15 +6,15 @@ import pytest
 
 from ragkv import Engine, EngineConfig, FusionConfig
 from ragkv.fusion import budget, with_floor
-from ragkv.model.loading import READER
 from ragkv.types import Reuse
+from tests.reader import READER
 
 from . import helpers
 from .helpers import N
 
 # tests run without a floor unless they give one
 DEFAULT = FusionConfig.__dataclass_fields__["floor_tokens"].default
-SELECTORS = ("sensitivity", "hkvd", "hkvd-gradual", "first-k", "random", "attention")
+SELECTORS = ("hkvd", "hkvd-gradual", "first-k", "random", "attention")
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,10 @@ def test_a_prompt_shorter_than_the_floor_equals_a_full_prefill() -> None:
         assert float((fused.logits - full.logits).abs().max()) < 1e-4
 
 
-@pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
 def test_a_pronoun_in_a_short_chunk_finds_its_name_in_another() -> None:
     texts = ["Nesibissa founded the mill of Marl.", "She lives in Irvburg."]
     config = EngineConfig(fusion=FusionConfig(floor_tokens=DEFAULT))
-    with Engine.from_pretrained("reader", config) as engine:
+    with Engine.from_pretrained(READER, config) as engine:
         chunks = [engine.chunk(text) for text in texts]
         engine.warm(chunks)
         answers = {

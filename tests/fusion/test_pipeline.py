@@ -21,7 +21,6 @@ class FakeLease(Lease):
     """A lease that records which layers were read; the layer `bad` is damaged."""
 
     kind = TierKind.DISK
-    sensitivity = None
 
     def __init__(self, bad: int | None = None) -> None:
         self.entry = make_entry(tokens=4, layers=LAYERS)

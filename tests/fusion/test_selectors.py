@@ -6,7 +6,7 @@ import pytest
 
 from ragkv import Engine
 from ragkv.errors import ConfigError
-from ragkv.fusion import SELECTORS, CheckingSelector, make_selector, usable
+from ragkv.fusion import SELECTORS, CheckingSelector, make_selector
 from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
 
@@ -60,18 +60,6 @@ class TestThroughTheEngine:
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match="hkvd-gradual"):
         make_selector("hkdv")
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if SELECTORS[name].needs_scores])
-def test_without_scores_attention_replaces_a_selector_and_the_note_says_so(name: str) -> None:
-    replacement, note = usable(make_selector(name), helpers.candidates(9, scored=False), 0.3)
-    assert replacement.name == "attention"
-    assert note is not None and name in note
-
-
-def test_without_a_budget_a_selector_needs_no_scores() -> None:
-    chosen, note = usable(make_selector("sensitivity"), helpers.candidates(9, scored=False), 0.0)
-    assert (chosen.name, note) == ("sensitivity", None)
 
 
 def test_a_span_that_is_recomputed_entirely_is_not_read() -> None:

@@ -64,7 +64,7 @@ def test_questions_are_read_from_lines_and_json_lines_and_their_answers_are_comp
     assert [prompt.question for prompt in prompts] == [
         rag.engine.chunk(question).token_ids for question in questions
     ]
-    result = gate(rag.engine, prompts, source="questions", selectors=["sensitivity"], ratios=[1.0])
+    result = gate(rag.engine, prompts, source="questions", selectors=["first-k"], ratios=[1.0])
     assert all(
         point.kl == pytest.approx(0.0, abs=1e-4) and point.agreement == 1.0
         for point in result.points

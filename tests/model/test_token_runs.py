@@ -6,8 +6,6 @@ import torch
 from ragkv.model import (
     Adapter,
     Context,
-    ReusedTokens,
-    Rows,
     TokenRun,
     adapt,
     full_pass,
@@ -29,37 +27,6 @@ def alone(adapter: Adapter, before: tuple[int, ...], token_ids: tuple[int, ...])
     length = len(before) + len(token_ids)
     record = adapter.new_recording(len(before), length)
     full_pass(adapter, before + token_ids, adapter.new_kv(length), 0, record)
-    return record.kv
-
-
-@torch.no_grad()
-def row_by_row(
-    adapter: Adapter,
-    before: torch.Tensor,
-    chunk: tuple[int, ...],
-    stored: torch.Tensor,
-    computed: torch.Tensor,
-) -> torch.Tensor:
-    """The raw KV (L, 2, G, T, D) of `chunk` behind `before`: rows are computed over the KV of a
-    prompt.
-    """
-    start = before.shape[3]
-    length = before.shape[3] + len(chunk)
-    kv = adapter.new_kv(length)
-    tables = adapter.rope.tables(length)
-    record = adapter.new_recording(start, length)
-    record.kv.copy_(stored)
-    rows = Rows.of(start + computed)
-    hidden = adapter.embed(torch.tensor(chunk)[computed])
-    for layer in range(adapter.layer_count):
-        keys, values = torch.cat((before[layer], stored[layer]), dim=2).split(1)
-        kv.put(
-            layer,
-            0,
-            adapter.rotate(layer, keys, *tables.span(adapter.rope_kind(layer), 0, length)),
-            values,
-        )
-        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
     return record.kv
 
 
@@ -87,26 +54,6 @@ class TestEveryFamily:
         ]
         for chunk, place, kv in zip(chunks, places, raw_kv(adapter, runs), strict=True):
             close(kv, alone(adapter, before[place], chunk))
-
-    def test_tokens_that_are_not_computed_keep_their_kv_and_are_attended_to(
-        self, family: str
-    ) -> None:
-        adapter = adapt(tiny_models.model(family))
-        computed = torch.tensor([1, 4, 5, 16])
-        before = ids(12, seed=95)
-        chunk = ids(17, seed=96)
-        other = ids(6, seed=97)
-        stored = alone(adapter, (), chunk)
-        context = Context((alone(adapter, (), before),))
-        runs = [TokenRun(other), TokenRun(chunk, context, reused=ReusedTokens(stored, computed))]
-        found, got = raw_kv(adapter, runs)
-        close(found, alone(adapter, (), other))
-        close(got, row_by_row(adapter, context.pieces[0], chunk, stored, computed))
-        everything = ReusedTokens(stored, torch.arange(17))
-        close(
-            raw_kv(adapter, [TokenRun(chunk, context, reused=everything)])[0],
-            alone(adapter, before, chunk),
-        )
 
 
 def test_a_context_of_pieces_stands_in_their_order() -> None:
@@ -155,29 +102,3 @@ def test_runs_are_cut_into_passes_of_a_bounded_number_of_rows(
     assert rows == [50, 1, 70, 10]
     assert [kv.shape[3] for kv in found] == [20, 30, 1, 70, 10]
     assert raw_kv(adapter, []) == []
-
-
-def test_only_the_computed_tokens_of_a_run_are_rows_of_a_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    adapter = adapt(tiny_models.model("llama"))
-    monkeypatch.setitem(token_runs.PASS_ROWS, "cpu", 50)
-    chunks = [ids(45, seed) for seed in range(3)]
-    stored = raw_kv(adapter, [TokenRun(chunk) for chunk in chunks])
-    layers = list[int]()
-    kept = [ReusedTokens(kv, torch.arange(15)) for kv in stored]
-    runs = [TokenRun(chunk, reused=own) for chunk, own in zip(chunks, kept, strict=True)]
-    raw_kv(adapter, runs, lambda: layers.append(1))
-    assert len(layers) == adapter.layer_count  # one pass
-
-
-def test_layers_behind_the_wanted_ones_are_not_computed() -> None:
-    adapter = adapt(tiny_models.model("llama"))
-    calls = list[int]()
-    runs = [TokenRun(ids(9, seed=1)), TokenRun(ids(4, seed=2))]
-    everything = raw_kv(adapter, runs)
-    for own, whole in zip(
-        raw_kv(adapter, runs, lambda: calls.append(1), range(1, 3)), everything, strict=True
-    ):
-        close(own, whole[1:3])
-    assert len(calls) == 3  # of four layers

@@ -19,12 +19,11 @@ A = (3, 4, 5)
 B = (6, 7)
 QUESTION = (8,)
 HERE = "frequencies of this prompt"
-SELECTOR = make_selector("sensitivity")
+SELECTOR = make_selector("first-k")
 FUSED = PrefillMethod(0.5, SELECTOR, "fused")
 EXACT_ONLY = replace(FUSED, reuse="prefix")
 NOTHING = replace(FUSED, reuse="none")
 EVERYTHING = replace(FUSED, ratio=1.0)
-SCORES = torch.ones(3, 1)
 
 
 def stored(ids: tuple[int, ...] = A, frequencies: str = HERE, codec: str = "raw") -> FoundRun:
@@ -157,8 +156,6 @@ def block(**more: Any) -> Block:
 TAINTED = Chain(PREFIX).context(HERE, "taint")  # saw something inexact
 KEPT = replace(FUSED, inexact_history="keep")
 RECOMPUTED = replace(FUSED, inexact_history="recompute")
-WITHOUT_SCORES = replace(FUSED, selector=make_selector("first-k"))
-SCORED = replace(stored(), scores=SCORES)
 
 
 @pytest.mark.parametrize(
@@ -188,16 +185,8 @@ SCORED = replace(stored(), scores=SCORES)
         (block(context=TAINTED), stored(), EXACT_ONLY, SpanState.COMPUTED, "it was not exact"),
         (block(context=TAINTED), stored(), RECOMPUTED, SpanState.COMPUTED, "it was not exact"),
         (block(context=TAINTED), stored(), EVERYTHING, SpanState.COMPUTED, "it was not exact"),
-        (block(context=TAINTED, fused=True), SCORED, FUSED, SpanState.FUSED, None),
-        (block(context=TAINTED, fused=True), SCORED, KEPT, SpanState.APPROXIMATE, None),
-        (
-            block(context=TAINTED, fused=True),
-            stored(),
-            FUSED,
-            SpanState.APPROXIMATE,
-            "they have no scores",
-        ),
-        (block(context=TAINTED, fused=True), stored(), WITHOUT_SCORES, SpanState.FUSED, None),
+        (block(context=TAINTED, fused=True), stored(), FUSED, SpanState.FUSED, None),
+        (block(context=TAINTED, fused=True), stored(), KEPT, SpanState.APPROXIMATE, None),
     ],
 )
 def test_a_block_of_the_history(

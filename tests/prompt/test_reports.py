@@ -17,7 +17,7 @@ WARM = POOL[::2]
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """An engine that never encodes missed chunks, so that its store does not change."""
-    with engine_of(fusion=FusionConfig(selector="sensitivity")) as engine:
+    with engine_of(fusion=FusionConfig(selector="first-k")) as engine:
         engine.warm(WARM)
         engine.entries.background.add = lambda *_: None  # type: ignore[method-assign]
         yield engine

@@ -48,9 +48,7 @@ def test_spans_cover_the_prompt_and_sum_to_its_reuse(family: str, reuse: str) ->
         check(prefill.spans, prefill.reuse)
 
 
-@pytest.mark.parametrize(
-    "selector", ["hkvd", "sensitivity", "attention", "first-k", "random", "none", "all"]
-)
+@pytest.mark.parametrize("selector", ["hkvd", "attention", "first-k", "random", "none", "all"])
 def test_recomputed_tokens_are_those_selected_in_the_last_layer(
     engine: Engine, selector: str
 ) -> None:

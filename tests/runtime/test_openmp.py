@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.runtime import openmp
 from tests import tiny_models
 from tests.scheduling.helpers import until
@@ -45,7 +45,7 @@ def elsewhere() -> Iterator[Callable[..., None]]:
 def engine(tmp_path: Path) -> Iterator[Engine]:
     # the reader threads decode it
     store = StoreConfig(directory=str(tmp_path), memory_bytes=0, codec="int8")
-    config = EngineConfig(store=store, fusion=FusionConfig(sensitivity_prefixes=1))
+    config = EngineConfig(store=store)
     wide = tiny_models.config(
         "llama", hidden_size=128, intermediate_size=256, max_position_embeddings=4096
     )

@@ -31,7 +31,6 @@ def make_entry(
     tokens: int = 4,
     layers: int = 2,
     identity: Identity = IDENTITY,
-    scored: bool = True,
     group: str = "",
     index: int = 0,
 ) -> Entry:
@@ -51,16 +50,14 @@ def make_entry(
     random = torch.Generator().manual_seed(number)
     shape = (layers, 2, 1, tokens, 8)
     kv = torch.randn(shape, generator=random).to(dtype_from_name(identity.dtype))
-    # two more columns than one score
-    scores = torch.rand((tokens, 3), generator=random).half() if scored else None
-    return Entry(info, kv, scores)
+    return Entry(info, kv)
 
 
 def as_stored(entry: Entry) -> Entry:
     """`entry` as a store returns it: unchanged, or rounded by its codec."""
     encoded = EncodedEntry.of(entry)
     layers = [encoded.read_layer(layer) for layer in range(entry.info.layers)]
-    return dataclasses.replace(entry, kv=torch.stack(layers) if layers else entry.kv)
+    return dataclasses.replace(entry, kv=torch.stack(layers))
 
 
 def with_codec(codec: str, identity: Identity = IDENTITY) -> Identity:
@@ -68,13 +65,10 @@ def with_codec(codec: str, identity: Identity = IDENTITY) -> Identity:
     return dataclasses.replace(identity, codec=codec)
 
 
-def digest(*tensors: torch.Tensor | None) -> str:
-    """A digest of the tensors' bytes, which shows whether anything wrote to them."""
-    sha = hashlib.sha256()
-    for tensor in tensors:
-        if tensor is not None:
-            sha.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
+def digest(tensor: torch.Tensor) -> str:
+    """A digest of a tensor's bytes, which shows whether anything wrote to them."""
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(data).hexdigest()
 
 
 def hint_of(*numbers: int, group: str = "") -> PrefetchHint:
@@ -94,16 +88,13 @@ def leased(source: Store | Tier, entry: Entry) -> Lease:
 
 def read_all(lease: Lease) -> Entry:
     """The whole entry behind a lease, copied."""
-    return Entry(
-        lease.info,
-        torch.stack([lease.read_layer(layer) for layer in range(lease.info.layers)]),
-        lease.sensitivity,
-    )
+    layers = [lease.read_layer(layer) for layer in range(lease.info.layers)]
+    return Entry(lease.info, torch.stack(layers))
 
 
 def same(a: Entry, b: Entry) -> bool:
     """Whether two entries have equal infos and equal bytes."""
-    return a.info == b.info and digest(a.kv, a.sensitivity) == digest(b.kv, b.sensitivity)
+    return a.info == b.info and digest(a.kv) == digest(b.kv)
 
 
 def served(source: Store | Tier, entry: Entry) -> bool:

@@ -47,7 +47,7 @@ def delete_index(place: Path) -> None:
 
 def file_of(place: Path, number: int, tokens: int = 4) -> Path:
     key = make_entry(number, tokens=tokens).info.key
-    return place / "entries" / key.chunk[:2] / f"{key.to_text()}.safetensors"
+    return place / "entries" / key.digest[:2] / f"{key.to_text()}.safetensors"
 
 
 def held(tier: DiskTier, numbers: range = range(20)) -> set[int]:
@@ -142,7 +142,7 @@ def test_an_entry_is_visible_only_after_its_bytes_are_durable(
     monkeypatch.setattr(Path, "replace", spy_replace)
     monkeypatch.setattr(tier._index, "record", lambda *row: (steps.append("index"), record(*row)))
     tier.put(make_entry(1))
-    assert steps == ["sync entries", "sync file", "rename", f"sync {key.chunk[:2]}", "index"]
+    assert steps == ["sync entries", "sync file", "rename", f"sync {key.digest[:2]}", "index"]
     monkeypatch.undo()
 
 

@@ -114,7 +114,7 @@ def test_a_conversation_loses_its_tail_first() -> None:
     ledger, evicted = ledger_of(4, make_policy("lru"))
     assert all(add(ledger, Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4))
     assert ledger.make_space(Item(EntryKey("b0"), 2, "b", 0), 1.0)
-    assert [key.chunk for key in evicted] == ["a3", "a2"]
+    assert [key.digest for key in evicted] == ["a3", "a2"]
 
 
 def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
@@ -137,5 +137,5 @@ def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
         for index in range(4):
             add(ledger, Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
     # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
-    assert [key.chunk for key in evicted] == ["a3", "a2"]
-    assert [slot.item.key.chunk for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]
+    assert [key.digest for key in evicted] == ["a3", "a2"]
+    assert [slot.item.key.digest for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]

@@ -197,7 +197,7 @@ def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) ->
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_entries_are_page_locked_for_cuda_and_counted_as_allocated(tmp_path: Path) -> None:
     entry = make_entry(1)
-    on_device = Entry(entry.info, entry.kv.cuda(), entry.sensitivity)
+    on_device = Entry(entry.info, entry.kv.cuda())
     with Store.open(config(tmp_path), page_locked=True) as store:
         store.put(on_device)
         with leased(store, make_entry(1)) as lease:

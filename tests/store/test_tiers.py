@@ -134,7 +134,7 @@ def test_an_equal_key_with_another_identity_or_other_tokens_is_damage(
     impostor = entry_of(2 if other == "tokens" else 1, identity=wrong)
     tier = make_tier()
     key = entry_of(1).info.key
-    tier.put(Entry(dataclasses.replace(impostor.info, key=key), impostor.kv, impostor.sensitivity))
+    tier.put(Entry(dataclasses.replace(impostor.info, key=key), impostor.kv))
     assert tier.lease(identity, ids_of(1)) is None
     assert tier.stats().damaged == 1
     assert not tier.contains(key)
@@ -216,13 +216,13 @@ def test_putting_and_reading_do_not_modify_the_entry(
 ) -> None:
     tier = make_tier()
     entry = entry_of(1)
-    before = digest(entry.kv, entry.sensitivity)
+    before = digest(entry.kv)
     tier.put(entry)
     for _ in range(2):
         with leased(tier, entry_of(1)) as lease:
             read_all(lease)
             assert same(read_all(lease), as_stored(entry))
-    assert digest(entry.kv, entry.sensitivity) == before
+    assert digest(entry.kv) == before
 
 
 def test_a_view_of_a_larger_tensor_is_stored_without_the_larger_tensor(
@@ -231,7 +231,7 @@ def test_a_view_of_a_larger_tensor_is_stored_without_the_larger_tensor(
     tier = make_tier()
     entry = entry_of(1)
     large = torch.cat([entry.kv, entry.kv], dim=3)  # twice the tokens
-    view = type(entry)(entry.info, large[:, :, :, :4], entry.sensitivity)
+    view = type(entry)(entry.info, large[:, :, :, :4])
     tier.put(view)
     large.zero_()
     with leased(tier, entry_of(1)) as lease:
@@ -257,7 +257,7 @@ def test_stats_count_entries_lookups_and_bytes(entry_of: MakeEntry, make_tier: M
         read_all(lease)
     stats = counted(tier)
     assert (stats.entries, stats.hits, stats.misses, stats.damaged) == (1, 1, 0, 0)
-    assert stats.read_bytes == EncodedEntry.of(entry).stored_bytes
+    assert stats.read_bytes == EncodedEntry.of(entry).size_bytes
     assert 0 < stats.written_bytes <= stats.used_bytes  # Redis counts its own overhead
     assert tier.is_remote or stats.used_bytes == stats.written_bytes <= (stats.capacity_bytes or 0)
 
@@ -271,9 +271,9 @@ def test_a_copy_for_another_tier_keeps_its_encoded_form_and_is_not_rounded_again
     first.put(entry)
     with leased(first, entry) as lease:
         copy = lease.read_encoded()
-    assert (copy.codec, copy.stored_bytes) == (
+    assert (copy.codec, copy.size_bytes) == (
         EncodedEntry.of(entry).codec,
-        EncodedEntry.of(entry).stored_bytes,
+        EncodedEntry.of(entry).size_bytes,
     )
     second.put(copy)
     assert second.stats().written_bytes == first.stats().written_bytes
@@ -317,57 +317,3 @@ def test_an_entry_that_int8_refuses_is_stored_unchanged(
     with leased(tier, entry_of(1)) as lease:
         assert same(read_all(lease), entry)
         assert lease.stored_bytes == entry.kv.nbytes
-
-
-def scores_entry(entry: Entry, network: str = "a-one", value: float = 1.0) -> Entry:
-    return Entry.of_scores(entry.info, network, torch.full((entry.info.tokens, 3), value).half())
-
-
-def test_scores_lie_next_to_their_entry_and_their_bytes_count(
-    entry_of: MakeEntry, tier: Tier
-) -> None:
-    entry = entry_of(1)
-    alone = counted(tier)
-    assert tier.put(scores_entry(entry))
-    with leased(tier, scores_entry(entry)) as lease:
-        assert lease.sensitivity is not None and (lease.sensitivity == 1.0).all()
-    with leased(tier, entry) as lease:
-        assert same(read_all(lease), as_stored(entry))
-    stats = counted(tier)
-    assert stats.used_bytes > alone.used_bytes
-    assert (stats.entries, stats.hits, stats.misses) == (1, 1, 0)
-    assert [info.key for info in tier.infos()] == [entry.info.key]
-
-
-def test_scores_of_another_network_are_a_miss_and_no_damage(
-    entry_of: MakeEntry, tier: Tier
-) -> None:
-    entry = entry_of(1)
-    tier.put(scores_entry(entry, "a-one"))
-    other = scores_entry(entry, "a-two").info
-    assert tier.lease(other.identity, other.token_ids) is None
-    assert tier.stats().damaged == 0
-    leased(tier, scores_entry(entry, "a-one")).close()
-
-
-def test_a_deleted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier: MakeTier) -> None:
-    tier = make_tier()
-    for number in (1, 2):
-        tier.put(entry_of(number))
-        tier.put(scores_entry(entry_of(number)))
-    assert tier.delete(entry_of(1).info.key)
-    assert {key for key, _ in tier.scan()} == set(entry_of(2).info.key.with_scores)
-
-
-@bounded
-def test_an_evicted_entry_takes_its_scores_with_it(
-    entry_of: MakeEntry, make_tier: MakeTier
-) -> None:
-    tier = make_tier(capacity=3)
-    tier.put(entry_of(1))
-    tier.put(scores_entry(entry_of(1)))
-    for number in (2, 3, 4):
-        tier.put(entry_of(number))
-    held = {key for key, _ in tier.scan()}
-    assert not {key for key in held if key.kv == entry_of(1).info.key}
-    assert entry_of(4).info.key in held

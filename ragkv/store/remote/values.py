@@ -89,7 +89,7 @@ def pack(entry: EncodedEntry, group_bytes: int, digest: Digest) -> list[bytes]:
     """The values of `entry`, one a layer group: a group has the fewest layers that make
     `group_bytes`.
     """
-    step = max(1, -(-group_bytes // (entry.size_bytes // entry.info.layers)))
+    step = max(1, -(-group_bytes // max(1, entry.size_bytes // entry.info.layers)))
     record = Record.of(entry, digest, layers_per_value=step)
     layers = [bytes_of(layer) for layer in record.layers]
     groups = [layers[first : first + step] for first in range(0, len(layers), step)]

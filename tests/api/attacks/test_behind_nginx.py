@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from tests.api.whole import ask, documents, ingest, needs_reader
+from tests.api.whole import ask, documents, ingest
 from tests.scheduling.helpers import until
 
 from .attackers import ATTACKS, LEAVING
 from .front import BEHIND, needs_nginx, nginx
 from .helpers import QUESTION, Target, Watch, runs, target
 
-pytestmark = [needs_nginx, needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
+pytestmark = [needs_nginx, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 SETTINGS = {  # stored KV is not what a test of memory looks for
     **BEHIND, "RAGKV_STORE__MEMORY_BYTES": "20000000", "RAGKV_SERVE__GRACEFUL_S": "2",
 }  # fmt: skip

@@ -65,7 +65,7 @@ class World:
     def has(self, name: str, key: EntryKey) -> bool:
         """Whether the entry of a key is on a replica's disk."""
         return (
-            self.home / name / "kv" / "entries" / key.chunk[:2] / f"{key.to_text()}.safetensors"
+            self.home / name / "kv" / "entries" / key.digest[:2] / f"{key.to_text()}.safetensors"
         ).is_file()
 
     def stored_by_both(self) -> tuple[TestClient, TestClient, list[EntryKey]]:

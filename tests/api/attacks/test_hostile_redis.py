@@ -207,7 +207,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
         (info,) = engine.store.infos()
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
-        entry = replace(make_entry(1), info=forged, kv=kv, sensitivity=None)
+        entry = replace(make_entry(1), info=forged, kv=kv)
         for layer_group, value in enumerate(
             values.pack(EncodedEntry.of(entry), config.group_bytes, checksum)
         ):

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.api.whole import ingest, key, needs_reader, whole
+from tests.api.whole import ingest, key, whole
 
-pytestmark = needs_reader
 PROBES = 2_000
 
 

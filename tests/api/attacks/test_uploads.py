@@ -8,11 +8,9 @@ from starlette.testclient import TestClient
 
 from ragkv.api.settings import ParsingConfig
 from ragkv.config import MIB
-from tests.api.whole import needs_reader, whole
+from tests.api.whole import whole
 
 from . import uploads
-
-pytestmark = needs_reader
 
 PATH = "/v1/collections/c/documents"
 FORM = {"content-type": uploads.FORM_TYPE}

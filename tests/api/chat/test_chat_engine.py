@@ -18,6 +18,7 @@ from ragkv.api.chat import (
 )
 from ragkv.types import Answer
 from tests.engine.helpers import text_engine
+from tests.reader import READER
 from tests.toy_tokenizers import CHATML
 
 TURNS = (PlainMessage("user", "What stands in the text?"),)
@@ -89,7 +90,7 @@ def reading(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
     """
     merges = [(".", "Ċ"), (".Ċ", "Ċ"), ("Ġ", "T")]
     with (
-        Engine.from_pretrained("reader")
+        Engine.from_pretrained(READER)
         if request.param == "reader"
         else text_engine(merges=merges) as engine
     ):

@@ -15,8 +15,8 @@ import redis
 from transformers import AutoTokenizer
 
 from ragkv.config import RedisConfig, StoreConfig
-from ragkv.model.loading import READER
 from ragkv.store import EntryInfo, Store
+from tests.reader import READER
 
 from .world import LETTERS, SECRET, World
 

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.whole import needs_reader
-
 from .client import ASK, Client, Solo, question_body
 from .run import Plan, clients_of, prepared, soak, verify_all
 from .world import TENANTS, World
 
-pytestmark = [needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.enable_socket, pytest.mark.timeout(600)]
 
 
 def test_a_replica_that_is_killed_under_mixed_load_loses_nothing_acknowledged_and_no_answer_is_wrong(

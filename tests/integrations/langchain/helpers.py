@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from langchain_core.documents import Document
@@ -16,7 +15,6 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 
 from ragkv import EngineConfig
 from ragkv.integrations.langchain import ChatRagKV
-from ragkv.model.loading import READER
 from tests import tiny_models
 from tests.toy_tokenizers import CHATML, VOCABULARY, byte_tokenizer
 
@@ -30,10 +28,6 @@ A, B, C = (
     )
 )
 QUESTION = "Where does the founder of the mill live?"
-
-needs_reader = pytest.mark.skipif(
-    not (READER / "config.json").is_file(), reason="the bundled reader is missing"
-)
 
 
 @functools.cache

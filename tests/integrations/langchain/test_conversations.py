@@ -11,7 +11,7 @@ from ragkv import EngineConfig, StoreConfig
 from ragkv.errors import InputError
 from ragkv.integrations.langchain import ChatRagKV, RagKVChatMessageHistory, close_engines
 
-from .helpers import A, chat, documents, kv, needs_reader
+from .helpers import A, chat, documents, kv
 
 
 def turns(message: BaseMessage) -> int:
@@ -62,7 +62,6 @@ def test_with_a_chunk_in_the_system_text_no_conversation_is_saved(llm: ChatRagKV
     assert len(kv(said[-1])["documents"]) == 1
 
 
-@needs_reader
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_answers_of_a_conversation_are_those_without_stored_history(system: str | None) -> None:
     """Uses the reader, because its answers are words, whose text has the same token ids as the

@@ -20,8 +20,8 @@ import httpx
 import pytest
 import pytest_socket
 
-from ragkv.model.loading import READER
 from ragkv.runtime import Closing
+from tests.reader import READER
 from tests.store.remote.servers import RedisServer, free_port
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ragkv[ray]'")

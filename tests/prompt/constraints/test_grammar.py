@@ -17,12 +17,12 @@ from transformers import PreTrainedTokenizerFast
 pytest.importorskip("llguidance")
 
 from ragkv.errors import DeadlineError, InputError, MissingExtraError, SchemaError
-from ragkv.model.loading import READER
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
 from ragkv.runtime import stopped_by
 from ragkv.scheduling import Ticket
+from tests.reader import READER
 from tests.scheduling.helpers import begin, until
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
 
@@ -232,9 +232,7 @@ def _metaspace() -> Any:
 
 
 def _reader() -> Any:
-    if not (READER / "tokenizer.json").is_file():
-        pytest.skip("the bundled reader is missing")
-    return PreTrainedTokenizerFast.from_pretrained(str(READER))
+    return PreTrainedTokenizerFast.from_pretrained(READER)
 
 
 @pytest.mark.parametrize("made", [byte_tokenizer, fallback_tokenizer, _metaspace, _reader])

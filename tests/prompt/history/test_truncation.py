@@ -25,7 +25,7 @@ def small_engine(directory: Path | None = None, **session: Any) -> Engine:
     model.config.max_position_embeddings = CONTEXT
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory)),
-        fusion=FusionConfig(selector="first-k", sensitivity_prefixes=0),
+        fusion=FusionConfig(selector="first-k"),
         session=SessionConfig(**{"block_tokens": 8, "sink_tokens": 0, **session}),
     )
     return Engine(model, config=config)

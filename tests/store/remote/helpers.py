@@ -62,9 +62,7 @@ def counted(tier: Tier) -> TierStats:
     connector = tier._connector
     values = (connector.get(key, number) for key in keys for number in range(LAYER_GROUPS))
     used_bytes = sum(len(value) for value in values if value is not None)
-    return replace(
-        tier.stats(), entries=sum(not key.is_scores for key in keys), used_bytes=used_bytes
-    )
+    return replace(tier.stats(), entries=len(keys), used_bytes=used_bytes)
 
 
 def hit(store: Store, number: int) -> TierKind | None:
