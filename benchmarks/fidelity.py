@@ -110,7 +110,7 @@ def next_tokens(
     prefill = engine.prefill(
         text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse
     )  # type: ignore[arg-type]
-    kv = prefill.fused.kv.grown(len(text.after))
+    kv = prefill.kv.grown(len(text.after))
     hidden = full_pass(engine.model.adapter, torch.tensor(text.after[1:]), kv, start=kv.length)
     with torch.no_grad():
         logits = torch.cat((prefill.logits.unsqueeze(0), engine.model.adapter.logits(hidden)))

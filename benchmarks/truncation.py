@@ -87,7 +87,7 @@ def likelihood(
     from the engine.
     """
     prefill = engine.prefill(question, session=session, **options)
-    kv = prefill.fused.kv.grown(len(gold))
+    kv = prefill.kv.grown(len(gold))
     adapter = engine.model.adapter
     logits = prefill.logits[None].float()
     if len(gold) > 1:

@@ -4,6 +4,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from ragkv.fusion.passes import _Pass
+
 
 def raising(error: BaseException) -> Callable[..., Any]:
     """A function that raises `error`, whatever its arguments."""
@@ -17,3 +21,14 @@ def raising(error: BaseException) -> Callable[..., Any]:
 def os_error(code: int) -> OSError:
     """The error with which the system's calls fail."""
     return OSError(code, os.strerror(code))
+
+
+def at_each_layer(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
+    """Have `act` called with each layer's number before prompts pass it, in any pass."""
+    run_layer = _Pass._run_layer
+
+    def spy(self: _Pass, layer: int, prompts: Any) -> Any:
+        act(layer)
+        return run_layer(self, layer, prompts)
+
+    patch.setattr(_Pass, "_run_layer", spy)

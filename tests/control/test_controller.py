@@ -13,11 +13,11 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
-from ragkv.errors import ProfileError
-from ragkv.fusion import Fused, Plan
+from ragkv.control.controller import FORGET_S, OUTCOMES
 from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
-from ragkv.control.controller import FORGET_S, OUTCOMES
+from ragkv.errors import ProfileError
+from ragkv.fusion import Fused, Plan
 from tests import reference, tiny_models
 
 CHUNKS = [tiny_models.tokens(40, seed) for seed in range(4)]

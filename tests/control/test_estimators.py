@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
-from ragkv.errors import ConfigError
 from ragkv.control.estimators import (
     Load,
     Selection,
@@ -19,6 +18,7 @@ from ragkv.control.estimators import (
     ttft_s,
 )
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
+from ragkv.errors import ConfigError
 
 from .profiles import disk, profile
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ragkv.errors import ProfileError
 from ragkv.control.profile import (
     FILE_NAME,
     MOST_TOKENS,
@@ -21,6 +20,7 @@ from ragkv.control.profile import (
     load,
     save,
 )
+from ragkv.errors import ProfileError
 
 from .profiles import SUBJECT, profile
 

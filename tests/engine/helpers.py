@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from ragkv import Engine, EngineConfig, Session
-from ragkv.prompt import ActiveRequest, ChunkLike, Past
+from ragkv import Engine, EngineConfig
 from tests import reference, tiny_models
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
@@ -70,15 +69,3 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def counts(reuse: Any) -> tuple[int, int, int, int]:
     return reuse.exact, reuse.fused, reuse.recomputed, reuse.computed
-
-
-def active_request(
-    engine: Engine,
-    question: Sequence[int],
-    chunks: Sequence[ChunkLike] = (),
-    session: Session | None = None,
-) -> ActiveRequest:
-    """A request as the planner is given it, without serving it."""
-    request = engine.intake.prefill_request(question, chunks, {})
-    prompt = engine.intake.prompt(request, session.past if session else Past())
-    return ActiveRequest(request, prompt, engine.scheduler.ticket(), keep=False)

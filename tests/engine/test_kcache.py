@@ -41,7 +41,7 @@ def test_a_fused_prompt_of_six_chunks_has_the_same_answer_with_kcache(
         with engine_of(family, kcache=kcache) as engine:
             engine.warm(CHUNKS)
             prefill = engine.prefill(Q, CHUNKS, ratio=0.3, selector=selector)
-            kv = prefill.fused.kv  # whichever pass was the last
+            kv = prefill.kv  # whichever pass was the last
             assert type(kv) is (OffloadedKV if kcache else PromptKV)
             assert not isinstance(kv, OffloadedKV) or kv.host_bytes > 0
             assert prefill.reuse.fused > 0
@@ -80,7 +80,7 @@ def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_the_report_says_so()
             engine.warm(CHUNKS)
             answer = engine.answer(Q, CHUNKS, max_new_tokens=40, min_new_tokens=40)
             prefill = engine.prefill(Q, CHUNKS)
-            assert type(prefill.fused.kv) is PromptKV
+            assert type(prefill.kv) is PromptKV
             said.append((answer.token_ids, prefill.logits.tolist()))
             notes = [note for note in answer.reuse.notes if note.startswith("kcache")]
             assert notes == (

@@ -162,7 +162,7 @@ def test_the_kv_of_a_request_is_freed_when_it_ends_without_a_search_for_garbage(
     try:
         ask(
             engine,
-            on_prefill=lambda prefill: found.append(weakref.ref(prefill.fused.kv)),
+            on_prefill=lambda prefill: found.append(weakref.ref(prefill.kv)),
             max_new_tokens=24,
         )
         until(lambda: found[0]() is None)  # a thread may hold it for a moment

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.errors import InputError, PromptTooLongError
-from ragkv.fusion import Fusing
 from ragkv.control.gate_result import Tolerance
+from ragkv.errors import InputError, PromptTooLongError
+from ragkv.fusion.fuse import _Placing
 from ragkv.lab.gate import NEXT_TOKENS, Probe, gate, save
 from ragkv.types import Chunk
 from tests import tiny_models
@@ -21,13 +21,14 @@ from tests.reader import READER
 from .gate_corpus import PASSAGES, windows
 
 
-def unrotated(self: Fusing, layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
-    """`_place`, broken on purpose: keys keep the positions at which they were encoded."""
-    for span, piece in zip(spans, slices, strict=True):
+def unrotated(self: _Placing, layer: int, slices: Sequence[torch.Tensor]) -> None:
+    """`place`, broken on purpose: keys keep the positions at which they were encoded."""
+    for span, piece in zip(self._spans, slices, strict=True):
         start = min(span.start, 1)
+        part = piece[:, :, span.offset :][:, :, : len(span)]
         cos, sin = self._tables.span(self._adapter.rope_kind(layer), start, start + len(span))
-        k_rot = self._adapter.rotate(layer, piece[0].unsqueeze(0), cos, sin)
-        self._kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
+        k_rot = self._adapter.rotate(layer, part[0].unsqueeze(0), cos, sin)
+        self._kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
 
 
 def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_a_trained_model_passes_on_prose_and_is_refused_without_re_rotation(
         prose = windows([engine.chunk(text).token_ids for text in PASSAGES])
         right = gate(engine, prose, selectors=["hkvd"], ratios=[0.3], tolerance=near)
         assert right.points[0].keeps_mean(near)
-        monkeypatch.setattr(Fusing, "_place", unrotated)
+        monkeypatch.setattr(_Placing, "place", unrotated)
         broken = gate(engine, prose, selectors=["hkvd"], ratios=[0.3], tolerance=near)
     assert not broken.points[0].keeps_mean(near) and broken.answer is None
     assert "full recompute: no setting stays within 10 %" in str(broken)

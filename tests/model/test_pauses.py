@@ -1,17 +1,16 @@
 """A long layer pauses between its parts, and its results are the same bits."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import functional
 
 from ragkv import Engine
 from ragkv.errors import CancelledError
-from ragkv.fusion import Fusing
-from ragkv.model import Rows, attention, layers, rows
-from ragkv.model.rows import pause, pausing
+from ragkv.model import Rows, adapt, attention, layers, rows
+from ragkv.model.promptkv import KVRows
+from ragkv.model.rows import no_pause
 from tests import tiny_models
+from tests.faults import at_each_layer
 
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def test_attention_head_by_head_gives_the_same_bits(
     )
     row_range = Rows.span(0, count, torch.device("cpu"))
     seen = list[int]()
-    with pausing(lambda: seen.append(1)):
-        found = attention.attend(query, key, value, row_range, None, 0.25)
+    found = attention.attend(query, key, value, row_range, None, 0.25, pause=lambda: seen.append(1))
     whole = functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=0.25, enable_gqa=heads != kv_heads
     )
@@ -47,26 +45,31 @@ def test_attention_of_scattered_rows_pauses_before_each_block() -> None:
     kv = torch.randn((1, 2, 600, 16), generator=torch.Generator().manual_seed(1))
     query = kv[:, :, positions]
     seen = list[int]()
-    with pausing(lambda: seen.append(1)):
-        attention.attend(query, kv, kv, Rows.of(torch.tensor(positions)), None, 0.25)
+    attention.attend(
+        query, kv, kv, Rows.of(torch.tensor(positions)), None, 0.25, pause=lambda: seen.append(1)
+    )
     assert len(seen) == len(attention.cut_blocks(positions, None, attention.MOST_ROWS)) > 1
 
 
-def test_a_thread_pauses_as_the_innermost_block_says_and_never_within_a_pause() -> None:
-    calls: list[str] = []
-
-    def outer() -> None:
-        calls.append("outer")
-        pause()  # what runs meanwhile on this thread may run layers too
-
-    pause()
-    with pausing(outer):
-        pause()
-        with pausing(lambda: calls.append("inner")):
-            pause()
-        pause()
-    pause()
-    assert calls == ["outer", "inner", "outer"]
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("family", ["llama", "granite", "cohere2"])
+def test_a_layer_of_any_form_pauses_between_the_tiles_of_its_mlp(family: str) -> None:
+    """Usual layers are called part by part; others as transformers does, without an argument."""
+    adapter = adapt(tiny_models.model(family))
+    tokens = torch.tensor(tiny_models.tokens(30, seed=5))
+    rows = Rows.span(0, 30, adapter.device)
+    tables = adapter.rope.tables(30)
+    seen = list[int]()
+    with torch.no_grad():
+        hidden = adapter.embed(tokens)
+        kv = adapter.new_kv(30)
+        part = KVRows(kv, rows, adapter.windows)
+        step = adapter.joint_pass(0, [part], *tables.of("", rows), lambda: seen.append(1))
+        paused = adapter.call_layer(0, hidden, rows, step)
+        whole = adapter.run_layer(0, hidden, rows, adapter.new_kv(30), tables)
+    assert torch.equal(paused, whole)
+    assert len(seen) >= 4  # tiles of eight rows
+    assert adapter._tiles.pause is no_pause
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -91,17 +94,12 @@ def test_a_request_that_is_cancelled_within_a_layer_ends_there(
         question = tiny_models.tokens(30, seed=5)
         wanted = engine.prefill(question).logits
         ran = list[int]()
-        part = Fusing.part
-
-        def counted(one: Fusing, layer: int, *how: Any, **more: Any) -> Any:
-            ran.append(layer)
-            return part(one, layer, *how, **more)
 
         def cancelled() -> None:
             if ran:
                 raise CancelledError("enough")
 
-        monkeypatch.setattr(Fusing, "part", counted)
+        at_each_layer(monkeypatch, ran.append)
         with monkeypatch.context() as within:
             within.setattr(engine.scheduler.batch, "step_waiting", cancelled)
             with pytest.raises(CancelledError, match="enough"):

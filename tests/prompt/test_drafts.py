@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from ragkv import Answer, Engine, ResponseFormat, SessionConfig, TokenEvent
-from ragkv.model.decode.batching import DecodeRow
-from ragkv.model.rows import pausing
 from ragkv.prompt.drafts import FIRST_DRAFTS, GRANTED, MOST_LOST, Drafts
-from ragkv.scheduling.decode_batch import _TokenRequest
 from tests import tiny_models
 from tests.engine.helpers import engine_of, text_engine
 
@@ -118,21 +115,6 @@ def test_a_conversation_goes_on_from_the_same_history_wherever_its_reader_leaves
     (drafted, with_drafts), (plain, without) = found
     assert drafted == plain and with_drafts.reuse.exact == without.reuse.exact
     torch.testing.assert_close(with_drafts.logits, without.logits, atol=1e-3, rtol=1e-3)
-
-
-def test_a_step_with_drafts_is_never_paused_in_a_pass_that_may_be() -> None:
-    """Else the pass hands on the lock within the step, and who gets it waits for a request that
-    nobody serves.
-    """
-    with engine_of("llama") as engine:
-        kv = engine.prefill([7], [STORY]).fused.kv.grown(5)
-        batch = engine.scheduler.batch
-        paused = []
-        with batch.slot(kv) as slot, engine.scheduler.turn(), pausing(lambda: paused.append(1)):
-            request = _TokenRequest(slot, DecodeRow(kv, 10, drafts=(11, 12, 13)))
-            batch._waiting.append(request)  # as another thread's, which waits for the lock
-            batch.step_waiting()
-            assert request.logits is not None and request.logits.shape[0] == 4 and paused == []
 
 
 def test_stop_strings_and_formats_end_an_answer_as_they_do_without_drafts() -> None:

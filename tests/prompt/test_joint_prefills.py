@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError, EntryDamagedError
-from ragkv.fusion import Fusing
-from ragkv.runtime import working_for
+from ragkv.fusion.fuse import _Placing
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill
 from tests.scheduling.helpers import until
@@ -24,19 +23,12 @@ from tests.scheduling.helpers import until
 PROMPTS = {"attention": [B, A], "hkvd-gradual": [C, B, A], "first-k": [A, C, B, A]}
 
 
-def together(engine: Engine, asks: Sequence[Callable[[], Any]], owners: str = "aaa") -> list[Any]:
-    """What `asks` of `owners` return or raise, all of which wait for the model at the same time."""
-
-    def ask_for(owner: str, ask: Callable[[], Any]) -> Any:
-        with working_for(owner):
-            return ask()
-
+def together(engine: Engine, asks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What `asks` return or raise, all of which wait for the model of `engine` at the same time."""
     with ThreadPoolExecutor(len(asks)) as pool:
         with engine.scheduler.turn():
-            futures = [
-                pool.submit(ask_for, owner, ask) for owner, ask in zip(owners, asks, strict=True)
-            ]
-            until(lambda: len(engine.scheduler.prefills._waiting) == len(asks))
+            futures = [pool.submit(ask) for ask in asks]
+            until(lambda: engine.scheduler.prefills.waiting == len(asks))
         return [future.exception() or future.result() for future in futures]
 
 
@@ -81,24 +73,26 @@ def test_what_befalls_one_prompt_touches_no_other(
     cancel = threading.Event()
     key = engine.entries.encoder.identity.key(tuple(A))
     asks[0] = partial(asks[0], cancel=cancel)
-    load = Fusing.load
+    place = _Placing.place
     call_layer = adapter.call_layer
+    own = [0, 1]  # the chunks of the prompt whose selector asks
 
-    def fail_one(one: Fusing, layer: int) -> None:
-        if one.asking is not None and layer == 1 and not failed and what != "all fail":
+    def fail_one(one: _Placing, layer: int, slices: Any) -> None:
+        is_own = [span.chunk for span in one._spans if span.chunk is not None] == own
+        if is_own and layer == 1 and not failed and what != "all fail":
             failed.append(one)
             if what == "damaged":
                 raise EntryDamagedError(key, "on purpose")
             cancel.set()
-        load(one, layer)
+        place(one, layer, slices)
 
     def fail_all(layer: int, hidden: Any, rows: Any, step: Any) -> Any:
         if what == "all fail" and layer == 1 and len(step._parts) > 1:
             raise RuntimeError("on purpose")
         return call_layer(layer, hidden, rows, step)
 
-    failed: list[Fusing] = []
-    monkeypatch.setattr(Fusing, "load", fail_one)
+    failed: list[_Placing] = []
+    monkeypatch.setattr(_Placing, "place", fail_one)
     monkeypatch.setattr(adapter, "call_layer", fail_all)
     first, *others = together(engine, asks)
     is_cancelled = isinstance(first, CancelledError)
@@ -132,9 +126,9 @@ def test_prompts_with_many_rows_are_computed_alone(monkeypatch: pytest.MonkeyPat
 def test_a_pass_has_prompts_of_one_owner() -> None:
     with engine_of() as engine:
         asks, _ = asks_of(engine)
-        several = ("computed in one pass with 1 other prompts",)
-        assert [got.reuse.notes for got in together(engine, asks, owners="aba")] == [
-            several,
-            (),
-            several,
-        ]
+        with engine.with_config(EngineConfig(store=StoreConfig(tenant="b"))) as other:
+            other.warm([C, B, A])
+            asks[1] = partial(other.prefill, Q, [C, B, A], ratio=0.5)
+            notes = [got.reuse.notes for got in together(engine, asks)]
+    several = ("computed in one pass with 1 other prompts",)
+    assert notes == [several, (), several]

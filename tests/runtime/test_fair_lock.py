@@ -47,16 +47,11 @@ def test_only_one_thread_holds_the_lock_at_a_time() -> None:
     assert not lock.held
 
 
-def wait_for(owner: str) -> Wait:
-    with working_for(owner):
-        return Wait()
-
-
 def test_a_tenant_with_one_request_is_served_before_another_tenants_second_one() -> None:
     lock = FairLock()
     got = []
-    lock.acquire(wait_for("a"))
-    waits = [wait_for("a"), wait_for("a"), wait_for("b")]
+    lock.acquire(Wait("a"))
+    waits = [Wait("a"), Wait("a"), Wait("b")]
     threads = [enqueue(lock, wait, got) for wait in waits]
     lock.release()
     for thread in threads:
@@ -69,9 +64,9 @@ def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_
 ):
     lock = FairLock()
     got = []
-    lock.acquire(wait_for("a"))
-    other = wait_for("b")
-    own = wait_for("a")
+    lock.acquire(Wait("a"))
+    other = Wait("b")
+    own = Wait("a")
     threads = [enqueue(lock, wait, got) for wait in (own, other)]
     time.sleep(0.05)  # more than an owner may use before another one is due
     lock.give_way()
@@ -87,8 +82,8 @@ def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_
 def test_a_step_is_charged_to_the_tenants_of_its_rows_and_not_to_its_leader() -> None:
     lock = FairLock()
     got = []
-    lock.acquire(wait_for("a"))
-    waits = [wait_for("b"), wait_for("a")]
+    lock.acquire(Wait("a"))
+    waits = [Wait("b"), Wait("a")]
     threads = [enqueue(lock, wait, got) for wait in waits]
     time.sleep(0.02)
     lock.share(["b", "b"], 10.0)  # which is more than "a" held the lock
@@ -146,11 +141,11 @@ def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_anoth
     threads = []
 
     def work(name: str, owner: str) -> None:
-        with working_for(owner), lock.hold(urgent=name.isupper()):
+        with lock.hold(owner, urgent=name.isupper()):
             order.append(name)
             time.sleep(0.005)
 
-    with working_for("questions"), lock.hold():
+    with lock.hold("questions"):
         for number, name in enumerate(["a", "B", "c", "D", "search"]):
             threads.append(begin(work, name, "other" if name == "search" else "questions"))
             until(lambda lock=lock, number=number: lock.waiting > number)

@@ -11,16 +11,15 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.fusion import Fusing
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.decode.sampling import Sampler, Sampling
-from ragkv.runtime import FairLock, working_for
+from ragkv.runtime import FairLock
 from ragkv.scheduling import DecodeBatch, decode_batch
 from ragkv.scheduling.decode_batch import DecodeSlot
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
-from tests.faults import raising
+from tests.faults import at_each_layer, raising
 
 from .helpers import begin, together, until
 
@@ -84,9 +83,9 @@ def solo(adapter: Adapter, length: int) -> list[int]:
     return list(tokens_of(solo_step(adapter, kv), logits))
 
 
-def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
+def through(batch: DecodeBatch, adapter: Adapter, length: int, owner: str = "") -> list[int]:
     kv, logits = prompt(adapter, length)
-    with batch.slot(kv) as slot:
+    with batch.slot(kv, owner=owner) as slot:
         return list(tokens_of(logits_of(slot), logits))
 
 
@@ -151,13 +150,12 @@ def test_a_step_has_few_rows_while_another_owner_computes_or_will_ask_again(
     kv, logits = prompt(adapter, 11)
 
     def ask() -> list[int]:
-        with working_for("many"):
-            return through(batch, adapter, 11)
+        return through(batch, adapter, 11, owner="many")
 
-    with ThreadPoolExecutor(12) as pool, working_for("other"), batch.slot(kv) as slot:
+    with ThreadPoolExecutor(12) as pool, batch.slot(kv, owner="other") as slot:
         if other == "decodes":
             slot.verify(int(logits.argmax()))
-        with working_for("other" if other == "prefills" else "many"), batch.lock.hold():
+        with batch.lock.hold("other" if other == "prefills" else "many"):
             answers = [pool.submit(ask) for _ in range(12)]
             until(lambda: batch.waiting == 12)
             sizes.clear()
@@ -314,16 +312,14 @@ def test_a_long_prefill_lets_others_decode_between_its_layers(
     events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
     next(events)
     events_seen: list[object] = []
-    part = Fusing.part
     at_layer = threading.Event()
 
-    def slow(one: Fusing, layer: int, *how: Any, **more: Any) -> Any:
+    def slow(layer: int) -> None:
         at_layer.set()
         until(lambda: batch.is_due)
         events_seen.append(f"layer {layer}")
-        return part(one, layer, *how, **more)
 
-    monkeypatch.setattr(Fusing, "part", slow)
+    at_each_layer(monkeypatch, slow)
 
     def prefill() -> None:
         engine.prefill([7, 8], [A], reuse="none")

@@ -14,15 +14,14 @@ import pytest
 from ragkv import Engine, StoreConfig
 from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
-from ragkv.fusion import Fusing
 from ragkv.model import adapt
 from ragkv.model.cpu.packing import FEW_ROWS
-from ragkv.runtime import working_for
-from ragkv.scheduling import ModelTurns, Scheduler
+from ragkv.scheduling import ModelTurns, Scheduler, Work
 from ragkv.scheduling.scheduler import JOINT_TOKENS
 from ragkv.store import PrefetchHint
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
+from tests.faults import at_each_layer
 
 from .helpers import begin, until
 
@@ -40,10 +39,11 @@ class Listener:
 class Queue:
     """A scheduler, and requests on threads that hold their slot until a test releases them."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, owner: str = "", **settings: Any) -> None:
         self.listener = Listener()
-        turns = ModelTurns(adapt(tiny_models.model("llama")))
-        self.scheduler = Scheduler(turns, SchedulerConfig(**settings), self.listener)
+        self.turns = ModelTurns(adapt(tiny_models.model("llama")))
+        config = SchedulerConfig(**settings)
+        self.scheduler = Scheduler(self.turns, config, self.listener, owner)
         self.order: list[int] = []
         self.errors: list[Exception] = []
         self.go = [threading.Event() for _ in range(20)]
@@ -54,8 +54,9 @@ class Queue:
 
         def run() -> None:
             try:
-                with self.scheduler.admitted(
-                    PrefetchHint(), self.scheduler.ticket(**patience), tokens
+                with (
+                    self.scheduler.request(**patience) as work,
+                    self.scheduler.admitted(PrefetchHint(), work, tokens),
                 ):
                     self.order.append(number)
                     self.go[number].wait(20)
@@ -114,7 +115,7 @@ class TestQueue:
         calls = len(queue.listener.calls)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
-            queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()),
+            queue.scheduler.admitted(PrefetchHint(), Work()),
         ):
             pytest.fail("no slot is free")
         assert (queue.scheduler.stats().refused, len(queue.listener.calls)) == (1, calls)
@@ -150,7 +151,7 @@ class TestQueue:
         queue = Queue(workers=1)
         with (
             pytest.raises(ZeroDivisionError),
-            queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()),
+            queue.scheduler.admitted(PrefetchHint(), Work()),
         ):
             raise ZeroDivisionError
         assert queue.scheduler.stats().served == 0
@@ -165,8 +166,9 @@ class TestQueue:
             for _ in range(20):
                 patience: dict[str, Any] = {"deadline_s": 0.002} if number % 3 else {}
                 try:
-                    with queue.scheduler.admitted(
-                        PrefetchHint(), queue.scheduler.ticket(**patience)
+                    with (
+                        queue.scheduler.request(**patience) as work,
+                        queue.scheduler.admitted(PrefetchHint(), work),
                     ):
                         time.sleep(0.0005)
                     ended.append("served")
@@ -278,7 +280,7 @@ class TestCancellation:
         hold, waits = {
             "behind a turn of its session": (session.lock, lambda: engine.scheduler.busy),
             "in the queue": (
-                engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()),
+                engine.scheduler.admitted(PrefetchHint(), Work()),
                 lambda: engine.stats().queue.waiting == 1,
             ),
             "for the compute lock": (engine.scheduler.turn(), lambda: held(engine)["pins"] >= 2),
@@ -298,16 +300,14 @@ class TestCancellation:
         self, engine: Engine, cancellation: Cancellation, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         layers: list[int] = []
-        part = Fusing.part
 
-        def spy(one: Fusing, layer: int, *args: Any, **kwargs: Any) -> Any:
+        def spy(layer: int) -> None:
             layers.append(layer)
             if len(layers) == 2:
                 cancellation.now()
-            return part(one, layer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Fusing, "part", spy)
+            at_each_layer(patch, spy)
             thread = self.answer(engine, cancellation)
             thread.join(20)
         assert layers == [0, 1]
@@ -349,9 +349,10 @@ class TestCancellation:
 
 
 def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_computes() -> None:
-    queue = Queue()
+    queue = Queue(owner="flood")
     checks = list[None]()
-    with working_for("other"), queue.scheduler.turn(), working_for("flood"):
+    other = Scheduler(queue.turns, SchedulerConfig(), Listener(), "other")
+    with other.turn():
         for number in range(FEW_ROWS + 1):
             # one of them was computed
             queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))
@@ -373,7 +374,7 @@ class TestPrefetching:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
         """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
-        with engine.scheduler.admitted(PrefetchHint(), engine.scheduler.ticket()):
+        with engine.scheduler.admitted(PrefetchHint(), Work()):
             thread = begin(lambda: got.append(ask()))
             until(lambda: engine.stats().store.tiers[0].entries == entries)
         thread.join(20)

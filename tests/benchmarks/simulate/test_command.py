@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from benchmarks.simulate import load_trace, xi_blocks
 from benchmarks.simulate.__main__ import simulate
 from benchmarks.simulate.command import run
-from ragkv.errors import RagKVError
 from ragkv.control.profile import LengthFit
 from ragkv.control.profile import save as save_profile
+from ragkv.errors import RagKVError
 from tests.control.profiles import profile
 
 app = Typer()

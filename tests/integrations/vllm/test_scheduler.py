@@ -86,7 +86,7 @@ def test_a_prompt_is_promised_once_it_is_fused_and_then_written(
     assert promised == len(PREFIX) + len(A) + len(B)
     (load,) = prompts.take_loads(idle=False)
     assert (load.start, load.stop, load.block_ids) == (0, promised, (3, 5))
-    own = engine.prefill(QUESTION, CHUNKS).fused.kv
+    own = engine.prefill(QUESTION, CHUNKS).kv
     for layer in range(engine.model.adapter.layer_count):
         for found, wanted in zip(
             load.kv.view(layer, promised), own.view(layer, promised), strict=True

@@ -14,7 +14,7 @@ import torch
 
 from ragkv import Engine, StoreConfig
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fusing
+from ragkv.fusion import Fusor
 from ragkv.store import DiskTier, Lease, MemoryTier
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 from tests.faults import raising
@@ -187,12 +187,13 @@ class TestDeletion:
     def test_deleting_a_chunk_during_a_request_that_missed_it_keeps_it_out_of_the_store(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        prepared = Fusor.prepared
 
-        def fuse(*args: Any, **kwargs: Any) -> Any:
+        def deleting(*args: Any, **kwargs: Any) -> Any:
             engine.delete([A])
-            return Fusing(*args, **kwargs)
+            return prepared(*args, **kwargs)
 
-        monkeypatch.setattr("ragkv.prompt.prefill.Fusing", fuse)
+        monkeypatch.setattr(Fusor, "prepared", deleting)
         engine.prefill(Q, [A])
         monkeypatch.undo()
         engine.flush()

@@ -13,10 +13,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.config import ReuseMode
 from ragkv.scheduling.encoding import neutral_ids
 from ragkv.scheduling.encoding.encoder import NEUTRAL_TOKENS
-from ragkv.store import CODECS, Identity
+from ragkv.store import Identity
 from tests import reference, tiny_models
 from tests.engine.helpers import A, B, C, Q, close, counts, stored, text_engine
 from tests.toy_tokenizers import byte_tokenizer
@@ -58,132 +57,61 @@ class TestEveryFamily:
             close(adapter.rotate(layer, kv[layer, :1], cos, sin)[0], theirs.keys[0, :, -len(A) :])
             close(kv[layer, 1], theirs.values[0, :, -len(A) :])
 
-    def test_ratio_one_equals_a_full_prefill_and_the_first_passage_becomes_exact(
-        self, family: str
-    ) -> None:
+    def test_ratio_one_equals_a_full_prefill(self, family: str) -> None:
         logits, _ = reference.full_prefill(tiny_models.model(family), PREFIX + A + B + Q)
         with engine_of(family) as engine:
             engine.warm([A, B])
-            first = engine.prefill(Q, [A, B], ratio=1.0)
-            engine.flush()  # the first passage's entry alone is made now
-            second = engine.prefill(Q, [A, B], ratio=1.0)
-        assert (first.reuse.exact, second.reuse.exact) == (len(PREFIX), len(PREFIX) + len(A))
-        for prefill in (first, second):
-            close(prefill.logits, logits)
+            prefill = engine.prefill(Q, [A, B], ratio=1.0)
+        assert prefill.reuse.exact == len(PREFIX)
+        close(prefill.logits, logits)
 
 
-class TestWhichEntryIsUsed:
-    def test_only_a_passage_that_stands_first_gets_an_entry_alone(self) -> None:
-        with engine_of() as engine:
-            engine.warm([A, B])
-            engine.prefill(Q, [A, B])
-            engine.flush()
-            expected, alone = engine.entries.encoder.identities
-            assert engine.entries.gc() == 0
-            found = [
-                [engine.store.contains(one.key(chunk)) for one in (expected, alone)]
-                for chunk in (A, B)
-            ]
-        assert found == [[True, True], [True, False]]
-        # what is exact nowhere may be rounded
-        assert (expected.codec, alone.codec) == ("int8", "raw")
-
-    @pytest.mark.parametrize("reuse", ["prefix", "fused"])
-    def test_the_first_passage_is_computed_until_its_entry_alone_is_there(
-        self, reuse: ReuseMode
-    ) -> None:
-        with engine_of() as engine:
-            engine.warm([A])
-            first = engine.prefill(Q, [A], reuse=reuse)
-            engine.flush()
-            second = engine.prefill(Q, [A], reuse=reuse)
-        assert counts(first.reuse) == (len(PREFIX), 0, 0, len(A) + len(Q))
-        assert "exact KV is stored for the next request" in first.spans[1].why
-        assert counts(second.reuse) == (len(PREFIX) + len(A), 0, 0, len(Q))
-
+class TestOneEntry:
     @pytest.mark.parametrize("selector", ["first-k", "attention"])
-    def test_a_question_gets_one_answer_and_the_first_passage_is_computed_once(
-        self, selector: str
-    ) -> None:
+    def test_a_question_asked_twice_has_one_answer_and_one_cost(self, selector: str) -> None:
         with engine_of() as engine:
             engine.warm([A, B])
             first = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
             engine.flush()
             second = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
+            assert sum(tier.entries for tier in engine.stats().store.tiers) == 2
         close(first.logits, second.logits)
-        assert first.reuse.compute - second.reuse.compute == pytest.approx(
-            len(A) / len(first.token_ids)
-        )
+        assert first.reuse == second.reuse
 
-    def test_a_long_first_passage_is_fused_at_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ragkv.prompt.planner.MOST_IN_PLACE", len(A) - 1)
-        with engine_of() as engine:
-            engine.warm([A])
-            assert engine.prefill(Q, [A]).spans[1].state == "fused"
-
-    @pytest.mark.parametrize("codec", [name for name in CODECS if name != "raw"])
-    def test_with_a_codec_that_rounds_nothing_is_exact_and_no_entry_alone_is_made(
-        self, codec: str
+    def test_a_leading_passage_is_fused_but_for_its_first_tokens(
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with engine_of(store=StoreConfig(codec=codec)) as engine:
-            engine.warm([A])
-            engine.prefill(Q, [A])
-            engine.flush()
-            assert not CODECS[codec].lossless
-            assert not engine.store.contains(engine.entries.encoder.alone.key(A))
+        monkeypatch.setattr("ragkv.prompt.planning.LEADING_TOKENS", 4)
+        with engine_of() as engine:
+            engine.warm([A, B])
+            spans = engine.prefill(Q, [A, B], ratio=0.0).spans
+        assert [(one.kind, one.tokens, one.state) for one in spans] == [
+            ("prefix", len(PREFIX), "exact"),
+            ("chunk", 4, "computed"),
+            ("chunk", len(A) - 4, "fused"),
+            ("chunk", len(B), "fused"),
+            ("question", len(Q), "computed"),
+        ]
 
-    def test_entries_of_a_store_made_before_are_used_and_said_and_expected_ones_are_made(
+    def test_without_a_neutral_text_a_leading_passage_is_exact(self) -> None:
+        """As in the papers: its entry saw just what precedes it here."""
+        with engine_of(stored_kv="alone") as engine:
+            engine.warm([A])
+            assert counts(engine.prefill(Q, [A]).reuse) == (len(PREFIX) + len(A), 0, 0, len(Q))
+            assert engine.entries.identity.codec == "raw"
+
+    def test_entries_made_behind_another_text_are_misses_and_cleared_up(
         self, tmp_path: Path
     ) -> None:
         store = StoreConfig(directory=str(tmp_path))
         with engine_of(store=store, stored_kv="alone") as engine:
             engine.warm([A, B])
         with engine_of(store=store) as engine:
-            reuse = engine.prefill(Q, [A, B]).reuse
-            assert reuse.missed_chunks == 0 and reuse.exact == len(PREFIX) + len(A)
-            assert any("1 chunks were fused from KV encoded alone" in note for note in reuse.notes)
+            assert engine.prefill(Q, [B]).reuse.missed_chunks == 1
             engine.flush()
-            again = engine.prefill(Q, [A, B]).reuse
-            assert not any("alone" in note for note in again.notes)
-
-    def test_a_damaged_expected_entry_is_replaced_by_the_one_alone(self) -> None:
-        with engine_of() as engine:
-            engine.warm([A, B])
-            engine.prefill(Q, [B])
-            engine.flush()  # B has both entries now
-            engine.store.delete(engine.entries.identity.key(B))
-            reuse = engine.prefill(Q, [A, B]).reuse
-            assert reuse.missed_chunks == 0
-
-
-class TestDeletion:
-    def test_deleting_a_chunk_drops_all_its_entries_and_counts_it_once(self) -> None:
-        with engine_of() as engine:
-            engine.warm([A])
-            engine.prefill(Q, [A])
-            engine.flush()
-            assert engine.delete([A]) == 1
-            assert not engine.entries.has(A)
-            assert engine.delete([A]) == 0
-
-    def test_clearing_up_keeps_both_kinds_and_drops_those_of_another_text(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store = StoreConfig(directory=str(tmp_path))
-        with monkeypatch.context() as patch:
-            patch.setattr("ragkv.engine.neutral_ids", lambda _tokenizer: tuple(C))
-            with engine_of(store=store) as engine:
-                engine.warm([A])
-        with engine_of(store=store) as engine:
-            engine.warm([A, B])
-            engine.prefill(Q, [A])
-            engine.flush()
-            assert engine.entries.retain([A, B]) == 0
-            assert engine.entries.retain([A]) == 1  # B's
+            assert engine.prefill(Q, [B]).reuse.missed_chunks == 0
             assert engine.entries.gc() > 0
-            assert all(
-                engine.store.contains(one.key(A)) for one in engine.entries.encoder.identities
-            )
+            assert engine.prefill(Q, [B]).reuse.missed_chunks == 0
             assert engine.entries.gc() == 0
 
 

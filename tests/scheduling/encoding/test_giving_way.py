@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from ragkv import Engine, StoreConfig
-from ragkv.runtime import working_for
 from tests.engine.helpers import A, B, Q, close, engine_of, full_prefill, ids
 from tests.scheduling.helpers import begin
 
@@ -27,14 +26,9 @@ def encode_while(
 
     monkeypatch.setattr(engine.scheduler.batch, "step_waiting", slow_layer)
 
-    def run() -> None:
-        with working_for("first"):
-            encode()
-
-    thread = begin(run)
+    thread = begin(encode)
     assert begun.wait(60)
-    with working_for("second"):
-        other()
+    other()
     thread.join()
 
 
