@@ -13,11 +13,12 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
+from ragkv.control import Decided
 from ragkv.control.controller import FORGET_S, OUTCOMES
 from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.errors import ProfileError
-from ragkv.fusion import Fused, Plan
+from ragkv.fusion import Passed
 from tests import reference, tiny_models
 
 CHUNKS = [tiny_models.tokens(40, seed) for seed in range(4)]
@@ -204,22 +205,18 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         )
         learn = control.learn
 
-        def took(plan: Plan, selector: Any, ratio: float, fused: Fused) -> None:
-            rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
-            tokens = fused.bytes_by_tier.get("disk", 0) // token_bytes
+        def took(decided: Decided, passed: Passed) -> None:
+            rows = decided.plan.forced.numel() + passed.fused.selected_by_layer[0].numel()
+            tokens = passed.bytes_by_tier.get("disk", 0) // token_bytes
             times = dict(
-                prefill_s=7 + compute_s(rows, tokens),
+                pass_s=7 + compute_s(rows, tokens),
                 load_s=3.0,
                 others_s=4.0,
                 read_s=4 * tokens * token_s,
             )
-            learn(plan, selector, ratio, dataclasses.replace(fused, **times))
-            learn(
-                plan,
-                selector,
-                ratio,
-                dataclasses.replace(fused, **{**times, "prompts": 2, "prefill_s": 99.0}),
-            )
+            learn(decided, dataclasses.replace(passed, **times))
+            joint = {**times, "prompts": 2, "pass_s": 99.0}
+            learn(decided, dataclasses.replace(passed, **joint))
 
         monkeypatch.setattr(control, "learn", took)
         for _ in range(2 * OUTCOMES):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ragkv import Chunk, Engine, PromptConfig
-from ragkv.prompt.layout import TemplateRuns
+from ragkv.prompt.template import TemplateRuns
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, close, full_prefill, text_engine
-from tests.prompt.test_layout import CHATML
+from tests.prompt.test_template import CHATML
 
 from .helpers import ask, carry_on, engine_at, files, is_full_prefill, question, talk, with_kv
 

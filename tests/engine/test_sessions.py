@@ -5,7 +5,7 @@ ids.
 import pytest
 
 from ragkv import Engine, PromptConfig
-from tests.prompt.test_layout import CHATML, HEADERS
+from tests.prompt.test_template import CHATML, HEADERS
 
 from .helpers import A, B, Q, text_engine
 

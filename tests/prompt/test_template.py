@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.prompt.layout import TemplateRuns, encode, template_runs
+from ragkv.prompt.template import TemplateRuns, encode, template_runs
 from tests.toy_tokenizers import BOS, byte_tokenizer
 
 CHATML = """{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, normalizers
 
 from ragkv.api.chat import PlainMessage, ToolCall
 from ragkv.api.chat.template import Template
-from ragkv.prompt.layout import encode
+from ragkv.prompt.template import encode
 from tests.toy_tokenizers import byte_tokenizer
 
 

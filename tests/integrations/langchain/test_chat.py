@@ -16,7 +16,7 @@ from ragkv import Engine, RagKVError
 from ragkv.errors import DeadlineError, InputError
 from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 from ragkv.retrieval.rag import Rag
-from tests.prompt.test_layout import NO_SYSTEM, SILENT_ABOUT_SYSTEM
+from tests.prompt.test_template import NO_SYSTEM, SILENT_ABOUT_SYSTEM
 from tests.toy_tokenizers import CHATML, byte_tokenizer
 
 from .helpers import A, chat, kv

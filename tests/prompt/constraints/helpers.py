@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from tests import tiny_models
-from tests.prompt.test_layout import CHATML
+from tests.prompt.test_template import CHATML
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 

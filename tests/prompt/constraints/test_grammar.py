@@ -21,7 +21,7 @@ from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
 from ragkv.runtime import stopped_by
-from ragkv.scheduling import Ticket
+from ragkv.scheduling import Work
 from tests.reader import READER
 from tests.scheduling.helpers import begin, until
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
@@ -174,7 +174,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_caller_goes_on(
     ended = threading.Event()
     monkeypatch.setattr(module, "_compiled", lambda *_: ended.wait(60))
     made = grammars()
-    client = Ticket(0.0, None, lambda _: None)
+    client = Work(deadline_s=0.0)
     with pytest.raises(SchemaError, match=r"more than 0\.05 s"):
         made.compile(ResponseFormat.json_object())
     # the next one waits until it has ended
