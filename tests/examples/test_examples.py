@@ -101,7 +101,7 @@ def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> 
     (tmp_path / "q.jsonl").write_text(json.dumps(asked) + "\n", "utf-8")
     methods = ("full prefill", "fused", "MapRerank")
     plot = tmp_path / "plot.png"
-    how = ("--model", READER, "-k", "3", "--methods", *methods, "--plot", plot)
+    how = ("--model", READER, "--system", "", "-k", "3", "--methods", *methods, "--plot", plot)
     output = run("evaluate", tmp_path / "q.jsonl", *how)
     for method in methods:
         assert re.search(
