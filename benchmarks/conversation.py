@@ -61,9 +61,7 @@ class Bench:
             store = StoreConfig(
                 directory=directory if disk else None, memory_bytes=0 if disk else 8 << 30
             )
-            fusion = FusionConfig(
-                sensitivity_prefixes=0, selector="first-k", read_ahead_layers=read_ahead_layers
-            )
+            fusion = FusionConfig(selector="first-k", read_ahead_layers=read_ahead_layers)
             with Engine(
                 self.model,
                 config=EngineConfig(

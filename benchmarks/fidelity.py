@@ -19,11 +19,11 @@ from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks import lens, report
-from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv import Engine
 from ragkv.fusion import Selector
 from ragkv.model import full_pass
 
-SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "attention", "first-k", "random", "oracle")
+SELECTORS = ("hkvd", "hkvd-gradual", "attention", "first-k", "random", "oracle")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
 
 
@@ -43,8 +43,7 @@ def main() -> None:
         return
     model = AutoModelForCausalLM.from_pretrained(options.model).eval()
     texts = sampled(model, options.prompts, options.chunks, options.tokens, options.after)
-    fusion = FusionConfig(sensitivity_prefixes=options.prefixes)
-    with Engine(model, config=EngineConfig(fusion=fusion)) as engine:
+    with Engine(model) as engine:
         results = _measure(engine, texts, options.selectors)
     shape = (
         f"{len(texts)} texts of {options.chunks} x {options.tokens} tokens, KL over "
@@ -168,7 +167,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--after", type=int, default=16, help="tokens of text after the chunks")
-    parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
     options = parser.parse_args()
     if options.quick:
         options.prompts = 8

@@ -1,5 +1,4 @@
-"""The time to encode chunks for the store, with and without scores, and the time of transformers
-for the same tokens.
+"""The time to encode chunks for the store, and the time of transformers for the same tokens.
 
     python -m benchmarks.ingest [--quick] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24]
     [--dtype auto]
@@ -14,27 +13,18 @@ import argparse
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from benchmarks import report
 from benchmarks.ttft_world import auto_dtype, model_of
-from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import GIB, ControllerConfig
-from ragkv.fusion import Scorer
-from ragkv.fusion.learned import TEXTS, ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
 from ragkv.model.cpu.product_speed import multiplies_bfloat16
 
-SELECTORS = {
-    "without scores": "first-k",
-    "with scores": "sensitivity",
-    "with learned scores": "sensitivity",
-}
-# LIMITS are the most that an ingest may take, over the time of transformers.
-LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}
+LIMIT = 1.1  # the most that an ingest may take, over the time of transformers
 
 
 def main() -> None:
@@ -52,23 +42,17 @@ def main() -> None:
     )
     print(f"transformers computes in {str(base.dtype).removeprefix('torch.')}")
     rows = []
-    with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(_engine(model, selector))
-            for name, selector in SELECTORS.items()
-        }
-        _use_network(engines["with learned scores"])
+    with _engine(model) as engine:
         for length in lengths:
             count = max(1, options.total // length)
             chunks = _endless_chunks(model.config.vocab_size, length, count)
             actions: dict[str, Callable[[], Any]] = {
-                "transformers": lambda chunks=chunks: _by_transformers(base, next(chunks))
+                "transformers": lambda chunks=chunks: _by_transformers(base, next(chunks)),
+                "warm": lambda chunks=chunks: _warm(engine, next(chunks)),
             }
-            for name, engine in engines.items():
-                actions[name] = lambda engine=engine, chunks=chunks: _warm(engine, next(chunks))
             medians = report.alternate(actions, options.runs)
             for name, seconds in medians.items():
-                limit = f"{LIMITS[name]}x" if name in LIMITS else ""
+                limit = f"{LIMIT}x" if name == "warm" else ""
                 rate = f"{count * length / seconds:.0f}"
                 over = f"{seconds / medians['transformers']:.2f}x"
                 rows.append(
@@ -79,21 +63,10 @@ def main() -> None:
     print("written:", report.save(name, [list(row) for row in rows]))
 
 
-def _engine(model: Any, selector: str) -> Engine:
+def _engine(model: Any) -> Engine:
     store = StoreConfig(memory_bytes=4 * GIB)
-    fusion = FusionConfig(selector=selector, learned_scores=False)
-    return Engine(
-        model,
-        config=EngineConfig(store=store, fusion=fusion, controller=ControllerConfig(measure=False)),
-    )
-
-
-def _use_network(engine: Engine) -> None:
-    """Let a network make the scores; an untrained one takes as long as another."""
-    encoder = engine.entries.encoder
-    adapter = engine.model.adapter
-    network = ScoreModel(*shape_of(adapter)).eval().requires_grad_(False)
-    encoder.scorer = Scorer(adapter, encoder.prefix_ids, TEXTS, learned=network)
+    controller = ControllerConfig(measure=False)
+    return Engine(model, config=EngineConfig(store=store, controller=controller))
 
 
 def _endless_chunks(vocabulary: int, length: int, count: int) -> Any:

@@ -29,7 +29,7 @@ class Truth:
         return self.moved.sum(dim=1).sqrt()
 
     def score(self, positions: torch.Tensor) -> torch.Tensor:
-        """One number per position (N,), like sensitivity: later half of the layers, each with the
+        """One number per position (N,): later half of the layers, each with the
         same weight.
         """
         later = self.moved.shape[0] // 2

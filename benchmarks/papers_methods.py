@@ -25,11 +25,10 @@ class Method:
 
     name: str
     options: dict[str, Any]  # of `Engine.answer`
-    by_variance: bool = False  # by the engine without learned scores
     mapped: Callable[..., Any] | None = None  # MapReduce or MapRerank
 
 
-def methods(options: argparse.Namespace, task: Task, is_learned: bool) -> list[Method]:
+def methods(options: argparse.Namespace, task: Task) -> list[Method]:
     """The methods of figure 12 and, if asked for, those of figure 13, which answer
     questions only.
     """
@@ -39,14 +38,8 @@ def methods(options: argparse.Namespace, task: Task, is_learned: bool) -> list[M
         Method("full reuse", {"ratio": 0.0, "selector": "none"}),
     ]
     for selector, ratio in itertools.product(options.selectors, options.ratios):
-        chosen = {"ratio": ratio, "selector": selector}
-        if selector == "sensitivity":
-            made.append(Method(f"sensitivity, variance, {ratio:g}", chosen, by_variance=is_learned))
-        if selector != "sensitivity" or is_learned:
-            name = {"hkvd": "CacheBlend (hkvd)", "sensitivity": "sensitivity, learned,"}.get(
-                selector, selector
-            )
-            made.append(Method(f"{name} {ratio:g}", chosen))
+        name = "CacheBlend (hkvd)" if selector == "hkvd" else selector
+        made.append(Method(f"{name} {ratio:g}", {"ratio": ratio, "selector": selector}))
     if options.map and task.retrieved:
         made.append(Method("MapReduce", {"reuse": "none"}, mapped=map_reduce))
         made.append(Method("MapRerank", {"reuse": "none"}, mapped=map_rerank))
@@ -63,13 +56,7 @@ class Asker:
         self._open = ExitStack()
         config = replace(base.config, prompt=PromptConfig(task.before, task.separator))
         self._engine = self._open.enter_context(base.with_config(config))
-        scorer = self._engine.entries.encoder.scorer
-        is_learned = scorer is not None and scorer.learned is not None
-        self._engines = [self._engine]
-        if is_learned and "sensitivity" in options.selectors:
-            plain = replace(config, fusion=replace(config.fusion, learned_scores=False))
-            self._engines.append(self._open.enter_context(base.with_config(plain)))
-        self._methods = methods(options, task, is_learned)
+        self._methods = methods(options, task)
         self._preparer = Preparer(
             self._engine, task, options.chunks, options.chunk_tokens, embedder
         )
@@ -87,7 +74,6 @@ class Asker:
         todo = [n for n in range(len(contexts)) if not results.has(name, n)]
         prepared = (self._preparer.prepared(context) for context in contexts) if todo else iter(())
         if (first := next(filter(None, prepared), None)) is not None:
-            # always the same one, so that chunks are scored behind the same texts
             with self._stored(first):
                 for method in self._methods:
                     self._result(method, first, new_tokens=2)
@@ -114,16 +100,13 @@ class Asker:
     @contextmanager
     def _stored(self, question: Prepared) -> Iterator[None]:
         """The entries of the chunks are in memory."""
-        for engine in self._engines:
-            for group in question.stored:
-                engine.warm(group)
-            make_first_exact(engine, question.chunks)
+        self._engine.warm(question.chunks)
+        make_first_exact(self._engine, question.chunks)
         yield
-        for engine in self._engines:
-            engine.delete([chunk for group in question.stored for chunk in group])
+        self._engine.delete(question.chunks)
 
     def _result(self, method: Method, question: Prepared, new_tokens: int) -> dict[str, Any]:
-        engine = self._engines[-1 if method.by_variance else 0]
+        engine = self._engine
         options = method.options
         if method.mapped is not None:
             mapped = method.mapped(

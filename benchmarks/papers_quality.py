@@ -33,13 +33,13 @@ from benchmarks.papers_report import Results, rendered
 from benchmarks.papers_tasks import Task, task_of
 from benchmarks.quality_data import Context
 from benchmarks.real_judge import located
-from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SELECTOR_NAMES
 from ragkv.errors import InputError, RagKVError
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.runtime.rates import Rate, duration
 
-SELECTORS = ("attention", "hkvd", "sensitivity")
+SELECTORS = ("attention", "hkvd")
 RATIOS = (0.05, 0.15)
 REPORT_EVERY_S = 30.0
 NO_SETS = (
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
         )
     embedder = _embedder(options)
     with Engine.from_pretrained(located(options.model), _config(options)) as base:
-        tasks = {each.name: task_of(base, each.contexts, each.name) for each in sets}
+        tasks = {each.name: task_of(each.contexts, each.name) for each in sets}
         results = Results(
             options.out.with_suffix(".jsonl"), _settings(options, base, sets), options.fresh
         )
@@ -200,10 +200,7 @@ def _settings(
 
 def _config(options: argparse.Namespace) -> EngineConfig:
     store = StoreConfig(memory_bytes=int(options.memory_gib * 2**30), prefetch=False)
-    scored = (name for name in options.selectors if name.startswith("sensitivity"))
-    # chunks are scored only if a selector needs it
-    fusion = FusionConfig(selector=next(scored, "none"))
-    return EngineConfig(store=store, fusion=fusion, device=options.device, dtype=options.dtype)
+    return EngineConfig(store=store, device=options.device, dtype=options.dtype)
 
 
 def _embedder(options: argparse.Namespace) -> Embedder | None:
@@ -218,9 +215,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         __doc__, quick="at most 3 questions of a set", threads=torch.get_num_threads()
     )
     parser.add_argument("sets", nargs="*", help="files as published")
-    parser.add_argument(
-        "--model", default="reader", help="as of benchmarks.real; default: the reader"
-    )
+    parser.add_argument("--model", default="smollm2", help="as of benchmarks.real")
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help='"cpu" or "cuda"'
     )

@@ -8,7 +8,6 @@ LongBench cuts long contexts in the middle.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from benchmarks.quality_data import Context
 from examples.metrics import best, rouge_l, token_f1
@@ -47,8 +46,6 @@ QUESTIONS = Task(
     "Answer the question from the passages. Give only the answer, within 5 words.\nQuestion: "
     "{text}\nAnswer:",
 )
-# The bundled reader was trained on bare questions behind bare chunks.
-READER = Task(token_f1, "F1", 12, separator="")
 SUMMARIES = Task(
     rouge_l,
     "Rouge-L",
@@ -72,7 +69,7 @@ TASKS = dict.fromkeys(
 TASKS |= {"multi_news": SUMMARIES, "samsum": DIALOGUES}
 
 
-def task_of(engine: Engine, contexts: list[Context], source: str) -> Task:
+def task_of(contexts: list[Context], source: str) -> Task:
     """The task of a file. Raises `InputError` if it holds other questions than those of the
     published sets.
     """
@@ -86,7 +83,7 @@ def task_of(engine: Engine, contexts: list[Context], source: str) -> Task:
     if len(tasks) > 1:
         raise InputError(f"{source} mixes {', '.join(sorted(kinds))}: give each its own file.")
     (task,) = tasks.values()
-    return READER if engine.model.is_reader and task is QUESTIONS else task
+    return task
 
 
 @dataclass(frozen=True)
@@ -96,14 +93,7 @@ class Prepared:
     text: str
     golds: tuple[str, ...]
     chunks: tuple[Chunk, ...]  # in the order of the context
-    # to be stored, one group for each passage: chunks and those before them
-    stored: tuple[tuple[Chunk, ...], ...]
     cut: bool  # fewer chunks than wanted, because no more fit the model's context
-
-
-class _Piece(NamedTuple):
-    passage: int
-    chunk: Chunk
 
 
 class Preparer:
@@ -141,19 +131,18 @@ class Preparer:
         return Prepared(
             text,
             question.golds,
-            tuple(pieces[place].chunk for place in fitting),
-            tuple(_groups(fitting, pieces)),
+            tuple(pieces[place] for place in fitting),
             cut=len(fitting) < len(wanted),
         )
 
-    def _pieces(self, context: Context) -> list[_Piece]:
+    def _pieces(self, context: Context) -> list[Chunk]:
         return [
-            _Piece(number, self._engine.chunk(passage.text))
+            self._engine.chunk(passage.text)
             for number, text in enumerate(context.chunks)
             for passage in self._splitter.split(Document(str(number), text))
         ]
 
-    def _by_importance(self, question: str, pieces: list[_Piece]) -> list[int]:
+    def _by_importance(self, question: str, pieces: list[Chunk]) -> list[int]:
         """All places, the most important first: as retrieved, then from both ends to the middle."""
         found: list[int] = []
         if self._task.retrieved and len(pieces) > self._count:
@@ -162,22 +151,18 @@ class Preparer:
                 splitter=Splitter(self._engine.model.count_tokens, 10**6),
                 embedder=self._embedder,
             ) as index:
-                index.ingest(
-                    Document(str(place), piece.chunk.text) for place, piece in enumerate(pieces)
-                )
+                index.ingest(Document(str(place), piece.text) for place, piece in enumerate(pieces))
                 hits = index.search(
                     question, self._count, retriever="dense" if self._embedder else "bm25"
                 )
             # others may have the same
-            texts = [pieces[int(hit.passage.document_id)].chunk.text for hit in hits]
-            found = [
-                n for text in texts for n, piece in enumerate(pieces) if piece.chunk.text == text
-            ]
+            texts = [pieces[int(hit.passage.document_id)].text for hit in hits]
+            found = [n for text in texts for n, piece in enumerate(pieces) if piece.text == text]
         last = len(pieces) - 1
         ends = [place for step in range(len(pieces)) for place in (step, last - step)]
         return list(dict.fromkeys([*found, *ends]))
 
-    def _fitting(self, wanted: list[int], pieces: list[_Piece], text: str) -> Iterator[int]:
+    def _fitting(self, wanted: list[int], pieces: list[Chunk], text: str) -> Iterator[int]:
         """The wanted places in turn, until one does not fit."""
         limit = self._engine.model.adapter.context_length
         runs = self._engine.intake.runs
@@ -188,23 +173,7 @@ class Preparer:
         )
         used += self._task.new_tokens + SPARE_TOKENS
         for place in wanted:
-            used += len(pieces[place].chunk) + len(self._engine.intake.separator)
+            used += len(pieces[place]) + len(self._engine.intake.separator)
             if limit is not None and used > limit:
                 return
             yield place
-
-
-def _groups(places: list[int], pieces: list[_Piece]) -> Iterator[tuple[Chunk, ...]]:
-    """Chunks by passage, each behind the one before it in the passage, by which ingest would score
-    it.
-
-    What stands before a chunk in the prompt comes from other passages and must not be known when it
-    is scored.
-    """
-    needed = set(places) | {
-        p - 1 for p in places if p and pieces[p - 1].passage == pieces[p].passage
-    }
-    groups: dict[int, list[Chunk]] = {}
-    for place in sorted(needed):
-        groups.setdefault(pieces[place].passage, []).append(pieces[place].chunk)
-    yield from map(tuple, groups.values())

@@ -1,7 +1,7 @@
-"""Question sets for the quality benchmarks: the project's worlds, and common public formats.
+"""Question sets for the quality benchmarks, in common public formats.
 
 One `Context` is a list of chunks with all questions about it, so the chunks are processed once. The
-fields of a record determine its format: worlds (`questions`), LongBench as published (`context`,
+fields of a record determine its format: chunks with many questions (`questions`), LongBench as published (`context`,
 `answers`), MuSiQue (`paragraphs`), HotpotQA and 2WikiMultihopQA (`context`, `answer`), MuSiQue as
 in CacheBlend (`ctxs`), LongBench prompts (`origin_prompt`), or any record with a question, its
 contexts and its answers. A file is a JSON list, or has a record in each line (`.jsonl`).
@@ -105,7 +105,7 @@ def _context(record: Any) -> Context:
     if not isinstance(record, dict):
         raise InputError(f"a record must be an object with fields, not {_kind(record)}.")
     if "questions" in record:
-        return _world(record)
+        return _with_questions(record)
     if "ctxs" in record:
         return _musique_of_cacheblend(record)
     if "origin_prompt" in record:
@@ -155,20 +155,6 @@ def limited(contexts: list[Context], questions: int | None) -> list[Context]:
     return kept
 
 
-def worlds(count: int, seed: int) -> list[Context]:
-    """Held-out worlds from the project's own generator; needs the repository, because it has
-    `training`.
-    """
-    from training.worlds import level, record, world
-
-    spec = replace(level(3), questions=30)
-    base = 8_000_000_000_000 + seed * 1_000_000  # far from the seeds of training and evaluation
-    return [
-        _world(json.loads(json.dumps(record(world(base + number, spec)))))
-        for number in range(count)
-    ]
-
-
 def _plain(record: dict[str, Any]) -> Context:
     """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also with
     mtRAG's field names.
@@ -203,7 +189,7 @@ def _first(record: dict[str, Any], *names: str) -> Any:
     raise InputError(f"it has none of the fields {', '.join(map(repr, names))}.")
 
 
-def _world(record: dict[str, Any]) -> Context:
+def _with_questions(record: dict[str, Any]) -> Context:
     def question(made: dict[str, Any]) -> Question:
         history = tuple((str(asked), str(answer)) for asked, answer in made.get("history", ()))
         golds = made.get("answers") or [made["answer"]]

@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, and random scores, for benchmarks of time: what the
+"""Models of real shapes with random weights, and random entries, for benchmarks of time: what the
 numbers are changes no time. Say that they are random wherever a number from them is shown.
 """
 
@@ -86,7 +86,7 @@ def random_model(
 
 
 def put_random_entry(engine: Engine, token_ids: tuple[int, ...], *, exact: bool) -> None:
-    """Store random KV and scores for `token_ids`. Unless `exact`, it is fused even right behind the
+    """Store random KV for `token_ids`. Unless `exact`, it is fused even right behind the
     prefix.
     """
     adapter = engine.model.adapter
@@ -96,15 +96,11 @@ def put_random_entry(engine: Engine, token_ids: tuple[int, ...], *, exact: bool)
     size = adapter.head_dim
     kv = torch.randn((layers, 2, heads, len(token_ids), size)).to(adapter.dtype)
     identity = encoder.identity
-    scorer = encoder.scorer
     length = len(encoder.prefix_ids) + len(token_ids)
     frequencies = adapter.rope.frequencies(length) if exact else "of another prompt"
     info = EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, layers, heads, size)
     if not engine.store.put_durably(Entry(info, kv)):
         raise SystemExit(f"An entry of {info.tokens} tokens was not kept by {engine.config.store}.")
-    assert scorer is not None, "this engine makes no scores"
-    scores = torch.rand((info.tokens, scorer.columns)).half()
-    engine.store.put_scores(Entry.of_scores(info, scorer.name, scores), durably=True)
 
 
 def talker(

@@ -3,13 +3,12 @@ every default.
 
     python -m benchmarks.real --data FOLDER                                     # SmolLM2, XQuAD,
     dev questions python -m benchmarks.real --data FOLDER --model gemma3 --sets xquad long --half
-    test --questions 200 python -m benchmarks.real --data FOLDER --selectors hkvd sensitivity
+    test --questions 200 python -m benchmarks.real --data FOLDER --selectors hkvd attention
     --ratios .05 .15 \\
         --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected # the same with KV
         stored in two ways
     python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents,
-    questions, prompts python -m benchmarks.real --model reader --sets worlds --asked "{question}" #
-    the bundled reader: needs no data
+    questions
 
 MODEL is a folder, a GGUF file, a hub id, or `smollm2`, `gemma3` or `qwen2.5-coder` (1.5B), whose
 packages are found if they are installed. FOLDER has the sets as published (`real_sets.py`). For
@@ -67,7 +66,7 @@ NO_DATA = (
 
 def main() -> None:
     options = _options()
-    if options.data is None and options.sets != ["worlds"]:
+    if options.data is None:
         print(NO_DATA)
         return
     torch.set_num_threads(options.threads)
@@ -78,8 +77,8 @@ def main() -> None:
 
 
 def exported(options: argparse.Namespace) -> str:
-    """Write each set as documents and questions, for `ragkv ingest` and `ragkv gate`, and as
-    prompts with answers, for `training.scores`; returns how many.
+    """Write each set as documents and questions, for `ragkv ingest` and `ragkv gate`; returns how
+    many.
     """
     written = []
     for name in options.sets:
@@ -91,12 +90,6 @@ def exported(options: argparse.Namespace) -> str:
             (documents / f"{number}.txt").write_text(text, encoding="utf-8")
         lines = [json.dumps({"question": one.question}) + "\n" for one in asked]
         (documents.parent / "questions.jsonl").write_text("".join(lines), encoding="utf-8")
-        prompts = [
-            {"passages": one.passages, "question": one.question, "answer": one.golds[0]}
-            for one in asked
-        ]
-        text = "".join(json.dumps(one) + "\n" for one in prompts)
-        (documents.parent / "prompts.jsonl").write_text(text, encoding="utf-8")
         written.append(f"{documents.parent}: {len(passages)} documents, {len(asked)} questions")
     return "\n".join(written)
 
@@ -119,8 +112,6 @@ def run(options: argparse.Namespace) -> str:
         for name in options.sets
     }
     settings = {**SETTINGS, **settings_of(options.settings)}
-    if scored := [name for name in options.selectors if name.startswith("sensitivity")]:
-        settings["fusion.selector"] = scored[0]  # chunks are scored only if a selector needs it
     rows = Rows(options.out, fresh=options.fresh)
     tables = []
     with Engine.from_pretrained(located(options.model), config_of(settings)) as base:

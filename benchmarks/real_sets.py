@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality_data import read, worlds
+from benchmarks.quality_data import read
 from ragkv.errors import InputError
 
 _SENTENCE_ENDS = re.compile(r"(?<=\.) ")
@@ -215,18 +215,6 @@ def _chat(folder: Path, half: str) -> Iterator[Asked]:
         yield replace(asked, question=f"{said}User: {asked.question}")
 
 
-def _worlds(_: Path, half: str) -> Iterator[Asked]:
-    """Invented worlds that the bundled reader was never trained on, from the generator of its
-    training text.
-    """
-    for number, context in enumerate(worlds(40, seed=("dev", "test").index(half))):
-        for at, question in enumerate(context.questions):
-            if not question.history:
-                yield Asked(
-                    f"world-{half}-{number}-{at}", context.chunks, question.text, question.golds
-                )
-
-
 SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
     "xquad": _xquad,
     "short": _short,
@@ -236,7 +224,6 @@ SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
     "mtrag": _mtrag,
     "needles": _needles,
     "chat": _chat,
-    "worlds": _worlds,
 }
 
 

@@ -1,8 +1,7 @@
 """What the loading controller chooses on storages of different speeds, against the best fixed
 setting (CacheBlend 5.1).
 
-    python -m benchmarks.storages [--quick] [--shape smollm2 qwen2.5-0.5b] [--selector sensitivity
-    attention]
+    python -m benchmarks.storages [--quick] [--shape smollm2 qwen2.5-0.5b] [--selector hkvd attention]
 
 The profile is measured once, on the unthrottled storage, as an engine does by itself; a storage
 that is slower then is found by the outcomes of requests. Weights of `smollm2` are real, others and
@@ -77,7 +76,7 @@ def main() -> None:
     parser = report.parser(__doc__, quick="the tiny shape, short prompts", threads=1, runs=3)
     parser.add_argument("--shape", nargs="+", default=["smollm2", "qwen2.5-0.5b"])
     parser.add_argument("--storage", nargs="+", default=list(STORAGES), choices=list(STORAGES))
-    parser.add_argument("--selector", nargs="+", default=["sensitivity", "attention"])
+    parser.add_argument("--selector", nargs="+", default=["hkvd", "attention"])
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(

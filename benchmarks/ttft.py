@@ -39,7 +39,7 @@ from benchmarks.ttft_world import (
 )
 from ragkv.store import CODECS
 
-SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "attention", "first-k")
+SELECTORS = ("hkvd", "hkvd-gradual", "attention", "first-k")
 LONG = 4096  # from so many tokens on there are fewer runs, because a full prefill takes long
 VERY_LONG = 10_000
 

@@ -1,7 +1,7 @@
 """The engine that `ttft.py` measures: a real shape with random weights, and entries that take no
 time to make.
 
-Entries have random keys, values and scores, and are stored through the store's own API; weights and
+Entries have random keys and values, and are stored through the store's own API; weights and
 values do not change the time. Every chunk is stored as KV made with other RoPE frequencies, so it
 is fused at any position and all chunks count in full. The first chunk is also stored as exact KV
 right behind the prefix, for the baselines that reuse exact prefixes.

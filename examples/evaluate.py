@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument(
         "-k", type=int, default=6, help="how many of a question's own contexts are retrieved"
     )
+    parser.add_argument("--system", default="Answer in a few words.", help="text before the chunks")
     parser.add_argument("--questions", type=int, default=50, help="at most this many questions")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument(
@@ -46,11 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     # hides the notice that retrieval uses BM25 alone
     logging.getLogger("ragkv").setLevel(logging.ERROR)
-    prompt = (
-        PromptConfig()
-        if options.model == "reader"
-        else PromptConfig("Answer in a few words.", "\n\n")
-    )
+    prompt = PromptConfig(options.system)
     scores = {name: [] for name in options.methods}
     recalls = []
     with Engine.from_pretrained(options.model, EngineConfig(prompt=prompt)) as engine:

@@ -19,9 +19,10 @@ import ragkv.config
 from ragkv import Engine, EngineConfig
 from ragkv.config import KCacheConfig, SchedulerConfig
 from ragkv.integrations.langchain import ChatRagKV
-from ragkv.model.loading import READER, READER_NOTE, load
+from ragkv.model.loading import load
 from tests.api.helpers import app_on, filled, on_port, plain
 from tests.integrations.langchain.helpers import tiny_folder
+from tests.reader import READER
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -58,8 +59,6 @@ def _pages() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Engine]:
-    if not (READER / "config.json").is_file():
-        pytest.skip("the bundled reader is missing")
     with Engine.from_pretrained(READER, EngineConfig(scheduler=SchedulerConfig())) as engine:
         yield engine
 
@@ -71,7 +70,7 @@ def test_the_python_snippets_of_a_page_run(
 ) -> None:
     # The same dtype as the fixture's: "auto" may choose another one on a busy machine, and sessions
     # keep KV of one.
-    net, tokenizer = load("reader", "cpu", str(reader.model.adapter.dtype).removeprefix("torch."))
+    net, tokenizer = load(READER, "cpu", str(reader.model.adapter.dtype).removeprefix("torch."))
     documents = [
         Document(page_content="Lodwin works as a pilot."),
         Document(page_content="Lodwin owns an old clarinet."),
@@ -104,7 +103,7 @@ def test_the_python_snippets_of_a_page_run(
             code = (
                 snippet.replace("path/to/model", tiny_folder(tmp_path / "model"))
                 .replace(LOCAL, url)
-                .replace("smollm2", "reader")
+                .replace("smollm2", READER)
             )
             exec(compile(code, name, "exec"), names)
     if "chain" in names:
@@ -115,19 +114,6 @@ def test_the_picture_in_the_readme_is_the_one_that_its_script_draws() -> None:
     picture = ROOT / "docs" / "figures" / "terminal.svg"
     assert f"]({picture.relative_to(ROOT)})" in README
     assert picture.read_text("utf-8") == runpy.run_path(str(picture.with_suffix(".py")))["draw"]()
-
-
-def test_the_bundled_reader_says_so_when_it_finds_no_answer() -> None:
-    if not (READER / "config.json").is_file():
-        pytest.skip("the bundled reader is missing")
-    with Engine.from_pretrained(READER) as engine:
-        chunks = ["Ada Quill founded the mill of Marl.", "She lives in Irvburg."]
-        answer = engine.answer("When was the harbour of Oro closed?", chunks, max_new_tokens=8)
-        assert answer.text.strip() == "unknown" and READER_NOTE in answer.reuse.notes
-        found = engine.answer(
-            "What is the job of Lodwin?", ["Lodwin works as a pilot."], max_new_tokens=8
-        )
-        assert found.text.strip() == "pilot" and READER_NOTE not in found.reuse.notes
 
 
 def paths_in(page: Path) -> list[str]:
@@ -141,7 +127,7 @@ def paths_in(page: Path) -> list[str]:
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     # every path of these is one of the checkout
     strict = page.name in ("architecture.md", "papers.md")
-    ours = ("ragkv/", "tests/", "benchmarks/", "training/", "examples/", "docs/")
+    ours = ("ragkv/", "tests/", "benchmarks/", "examples/", "docs/")
     for name in paths_in(page):
         if strict or name.endswith(".py") or name.startswith(ours):
             assert any((base / name).exists() for base in (ROOT, ROOT / "ragkv")), (
@@ -157,9 +143,7 @@ ROWS = {
 }
 MODULES = {f"benchmarks.{command}" for found in ROWS.values() for command, _ in found}
 for page in (ROOT / "README.md", *DOCS):
-    MODULES |= set(
-        re.findall(r"python -m ((?:benchmarks|training)\.[a-z_]+)", page.read_text("utf-8"))
-    )
+    MODULES |= set(re.findall(r"python -m (benchmarks\.[a-z_]+)", page.read_text("utf-8")))
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")

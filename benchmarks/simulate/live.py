@@ -19,7 +19,7 @@ class LiveTier:
         # of blocks, by conversation and place
         self._now = 0.0
         self._numbers = dict[tuple[str, int], int]()
-        self._block = make_entry(layers=1, scored=False)
+        self._block = make_entry(layers=1)
         self.tier = MemoryTier(
             capacity_blocks * self._block.size_bytes, policy, clock=lambda: self._now
         )

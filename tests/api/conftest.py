@@ -21,7 +21,7 @@ from .small_app import small_client
 
 @pytest.fixture(scope="session")
 def reader() -> Iterator[Engine]:
-    """The bundled reader, which answers with a word or two."""
+    """The small trained model, which answers with a word or two."""
     with Engine.from_pretrained(READER, BARE) as engine:
         yield engine
 

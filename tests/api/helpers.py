@@ -22,7 +22,7 @@ from tests.retrieval.fakes import HashEmbedder
 from tests.scheduling.helpers import begin
 from tests.scheduling.helpers import until as wait_until
 
-WORLD = Path(__file__).parents[1] / "world"  # the invented world that the bundled reader reads
+WORLD = Path(__file__).parents[1] / "world"  # the invented world that the small reader reads
 # config of the engine that only holds the model
 BARE = EngineConfig(store=StoreConfig(memory_bytes=0))
 FACTS = [

@@ -1,4 +1,4 @@
-"""The whole service on the bundled reader: in this process or in its own."""
+"""The whole service on the small trained model: in this process or in its own."""
 
 import sys
 from collections.abc import Iterator, Mapping

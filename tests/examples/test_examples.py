@@ -16,16 +16,12 @@ from tests.reader import READER
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 WORLD = ROOT / "tests" / "world"
-READER_ON_ITS_WORLD = ("--model", "reader", "--docs", WORLD / "corpus")
+READER_ON_ITS_WORLD = ("--model", READER, "--docs", WORLD / "corpus")
 SHOWN = [
     path
     for path in sorted(EXAMPLES.glob("*.py"))
     if path.stem not in ("plain_transformers", "demo", "metrics")
 ]
-
-pytestmark = pytest.mark.skipif(
-    not (READER / "config.json").is_file(), reason="the bundled reader is missing"
-)
 
 
 def run(name: str, *arguments: str | Path) -> str:
@@ -105,7 +101,7 @@ def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> 
     (tmp_path / "q.jsonl").write_text(json.dumps(asked) + "\n", "utf-8")
     methods = ("full prefill", "fused", "MapRerank")
     plot = tmp_path / "plot.png"
-    how = ("--model", "reader", "-k", "3", "--methods", *methods, "--plot", plot)
+    how = ("--model", READER, "--system", "", "-k", "3", "--methods", *methods, "--plot", plot)
     output = run("evaluate", tmp_path / "q.jsonl", *how)
     for method in methods:
         assert re.search(

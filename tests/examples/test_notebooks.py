@@ -19,10 +19,10 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 # on a machine that four other processes keep busy; alone each takes well under a minute
 LIMIT_S = 560
 
-# The bundled reader takes the place of the model, and its world that of the articles: quick, with
+# The reader of the tests takes the place of the model, and its world that of the articles: quick, with
 # known answers. In a notebook's file, quotes of code stand behind a backslash.
 _WORLD = ROOT / "tests" / "world"
-_MODEL = ((r"smollm2\"", r"reader\""), ("../corpus", f"{_WORLD}/corpus"))
+_MODEL = ((r"smollm2\"", rf"{READER}\""), ("../corpus", f"{_WORLD}/corpus"))
 READER_ON_ITS_WORLD = {
     "first_steps": (
         *_MODEL,
@@ -115,7 +115,6 @@ def test_a_notebook_is_stored_without_outputs_and_names_no_place_of_this_machine
     assert "/home/" not in path.read_text("utf-8") and str(ROOT) not in path.read_text("utf-8")
 
 
-@pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
 @pytest.mark.timeout(LIMIT_S + 20)
 class TestExecuted:
     def test_first_steps_answers_and_draws_prompt_and_times(self, tmp_path: Path) -> None:

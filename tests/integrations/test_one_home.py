@@ -17,6 +17,7 @@ from ragkv.errors import ConfigError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
+from tests.reader import READER
 
 QUESTION = "Where does Ada Quill live?"
 TEXTS = (
@@ -29,9 +30,7 @@ TEXTS = (
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index without KV, made by the reader; from then on nobody names a model."""
     monkeypatch.setattr("ragkv.retrieval.embedders.minilm_path", lambda: None)
-    with Rag.open(
-        tmp_path / "home", "reader", EngineConfig(dtype="float32"), chunk_tokens=64
-    ) as rag:
+    with Rag.open(tmp_path / "home", READER, EngineConfig(dtype="float32"), chunk_tokens=64) as rag:
         rag.ingest(
             [Document(f"{number}.md", text) for number, text in enumerate(TEXTS)], encode=False
         )
@@ -131,11 +130,13 @@ def test_the_second_question_is_warm_by_every_route_whatever_route_the_first_too
 def test_a_home_knows_its_model_and_settings_and_refuses_another_model(
     home: Path, caplog: Any
 ) -> None:
-    with pytest.raises(ConfigError, match=r"was made with the model 'reader'.*Leave the model out"):
+    with pytest.raises(
+        ConfigError, match=r"was made with the model '.*reader'.*Leave the model out"
+    ):
         Rag.open(home, "smollm2")
     known = KnownHome.at(home)
     assert (known.model, known.kept["chunk_tokens"], known.kept["settings"]["dtype"]) == (
-        "reader",
+        READER,
         64,
         "float32",
     )

@@ -216,7 +216,7 @@ from tests.toy_tokenizers import byte_tokenizer
 keys = [tokenizer_digest(byte_tokenizer())]
 for family in ("llama", "gemma3_text", "mixtral"):
     with Engine(tiny_models.model(family)) as engine:
-        keys.append(engine.entries.encoder.identity.key([5, 6]).chunk)
+        keys.append(engine.entries.encoder.identity.key([5, 6]).digest)
 """
 
 

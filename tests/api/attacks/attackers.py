@@ -16,9 +16,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+
+from tests.reader import READER
 
 from . import uploads
 
@@ -26,7 +29,7 @@ ADDRESS = "127.0.0.2"  # Linux has all of 127.0.0.0/8
 WORDS = "harbour mill orchard lantern glacier copper sparrow thunder velvet compass "
 FORM = {"content-type": uploads.FORM_TYPE}
 JSON = {"content-type": "application/json"}
-MODEL = os.environ.get("ATTACKED_MODEL", "reader")
+MODEL = Path(os.environ.get("ATTACKED_MODEL", READER)).name
 DOCUMENTS = "/v1/collections/c/documents"
 SEARCH = "/v1/collections/c/search"
 CHAT = "/v1/chat/completions"

@@ -79,7 +79,7 @@ def runs(process: psutil.Process) -> bool:
 def target(
     home: Path, environment: Mapping[str, str] | None = None, *flags: str
 ) -> Iterator[Target]:
-    """A server on the bundled reader. `environment` holds its settings."""
+    """A server on the small reader. `environment` holds its settings."""
     attacker = key(home, "attacker")
     bystander = key(home, "bystander")
     with server(home, environment, *flags) as process:

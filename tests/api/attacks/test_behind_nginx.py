@@ -1,7 +1,7 @@
 """`ragkv serve` behind the shipped nginx under each attack of `attackers.py`, beside a bystander
 who searches and asks.
 
-The short form, on the bundled reader, holds loose bounds, because machines that test are busy. The
+The short form, on the small reader, holds loose bounds, because machines that test are busy. The
 long form is on SmolLM2. `pytest -s` prints what is measured.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.api.whole import ask, documents, ingest
+from tests.reader import READER
 from tests.scheduling.helpers import until
 
 from .attackers import ATTACKS, LEAVING
@@ -29,12 +30,12 @@ pytestmark = [needs_nginx, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 SETTINGS = {  # stored KV is not what a test of memory looks for
     **BEHIND, "RAGKV_STORE__MEMORY_BYTES": "20000000", "RAGKV_SERVE__GRACEFUL_S": "2",
 }  # fmt: skip
-LEFT_S = {"reader": 3.0, "smollm2": 1.0}  # of a core, after a client has left ...
+LEFT_S = {READER: 3.0, "smollm2": 1.0}  # of a core, after a client has left ...
 IDLE_S = 2.0  # ... until the server did nothing for so long
 # ... or for so long after its start: an engine measures its profile after 3 s without a request
 OWN_S = 4.0
 # the model, and the seconds of an attack
-SHORT = ("reader", 1.5)
+SHORT = (READER, 1.5)
 LONG = ("smollm2", 8.0)
 # Beside these answers are few: they last three times as long.
 SLOWED = ("long messages", "250 conditions, asked")
@@ -42,7 +43,7 @@ AT_SIGTERM = ("long chats", "250 conditions", "angle brackets")
 
 
 @contextmanager
-def behind(home: Path, model: str = "reader") -> Iterator[Target]:
+def behind(home: Path, model: str = READER) -> Iterator[Target]:
     """A server behind nginx, whose bystander has asked."""
     with target(home, SETTINGS, "--mcp", "--model", model) as up, nginx(home, up.port) as port:
         yield dataclasses.replace(up, port=port)
@@ -50,7 +51,7 @@ def behind(home: Path, model: str = "reader") -> Iterator[Target]:
 
 @contextmanager
 def attack(
-    up: Target, name: str, seconds: float, model: str = "reader", clients: int = 0
+    up: Target, name: str, seconds: float, model: str = READER, clients: int = 0
 ) -> Iterator["subprocess.Popen[str]"]:
     """Attack in another process; the block begins with the attack. 0 clients: as in the table of
     attacks.

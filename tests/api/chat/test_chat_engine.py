@@ -85,7 +85,7 @@ TEMPLATES: dict[str, Callable[[Sequence[str]], str]] = {
 
 @pytest.fixture(scope="module", params=["reader", "merging"])
 def reading(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
-    """On the bundled reader, and on a tokenizer that merges a full stop with the line breaks behind
+    """On the small reader, and on a tokenizer that merges a full stop with the line breaks behind
     it.
     """
     merges = [(".", "Ċ"), (".Ċ", "Ċ"), ("Ġ", "T")]

@@ -77,7 +77,7 @@ class Watch:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a service on the bundled reader, with an empty home."""
+    """The URL of a service on the small reader, with an empty home."""
     with serve(tmp_path_factory.mktemp("page") / "home") as url:
         yield url
 

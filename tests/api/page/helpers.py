@@ -78,7 +78,7 @@ def source(number: int = 1, text: str = "Ostmax sells ovens.") -> dict[str, Any]
 def answer(
     text: str, sources: list[dict[str, Any]], citations: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """An `answer` event of the API, with a text that the bundled reader would not give."""
+    """An `answer` event of the API, with a text that the small reader would not give."""
     return {
         "id": "ask-1", "answer": text, "finish_reason": "stop", "citations": citations, "sources": sources,
         "reuse": REUSE, "timing": TIMING, "prompt": PROMPT, "session_id": "s",

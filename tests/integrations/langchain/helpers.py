@@ -1,4 +1,4 @@
-"""Chat models on the bundled reader or on tiny random weights, documents, and readers of an
+"""Chat models on the small reader or on tiny random weights, documents, and readers of an
 answer's report.
 """
 

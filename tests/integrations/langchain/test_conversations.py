@@ -10,6 +10,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from ragkv import EngineConfig, StoreConfig
 from ragkv.errors import InputError
 from ragkv.integrations.langchain import ChatRagKV, RagKVChatMessageHistory, close_engines
+from tests.reader import READER
 
 from .helpers import A, chat, documents, kv
 
@@ -67,7 +68,7 @@ def test_answers_of_a_conversation_are_those_without_stored_history(system: str 
     """Uses the reader, because its answers are words, whose text has the same token ids as the
     answer.
     """
-    llm = chat("reader", config=EngineConfig(dtype="float32"), min_new_tokens=None, ratio=1.0)
+    llm = chat(READER, config=EngineConfig(dtype="float32"), min_new_tokens=None, ratio=1.0)
     context = " ".join(one.page_content for one in documents())
     questions = (
         f"{context} By what other name is Enswyn known?",
@@ -77,7 +78,7 @@ def test_answers_of_a_conversation_are_those_without_stored_history(system: str 
     messages = talk(llm, *questions, system=system)
     answers = [(at, one) for at, one in enumerate(messages) if isinstance(one, AIMessage)]
     assert [str(one.content).strip() for _, one in answers[:2]] == ["Ackox", "oboe"]
-    alone = chat("reader", config=llm.config, min_new_tokens=None, ratio=1.0, conversations=False)
+    alone = chat(READER, config=llm.config, min_new_tokens=None, ratio=1.0, conversations=False)
     for at, answer in answers:
         afresh = alone.invoke(messages[:at])
         assert afresh.content == answer.content

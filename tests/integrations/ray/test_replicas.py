@@ -51,7 +51,7 @@ QUESTIONS = [
 
 
 def endless_reader(folder: Path) -> Path:
-    """The bundled reader without an end token: each answer has the maximum length."""
+    """The reader of the tests without an end token: each answer has the maximum length."""
     shutil.copytree(READER, folder)
     for name in ("config.json", "generation_config.json"):
         values = json.loads((folder / name).read_text())
