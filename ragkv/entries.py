@@ -152,8 +152,9 @@ class Entries:
         own = self.identity
         theirs = replace(identity, context=own.context, tenant=own.tenant)
         is_chunk = theirs == own
-        is_block = theirs == replace(own, behind="", codec=identity.codec)
-        return is_chunk or is_block
+        # blocks of conversations are encoded behind no neutral text; chunks were, once
+        is_alone = theirs == replace(own, behind="", codec=identity.codec)
+        return is_chunk or (is_alone and identity.context != own.context)
 
 
 def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:

@@ -197,8 +197,9 @@ def _stored_chunk(fused: Span, run: Wanted, frequencies: str) -> Iterator[Span]:
     info = fused.lease.info
     if not run.is_exact:
         yield fused
-    elif info.lossless and not info.is_expected and info.frequencies == frequencies:
-        yield replace(fused, state=SpanState.EXACT)
+    elif not info.is_expected:  # encoded behind the prefix alone, as it stands here
+        is_exact = info.lossless and info.frequencies == frequencies
+        yield replace(fused, state=SpanState.EXACT) if is_exact else fused
     elif len(fused) <= LEADING_TOKENS:
         yield replace(fused, state=SpanState.COMPUTED, lease=None, offset=0, why=Why.LEADING)
     else:

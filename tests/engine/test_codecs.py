@@ -19,10 +19,7 @@ def rounded(request: pytest.FixtureRequest) -> StoreConfig:
     return StoreConfig(codec=request.param)
 
 
-def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact(
-    rounded: StoreConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ragkv.prompt.planning.LEADING_TOKENS", 0)
+def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact(rounded: StoreConfig) -> None:
     with engine_of() as raw, engine_of(store=rounded) as other:
         for engine in (raw, other):
             engine.warm([A, B])

@@ -53,7 +53,7 @@ def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_pat
 def test_a_trained_model_passes_on_prose_and_is_refused_without_re_rotation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    near = Tolerance(agreement=0.9, kl=0.03)
+    near = Tolerance(agreement=0.9, kl=0.04)
     with Engine.from_pretrained(READER) as engine:
         # it was not trained on it
         prose = windows([engine.chunk(text).token_ids for text in PASSAGES])

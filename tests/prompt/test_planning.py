@@ -92,9 +92,9 @@ def reasons(plan: Plan, chunk: int = 0) -> list[str | None]:
         (stored(), EVERYTHING, SpanState.EXACT, None),
         (stored(), NOTHING, SpanState.COMPUTED, "full recompute"),
         (stored(), EXACT_ONLY, SpanState.COMPUTED, "no earlier prompt began like this one"),
-        (stored(codec="int8"), FUSED, SpanState.COMPUTED, "first tokens of a prompt"),
+        (stored(codec="int8"), FUSED, SpanState.FUSED, None),
+        (stored(frequencies="of another"), FUSED, SpanState.FUSED, None),
         (stored(behind="text"), FUSED, SpanState.COMPUTED, "first tokens of a prompt"),
-        (stored(frequencies="of another"), FUSED, SpanState.COMPUTED, "first tokens of a prompt"),
         (MISSING, FUSED, SpanState.COMPUTED, "no usable KV"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ragkv import Engine, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from tests.engine.helpers import A, B, Q, close, engine_of, full_prefill, ids
 from tests.scheduling.helpers import begin
 
@@ -41,8 +41,10 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
         seen = list[bool]()
         owners = list[set[str]]()
 
+        other = engine.with_config(EngineConfig(store=StoreConfig(tenant="second")))
+
         def compute() -> None:
-            with engine.scheduler.turn():
+            with other.scheduler.turn():
                 seen.append(engine.store.lease(identity, tuple(A)) is None)
                 owners.append(engine.scheduler.batch.lock.owners)
 
@@ -60,6 +62,7 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
         # it uses time of whom it is computed for, also in the background
         assert owners == [{"first", "second"}]
         monkeypatch.undo()
+        other.close()
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
 
 
