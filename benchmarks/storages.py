@@ -20,8 +20,8 @@ from benchmarks import report
 from benchmarks.random_model import random_model
 from benchmarks.ttft_world import World
 from ragkv.config import R_STAR
-from ragkv.model.loading import load
 from ragkv.control.controller import OUTCOMES
+from ragkv.model.loading import load
 from tests.store.fakes import ThrottledTier
 
 STORAGES = {
