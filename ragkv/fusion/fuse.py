@@ -61,7 +61,7 @@ class Fused:
 Fusing = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidden (1, R, E)
 
 
-class Choice:
+class RowChoice:
     """Which candidates a prompt recomputes, as its selector says: before, while or after loading."""
 
     def __init__(self, plan: Plan, selector: Selector, ratio: float, seed: int) -> None:
@@ -85,7 +85,7 @@ class Choice:
 def fuse(
     adapter: Adapter,
     plan: Plan,
-    choice: Choice,
+    choice: RowChoice,
     reader: LayerReader,
     allocate: Callable[[], PromptKV],
     record: Recording | None = None,
@@ -241,7 +241,7 @@ class _Placing:
 
 
 def _keep_deviating(
-    layer: int, running: _Running, choice: Choice, slices: Sequence[torch.Tensor]
+    layer: int, running: _Running, choice: RowChoice, slices: Sequence[torch.Tensor]
 ) -> None:
     """From layer 1 on, keep the candidates that deviate most from the stored KV."""
     assert choice.checks is not None

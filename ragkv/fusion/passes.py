@@ -17,7 +17,7 @@ import torch
 from ragkv.model import Adapter, LayerPass, PromptKV, Recording, Rows
 from ragkv.runtime import Check, no_check
 
-from .fuse import Choice, Fused, Fusing, LayerRows, fuse
+from .fuse import RowChoice, Fused, Fusing, LayerRows, fuse
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan
 from .selectors import Selector
@@ -98,7 +98,7 @@ class Fusor:
         of its range. `new_kv` makes the KV of a given capacity; by default the adapter does.
         """
         adapter = self.adapter
-        choice = Choice(plan, selector, ratio, self.seed)
+        choice = RowChoice(plan, selector, ratio, self.seed)
         allocate = partial(new_kv or adapter.new_kv, plan.token_ids.numel() + headroom)
         leases = [span.lease for span in choice.loaded if span.lease is not None]
         layers = adapter.layer_count
