@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, Unpack
@@ -28,7 +28,9 @@ from .prompt import (
     ChunkLike,
     Intake,
     Lookup,
+    NoTurn,
     OwnModel,
+    Past,
     Prefill,
     Prefiller,
     PrefillOptions,
@@ -368,7 +370,7 @@ class Engine(Closing):
     @contextmanager
     def _served(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[Work, Turn, Serving]]:
+    ) -> Iterator[tuple[Work, Turn | NoTurn, Serving]]:
         """What every request begins with: wait for the conversation, lay out the prompt, prefill.
 
         Without `keep` the session is only read: no turn is added.
@@ -379,19 +381,18 @@ class Engine(Closing):
                 "Another server computes this engine's answers, so it makes no KV of prompts."
             )
         self._backend.check(request)
-        kept = session if keep else None
-        with (
-            self.scheduler.request(request.deadline_s, request.cancel) as work,
-            self._conversations.turn(kept, work) as turn,
-        ):
-            past = turn.past if session is None or keep else session.past
-            prompt = self.intake.prompt(request, past)
+        with ExitStack() as held:
+            work = held.enter_context(self.scheduler.request(request.deadline_s, request.cancel))
+            turn: Turn | NoTurn = NoTurn(session.past if session else Past())
+            if session is not None and keep:
+                turn = held.enter_context(self._conversations.turn(session, work))
+            prompt = self.intake.prompt(request, turn.past)
             request = replace(request, max_new_tokens=prompt.answer_tokens)
             session_id = session.session_id if session else ""
             task = Task(request, prompt, work, session_id, keep=turn.keeps)
-            with self._backend.serve(task) as serving:
-                turn.prefilled(prompt, serving.prefill)
-                yield work, turn, serving
+            serving = held.enter_context(self._backend.serve(task))
+            turn.prefilled(prompt, serving.prefill)
+            yield work, turn, serving
 
     def chunk(
         self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None
