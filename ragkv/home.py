@@ -91,7 +91,7 @@ class KnownHome:
         given counts, also if it equals the default. What makes KV useless is logged once.
         """
         for name, stored in self.made_with.get("settings", {}).items():
-            kept = stored or ""  # homes of earlier versions have null for "not given"
+            kept: Any = stored or ""  # homes of earlier versions have null for "not given"
             given = attrgetter(name)(config)
             (group, _, leaf) = name.rpartition(".")
             if isinstance(given, Default):

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
-from .cpu import int8
+from .cpu import int4, int8
 from .fingerprint import remember_rounded_digest
-from .gguf_files import unpacked
+from .gguf_files import GRIDS, unpacked
 from .probe import DEVICES, refuse_unsupported
 
 READER = Path(__file__).parent / "reader"
@@ -78,6 +78,8 @@ def load(
             f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} "
             "first."
         )
+    if (grids := Path(path) / GRIDS).is_file():
+        int4.attach(grids, model)
     if adapter:
         model = _with_adapter(model, adapter)
     try:
