@@ -6,7 +6,7 @@ them, so no tree is needed.
 
 from dataclasses import dataclass, field
 
-from .marks import lowered, raised
+from .marks import lowered, power
 
 # Elements with the same meaning in MathML and OMML.
 _FRACTIONS = ("mfrac", "f")
@@ -68,11 +68,11 @@ def _joined(element: _Element) -> str:
         case (_, 2) if name in _FRACTIONS:
             return f"{_bracketed(parts[0])}/{_bracketed(parts[1])}"
         case (_, 2) if name in _RAISED:
-            return parts[0] + raised(parts[1])
+            return parts[0] + power(parts[1])
         case (_, 2) if name in _LOWERED:
             return parts[0] + lowered(parts[1], parts[0])
         case (_, 3) if name in _BOTH:
-            return parts[0] + lowered(parts[1], parts[0]) + raised(parts[2])
+            return parts[0] + lowered(parts[1], parts[0]) + power(parts[2])
     if name in _ROOTS:
         return f"sqrt({''.join(parts)})"
     if name == "d":  # OMML leaves the brackets of an expression to its properties

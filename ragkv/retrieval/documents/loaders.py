@@ -65,7 +65,7 @@ def _loader(suffix: str) -> Loader:
         case ".html" | ".htm" | ".xhtml":
             from .html import load_html as load
         case ".csv" | ".tsv":
-            from .tables import load_csv as load
+            from .delimited import load_csv as load
         case ".jsonl":
             from .json_lines import load_jsonl as load
         case ".pdf":

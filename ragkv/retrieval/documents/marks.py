@@ -32,8 +32,11 @@ MOST_LETTERS = 26 * 26
 
 def raised(text: str) -> str:
     """A superscript: "6" is "^6", "n+1" is "^(n+1)", "st" stays as it is."""
-    if not text or text in ORDINALS or not any(map(str.isalnum, text)):
-        return text
+    return text if text in ORDINALS or not any(map(str.isalnum, text)) else power(text)
+
+
+def power(text: str) -> str:
+    """An exponent, also one that would be the end of a word."""
     return f"^{_grouped(text)}"
 
 

@@ -20,7 +20,7 @@ from ragkv.errors import DocumentError
 
 from .html import declared_encoding, text_of
 from .reading import FileContent, Loaded, decode, part
-from .tables import lines_of
+from .tables import named_lines
 
 EXTRA = "office"
 # `WORD_STYLES` are headings besides those that mammoth knows.
