@@ -51,7 +51,7 @@ def lowered(text: str, before: str) -> str:
 
 def note_mark(label: str) -> str:
     """The mark of a note, as in Markdown, from what stands for it: "[2]" and "2" are "[^2]"."""
-    return f"[^{label.strip('[]() ')}]"
+    return f"[^{label.strip('[]()^ ')}]"
 
 
 def number_text(number: int, kind: Kind) -> str:
