@@ -5,6 +5,9 @@ them, so no tree is needed.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from lxml import etree
 
 from .marks import lowered, power
 
@@ -57,6 +60,20 @@ class Formula:
         elif len(self._open) > 1:
             element = self._open.pop()
             self._open[-1].parts.append(_joined(element))
+
+
+def formula_text(element: Any) -> str:
+    """The text of a formula that was parsed already, an element of lxml."""
+    formula = Formula()
+    for event, inner in etree.iterwalk(element, events=("start", "end")):
+        if inner is element or not isinstance(inner.tag, str):
+            continue
+        if event == "start":
+            formula.start(etree.QName(inner).localname)
+            formula.data(inner.text or "")
+        else:
+            formula.end()
+    return formula.text
 
 
 def _joined(element: _Element) -> str:

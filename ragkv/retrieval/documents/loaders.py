@@ -71,13 +71,13 @@ def _loader(suffix: str) -> Loader:
         case ".pdf":
             from .pdf import load_pdf as load
         case ".docx":
-            from .office import load_docx as load
+            from .word import load_docx as load
         case ".pptx":
-            from .office import load_pptx as load
+            from .slides import load_pptx as load
         case ".xlsx":
-            from .office import load_xlsx as load
+            from .sheets import load_xlsx as load
         case ".epub":
-            from .office import load_epub as load
+            from .epub import load_epub as load
         case ".eml":
             from .mail import load_mail as load
         case _:
