@@ -43,6 +43,7 @@ SELECTOR_NAMES = (
 )
 # `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
 EXPECTED_CODEC = "int8"
+CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
 
 

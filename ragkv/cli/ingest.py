@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.config import GIB
+from ragkv.config import CHUNK_TOKENS, GIB
 from ragkv.errors import CancelledError, DeadlineError, DocumentError
 from ragkv.runtime import Check, Rate, counted, duration
 
@@ -41,7 +41,7 @@ def ingest(
     options: EngineOptions,
     chunk_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128"),
+        typer.Option(help="Longest chunk, in tokens.", show_default=str(CHUNK_TOKENS)),
     ] = None,
     encoding: Annotated[
         str | None,
