@@ -212,9 +212,9 @@ def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path)
     file = tmp_path / "x.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     assert sample_files.load(file) == [
-        Document("a", "one", str(file), {"title": "T", "year": 1}),
-        Document("7", "two", "here"),
-        Document(f"{file}#3", "three", str(file)),
+        Document(f"{file}/a", "one", str(file), {"title": "T", "year": 1}),
+        Document(f"{file}/7", "two", "here"),
+        Document(f"{file}/line 3", "three", str(file)),
     ]
 
 

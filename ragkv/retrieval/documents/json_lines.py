@@ -29,9 +29,8 @@ def load_jsonl(content: FileContent) -> Loaded:
             found = (document.content_hash(), number)
             first, before = seen.setdefault(document.id, found)
             if first != found[0]:
-                raise DocumentError(
-                    f"line {before} has the id {document.id!r}, too. Give each its own."
-                )
+                name = document.id.removeprefix(f"{content.path.absolute()}/")
+                raise DocumentError(f"line {before} has the id {name!r}, too. Give each its own.")
         except DocumentError as error:
             yield DocumentError(f"{content.path}, line {number}: {error}")
         else:

@@ -139,27 +139,25 @@ def test_documents_that_a_file_no_longer_holds_are_deleted_unless_it_has_a_bad_l
     file.write_text('{"id": "two", "text": "The new two."}\n{\n')
     outcome = ingest(rag, file).files[0]
     assert outcome.status == "failed" and "line 2" in outcome.reason
-    assert sorted(rag.index.document_ids()) == ["one", "two"]
+    assert sorted(rag.index.document_ids()) == [f"{file}/one", f"{file}/two"]
     file.write_text('{"id": "two", "text": "The two."}\n')
     report = ingest(rag, file)
-    assert (report.index.deleted, statuses(report)) == (("one",), {"lines.jsonl": "changed"})
-    assert rag.index.document_ids() == ["two"]
+    assert (report.index.deleted, statuses(report)) == (
+        (f"{file}/one",),
+        {"lines.jsonl": "changed"},
+    )
+    assert rag.index.document_ids() == [f"{file}/two"]
 
 
-def test_an_id_in_two_files_fails_in_the_second_whichever_file_changed(
-    rag: Rag, tmp_path: Path
-) -> None:
-    first = tmp_path / "a.jsonl"
-    second = tmp_path / "b.jsonl"
-    forty_files.append_line(first, id="one", text="The first.")
-    forty_files.append_line(second, id="one", text="Another.")
+def test_an_id_counts_within_its_file(rag: Rag, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name, text in (("a.jsonl", "The first."), ("b.jsonl", "The second."), ("deep/a.jsonl", "3")):
+        forty_files.append_line(tmp_path / name, id="one", text=text)
+    (tmp_path / "a.jsonl#one").write_text("Named like a document.")
     for _ in range(2):
-        report = ingest(rag, tmp_path)
-        assert statuses(report)["b.jsonl"] == "failed"
-        assert "'one' is in" in next(
-            outcome.reason for outcome in report.files if outcome.status == "failed"
-        )
-        assert [passage.text for passage in rag.index.passages()] == ["The first."]
+        ingest(rag, tmp_path)
+        texts = {passage.text for passage in rag.index.passages()}
+        assert texts == {"The first.", "The second.", "3", "Named like a document."}
 
 
 def test_files_that_fail_are_logged_so_a_script_loses_none_silently(
