@@ -7,6 +7,7 @@ file after another.
 
 import contextlib
 import multiprocessing
+import os
 import resource
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -74,7 +75,7 @@ class LoneParser(Closing):
             self._pool = ProcessPool(
                 max_workers=1,
                 context=context,
-                initializer=_limit_memory,
+                initializer=_limit_process,
                 initargs=(self._memory_bytes,),
             )
         return self._pool
@@ -96,7 +97,11 @@ def _load(
         return error
 
 
-def _limit_memory(memory_bytes: int) -> None:
+def _limit_process(memory_bytes: int) -> None:
+    """No output, because libraries quote what they read, and so much memory more than now."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
     with contextlib.suppress(OSError, ValueError):  # Linux only
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + memory_bytes, held + memory_bytes))

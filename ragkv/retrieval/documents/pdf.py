@@ -98,7 +98,7 @@ class _Letter:
     height: float
 
 
-class _Line:
+class _Page:
     """Puts the letters of a page together, with marks before raised and lowered ones."""
 
     def __init__(self) -> None:
@@ -108,21 +108,31 @@ class _Line:
         self._base: _Letter | None = None  # the last letter of full height
         self._last: _Letter | None = None
         self._breaks = False  # the line seems to end here
+        self._is_spaced = False  # white space stands here
+        self._drawn = set[tuple[str, float, float]]()
 
     def space(self, text: str) -> None:
         """White space, of the text or added by PDFium."""
         if "\n" in text or "\r" in text:
             self._breaks = True
         else:
-            self._end_script()
-            self._parts.append(text)
+            self._is_spaced = True
 
     def letter(self, text: str, at: _Letter) -> None:
+        """The next letter. One that was drawn at this place before is left out: some programs print
+        a page twice.
+        """
+        key = (text, round(at.x, 1), round(at.y, 1))
+        if key in self._drawn:
+            return
+        self._drawn.add(key)
         shift = self._shift_of(at)
         if self._breaks:
             self._break(at, shift)
-        elif not shift and self._is_after_a_number(at):
+        elif self._is_spaced or (not shift and self._is_after_a_number(at)):
+            self._end_script()
             self._parts.append(" ")
+        self._is_spaced = False
         if shift != self._shift:
             self._end_script()
             self._shift = shift
@@ -157,7 +167,7 @@ class _Line:
             self._end_script()
             self._shift = 0
             self._parts.append("\n")
-        elif at.x - last.right > SPACE * at.height and not self._parts[-1].endswith(" "):
+        elif self._is_spaced or at.x - last.right > SPACE * at.height:
             self._end_script()
             self._shift = 0
             self._parts.append(" ")
@@ -183,7 +193,7 @@ def _page_text(pdfium: Any, page: Any) -> str:
     """The text of a page of PDFium, with `HYPHEN` where a word is broken."""
     raw = pdfium.raw
     text_page = page.get_textpage()
-    line = _Line()
+    made = _Page()
     x = ctypes.c_double()
     y = ctypes.c_double()
     box = raw.FS_RECTF()
@@ -196,13 +206,13 @@ def _page_text(pdfium: Any, page: Any) -> str:
         text = high + text
         high = ""
         if text.isspace():
-            line.space(text)
+            made.space(text)
             continue
         raw.FPDFText_GetCharOrigin(text_page, number, x, y)
         raw.FPDFText_GetLooseCharBox(text_page, number, box)
-        line.letter(text, _Letter(x.value, y.value, box.right, box.top - box.bottom or 1.0))
+        made.letter(text, _Letter(x.value, y.value, box.right, box.top - box.bottom or 1.0))
     text_page.close()
-    return line.text() + high
+    return made.text() + high
 
 
 def _unbroken(pages: list[str]) -> list[str]:

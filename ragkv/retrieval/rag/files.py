@@ -71,7 +71,7 @@ class FileOptions:
     encoding: str | None = None
     prune: bool = False  # delete the documents of files that are gone from the given folders
     limits: ParseLimits = UNLIMITED
-    load: Load = load_bytes  # or that of a `LoneParser`, which limits time and memory
+    load: Load | None = None  # `load_bytes`, or that of a `LoneParser` with its limits
     on_file: Callable[[FileProgress], None] | None = None
     on_indexed: Callable[[], None] | None = None  # questions find all passages by their words now
     on_embed: Progress | None = None
@@ -251,9 +251,8 @@ class FileReader:
         return FileOutcome(shown, "unchanged", printable(reason), tuple(record.documents))
 
     def _put(self, path: Path, shown: str, data: bytes, record: FileRecord) -> FileOutcome:
-        loaded = list(
-            self._options.load(path, data, self._options.encoding, self._options.limits)
-        )
+        load = self._options.load or load_bytes
+        loaded = list(load(path, data, self._options.encoding, self._options.limits))
         documents = [one for one in loaded if isinstance(one, Document)]
         errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
         report = self._index.ingest(documents, file=None if errors else record, embed=False)
