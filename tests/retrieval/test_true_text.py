@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - inputs and what is expected of them, a case a line
 """What a reader sees in a file is what the model gets: numbers, marks, formats, names of columns,
 order. What is left out is told.
 """
@@ -65,9 +66,7 @@ def test_raised_text_never_becomes_digits_of_the_number_before_it(
     assert text("a.html", markup) == expected
     if "epub" not in markup:
         container = '<c xmlns="u"><rootfile full-path="b.opf"/></c>'
-        book = (
-            '<p><manifest><item id="a" href="a.x"/></manifest><spine><itemref idref="a"/></spine></p>'
-        )
+        book = '<p><manifest><item id="a" href="a.x"/></manifest><spine><itemref idref="a"/></spine></p>'
         files = {"META-INF/container.xml": container, "b.opf": book, "a.x": markup}
         assert text("a.epub", sample_files.zipped(files)) == expected
 
@@ -176,7 +175,9 @@ def test_a_style_can_number_paragraphs_and_make_them_headings() -> None:
         '<w:style w:type="paragraph" w:styleId="Part"><w:name w:val="Part"/><w:pPr><w:numPr>'
         '<w:numId w:val="1"/></w:numPr><w:outlineLvl w:val="1"/></w:pPr></w:style>'
     )
-    body = item("Rent", style="Part") + item("is due.", style="Clause") + item("No.", style="Clause")
+    body = (
+        item("Rent", style="Part") + item("is due.", style="Clause") + item("No.", style="Clause")
+    )
     made = word_with_lists(body, LEVELS, styles=styles)
     assert text("a.docx", made) == "## 1. Rent\n\n  1.1 is due.\n  1.2 No."
 
@@ -190,7 +191,9 @@ def saved(made: Any) -> bytes:
     return out.getvalue()
 
 
-def sheet(*rows: tuple[object, ...], change: Callable[[Any, Any], object] = lambda b, s: 0) -> bytes:
+def sheet(
+    *rows: tuple[object, ...], change: Callable[[Any, Any], object] = lambda *_: None
+) -> bytes:
     import openpyxl
 
     book = openpyxl.Workbook()
@@ -222,7 +225,9 @@ def sheet(*rows: tuple[object, ...], change: Callable[[Any, Any], object] = lamb
 def test_a_cell_has_the_text_that_a_spreadsheet_shows(
     value: object, code: str, expected: str
 ) -> None:
-    data = sheet(("name", "value"), ("x", value), change=lambda _, s: setattr(s["B2"], "number_format", code))
+    data = sheet(
+        ("name", "value"), ("x", value), change=lambda _, s: setattr(s["B2"], "number_format", code)
+    )
     assert text("a.xlsx", data) == f"# Sheet\n\nname: x; value: {expected}"
 
 
@@ -245,7 +250,7 @@ def test_hidden_sheets_rows_and_columns_are_left_out_and_told_but_filtered_rows_
         "sheet Sheet: 1 hidden row; sheet Sheet: 1 hidden column; sheet Salaries, which is hidden"
     )
 
-    def filtered(book: Any, one: Any) -> None:
+    def filtered(_: Any, one: Any) -> None:
         one.auto_filter.ref = "A1:C4"
         one.auto_filter.add_filter_column(0, ["1"])
         one.row_dimensions[3].hidden = True
@@ -456,7 +461,10 @@ def test_a_word_file_is_read_as_it_is_shown(body: str, expected: str, told: str)
     [
         ("<x-card><template shadowrootmode=open><p>shown</p></template></x-card>", "shown"),
         ("<template><p>not shown</p></template>yes", "yes"),
-        ("<span class='katex'><math><mi>E</mi></math><span class='katex-html'>E</span></span>", "E"),
+        (
+            "<span class='katex'><math><mi>E</mi></math><span class='katex-html'>E</span></span>",
+            "E",
+        ),
     ],
 )
 def test_a_page_is_read_as_it_is_shown(markup: str, expected: str) -> None:
@@ -507,7 +515,9 @@ def test_formats_are_read_under_all_their_names_and_without_one(
     assert text(name, data) == (text("a.docx", expected()) if callable(expected) else expected)
 
 
-@pytest.mark.parametrize(("name", "data"), [("a.ipynb", "{}"), ("a.srt", "no times"), ("x", b"\x7fE\0")])
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.ipynb", "{}"), ("a.srt", "no times"), ("x", b"\x7fE\0")]
+)
 def test_what_only_has_the_name_of_a_format_is_refused(name: str, data: bytes | str) -> None:
     with pytest.raises(DocumentError):
         text(name, data)

@@ -64,7 +64,7 @@ class LoneParser(Closing):
     def close(self) -> None:
         """End the process. May be called twice."""
         if self._pool is not None:
-            self._pool.stop()
+            self._pool.stop()  # type: ignore[no-untyped-call]
             self._pool.join()
             self._pool = None
 

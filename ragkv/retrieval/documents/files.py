@@ -21,8 +21,30 @@ _TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex
 _TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
 # `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a
 # folder may have.
-_FORMATS = """.html .htm .xhtml .csv .tsv .tab .jsonl .ndjson .ipynb .pdf .docx .docm .dotx .dotm .pptx .pptm .xlsx
-    .xlsm .xltx .xltm .epub .eml""".split()
+_FORMATS = [
+    ".html",
+    ".htm",
+    ".xhtml",
+    ".csv",
+    ".tsv",
+    ".tab",
+    ".jsonl",
+    ".ndjson",
+    ".ipynb",
+    ".pdf",
+    ".docx",
+    ".docm",
+    ".dotx",
+    ".dotm",
+    ".pptx",
+    ".pptm",
+    ".xlsx",
+    ".xlsm",
+    ".xltx",
+    ".xltm",
+    ".epub",
+    ".eml",
+]
 LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
 MARKDOWN = frozenset({".md", ".markdown", ".mdx", ".rmd", ".qmd"})
 KNOWN = "text, source code, subtitles, " + " ".join(_FORMATS)

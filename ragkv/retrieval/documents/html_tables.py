@@ -114,9 +114,7 @@ def tabbed(row: dict[int, Cell]) -> str:
 
 def is_layout(cells: Iterable[Cell]) -> bool:
     """Whether a row is for layout: a cell has several paragraphs, a heading or code."""
-    return any(
-        "\n\n" in cell.text or cell.text.startswith(("#", "```", "~~~")) for cell in cells
-    )
+    return any("\n\n" in cell.text or cell.text.startswith(("#", "```", "~~~")) for cell in cells)
 
 
 def _names_columns(row: dict[int, Cell]) -> bool:

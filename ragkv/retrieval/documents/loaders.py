@@ -17,7 +17,9 @@ from .reading import UNLIMITED, FileContent, Loaded, Loader, ParseLimits
 
 # What a file without an ending is stands in its first `SEEN_BYTES`.
 SEEN_BYTES = 4096
-_MAIL = re.compile(rb"^(?:Received|From|Message-ID):[ \t].*?^(?:Subject|Date|To):[ \t]", re.M | re.S | re.I)
+_MAIL = re.compile(
+    rb"^(?:Received|From|Message-ID):[ \t].*?^(?:Subject|Date|To):[ \t]", re.M | re.S | re.I
+)
 
 
 def load_bytes(
@@ -99,7 +101,12 @@ def _kind_within(data: bytes) -> str:
     """The ending that a file without one would have, by how it begins; "": it is text."""
     head = data[:SEEN_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n")
     if head.startswith(b"PK\x03\x04"):
-        parts = {b"word/": ".docx", b"ppt/": ".pptx", b"xl/": ".xlsx", b"META-INF/container": ".epub"}
+        parts = {
+            b"word/": ".docx",
+            b"ppt/": ".pptx",
+            b"xl/": ".xlsx",
+            b"META-INF/container": ".epub",
+        }
         return next((kind for part, kind in parts.items() if part in data), "")
     if head.startswith(b"%PDF-"):
         return ".pdf"

@@ -8,7 +8,32 @@ slide and a PDF.
 from typing import Literal
 
 # Raised ends of words that are read as a part of them: "1st", "5e", "Mme", "TM".
-ORDINALS = frozenset("st nd rd th er re e ème eme ère o a º ª os as TM SM R me mme lle".split())
+ORDINALS = frozenset(
+    [
+        "st",
+        "nd",
+        "rd",
+        "th",
+        "er",
+        "re",
+        "e",
+        "ème",
+        "eme",
+        "ère",
+        "o",
+        "a",
+        "º",
+        "ª",
+        "os",
+        "as",
+        "TM",
+        "SM",
+        "R",
+        "me",
+        "mme",
+        "lle",
+    ]
+)
 Kind = Literal["decimal", "padded", "letter", "LETTER", "repeated", "REPEATED", "roman", "ROMAN"]
 _ROMAN = (
     (1000, "m"),

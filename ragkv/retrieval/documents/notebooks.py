@@ -20,7 +20,9 @@ def load_notebook(content: FileContent) -> Loaded:
     lost = list[str]()
     with content.parsing("a notebook"):
         book = json.loads(content.text())
-        if not isinstance(book, dict) or not isinstance(book.get("cells", book.get("worksheets")), list):
+        if not isinstance(book, dict) or not isinstance(
+            book.get("cells", book.get("worksheets")), list
+        ):
             raise DocumentError(
                 f"{content.path} is not a notebook: it has no cells. Rename it to .json to read it "
                 "as it is."

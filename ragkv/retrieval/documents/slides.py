@@ -95,7 +95,9 @@ def _frame_text(frame: Any) -> str:
         element = paragraph._p
         level = paragraph.level
         numbered = element.find(f"{A}pPr/{A}buAutoNum")
-        for key in [key for key in counts if key[0] > level or (key[0] == level and numbered is None)]:
+        for key in [
+            key for key in counts if key[0] > level or (key[0] == level and numbered is None)
+        ]:
             del counts[key]
         mark = ""
         if numbered is not None:
@@ -109,7 +111,8 @@ def _frame_text(frame: Any) -> str:
 
 
 def _number(number: int, look: str) -> str:
-    kind = next((kind for name, kind in _KINDS.items() if look.startswith(name)), "decimal")
+    kinds = (kind for name, kind in _KINDS.items() if look.startswith(name))
+    kind: Kind = next(kinds, "decimal")
     around = next((form for end, form in _AROUND.items() if look.endswith(end)), "{}.")
     return around.format(number_text(number, kind))
 

@@ -32,7 +32,7 @@ def _spoken(text: str) -> Iterator[str]:
     for block in re.split(r"\n[ \t]*\n", text.strip("\ufeff\n")):
         lines = block.split("\n")
         at = next((at for at, line in enumerate(lines[:3]) if _TIMES.fullmatch(line)), None)
-        if at is None or lines[0].startswith(_HIDDEN) and at > 1:
+        if at is None or (lines[0].startswith(_HIDDEN) and at > 1):
             continue
         shown = [_plain(line) for line in lines[at + 1 :]]
         new = [line for line in shown if line and line not in before[-3:]]

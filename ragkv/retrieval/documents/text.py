@@ -20,7 +20,9 @@ DECLARED_BYTES = 4096
 _CODING = re.compile(rb"\A(?:[^\n]*\n)?[ \t\f]*(?:#|%|//|;|--)[^\n]*?coding[:=][ \t]*([-\w.]+)")
 _INPUTENC = re.compile(rb"\\usepackage\s*\[([-\w]+)\]\s*\{inputenc\}")
 # Colours and other orders to a terminal; and a letter that was struck over by the next.
-_TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|.\x08")
+_TERMINAL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|.\x08"
+)
 _ESCAPES = re.compile(r"(?<!\\)((?:\\\\)*)((?:\\u[0-9a-fA-F]{4})+)")
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 # A cell of the line between the names and the rows of a table.
@@ -74,7 +76,9 @@ def _referred(found: re.Match[str]) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    return all(char.isprintable() and char > "\x7f" and not "\ud800" <= char < "\ue000" for char in text)
+    return all(
+        char.isprintable() and char > "\x7f" and not "\ud800" <= char < "\ue000" for char in text
+    )
 
 
 def _with_named_rows(text: str) -> Iterator[str]:

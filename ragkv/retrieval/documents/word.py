@@ -21,7 +21,7 @@ from .archives import CORE, EXTRA, opened_archive, parsed_xml, title_in, unpacke
 from .formulas import formula_text
 from .html import WRITTEN, text_of
 from .reading import FileContent, Loaded
-from .word_numbers import MOST_LEVELS, NS, W, Numbering, Styles
+from .word_numbers import MOST_LEVELS, NS, Numbering, Styles, W
 
 MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 CHOICE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Choice"
@@ -107,7 +107,10 @@ def _rewrite(root: Any, styles: Styles, numbering: Numbering, counts: Counter[st
             case "p":
                 _rewrite_paragraph(element, styles, numbering)
             case "r":
-                if styles.is_hidden(element.find("w:rPr", NS)) and element.find("w:t", NS) is not None:
+                if (
+                    styles.is_hidden(element.find("w:rPr", NS))
+                    and element.find("w:t", NS) is not None
+                ):
                     counts["hidden text"] += 1
                     _remove(element)
             case "br":

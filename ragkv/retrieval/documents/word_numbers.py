@@ -6,7 +6,7 @@ one abstract list count on from each other, unless one of them has a start of it
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .marks import Kind, number_text
@@ -69,7 +69,9 @@ class Styles:
     """The styles of a file, by their ids."""
 
     def __init__(self, root: Any) -> None:
-        self._styles = {str(one.get(f"{W}styleId")): _style(one) for one in root.iterfind("w:style", NS)}
+        self._styles = {
+            str(one.get(f"{W}styleId")): _style(one) for one in root.iterfind("w:style", NS)
+        }
         default = root.find("w:style[@w:default='1'][@w:type='paragraph']", NS)
         self._default = "" if default is None else str(default.get(f"{W}styleId"))
 
@@ -125,9 +127,9 @@ class Numbering:
                     self._of_style[(abstract, style)] = at
         self._lists = {str(one.get(f"{W}numId")): _list(one) for one in root.iterfind("w:num", NS)}
         for abstract, style_id in links.items():
-            for _, style in styles.chain(style_id):
-                if style.list_id in self._lists:
-                    linked = self._lists[style.list_id].abstract
+            for _, based in styles.chain(style_id):
+                if based.list_id in self._lists:
+                    linked = self._lists[based.list_id].abstract
                     self._abstract[abstract] = self._abstract.get(linked, {})
                     break
         self._counts = dict[str, dict[int, int]]()  # abstract list -> level -> number

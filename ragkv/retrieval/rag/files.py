@@ -34,9 +34,7 @@ FileStatus = Literal[
 Load = Callable[[Path, bytes, str | None, ParseLimits], Iterable[Document | DocumentError]]
 # A higher `LOADER_VERSION` has files read again, when loaders make another text of them.
 LOADER_VERSION = "3"
-GONE = (
-    "its text stays in the index; delete it with --prune (in Python, FileOptions(prune=True))"
-)
+GONE = "its text stays in the index; delete it with --prune (in Python, FileOptions(prune=True))"
 # A file that changed less than `SETTLED_NS` before it was read may change again at the same time.
 SETTLED_NS = 2_000_000_000
 
@@ -265,9 +263,7 @@ class FileReader:
         lost = "; ".join(loss for document in documents for loss in document.metadata.get(LOST, ()))
         reason = f"not read: {lost}" if lost else ""
         is_changed = report.changed or report.deleted
-        status: FileStatus = (
-            "changed" if is_changed else "added" if report.added else "unchanged"
-        )
+        status: FileStatus = "changed" if is_changed else "added" if report.added else "unchanged"
         if status == "added" and (old := self._gone.pop(record.digest, None)) is not None:
             # The texts are in the index under the new name, so no KV is deleted with the old one.
             self._changed(self._index.delete_file(old))
