@@ -40,8 +40,8 @@ class Splitter:
     """Cuts documents into passages of at most `tokens` tokens, at headings, paragraphs, lines,
     sentences or words.
 
-    A document that fits stays whole. Headings are looked for in Markdown only: by the source's suffix, or by `metadata["format"] ==
-    "markdown"`.
+    A document that fits stays whole. Headings are looked for in Markdown only: by the source's
+    suffix, or by `metadata["format"] == "markdown"`.
     """
 
     # tokens of a text, without special tokens

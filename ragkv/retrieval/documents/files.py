@@ -12,7 +12,8 @@ from typing import Literal
 
 # `_TEXT_SUFFIXES` are the usual endings of source code, configuration and markup, which are read as
 # plain text.
-_TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex .log .json .jsonc .geojson .xml .yaml .yml .toml .ini .cfg .conf
+_TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex .log .json .jsonc .geojson
+    .xml .yaml .yml .toml .ini .cfg .conf
     .properties .bib .po .srt .vtt
     .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
     .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
@@ -21,7 +22,7 @@ _TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex
 _TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
 # `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a
 # folder may have.
-_FORMATS = [
+_FORMATS = (
     ".html",
     ".htm",
     ".xhtml",
@@ -44,7 +45,7 @@ _FORMATS = [
     ".xltm",
     ".epub",
     ".eml",
-]
+)
 LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
 MARKDOWN = frozenset({".md", ".markdown", ".mdx", ".rmd", ".qmd"})
 KNOWN = "text, source code, subtitles, " + " ".join(_FORMATS)

@@ -9,30 +9,10 @@ from typing import Literal
 
 # Raised ends of words that are read as a part of them: "1st", "5e", "Mme", "TM".
 ORDINALS = frozenset(
-    [
-        "st",
-        "nd",
-        "rd",
-        "th",
-        "er",
-        "re",
-        "e",
-        "ème",
-        "eme",
-        "ère",
-        "o",
-        "a",
-        "º",
-        "ª",
-        "os",
-        "as",
-        "TM",
-        "SM",
-        "R",
-        "me",
-        "mme",
-        "lle",
-    ]
+    {"st", "nd", "rd", "th"}
+    | {"er", "re", "e", "ème", "eme", "ère", "me", "mme", "lle"}
+    | {"o", "a", "º", "ª", "os", "as"}
+    | {"TM", "SM", "R"}
 )
 Kind = Literal["decimal", "padded", "letter", "LETTER", "repeated", "REPEATED", "roman", "ROMAN"]
 _ROMAN = (

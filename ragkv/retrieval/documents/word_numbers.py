@@ -233,7 +233,8 @@ def _list(element: Any) -> _List:
         start = _whole(_value(override, "w:startOverride"), None)
         if start is not None:
             starts[level] = start
-        levels |= {level: own for own in _levels(override).values()}
+        for own in _levels(override).values():
+            levels[level] = own
     return _List(_value(element, "w:abstractNumId"), levels, starts)
 
 
