@@ -183,12 +183,18 @@ def test_no_entity_of_an_office_file_is_resolved(
 
 @pytest.mark.parametrize(
     ("name", "library"),
-    [("a.docx", "mammoth"), ("a.pptx", "pptx"), ("a.xlsx", "openpyxl"), ("a.pdf", "pypdf")],
+    [
+        ("a.docx", "mammoth"),
+        ("a.pptx", "pptx"),
+        ("a.xlsx", "openpyxl"),
+        ("a.pdf", "pypdf"),
+        ("a.pdf", "pypdfium2"),
+    ],
 )
 def test_a_file_without_its_extra_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
 ) -> None:
-    extra = "pdf" if library == "pypdf" else "office"
+    extra = "pdf" if library.startswith("pypdf") else "office"
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError, match=rf'pip install "ragkv\[{extra}\]"'):
         load(tmp_path, name, b"PK")
