@@ -4,6 +4,7 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,12 @@ def shared_string(n: int) -> bytes:
         sample_files.xlsx(), sheet1=f"<worksheet {SHEET}><sheetData>{cells}</sheetData></worksheet>"
     )
     with zipfile.ZipFile(io.BytesIO(book)) as archive:
-        files: dict[str, str | bytes] = {name: archive.read(name) for name in archive.namelist()}
+        files: dict[str, Any] = {name: archive.read(name) for name in archive.namelist()}
     files["xl/sharedStrings.xml"] = f"<sst {SHEET}><si><t>{'mill ' * 4000}</t></si></sst>"
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    part = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'
+    types = "[Content_Types].xml"
+    files[types] = files[types].decode().replace("</Types>", part)
     return sample_files.zipped(files)
 
 

@@ -34,8 +34,10 @@ LOST = "lost"
 # `NAMED_LOSSES` lost parts of a file are named, the others are counted.
 NAMED_LOSSES = 5
 # A file becomes at most `CHARS_PER_BYTE` characters for each of its bytes, unpacked. A table whose
-# long column names stand in each row has up to 60. Small files may become `LEAST_CHARS`.
+# long column names stand in each row has up to 60. Text shrinks to a tenth when it is packed, so
+# more than `CHARS_PER_PACKED_BYTE` are no text. Small files may become `LEAST_CHARS`.
 CHARS_PER_BYTE = 64
+CHARS_PER_PACKED_BYTE = 16 * CHARS_PER_BYTE
 LEAST_CHARS = 200_000
 # Python's own encodings, which no file declares. Punycode takes quadratic time.
 NO_FILE_ENCODINGS = {"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"}
@@ -115,7 +117,10 @@ class FileContent:
         A small file can name a long text a thousand times. `size_bytes` is the size of the file
         when it is unpacked; `None`: it is not packed.
         """
-        most = max(LEAST_CHARS, CHARS_PER_BYTE * (size_bytes or len(self.data)))
+        most = CHARS_PER_BYTE * len(self.data)
+        if size_bytes is not None:
+            most = min(CHARS_PER_BYTE * size_bytes, CHARS_PER_PACKED_BYTE * len(self.data))
+        most = max(LEAST_CHARS, most)
         if self.limits.document_chars is not None:
             most = min(most, self.limits.document_chars)
         chars = 0
