@@ -6,6 +6,7 @@ from . import openmp
 from .addresses import is_loopback
 from .batches import Check, acquired, check_stopped, no_check, stopped_by
 from .brief import brief
+from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
 from .files import cache_folder, examples, make_private_folder, replace_file, sync
@@ -16,6 +17,7 @@ from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
 
 __all__ = [
+    "ByteCache",
     "Check",
     "Closing",
     "FairLock",
@@ -28,6 +30,7 @@ __all__ = [
     "available_bytes",
     "brief",
     "cache_folder",
+    "cached_by_bytes",
     "check_stopped",
     "cores",
     "counted",
