@@ -11,7 +11,13 @@ from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
 from .files import cache_folder, examples, make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
-from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory
+from .memory import (
+    available_bytes,
+    freeze_objects,
+    limit_arenas,
+    limit_kernel_caches,
+    release_memory,
+)
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
@@ -43,6 +49,7 @@ __all__ = [
     "examples",
     "freeze_objects",
     "is_loopback",
+    "limit_arenas",
     "limit_kernel_caches",
     "load",
     "make_private_folder",
