@@ -10,6 +10,7 @@ from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
 from .files import cache_folder, examples, make_private_folder, replace_file, sync
+from .full_disk import is_disk_full, making_room
 from .lease_pool import LeasePool
 from .memory import (
     available_bytes,
@@ -48,11 +49,13 @@ __all__ = [
     "duration",
     "examples",
     "freeze_objects",
+    "is_disk_full",
     "is_loopback",
     "limit_arenas",
     "limit_kernel_caches",
     "load",
     "make_private_folder",
+    "making_room",
     "no_check",
     "openmp",
     "release_memory",
