@@ -19,12 +19,14 @@ from .memory import (
     limit_kernel_caches,
     release_memory,
 )
+from .own_files import DAMAGED, read_own
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
 
 __all__ = [
     "ByteCache",
+    "DAMAGED",
     "Check",
     "Closing",
     "FairLock",
@@ -58,6 +60,7 @@ __all__ = [
     "making_room",
     "no_check",
     "openmp",
+    "read_own",
     "release_memory",
     "replace_file",
     "seconds_of",

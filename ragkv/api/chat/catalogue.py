@@ -22,7 +22,7 @@ from typing import Any
 
 from ragkv.config import MIB
 from ragkv.engine import Engine
-from ragkv.runtime import ByteCache, replace_file
+from ragkv.runtime import DAMAGED, ByteCache, replace_file
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Chunk
 
@@ -200,6 +200,6 @@ class Forms:
             return []
         found = []
         for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError):  # a kill may have cut the last line
+            with contextlib.suppress(*DAMAGED):  # a kill may have cut the last line
                 found.append(tuple(int(token) for token in json.loads(line)))
         return [ids for ids in found if ids]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, StoreError
-from ragkv.runtime import Closing, FileState, create_private, replace_file, state_of
+from ragkv.runtime import DAMAGED, Closing, FileState, create_private, replace_file, state_of
 from ragkv.store import EntryKey
 
 log = logging.getLogger(__name__)
@@ -268,7 +268,7 @@ class DeletionFollower(Closing):
             # A replica without entries lacks nothing of what is not kept; what is kept may be of a
             # killed replica.
             return Position() if self._engine.store.sample(1) else self._journal.start()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *DAMAGED) as error:
             log.warning(
                 "%s cannot be read (%s): all notes of deletions are followed again.",
                 self._path,
