@@ -9,7 +9,14 @@ from .brief import brief
 from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
-from .files import cache_folder, examples, make_private_folder, replace_file, sync
+from .files import (
+    cache_folder,
+    examples,
+    make_private_folder,
+    only_owner_writes,
+    replace_file,
+    sync,
+)
 from .full_disk import is_disk_full, making_room
 from .lease_pool import LeasePool
 from .memory import (
@@ -59,6 +66,7 @@ __all__ = [
     "make_private_folder",
     "making_room",
     "no_check",
+    "only_owner_writes",
     "openmp",
     "read_own",
     "release_memory",
