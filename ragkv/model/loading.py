@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
 from .cpu import int4, int8
-from .fingerprint import remember_rounded_digest
 from .gguf_files import GRIDS, unpacked
 from .probe import DEVICES, refuse_unsupported
 

@@ -23,7 +23,7 @@ from ..bodies.chat import ChatRequest
 from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.documents import Strict
 from ..chat_completion import ChatCompletion
-from ..errors import ApiError
+from ..errors import ApiError, not_found
 from ..keys import Principal
 from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
 from ..sse import Stream
@@ -154,6 +154,14 @@ class OllamaRequest(Strict):
         return found
 
 
+class ShowRequest(Strict):
+    """Which model to show."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field(validation_alias=AliasChoices("model", "name"))
+
+
 @router.get("/version")
 async def version() -> dict[str, str]:
     """ragkv's version."""
@@ -173,12 +181,17 @@ async def tags(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, An
 
 @router.post("/show")
 async def show(
-    body: dict[str, Any], service: ServiceDep, executor: TenantExecutorDep
+    body: ShowRequest, service: ServiceDep, executor: TenantExecutorDep
 ) -> dict[str, Any]:
-    """What is known of a model."""
-    name = str(body.get("model") or body.get("name"))
-    service.collection_of(name.removesuffix(":latest"))  # raises for an unknown model
-    found = await executor.run(lambda tenant: _described(service, tenant, name))
+    """What is known of a model. Raises `ApiError` for one that `/api/tags` does not list."""
+    collection = service.collection_of(body.model.removesuffix(":latest"))
+
+    def work(tenant: Tenant) -> dict[str, Any]:
+        if collection is not None and tenant.collections.folders.key(collection) is None:
+            raise not_found("collection", collection, "model")
+        return _described(service, tenant, body.model)
+
+    found = await executor.run(work)
     return {**found, "capabilities": ["completion", "tools"], "template": "", "parameters": ""}
 
 
