@@ -237,7 +237,8 @@ class ChatCompletion:
 
     def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:
         documents = tuple(
-            ChatDocument(source.text, {"source": source.source}) for source in sources
+            ChatDocument(source.text, {"source": source.source, "number": source.number})
+            for source in sources
         )
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
@@ -266,8 +267,7 @@ class ChatCompletion:
         sources: list[SourceBody],
         found: FoundCalls,
     ) -> ChatResponse:
-        by_text = {source.text: source.number for source in sources}
-        numbers = [by_text.get(chunk.text) for chunk in _without_opening(prompt.chunks)]
+        numbers = [chunk.metadata.get("number") for chunk in _without_opening(prompt.chunks)]
         parts = [
             part
             for one in self.body.messages
