@@ -39,6 +39,9 @@ MOST_UNKNOWN = 0.02
 
 log = logging.getLogger(__name__)
 
+# Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
+PER_TOKEN = 512
+
 
 class Encoder:
     """Makes the entries of chunks, and of the prefix, which it keeps in memory."""
@@ -99,6 +102,11 @@ class Encoder:
             if is_exact and CODECS[self.alone.codec].lossless
             else self.identities
         )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The bytes of a token's KV as it is stored: a codec may make it smaller."""
+        return self.entry_bytes(PER_TOKEN) // PER_TOKEN
 
     def entry_bytes(self, tokens: int, identity: Identity | None = None) -> int:
         """Stored bytes of an entry, by default of a chunk to be fused."""
