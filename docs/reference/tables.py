@@ -95,7 +95,7 @@ def _settings(
     for field in dataclasses.fields(cls):
         if names and field.name not in names:
             continue
-        says = re.search(rf"^    {field.name}: .*?  # (.*)$", lines, re.MULTILINE)
+        says = _comment_of(field.name, lines)
         group = next(
             (
                 one
@@ -107,9 +107,17 @@ def _settings(
         name = f"{path}{field.name}"
         if group is None or group is not hints[field.name]:
             assert says, f"{name} has no line that says what it is"
-            yield name, _shown(field.name, field.default), says[1].replace("|", "or")
+            yield name, _shown(field.name, field.default), says.replace("|", "or")
         if group is not None:
             yield from _settings(group, f"{name}.")
+
+
+def _comment_of(name: str, source: str) -> str:
+    """The comment of a setting in the source of its class: the lines above it, or behind it."""
+    found = re.search(rf"((?:^    # .*\n)*)^    {name}: [^#\n]*(?:# (.*))?$", source, re.MULTILINE)
+    assert found is not None, f"{name} is no setting of this class"
+    above = [line.removeprefix("    # ") for line in found[1].splitlines()]
+    return " ".join(filter(None, (*above, found[2])))
 
 
 def is_group(kind: Any) -> bool:
