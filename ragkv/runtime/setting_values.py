@@ -42,7 +42,7 @@ def fixed(default: T) -> T:
     """The value of a field that is no setting: nobody needs another one, but code, such as a test
     with small cases, may give it.
     """
-    return typing.cast(T, dataclasses.field(default=default, metadata={_FIXED: True}))
+    return dataclasses.field(default=default, metadata={_FIXED: True})
 
 
 def is_setting(field: dataclasses.Field[Any]) -> bool:
