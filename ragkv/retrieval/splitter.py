@@ -88,10 +88,8 @@ class Splitter:
             check()
             return self.count_tokens(piece) if piece else 0
 
-        whole = (len(text) - len(text.lstrip()), len(text.rstrip()))
-        is_short = whole[1] - whole[0] <= MOST_CHARS_A_TOKEN * self.tokens
-        if text.strip() and is_short and count(text[slice(*whole)]) <= self.tokens:
-            yield whole
+        if self._fits(text, count):
+            yield (len(text) - len(text.lstrip()), len(text.rstrip()))
             return
         waiting: tuple[int, int] | None = None
         for start, end in self._pieces(text, markdown, count):
@@ -105,6 +103,15 @@ class Splitter:
                 waiting = span
         if waiting is not None:
             yield waiting
+
+    def _fits(self, text: str, count: Callable[[str], int]) -> bool:
+        """Whether a document that has words is one passage."""
+        words = text.strip()
+        return (
+            len(words) <= MOST_CHARS_A_TOKEN * self.tokens
+            and not all(map(_FENCE.fullmatch, words.split("\n")))
+            and count(words) <= self.tokens
+        )
 
     def _pieces(
         self, text: str, markdown: bool, count: Callable[[str], int]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from .archives import opened_archive, parsed_xml, title_in, unpacked_bytes
 from .html import declared_encoding, text_of
+from .office.archives import opened_archive, parsed_xml, title_in, unpacked_bytes
 from .reading import FileContent, Loaded, decode, part
 
 CONTAINER = "META-INF/container.xml"

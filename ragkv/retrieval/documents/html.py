@@ -52,7 +52,7 @@ NUMBERS: dict[str, Kind] = {
     "upper-latin": "LETTER",
     "upper-roman": "ROMAN",
 }
-# Items of a list of this class have their numbers in their text: `ragkv.retrieval.documents.word`.
+# Items of a list of this class have their numbers in their text: `ragkv.retrieval.documents.office.word`.
 WRITTEN = "written"
 # What marks a note, where it is raised and links.
 _NOTE = re.compile(r"[\[(]?[\w*\u2020\u2021\u00a7]{1,4}[\])]?")
@@ -104,7 +104,7 @@ class _Marks(Enum):
 
 
 @dataclass(slots=True)
-class _List:
+class _OpenList:
     marks: _Marks
     kind: Kind = "decimal"
     number: int = 1  # of the next item
@@ -129,7 +129,7 @@ class _Page:
         self._spans: list[tuple[int, int]] = []  # columns and rows of each open cell
         self._tables: list[TableCells] = []  # that are open
         self._heads = 0  # open heads of tables
-        self._lists: list[_List] = []  # that are open
+        self._lists: list[_OpenList] = []  # that are open
         self._skipped = 0  # open elements within one that is skipped
         self._depth = 0  # open elements
         self._formula: Formula | None = None
@@ -354,17 +354,17 @@ def _is_skipped(tag: str, attributes: dict[str, str]) -> bool:
     return tag in SKIPPED or SKIPPED_CLASS in attributes.get("class", "").split()
 
 
-def _list_of(tag: str, attributes: dict[str, str]) -> _List:
+def _list_of(tag: str, attributes: dict[str, str]) -> _OpenList:
     style = re.search(r"list-style(?:-type)?\s*:\s*([\w-]+)", attributes.get("style", "")[:1000])
     look = style.group(1).lower() if style else attributes.get("type", "1")
     if WRITTEN in attributes.get("class", "").split() or look == "none":
-        return _List(_Marks.NOTHING)
+        return _OpenList(_Marks.NOTHING)
     is_unknown = "reversed" in attributes and "start" not in attributes  # where it begins
     if tag == "ul" or is_unknown:
-        return _List(_Marks.BULLETS)
+        return _OpenList(_Marks.BULLETS)
     step = -1 if "reversed" in attributes else 1
     kind = NUMBERS.get(look, "decimal")
-    return _List(_Marks.NUMBERS, kind, _whole(attributes.get("start"), 1), step)
+    return _OpenList(_Marks.NUMBERS, kind, _whole(attributes.get("start"), 1), step)
 
 
 def _whole(value: str | None, otherwise: int) -> int:

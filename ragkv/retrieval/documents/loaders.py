@@ -83,11 +83,11 @@ def _loader(content: FileContent) -> Loader:
         case ".pdf":
             from .pdf import load_pdf as load
         case ".docx" | ".docm" | ".dotx" | ".dotm":
-            from .word import load_docx as load
+            from .office.word import load_docx as load
         case ".pptx" | ".pptm":
-            from .slides import load_pptx as load
+            from .office.slides import load_pptx as load
         case ".xlsx" | ".xlsm" | ".xltx" | ".xltm":
-            from .sheets import load_xlsx as load
+            from .office.sheets import load_xlsx as load
         case ".epub":
             from .epub import load_epub as load
         case ".eml":

@@ -98,7 +98,7 @@ class _Letter:
     height: float
 
 
-class _Page:
+class _PageText:
     """Puts the letters of a page together, with marks before raised and lowered ones."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ def _page_text(pdfium: Any, page: Any) -> str:
     """The text of a page of PDFium, with `HYPHEN` where a word is broken."""
     raw = pdfium.raw
     text_page = page.get_textpage()
-    made = _Page()
+    made = _PageText()
     x = ctypes.c_double()
     y = ctypes.c_double()
     box = raw.FS_RECTF()

@@ -14,10 +14,10 @@ from typing import Any
 
 from ragkv.runtime import counted
 
+from ..reading import FileContent, Loaded, part
+from ..tables import SAMPLE_ROWS, Row, find_header, named_lines
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
 from .number_formats import shown
-from .reading import FileContent, Loaded, part
-from .tables import SAMPLE_ROWS, Row, find_header, named_lines
 
 # Merged cells stand in so many of their columns and rows, in relation to the cells of the sheet.
 MERGED_SHARE = 4

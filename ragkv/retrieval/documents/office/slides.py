@@ -8,11 +8,11 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from ..formulas import formula_text
+from ..html_tables import Cell, table_of
+from ..marks import Kind, lowered, number_text, raised
+from ..reading import FileContent, Loaded, part
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
-from .formulas import formula_text
-from .html_tables import Cell, table_of
-from .marks import Kind, lowered, number_text, raised
-from .reading import FileContent, Loaded, part
 
 A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"

@@ -17,10 +17,10 @@ from lxml import etree
 
 from ragkv.runtime import counted
 
+from ..formulas import formula_text
+from ..html import WRITTEN, text_of
+from ..reading import FileContent, Loaded
 from .archives import CORE, EXTRA, opened_archive, parsed_xml, title_in, unpacked_bytes
-from .formulas import formula_text
-from .html import WRITTEN, text_of
-from .reading import FileContent, Loaded
 from .word_numbers import MOST_LEVELS, NS, Numbering, Styles, W
 
 MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"

@@ -14,7 +14,7 @@ from lxml import etree
 
 from ragkv.errors import DocumentError
 
-from .reading import FileContent
+from ..reading import FileContent
 
 EXTRA = "office"
 CORE = "docProps/core.xml"
