@@ -1,6 +1,7 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
+from .follow_ups import question_before
 from .rag import Rag, RagAnswer, RagIngestReport, splitter_of
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "RagIngestReport",
     "nothing_read",
     "printable",
+    "question_before",
     "splitter_of",
 ]
