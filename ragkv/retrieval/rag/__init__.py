@@ -1,6 +1,7 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
+from .follow_ups import question_before
 from .rag import Rag, RagAnswer, RagIngestReport, splitter_of
 from .sweep import sweep
 
@@ -13,6 +14,7 @@ __all__ = [
     "RagIngestReport",
     "nothing_read",
     "printable",
+    "question_before",
     "splitter_of",
     "sweep",
 ]
