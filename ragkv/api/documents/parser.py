@@ -82,7 +82,7 @@ class DocumentParser:
             except EOFError:
                 process.join()
                 is_late = time.monotonic() >= ends
-                setting = "wall_s" if is_late else _ENDS.get(process.exitcode)
+                setting = "wall_s" if is_late else _ENDS.get(process.exitcode or 0)
                 raise self._spent_error(setting) from None
         if found is None:
             raise self._spent_error("memory_bytes")
