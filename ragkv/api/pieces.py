@@ -1,8 +1,8 @@
 """Connections whose bodies do not come in very many small pieces.
 
-The parser of HTTP takes some 30 microseconds for a piece of a body, on the event loop and whatever
-the piece holds. Six bytes on the wire are enough for one, so 32 MiB of them would hold every other
-request for minutes. nginx passes bodies on whole; without nginx this bounds them.
+Parsing a piece takes some 30 microseconds on the event loop, and six bytes on the wire are enough
+for one: a body of 32 MiB would hold every other request for minutes. nginx passes bodies on whole;
+without nginx this bounds them.
 """
 
 import logging

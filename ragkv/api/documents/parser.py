@@ -79,7 +79,7 @@ class DocumentParser:
                 while not answer.poll(POLL_S):
                     check()
                 found = answer.recv()
-            except EOFError:
+            except (EOFError, OSError):  # it ended before it answered, or while it did
                 process.join()
                 is_late = time.monotonic() >= ends
                 setting = "wall_s" if is_late else _ENDS.get(process.exitcode or 0)
