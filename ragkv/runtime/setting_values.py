@@ -117,12 +117,21 @@ def build(
     arguments = {}
     for name, value in values.items():
         if name not in hints:
-            known = {**hints, **dict.fromkeys(siblings)}
-            raise ConfigError(
-                f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), known)}?"
-            )
+            meant = f"{path}{_nearest(str(name), {**hints, **dict.fromkeys(siblings)})}"
+            leaves = list(flat({name: value}, path))
+            if leaves and all(isinstance(one, _Text) for _, one in leaves):
+                raise ConfigError(
+                    f"Unknown environment variable {_variable(leaves[0][0])}. Did you mean "
+                    f"{_variable(meant)}? Unset it otherwise."
+                )
+            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {meant}?")
         arguments[name] = _convert(hints[name], value, f"{path}{name}")
     return cls(**arguments)
+
+
+def _variable(setting: str) -> str:
+    """The environment variable of a setting."""
+    return f"{PREFIX}{setting.upper().replace('.', '__')}"
 
 
 def _nearest(name: str, hints: Mapping[str, Any]) -> str:
