@@ -172,11 +172,14 @@ class TestEnvironment:
         ("environment", "says"),
         [
             # these two look like some of Kubernetes
-            ({"RAGKV_PORT": "8000"}, "Unknown setting port"),
-            ({"RAGKV_SERVE_PORT": "8000"}, "Unknown setting serve_port"),
-            ({"RAGKV_SESSION__SERVICE_PORT": "1"}, "Unknown setting session.service_port"),
-            ({"RAGKV_FUSION_RATIO": "0.5"}, "Did you mean fusion.ratio?"),
-            ({"RAGKV_DEVISE": "cpu"}, "Did you mean device?"),
+            ({"RAGKV_PORT": "8000"}, "Unknown environment variable RAGKV_PORT"),
+            ({"RAGKV_SERVE_PORT": "8000"}, "Unknown environment variable RAGKV_SERVE_PORT"),
+            (
+                {"RAGKV_SESSION__SERVICE_PORT": "1"},
+                "Unknown environment variable RAGKV_SESSION__SERVICE_PORT",
+            ),
+            ({"RAGKV_FUSION_RATIO": "0.5"}, "Did you mean RAGKV_FUSION__RATIO?"),
+            ({"RAGKV_DEVISE": "cpu"}, "Did you mean RAGKV_DEVICE?"),
             ({"RAGKV_STORE__MEMORY_BYTES": "1.5"}, "store.memory_bytes must be int, not '1.5'"),
             (
                 {"RAGKV_STORE__READ_ONLY": "maybe"},

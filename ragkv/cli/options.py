@@ -15,6 +15,7 @@ import typer
 from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome
+from ragkv.runtime import server_file
 from ragkv.runtime.setting_values import FILE_VARIABLE, gather, overlay, toml_values
 
 from .output import print_note, working
@@ -220,7 +221,17 @@ class EngineOptions:
 
         store = self.config().store
         if store.directory is not None and not store.read_only:
-            check_unlocked(store.directory)
+            try:
+                check_unlocked(store.directory)
+            except StoreLockedError as error:
+                if (server := server_file.load(self.home)) is None:
+                    raise
+                raise StoreLockedError(
+                    f"The server at {server.url} (pid {server.pid}) has {self.home}. `ragkv ask`, "
+                    "`chat` and `ingest` work through it, without options of the model; stop it "
+                    f"for anything else: kill {server.pid}",
+                    error.holder,
+                ) from error
 
     @contextmanager
     def engine(self, reads: bool = False, index_only: bool = False) -> Iterator["Engine"]:

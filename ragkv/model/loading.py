@@ -127,7 +127,20 @@ def folder_of(name: str | os.PathLike[str]) -> str:
 
 
 def _not_loaded(name: object, error: BaseException) -> ModelNotFoundError:
-    why = _pointer(Path(str(name))) or f"{_first_line(error).rstrip('.')}. Is it complete?"
+    path = Path(str(name))
+    if path.suffix.lower() == ".gguf":
+        hint = (
+            f"The file has {path.stat().st_size} bytes: compare that with its source, and download "
+            "it again if it is shorter."
+        )
+    elif path.exists():
+        hint = "Is a file of it missing or cut? Compare the folder with its source."
+    else:
+        hint = (
+            "No folder or file here has that name, so it was looked for on the hub. Check the name "
+            "and the network, or give a model's folder or GGUF file."
+        )
+    why = _pointer(path) or f"{_first_line(error).rstrip('.')}. {hint}"
     return ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {why}")
 
 

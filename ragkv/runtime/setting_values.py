@@ -148,15 +148,25 @@ def build(
         if name not in hints:
             settings = {one: hints[one] for one, field in known.items() if is_setting(field)}
             others = {**settings, **dict.fromkeys(siblings)}
-            raise ConfigError(
-                f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), others)}?"
-            )
+            meant = f"{path}{_nearest(str(name), others)}"
+            leaves = list(flat({name: value}, path))
+            if leaves and all(isinstance(one, _Text) for _, one in leaves):
+                raise ConfigError(
+                    f"Unknown environment variable {_variable(leaves[0][0])}. Did you mean "
+                    f"{_variable(meant)}? Unset it otherwise."
+                )
+            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {meant}?")
         if not (in_code or is_setting(known[name])):
             raise ConfigError(
                 f"{path}{name} is not a setting: it is always {known[name].default!r}. Remove it."
             )
         arguments[name] = _convert(hints[name], value, f"{path}{name}", in_code)
     return cls(**arguments)
+
+
+def _variable(setting: str) -> str:
+    """The environment variable of a setting."""
+    return f"{PREFIX}{setting.upper().replace('.', '__')}"
 
 
 def _nearest(name: str, hints: Mapping[str, Any]) -> str:

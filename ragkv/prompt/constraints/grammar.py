@@ -225,9 +225,7 @@ def _tried(parts: Sequence[tuple[str, str]]) -> int:
     given: bytes | None = json.dumps(parts).encode()
     ends = time.monotonic() + WAIT_S
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
         try:
             while (told := _told(process, given)) is None:
                 given = None
