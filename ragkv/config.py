@@ -50,9 +50,8 @@ class RedisConfig:
     # for one answer, from its request to its last byte; then it is a cache miss
     timeout_s: float = 1.0
     connections: int = fixed(4)  # values fetched at the same time
-    group_bytes: int = fixed(
-        MIB // 2
-    )  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    group_bytes: int = fixed(MIB // 2)
     ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
     # variable with a secret that authenticates every value; None: checksums only
     secret_variable: str | None = None
@@ -93,9 +92,8 @@ class S3Config:
     region: str | None = None  # None: AWS_REGION's
     timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
     connections: int = fixed(8)  # values fetched at the same time
-    group_bytes: int = fixed(
-        4 * MIB
-    )  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    group_bytes: int = fixed(4 * MIB)
     # environment variable with a secret that authenticates every value
     secret_variable: str | None = None
     # without a secret also use a server that other machines can reach
@@ -140,9 +138,8 @@ class StoreConfig:
     # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it
     ttft_target_ms: float | None = None
     xi_tokens: int = fixed(0)  # the same in tokens: those a turn may compute within its target
-    threshold_tokens: int = fixed(
-        1024
-    )  # threshold-lru does not keep conversations that are shorter
+    # threshold-lru does not keep conversations that are shorter
+    threshold_tokens: int = fixed(1024)
     # entries that wait to be written; if it is full, entries are dropped
     write_buffer_bytes: int = fixed(256 * MIB)
     reader_threads: int = fixed(2)  # threads that read layer slices ahead
@@ -206,9 +203,8 @@ class PricesConfig:
     prices.
     """
 
-    memory_usd_per_gb_month: float = fixed(
-        2.5
-    )  # the additional price of a machine with more memory
+    # the additional price of a machine with more memory
+    memory_usd_per_gb_month: float = fixed(2.5)
     disk_usd_per_gb_month: float = fixed(0.08)  # a network SSD
 
     def __post_init__(self) -> None:
@@ -249,17 +245,15 @@ class PromptConfig:
 class SessionConfig:
     """How conversations are kept (CachedAttention sections 3.1 to 3.4)."""
 
-    block_tokens: int = fixed(
-        256
-    )  # most tokens of a block of history, the unit of storing and trimming
+    # most tokens of a block of history, the unit of storing and trimming
+    block_tokens: int = fixed(256)
     # KV of turns that may wait to be stored; if it is full, the end of a turn waits; None: a
     # context window
     save_buffer_bytes: int | None = fixed(None)
     # share of the history dropped at a time when a prompt would overflow the context
     truncation_ratio: float = fixed(0.5)
-    sink_tokens: int = fixed(
-        4
-    )  # first tokens of a history that truncation never drops: attention sinks
+    # first tokens of a history that truncation never drops: attention sinks
+    sink_tokens: int = fixed(4)
     # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
     discard: str = "oldest"
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
@@ -333,9 +327,8 @@ class EngineConfig:
     drafts: int = 16
     # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
     adapter: str = Default("")
-    adapter_id: str = fixed(
-        Default("")
-    )  # name of a merged LoRA adapter: its entries are stored apart
+    # name of a merged LoRA adapter: its entries are stored apart
+    adapter_id: str = fixed(Default(""))
 
     def __post_init__(self) -> None:
         at_least(self, packed_bytes=0, drafts=0)

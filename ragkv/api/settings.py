@@ -60,13 +60,11 @@ class ParsingConfig:
     """
 
     workers: int = 2  # processes at once; one tenant uses all but one of them, if there are several
-    wait_s: float = fixed(
-        30.0
-    )  # seconds an upload may wait for one of them; its body is not read before
+    # seconds an upload may wait for one of them; its body is not read before
+    wait_s: float = fixed(30.0)
     wall_s: float = fixed(180.0)  # seconds the parsing and splitting of one upload may take
-    cpu_s: int = fixed(
-        60
-    )  # seconds of CPU time it may take: 8 MB of prose take 8, and of random words 60
+    # seconds of CPU time it may take: 8 MB of prose take 8, and of random words 60
+    cpu_s: int = fixed(60)
     memory_bytes: int = 512 * MIB  # memory it may take (on Linux)
 
     def __post_init__(self) -> None:
@@ -95,13 +93,11 @@ class QueueConfig:
     # from a request's arrival to its last token; None: no deadline
     deadline_s: float | None = 120.0
     tenant_limit: int = 32  # of `limit`, for one tenant with a key; more are answered with 429
-    tasks: int = fixed(
-        8
-    )  # tasks that run at once: ingesting, searching, embedding, listing; more wait
+    # tasks that run at once: ingesting, searching, embedding, listing; more wait
+    tasks: int = fixed(8)
     tenant_tasks: int = fixed(2)  # of `tasks`, for one tenant with a key
-    task_deadline_s: float | None = fixed(
-        600.0
-    )  # from a task's arrival to its end; None: no deadline
+    # from a task's arrival to its end; None: no deadline
+    task_deadline_s: float | None = fixed(600.0)
 
     def __post_init__(self) -> None:
         at_least(
@@ -149,9 +145,8 @@ class ClusterConfig:
     replicas: int = 2  # at the start, and at least
     most_replicas: int | None = None  # the most under load; None: as at the start
     requests: int = 4  # running requests per replica above which replicas are added
-    threads: int | None = fixed(
-        None
-    )  # compute threads per replica; None: as many as `cpus`, at least 1
+    # compute threads per replica; None: as many as `cpus`, at least 1
+    threads: int | None = fixed(None)
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica, as Ray counts them
     router: str = "sticky"  # to the replica that has the conversation; or "round-robin"
