@@ -7,6 +7,7 @@ package, for its tests.
 import importlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -283,6 +284,7 @@ def quiet_transformers() -> None:
     """Turn off transformers' warnings and progress bars in this process."""
     from transformers.utils import logging
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
