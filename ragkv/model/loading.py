@@ -6,6 +6,7 @@ That name is SmolLM2-135M-Instruct, which is in a package on PyPI.
 import importlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -266,6 +267,7 @@ def quiet_transformers() -> None:
     """Turn off transformers' warnings and progress bars in this process."""
     from transformers.utils import logging
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
