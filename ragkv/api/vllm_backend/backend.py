@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from ragkv.engine import BackendMaker
+from ragkv.assembly import BackendMaker
 from ragkv.entries import Entries
 from ragkv.errors import AnswerServerError, UnsupportedError
 from ragkv.model.decode.stopping import end_tokens
