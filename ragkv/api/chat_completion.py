@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from ragkv.api.chat import (
+from ragkv.chat import (
     CallFilter,
     ChatDocument,
     ChatInput,

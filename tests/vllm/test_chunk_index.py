@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.integrations.vllm.chunk_index import HEAD_TOKENS, ChunkIndex, Occurrence
+from ragkv.vllm.chunk_index import HEAD_TOKENS, ChunkIndex, Occurrence
 
 A = tuple(range(10, 22))
 B = tuple(range(40, 49))
@@ -63,7 +63,7 @@ def test_every_occurrence_is_a_chunk_and_none_overlap(
 def test_what_another_process_stores_is_found_and_a_list_that_cannot_be_read_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ragkv.integrations.vllm.chunk_index.SHARE_OF_TIME", 1e9)
+    monkeypatch.setattr("ragkv.vllm.chunk_index.SHARE_OF_TIME", 1e9)
     lists: list[list[tuple[int, ...]]] = [[A], [A, B]]
 
     def read() -> list[tuple[int, ...]]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.api.vllm_backend.salts import SECRET_VARIABLE, proof
-from ragkv.integrations.vllm.scheduler import PromptScheduler
-from ragkv.integrations.vllm.settings import ConnectorSettings
 from ragkv.store import Store
+from ragkv.vllm.front.salts import SECRET_VARIABLE, proof
+from ragkv.vllm.scheduler import PromptScheduler
+from ragkv.vllm.settings import ConnectorSettings
 from tests import tiny_models
 from tests.scheduling.helpers import until
 
@@ -259,7 +259,7 @@ def test_a_second_answer_to_a_prompt_does_not_undo_the_report_of_the_first(
 def test_reports_that_no_one_asks_for_are_dropped(
     prompts: PromptScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.integrations.vllm.scheduler.MOST_NAMED", 2)
+    monkeypatch.setattr("ragkv.vllm.scheduler.MOST_NAMED", 2)
     for name in ("a", "b", "c"):
         settled(prompts, prompt(name, reuse="none", name=name))
     assert [asked_for(prompts, name)["report"] is None for name in ("a", "b", "c")] == [

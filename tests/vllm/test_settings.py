@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import ConfigError
-from ragkv.integrations.vllm.settings import ConnectorSettings
+from ragkv.vllm.settings import ConnectorSettings
 
 REDIS = {"redis": {"url": "redis://127.0.0.1:6379/0"}}
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.api.chat.passage_matcher import MAX_FOUND, WINDOW, PassageMatcher, key_of
+from ragkv.chat.passage_matcher import MAX_FOUND, WINDOW, PassageMatcher, key_of
 from ragkv.runtime.words import words
 
 PASSAGE = (

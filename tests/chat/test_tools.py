@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.api.chat import (
+from ragkv.chat import (
     CallFilter,
     ChatDocument,
     ChatEngine,

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from ragkv.api.vllm_backend.salts import SECRET_VARIABLE
 from ragkv.model.loading import folder_of
+from ragkv.vllm.front.salts import SECRET_VARIABLE
 from tests.store.remote.servers import free_port
 
 from .scenarios import printed
@@ -118,7 +118,7 @@ def _vllm(model: Path, home: Path, url: str) -> Iterator["subprocess.Popen[bytes
     """vLLM's OpenAI server with ragkv's connector."""
     transfer = {
         "kv_connector": "RagKVConnector",
-        "kv_connector_module_path": "ragkv.integrations.vllm",
+        "kv_connector_module_path": "ragkv.vllm",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"home": str(home)},
     }

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ragkv.api.keys import TENANT
+from ragkv.config import TENANT
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.runtime import Closing, LeasePool

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from ragkv.api.validation import describe_errors
+from ragkv.body_errors import describe_errors
 from ragkv.errors import InputError
 from ragkv.types import Chunk, Text
 

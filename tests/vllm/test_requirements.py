@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ragkv.errors import RagKVError, UnsupportedModelError
-from ragkv.integrations.vllm.settings import check_config, check_layer
 from ragkv.model import adapt
+from ragkv.vllm.settings import check_config, check_layer
 from tests import tiny_models
 
 

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ragkv.api.vllm_backend import connector_answer, fused_report, left_report
-from ragkv.api.vllm_backend.salts import SECRET_VARIABLE, is_proved, salted, shared_secret
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.model import PromptKV
+from ragkv.vllm.front import connector_answer, fused_report, left_report
+from ragkv.vllm.front.salts import SECRET_VARIABLE, is_proved, salted, shared_secret
 
 from .fusing import FusingQueue, PromptJob
 from .homes import Homes

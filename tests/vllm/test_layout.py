@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ragkv.errors import InputError
-from ragkv.integrations.vllm.chunk_index import ChunkIndex
-from ragkv.integrations.vllm.layout import FusedLayout, Wish, layout
 from ragkv.types import Text
+from ragkv.vllm.chunk_index import ChunkIndex
+from ragkv.vllm.layout import FusedLayout, Wish, layout
 
 PREFIX = (1, 2)
 A = tuple(range(10, 20))

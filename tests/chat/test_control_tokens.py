@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, normalizers
 
-from ragkv.api.chat import PlainMessage, ToolCall
-from ragkv.api.chat.template import Template
+from ragkv.chat import PlainMessage, ToolCall
+from ragkv.chat.template import Template
 from ragkv.prompt.template import encode
 from tests.toy_tokenizers import byte_tokenizer
 

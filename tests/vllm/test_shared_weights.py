@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ragkv.errors import UnsupportedModelError
-from ragkv.integrations.vllm.shared_weights import JOINED, served_model, shared_model
 from ragkv.model.fingerprint import weights_digest
+from ragkv.vllm.shared_weights import JOINED, served_model, shared_model
 from tests import tiny_models
 
 from .serving import needs_vllm, run

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from ragkv import Engine
-from ragkv.api.chat import (
+from ragkv.chat import (
     ChatDocument,
     ChatEngine,
     ChatInput,

@@ -34,7 +34,7 @@ needs_vllm = pytest.mark.skipif(
 
 def run(scenario: str, *arguments: str, module: str = "scenarios") -> Any:
     """What the scenario of `module` returned. Fails the test if its process fails."""
-    command = [sys.executable, "-m", f"tests.integrations.vllm.{module}", scenario, *arguments]
+    command = [sys.executable, "-m", f"tests.vllm.{module}", scenario, *arguments]
     ran = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True
     )

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.api.vllm_backend.salts import SECRET_VARIABLE, proof
 from ragkv.errors import ConfigError
-from ragkv.integrations.vllm.interface import check_interface
+from ragkv.vllm.front.salts import SECRET_VARIABLE, proof
+from ragkv.vllm.interface import check_interface
 
 from . import models
 
@@ -62,7 +62,7 @@ class Setup:
 
         transfer = KVTransferConfig(
             kv_connector="RagKVConnector",
-            kv_connector_module_path="ragkv.integrations.vllm",
+            kv_connector_module_path="ragkv.vllm",
             kv_role="kv_both",
             kv_connector_extra_config={
                 "home": str(self.folder / "home"),

@@ -1,7 +1,7 @@
 """ragkv inside vLLM: a KV connector that gives vLLM the fused KV of prompts (docs/vllm.md).
 
     vllm serve MODEL --kv-transfer-config '{
-        "kv_connector": "RagKVConnector", "kv_connector_module_path": "ragkv.integrations.vllm",
+        "kv_connector": "RagKVConnector", "kv_connector_module_path": "ragkv.vllm",
         "kv_role": "kv_both", "kv_connector_extra_config": {"home": "corpus"}}'
 
 vLLM schedules, decodes and serves. This package finds stored chunks in a prompt, fuses their KV
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     try:
         import vllm  # noqa: F401 - an optional dependency
     except ImportError as error:
-        raise MissingExtraError("vllm", "vllm", "ragkv.integrations.vllm") from error
+        raise MissingExtraError("vllm", "vllm", "ragkv.vllm") from error
     from .connector import RagKVConnector
 
     return RagKVConnector
