@@ -260,7 +260,7 @@ class TestFixedValues:
 
     def test_no_error_suggests_one(self) -> None:
         with pytest.raises(ConfigError, match=r"Did you mean store\.read_only\?"):
-            EngineConfig.gather(None, {"RAGKV_STORE__READER_THREAD": "2"})
+            EngineConfig.from_dict({"store": {"reader_thread": 2}})
 
 
 def test_there_are_no_more_settings_than_a_reader_of_the_page_can_choose_from() -> None:

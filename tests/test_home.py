@@ -95,7 +95,7 @@ def test_values_of_python_code_count_also_if_they_are_the_defaults(home: Path) -
         adapter_id="",
         prompt=PromptConfig(system="", separator="\n\n"),
         store=StoreConfig(codec=""),
-        fusion=FusionConfig(stored_kv=""),
+        fusion=FusionConfig(stored_kv="expected"),
     )
     config = KnownHome.at(home).settings_over(given)
     assert config == given == EngineConfig()
