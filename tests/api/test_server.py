@@ -103,4 +103,5 @@ def test_a_body_in_very_many_small_pieces_ends_its_connection(
                 one.sendall(b"0\r\n\r\n")
                 answer = one.recv(12)
         assert (answer == b"") == is_cut
-        assert server.client().get("/livez").status_code == 200
+        with server.client() as client:
+            assert client.get("/livez").status_code == 200

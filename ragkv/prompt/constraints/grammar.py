@@ -224,8 +224,9 @@ def _tried(parts: Sequence[tuple[str, str]]) -> int:
     command = [sys.executable, "-P", trial.__file__, f"{COMPILE_S:g}", str(COMPILE_BYTES)]
     given: bytes | None = json.dumps(parts).encode()
     ends = time.monotonic() + WAIT_S
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             while (told := _told(process, given)) is None:
                 given = None
