@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from .errors import ConfigError
 from .runtime import is_loopback
-from .runtime.setting_values import build, gather
+from .runtime.setting_values import Default, build, gather
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
@@ -141,9 +141,9 @@ class StoreConfig:
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
-    # "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16); None: int8 of expected KV,
-    # raw of the rest
-    codec: str | None = None  # of KV in every tier: docs/selection.md
+    # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16);
+    # empty: int8 of expected KV, raw of the rest
+    codec: str = Default("")
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still
 
@@ -165,8 +165,7 @@ class StoreConfig:
             raise ConfigError(
                 f"store.policy {self.policy} needs store.ttft_target_ms or store.xi_tokens."
             )
-        if self.codec is not None:
-            one_of("store.codec", self.codec, CODEC_NAMES)
+        one_of("store.codec", self.codec, (*CODEC_NAMES, ""))
         one_of("store.policy", self.policy, POLICY_NAMES)
 
 
@@ -179,7 +178,7 @@ class FusionConfig:
     # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     floor_tokens: int = 8
     selector: str = "attention"  # which tokens: ragkv.fusion.SELECTORS
-    stored_kv: str = "expected"  # of chunks: "expected", or "alone" as in the papers
+    stored_kv: str = Default("expected")  # of chunks: "expected", or "alone" as in the papers
     # layers read ahead of the one being fused; 0: none; None: as measured
     read_ahead_layers: int | None = None
     seed: int = 0  # of the `random` selector
@@ -232,9 +231,9 @@ class ControllerConfig:
 class PromptConfig:
     """The application's fixed text around the documents."""
 
-    system: str = ""  # system text, before the documents
+    system: str = Default("")  # system text, before the documents
     # behind each passage; computed with each prompt, and no part of what is stored
-    separator: str = "\n\n"
+    separator: str = Default("\n\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +241,8 @@ class SessionConfig:
     """How conversations are kept (CachedAttention sections 3.1 to 3.4)."""
 
     block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
-    # if it is full, the end of a turn waits
-    # KV of turns that may wait to be stored; None: a context window
+    # KV of turns that may wait to be stored; if it is full, the end of a turn waits; None: a
+    # context window
     save_buffer_bytes: int | None = None
     # share of the history dropped at a time when a prompt would overflow the context
     truncation_ratio: float = 0.5
@@ -254,8 +253,8 @@ class SessionConfig:
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
     # blocks and states are kept here, apart from the store's; None: with them
     directory: str | None = None
-    # "keep" it, "select" tokens of it to recompute, or "recompute" it once
-    # what becomes of history that is not exact: docs/conversations.md
+    # what becomes of history that is not exact: "keep" it, "select" tokens of it to recompute, or
+    # "recompute" it once (docs/conversations.md)
     inexact_history: str = "select"
 
     def __post_init__(self) -> None:
@@ -313,15 +312,15 @@ class EngineConfig:
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
-    dtype: str = "auto"
+    dtype: str = Default("auto")
     # linear layers: "plain" as they are loaded; on a CPU "int8": faster, rounded
-    weights: str = "plain"
+    weights: str = Default("plain")
     packed_bytes: int = 3 * GIB  # most memory for copies of weights that make products faster (CPU)
     # most tokens that a decoding step verifies because they follow in the prompt; 0: none
     drafts: int = 16
     # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
-    adapter: str = ""
-    adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
+    adapter: str = Default("")
+    adapter_id: str = Default("")  # name of a merged LoRA adapter: its entries are stored apart
 
     def __post_init__(self) -> None:
         at_least(self, packed_bytes=0, drafts=0)
@@ -372,4 +371,6 @@ def at_least(config: Any, **minimums: float) -> None:
 def one_of(name: str, value: str, known: Sequence[str]) -> None:
     """Raise `ConfigError` if the setting `name` has an unknown value."""
     if value not in known:
-        raise ConfigError(f"{name} is {value!r}; it must be one of: {', '.join(known)}.")
+        raise ConfigError(
+            f"{name} is {value!r}; it must be one of: {', '.join(name for name in known if name)}."
+        )

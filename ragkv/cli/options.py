@@ -15,7 +15,7 @@ import typer
 from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome
-from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
+from ragkv.runtime.setting_values import FILE_VARIABLE, gather, overlay, toml_values
 
 from .output import print_note, working
 
@@ -202,15 +202,15 @@ class EngineOptions:
         """What the home keeps, overridden by the TOML file, by the environment, and by these
         options.
         """
-        config = EngineConfig.gather(self.settings)
-        config = replace(
-            config,
-            device=self.device or config.device,
-            dtype=self.dtype or config.dtype,
-            adapter=config.adapter if self.adapter is None else self.adapter,
-            weights=self.weights or config.weights,
-        )
-        return self.known_home.config(config)
+        options = {
+            "device": self.device,
+            "dtype": self.dtype,
+            "adapter": self.adapter,
+            "weights": self.weights,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        values = overlay(gather(self.settings), given)
+        return self.known_home.config(EngineConfig.from_settings(values))
 
     def check_writable(self) -> None:
         """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch

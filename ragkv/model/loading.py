@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
-from .cpu import int8
-from .gguf_files import unpacked
+from .cpu import int4, int8
+from .gguf_files import GRIDS, unpacked
 from .probe import DEVICES, refuse_unsupported
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -69,6 +69,8 @@ def load(
             f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} "
             "first."
         )
+    if (grids := Path(path) / GRIDS).is_file():
+        int4.attach(grids, model)
     if adapter:
         model = _with_adapter(model, adapter)
     try:

@@ -27,6 +27,15 @@ _KUBERNETES_NAME = re.compile(
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+:\d+")
 
 
+class Default(str):
+    """The default of a setting that a home may keep: equal to the same text, but told from it.
+
+    A setting that was given, by whatever way, is a plain `str`, also if it equals its default.
+    """
+
+    __slots__ = ()
+
+
 class _Text(str):
     """A value from the environment, not yet converted to its setting's type."""
 
