@@ -21,11 +21,10 @@ from ragkv.config import StoreConfig
 from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import Closing
 
-from .entry import EncodedEntry, Entry, EntryInfo, Identity
+from .copying import Placement, Prefetcher, Promoter, PromotingLease, Writers
+from .entry import EncodedEntry, Entry, EntryInfo, Identity, PrefetchHint
 from .key import EntryKey
 from .policies import PolicySettings, TurnSize, make_policy
-from .prefetch import Prefetcher, PrefetchHint
-from .promotion import Placement, Promoter, PromotingLease, Writers
 from .tiers import (
     DiskTier,
     Lease,
