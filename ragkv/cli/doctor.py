@@ -153,7 +153,7 @@ def _home(home: Path) -> dict[str, Any]:
     """
     from ragkv.retrieval import look_into
     from ragkv.store import Store
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     index = dict.fromkeys(("documents", "passages", "embedder"))
     kv: dict[str, Any] = {"entries": 0, "unreadable": 0, "used_bytes": 0, "dtypes": {}}

@@ -217,7 +217,7 @@ class EngineOptions:
         """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch
         nor the model.
         """
-        from ragkv.store.directory import check_unlocked
+        from ragkv.store.writer_lock import check_unlocked
 
         store = self.config().store
         if store.directory is not None and not store.read_only:
@@ -315,7 +315,7 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def require_index(home: Path) -> None:
     """Raise `InputError` if nothing was ingested at `home`."""
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     if not (home / "index").is_dir():
         check_unlocked(home / "kv")  # the process that writes there may just have started
@@ -326,7 +326,7 @@ def require_index(home: Path) -> None:
 
 def note_writer(home: Path) -> None:
     """Say that another process writes to the home, if one does: what is read from it may change."""
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     try:
         check_unlocked(home / "kv")
