@@ -68,6 +68,11 @@ def retrieve(
         return hits, [rag.chunk(hit.passage) for hit in hits]
 
 
+def nothing_found(collection: str) -> str:
+    """The note of an answer over a collection of which no passage matches."""
+    return f"answered without documents: no passage of the collection {collection} matches"
+
+
 def session_of(
     tenant: Tenant, principal: Principal, session_id: str | None, question: str
 ) -> Session | None:

@@ -95,8 +95,8 @@ def create_app(
     app.include_router(health.router(service))
     _serve_openapi(app)
     if (PAGE / "index.html").is_file():
-
-        @app.get("/", include_in_schema=False)
+        # Ollama's clients send HEAD to see whether the server is there
+        @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
         async def page() -> FileResponse:
             """The page."""
             return FileResponse(PAGE / "index.html", media_type="text/html")

@@ -32,8 +32,8 @@ from ragkv.retrieval import Passage
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import check_text, max_tokens_of, retrieve, session_of, stream_answer
-from .bodies.chat import ChatRequest, Message, notes_of
+from .answers import check_text, max_tokens_of, nothing_found, retrieve, session_of, stream_answer
+from .bodies.chat import ChatRequest, Message
 from .bodies.chat_answer import (
     Annotation,
     AssistantMessage,
@@ -44,6 +44,7 @@ from .bodies.chat_answer import (
     UrlCitation,
     UsageBody,
 )
+from .bodies.client_parts import notes_of
 from .bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from .bodies.tools import NamedTool, ToolDefinition, called, check_choice
 from .errors import ApiError, check_at_most
@@ -197,7 +198,7 @@ class ChatCompletion:
         if (rag := self._rag) is not None:
             tenant.collections.drop_if_deleted(rag.collection, [source.text for source in sources])
         response = self._response(tenant, prompt, answer, content, sources, found)
-        response.ragkv.notes += left_out
+        response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
         yield response
 
     def _form(self, tenant: Tenant) -> ResponseFormat | None:
@@ -235,9 +236,25 @@ class ChatCompletion:
         )
         return sources + sources_of(hits, len(sources) + 1)
 
+    def _without_documents(self, tenant: Tenant, prompt: ChatPrompt) -> list[str]:
+        """A note if the answer is the model's alone, although there are documents to answer from."""
+        if prompt.documents:
+            return []
+        if (rag := self._rag) is not None:
+            return [nothing_found(rag.collection)]
+        names = tenant.collections.folders.names()
+        if not names or self.body.documents:
+            return []
+        model = self.service.model_id
+        return [
+            f"answered without documents, as the model {model} does; {model}:{names[0]} answers "
+            f"from the collection {names[0]}"
+        ]
+
     def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:
         documents = tuple(
-            ChatDocument(source.text, {"source": source.source}) for source in sources
+            ChatDocument(source.text, {"source": source.source, "number": source.number})
+            for source in sources
         )
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
@@ -266,17 +283,11 @@ class ChatCompletion:
         sources: list[SourceBody],
         found: FoundCalls,
     ) -> ChatResponse:
-        by_text = {source.text: source.number for source in sources}
-        numbers = [by_text.get(chunk.text) for chunk in _without_opening(prompt.chunks)]
-        parts = [
-            part
-            for one in self.body.messages
-            if isinstance(one.content, list)
-            for part in one.content
-        ]
+        numbers = [chunk.metadata.get("number") for chunk in _without_opening(prompt.chunks)]
+        parts = [part for message in self.body.messages for part in message.parts]
         report = AnswerReport(
             **answer_fields(answer, content, sources, numbers, self.body.session_id),
-            notes=notes_of([self.body, *self.body.messages, *parts]) + self._max_tokens[1],
+            notes=notes_of([self.body, *parts]) + self._max_tokens[1],
         )
         choice = Choice(
             message=AssistantMessage(

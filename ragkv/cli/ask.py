@@ -106,16 +106,16 @@ def ask(
         ) is not None:
             show(answered)
             return
+    if by_server and not as_json:
+        print_note(
+            "this loads the model, which takes most of the time; with --keep 10m a server keeps it "
+            "for the next questions."
+        )
     with options.rag(reads=True) as rag:
         hits = rag.retrieve(question, k, retriever=retriever, where=filters, order=order)
         *_, answer = rag.stream(question, hits, **answering)
         assert isinstance(answer, Answer)
         show(ServedAnswer(answer, hits))
-        if by_server and not as_json:
-            print_note(
-                "most of this time is loading: with --keep 10m the next answers come from a "
-                "server, sooner."
-            )
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
 

@@ -1,12 +1,13 @@
 """`ragkv chat`: a conversation on the command line, over the documents of a home if there
-are any.
+are any: by an engine of this process, or by the server that has the home.
 """
 
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -28,13 +29,16 @@ from .options import (
     with_engine_options,
 )
 from .output import console, print_note
+from .running_server import request, served_answer, server_of
 
 if TYPE_CHECKING:
     from ragkv.conversations import Session
+    from ragkv.engine import Engine
+    from ragkv.prompt import AnswerOptions
     from ragkv.retrieval import Hit
+    from ragkv.retrieval.rag import Rag
+    from ragkv.runtime.server_file import ServerAddress
 
-# the passages of a turn, and its events
-Turn = tuple["Sequence[Hit]", Iterator[TokenEvent | Answer]]
 HELP = "/reset forgets the turns and deletes their KV, /quit leaves."
 
 
@@ -61,9 +65,62 @@ def chat(
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
 ) -> None:
-    """Chat: each line is a turn, answered from the passages it retrieves. /reset, /quit."""
+    """Chat: each line is a turn, answered from the passages it retrieves. /reset, /quit.
+
+    Where `ragkv serve` has the home, its server answers, with its settings.
+    """
     filters = metadata_filter(where)
-    answering = answer_options(ratio, selector, temperature, max_new_tokens)
+    chosen = answer_options(ratio, selector, temperature, max_new_tokens)
+    search = _Search(k, retriever, filters)
+    name = session or f"chat-{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        may_ask = options.uses_server_settings and k > 0 and not temperature
+        server = server_of(options.home, options.model) if may_ask else None
+        partner: _Partner = (
+            stack.enter_context(_own_partner(options, name, search, chosen))
+            if server is None
+            else _ServedPartner(server, name, search, chosen)
+        )
+        if partner.turns:
+            console.print(f"{counted(partner.turns, 'turn')} so far.", style="dim")
+        try:
+            for line in _lines():
+                if not _execute(line, partner):
+                    break
+        except KeyboardInterrupt:  # at the prompt, or during an answer, whose turn is then not kept
+            console.print()
+        if session is None:
+            partner.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """How the passages of a turn are found."""
+
+    k: int
+    retriever: str | None
+    filters: dict[str, Any]
+
+
+class _Partner(Protocol):
+    """Who answers the turns of one conversation."""
+
+    @property
+    def turns(self) -> int:
+        """How many turns the conversation has."""
+
+    def print_answer(self, question: str) -> None:
+        """Answer a turn, and print the answer, its sources and what was reused."""
+
+    def forget(self) -> None:
+        """Delete the turns and their KV; the next turn is the first."""
+
+
+@contextmanager
+def _own_partner(
+    options: EngineOptions, session_id: str, search: _Search, chosen: "AnswerOptions"
+) -> "Iterator[_OwnPartner]":
+    """An engine of this process, closed at the end."""
     with ExitStack() as stack:
         rag = stack.enter_context(options.rag()) if (options.home / "index").is_dir() else None
         engine = rag.engine if rag is not None else stack.enter_context(options.engine())
@@ -71,24 +128,94 @@ def chat(
             print_note(
                 f"nothing was ingested at {options.home}: the model answers without documents."
             )
-        chat = engine.session(session or f"chat-{uuid.uuid4().hex}")
+        yield _OwnPartner(engine, rag, engine.session(session_id), search, chosen)
 
-        def answer(question: str) -> Turn:
-            if rag is None or not k:
-                return (), engine.stream(question, (), chat, **answering)
-            hits = rag.retrieve(question, k, retriever=retriever, where=filters)
-            return hits, rag.stream(question, hits, chat, **answering)
 
-        if chat.turns:
-            console.print(f"{counted(chat.turns, 'turn')} so far.", style="dim")
+class _OwnPartner:
+    """Answers by an engine of this process."""
+
+    def __init__(
+        self,
+        engine: "Engine",
+        rag: "Rag | None",
+        session: "Session",
+        search: _Search,
+        chosen: "AnswerOptions",
+    ) -> None:
+        """Without a `rag` the model answers without documents."""
+        self._engine = engine
+        self._rag = rag
+        self._session = session
+        self._search = search
+        self._chosen = chosen
+
+    @property
+    def turns(self) -> int:
+        return self._session.turns
+
+    def print_answer(self, question: str) -> None:
+        hits: Sequence[Hit] = ()
+        if self._rag is not None and self._search.k:
+            hits = self._rag.retrieve(
+                question,
+                self._search.k,
+                retriever=self._search.retriever,
+                where=self._search.filters,
+            )
+            events = self._rag.stream(question, hits, self._session, **self._chosen)
+        else:
+            events = self._engine.stream(question, (), self._session, **self._chosen)
         try:
-            for line in _lines():
-                if not _execute(line, chat, answer):
-                    break
-        except KeyboardInterrupt:  # at the prompt, or during an answer, whose turn is then not kept
+            for event in events:
+                if isinstance(event, TokenEvent):
+                    console.print(event.text, end="")
+                    console.file.flush()
+        finally:
+            events.close()  # type: ignore[attr-defined]  # a generator; closed early, its turn is not kept
             console.print()
-        if session is None:
-            chat.delete()
+        assert isinstance(event, Answer)
+        _print_sources(hits, event)
+
+    def forget(self) -> None:
+        self._session.reset()
+
+
+class _ServedPartner:
+    """Answers by the server that has the home."""
+
+    def __init__(
+        self, server: "ServerAddress", session_id: str, search: _Search, chosen: "AnswerOptions"
+    ) -> None:
+        self._server = server
+        self._session_id = session_id
+        self._body: dict[str, Any] = {
+            "session_id": session_id,
+            "k": search.k,
+            "retriever": search.retriever,
+            "filter": search.filters or None,
+            "selector": chosen["selector"],
+            "max_tokens": chosen["max_new_tokens"],
+        }
+        if "ratio" in chosen:
+            self._body["ratio"] = chosen["ratio"]
+        print_note(
+            f"the server at {server.url} (pid {server.pid}), which has this home, answers with its "
+            "settings."
+        )
+
+    @property
+    def turns(self) -> int:
+        found = request(self._server, "GET", f"/v1/sessions/{self._session_id}", missing={})
+        return int(found.get("turns", 0))
+
+    def print_answer(self, question: str) -> None:
+        found = request(self._server, "POST", "/v1/ask", {**self._body, "question": question})
+        answered = served_answer(found)
+        console.print(answered.answer.text)
+        _print_sources(answered.hits, answered.answer)
+
+    def forget(self) -> None:
+        request(self._server, "DELETE", f"/v1/sessions/{self._session_id}", missing={})
 
 
 def _lines() -> Iterator[str]:
@@ -103,31 +230,22 @@ def _lines() -> Iterator[str]:
         yield line.strip()
 
 
-def _execute(line: str, chat: "Session", answer: Callable[[str], Turn]) -> bool:
+def _execute(line: str, partner: _Partner) -> bool:
     """Execute a command or answer a question. Returns whether the chat continues."""
     if line == "/quit":
         return False
     if line == "/reset":
-        chat.reset()
+        partner.forget()
         console.print("The turns are forgotten; the conversation begins anew.", style="dim")
     elif line.startswith("/"):
         print_note(f"there is no command {line.split()[0]}. {HELP}")
     elif line:
-        _print_turn(*answer(line))
+        partner.print_answer(line)
     return True
 
 
-def _print_turn(hits: "Sequence[Hit]", events: Iterator[TokenEvent | Answer]) -> None:
-    """Print an answer while it is made, then its sources and what was reused."""
-    try:
-        for event in events:
-            if isinstance(event, TokenEvent):
-                console.print(event.text, end="")
-                console.file.flush()
-    finally:
-        events.close()  # type: ignore[attr-defined]  # a generator; closed early, its turn is not kept
-        console.print()
-    assert isinstance(event, Answer)
+def _print_sources(hits: "Sequence[Hit]", answer: Answer) -> None:
+    """Print the passages of a turn and what was reused."""
     for number, hit in enumerate(hits, 1):
         console.print(f" [{number}] {output.place(hit.passage)}", style="dim")
-    output.print_reuse(event)
+    output.print_reuse(answer)

@@ -1,7 +1,9 @@
 """`ragkv ingest`: files and folders into the index, then KV into the store, with an outcome for
 every file.
 
-The report counts every file, and names each that was not read with the reason.
+The report counts every file, and names each that was not read with the reason. Questions are
+answered without KV, so by default it is computed for a few seconds: the report says what the rest
+takes. While a server has the home, the index is written here, and KV is the server's.
 """
 
 import math
@@ -9,29 +11,32 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragkv.config import GIB
-from ragkv.errors import CancelledError, DeadlineError, DocumentError
+from ragkv.errors import CancelledError, DeadlineError, DocumentError, InputError
 from ragkv.runtime import Check, Rate, counted, duration
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
 from .output import INTERRUPTED, Stop, console, print_json, print_note
+from .running_server import server_of
 
 if TYPE_CHECKING:
     from ragkv.retrieval import IngestReport
     from ragkv.retrieval.rag import FileOptions, FileProgress, Rag, RagIngestReport
+    from ragkv.runtime.server_file import ServerAddress
     from ragkv.scheduling.encoding import WarmReport
 
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
 # An ingest runs by `NICENESS` behind others: a question on the same few processors is answered
 # first.
 NICENESS = 10
+BY_DEFAULT_S = 5.0  # So long KV is computed: enough for some notes, and to tell the speed.
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
 
 
@@ -54,34 +59,45 @@ def ingest(
         bool,
         typer.Option("--prune", help="Delete documents whose files are gone from the folders."),
     ] = False,
-    index_only: Annotated[
-        bool, typer.Option("--index-only", help="Leave the KV to questions, and to a server.")
+    all_kv: Annotated[
+        bool, typer.Option("--kv", help="Compute the KV of all chunks now, however long it takes.")
     ] = False,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="About how long KV is computed at most.", show_default="no limit"),
+        typer.Option(
+            min=0,
+            help="About how long KV is computed at most; 0: none.",
+            show_default=f"{BY_DEFAULT_S:g} seconds",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Index documents, then compute the KV of their chunks. Unchanged files are skipped.
+    """Index documents, and begin to compute the KV of their chunks. Unchanged files are skipped.
 
-    Questions are answered once the index is made. Ctrl-C and SIGTERM keep what is done, and the
-    same command goes on. KV ends when store.disk_bytes are full. The exit status is 1 if a file
-    failed.
+    Questions are answered once the index is made; KV makes them faster, and is computed by and by.
+    Ctrl-C and SIGTERM keep what is done, and the same command goes on. KV ends when
+    store.disk_bytes are full. The exit status is 1 if a file failed.
     """
     missing = [path for path in paths if not os.path.lexists(path)]
     if len(missing) == len(paths):  # said before the model is loaded
         raise DocumentError(
             f"Cannot read {missing[0]}: there is no such file or folder. Check the path."
         )
-    options.check_writable()
+    if all_kv and minutes is not None:
+        raise InputError("--kv has no limit of time: leave --kv or --minutes out.")
+    if not prune and not any(_holds_a_file(path) for path in paths):
+        said = "an empty folder" if len(paths) == 1 else "an empty folder, and so are the others"
+        raise DocumentError(f"No documents: {paths[0]} is {said}. Check the path.")
+    server = server_of(options.home, options.model) if options.uses_server_settings else None
+    if server is None:
+        options.check_writable()
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.rag import FileOptions, nothing_read
 
     began = time.monotonic()
     os.nice(NICENESS)
     with (
-        options.rag(chunk_tokens) as rag,
+        options.rag(chunk_tokens, index_only=server is not None) as rag,
         Stop("Interrupted. What is done is kept, and the same command goes on.") as check,
     ):
         how = FileOptions(encoding, prune=prune, limits=ParseLimits(inflated_bytes=GIB))
@@ -89,8 +105,12 @@ def ingest(
             report = _indexed(rag, paths, how, check, began)
             if not as_json:
                 _show(report, rag.index.stats().passages)
-            if not index_only:
-                report = replace(report, kv=_encoded(rag, report.index, check, minutes))
+            limit_s = math.inf if all_kv else BY_DEFAULT_S if minutes is None else 60 * minutes
+            if server is not None:
+                _note_server(server, report)
+            else:
+                kv, speed = _encoded(rag, report.index, check, limit_s)
+                report = replace(report, kv=kv)
         except CancelledError as error:
             print_note(str(error))
             raise typer.Exit(INTERRUPTED) from None
@@ -109,16 +129,12 @@ def ingest(
         seconds = round(time.monotonic() - began, 3)
         shown = {"files": report.files, "kv": kv, "deleted_entries": report.deleted_entries}
         print_json({**shown, "index": index, "counts": _counts(report), "seconds": seconds})
-    elif not index_only:
-        console.print(
-            f"KV: {counted(kv.encoded, 'chunk')} computed, {kv.present} there already, {kv.left} "
-            "left, "
-            f"{output.size(kv.bytes_per_token)} a token; in all "
-            f"{duration(time.monotonic() - began)}."
-        )
+    elif server is None:
+        console.print(f"{_kv_line(kv, speed)} In all {duration(time.monotonic() - began)}.")
     if kv.left:
         print_note(
-            "chunks without KV are computed by the first question that needs them, and kept."
+            "what is left is computed by and by: by `ragkv serve` between questions, and by each "
+            "question for its own passages; the same command with --kv computes it now."
         )
     if (problem := nothing_read(paths, report.files)) is not None:
         raise DocumentError(problem)
@@ -127,6 +143,31 @@ def ingest(
     if check.is_set:
         print_note("the same command goes on.")
         raise typer.Exit(INTERRUPTED)
+
+
+def _holds_a_file(path: Path) -> bool:
+    """Whether there is a file at `path` or below it, or nothing can be known."""
+    return not path.is_dir() or any(not one.is_dir() for one in path.rglob("*"))
+
+
+def _note_server(server: "ServerAddress", report: "RagIngestReport") -> None:
+    """Say what becomes of the KV while a server has the home."""
+    print_note(
+        f"the server at {server.url} (pid {server.pid}) has this home: it finds the documents from "
+        "now on, and computes their KV when questions need it."
+    )
+    if gone := len(report.index.forgotten_passages):
+        print_note(
+            f"the KV of {counted(gone, 'passage')} that no document has any more is kept until "
+            "`ragkv gc`, which needs the server to be stopped."
+        )
+
+
+def _kv_line(kv: "WarmReport", speed: "_Speed") -> str:
+    """How much KV there is, how large it is, and how long the rest takes."""
+    done = f"{counted(kv.encoded, 'passage')} computed, {kv.present} there already"
+    left = f", {kv.left} left ({output.size(speed.left_bytes)}{speed.left})" if kv.left else ""
+    return f"KV: {done}{left}; {output.size(kv.bytes_per_token)} a token."
 
 
 def _indexed(
@@ -159,35 +200,54 @@ def _indexed(
         return rag.ingest_files(paths, how, encode=False)
 
 
+@dataclass(slots=True)
+class _Speed:
+    """How fast KV is computed, and how much of it is left."""
+
+    rate: Rate = field(default_factory=Rate)
+    left_bytes: float = 0.0
+
+    @property
+    def left(self) -> str:
+        """How long the rest takes, as far as it is known."""
+        return self.rate.left.removesuffix(" left")
+
+
 def _encoded(
-    rag: "Rag", index: "IngestReport", check: Check, minutes: float | None
-) -> "WarmReport":
+    rag: "Rag", index: "IngestReport", check: Check, limit_s: float
+) -> "tuple[WarmReport, _Speed]":
     """Compute KV until it is complete, the time is over, the store is full, or it is stopped."""
-    ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    rate = Rate()
-    size = ""
+    ends = time.monotonic() + limit_s
+    speed = _Speed()
+    lacking_bytes = 0
+    is_said = limit_s <= BY_DEFAULT_S  # that it takes long: the line at the end comes soon
 
     def go_on() -> None:
         check()
         if time.monotonic() > ends:
-            raise DeadlineError(f"The {minutes:g} minutes are over.")
+            raise DeadlineError(f"The {duration(limit_s)} are over.")
 
     def on_begin(chunks: int, nbytes: int) -> None:
-        nonlocal size
-        size = f"KV of {counted(chunks, 'chunk')}, {output.size(nbytes)}" if chunks else ""
-        rate.update(0, chunks)
+        nonlocal lacking_bytes
+        lacking_bytes = nbytes
+        speed.left_bytes = nbytes
+        speed.rate.update(0, chunks)
 
     def on_encode(done: int, total: int) -> None:
-        nonlocal size
-        rate.update(done, total)
+        nonlocal is_said
+        speed.rate.update(done, total)
+        speed.left_bytes = lacking_bytes * (total - done) / total
+        if not is_said and speed.left:
+            is_said = True
+            print_note(
+                f"KV of {counted(total - done, 'passage')} more, {output.size(speed.left_bytes)}"
+                f"{speed.left}; Ctrl-C keeps what is done."
+            )
         show(done, total, "computing KV, chunks")
-        if size and rate.left:
-            print_note(f"{size}{rate.left}; Ctrl-C keeps what is done.")
-            size = ""
 
     with output.progress("computing KV") as show:
         documents = (*index.added, *index.changed, *index.unchanged)
-        return rag.encode(documents, on_encode, go_on, on_begin)
+        return rag.encode(documents, on_encode, go_on, on_begin), speed
 
 
 def _show(report: "RagIngestReport", passages: int) -> None:

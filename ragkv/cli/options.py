@@ -223,14 +223,18 @@ class EngineOptions:
             check_unlocked(store.directory)
 
     @contextmanager
-    def engine(self, reads: bool = False) -> Iterator["Engine"]:
+    def engine(self, reads: bool = False, index_only: bool = False) -> Iterator["Engine"]:
         """The engine; closed at the end. Raises `StoreLockedError` before the model is loaded.
 
-        For a command that only `reads`, the store is opened read-only instead, with a note.
+        For a command that only `reads`, the store is opened read-only instead, with a note; for one
+        that writes the `index_only`, without.
         """
         config = self.config()
         try:
-            self.check_writable()
+            if index_only:
+                config = replace(config, store=replace(config.store, read_only=True))
+            else:
+                self.check_writable()
         except StoreLockedError as error:
             if not reads:
                 raise
@@ -253,17 +257,27 @@ class EngineOptions:
             yield engine
 
     @contextmanager
-    def rag(self, chunk_tokens: int | None = None, *, reads: bool = False) -> Iterator["Rag"]:
-        """The corpus on its engine; both closed at the end. `reads` is as for `engine`."""
+    def rag(
+        self, chunk_tokens: int | None = None, *, reads: bool = False, index_only: bool = False
+    ) -> Iterator["Rag"]:
+        """The corpus on its engine; both closed at the end. `reads` and `index_only` are as for
+        `engine`.
+        """
         with ExitStack() as stack:
-            engine = stack.enter_context(self.engine(reads))
+            engine = stack.enter_context(self.engine(reads, index_only))
             stack.enter_context(warnings.catch_warnings())
             # from other packages; the user cannot fix them
             warnings.simplefilter("ignore", DeprecationWarning)
             with working("loading the embedder"):
                 from ragkv.retrieval.rag import Rag
 
-                rag = Rag.open(self.home, self.model, engine=engine, chunk_tokens=chunk_tokens)
+                rag = Rag.open(
+                    self.home,
+                    self.model,
+                    engine=engine,
+                    chunk_tokens=chunk_tokens,
+                    writes=index_only or None,
+                )
             yield stack.enter_context(rag)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ragkv.runtime.server_file import ServerAddress
 
 LIVE_S = 2.0  # The longest wait for /readyz, which answers at once.
+LOG = "server.log"  # What a server that a command started says, in its home.
 POLL_S = 0.05  # A server that is being started is asked again after so long.
 ANSWER_S = 600.0  # The longest wait for an answer; the server's own deadline is shorter by default.
 
@@ -51,6 +52,10 @@ class ServedAnswer:
 
 class Refused(Exception):
     """The server gave no answer; the text says why."""
+
+
+class NotFound(Refused):
+    """What the path names is not there."""
 
 
 FAULTS = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Refused)
@@ -106,6 +111,24 @@ def ask_server(
     return answered
 
 
+def request(
+    address: "ServerAddress",
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    missing: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any]:
+    """The JSON of a response; `missing` for what is not there. Raises `InputError` for another
+    error.
+    """
+    try:
+        return _asked(address, method, path, body)
+    except FAULTS as error:
+        if isinstance(error, NotFound) and missing is not None:
+            return missing
+        raise InputError(f"The server at {address.url} says: {error}") from error
+
+
 class KeptServer:
     """The server of a home, started when it is asked something while there is none. Thread-safe."""
 
@@ -123,12 +146,9 @@ class KeptServer:
             if (address := server_of(home, model)) is None:
                 start_server(*self._how)
                 address = server_of(home, model)
-        try:
-            if address is None:
-                raise Refused("it ended at once")
-            return _asked(address, method, path, body)
-        except FAULTS as error:
-            raise InputError(f"The server of {home} says: {error}") from error
+        if address is None:
+            raise InputError(f"The server of {home} ended at once; {home / LOG} says why.")
+        return request(address, method, path, body)
 
 
 def _asked(
@@ -169,7 +189,7 @@ def start_server(home: Path, model: str, settings: Path | None, idle_s: float) -
         *(["--model", model] if model else []),
     ]
     options += [] if settings is None else ["--config", settings]
-    log = home / "server.log"
+    log = home / LOG
     with log.open("wb") as out:
         command = [sys.executable, "-m", "ragkv", "serve", *map(str, options)]
         process = subprocess.Popen(
@@ -207,7 +227,8 @@ def send(
             raise Refused("another process listens there")
         found = json.loads(response.read())
         if response.status not in (200, 201):
-            raise Refused(str(found["error"]["message"] if "error" in found else found["reason"]))
+            kind = NotFound if response.status == 404 else Refused
+            raise kind(str(found["error"]["message"] if "error" in found else found["reason"]))
         return dict(found)
     finally:
         connection.close()

@@ -265,7 +265,13 @@ class Conversations:
         return tuple(map(self._info, shown))
 
     def has(self, session_id: str) -> bool:
-        """Whether there is a conversation of that id that has turns: quick."""
+        """Whether there is a conversation of that id that has turns, or has its first one under way
+        in this process: quick.
+        """
+        with self._lock:
+            session = self._live.get(session_id)
+        if session is not None and session.lock.locked():
+            return True
         return any(summary.turns for summary in self.storage.summaries([session_id]))
 
     def ids(self) -> tuple[str, ...]:

@@ -1,12 +1,20 @@
-"""Which chunks an answer cites: those that contain it, and those that it names as `[n]`."""
+"""Which chunks an answer cites: those that contain it, and those that it names as `[n]`.
+
+An answer of common words alone ("No.", "It is") stands in many chunks by chance, so it cites none
+of them. No list of words decides, because chunks have any language: a word tells where it is from
+if it is long, holds a digit, or is a name in the chunk.
+"""
 
 import re
 from collections.abc import Sequence
 
-from ragkv.runtime.words import words
+from ragkv.runtime.words import Word, words
 from ragkv.types import Chunk, Citation
 
 _MARKER = re.compile(r"\[(\d+)\]")  # how an answer names a chunk, by its number from 1
+LEAST_LETTERS = 4  # Shorter words of a script with capitals are mostly "the", "no" and "yes".
+LEAST_SIGNS = 2  # Other scripts write a word with fewer signs, and a particle with one.
+_ENDS = ".!?:\n"  # A capital letter after one of these is no sign of a name.
 
 
 def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
@@ -34,7 +42,7 @@ def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
 
 def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
     """Where the words of `phrase` first stand in `text`, with the marks around them that
-    both have.
+    both have; `None` if they do not, or if they are common words alone.
     """
     wanted = list(words(phrase))
     there = list(words(text))
@@ -45,8 +53,11 @@ def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
     if at < 0:
         return None
     first = joined.count("\n", 0, at)
-    start = there[first].start
-    end = there[first + len(wanted) - 1].end
+    place = there[first : first + len(wanted)]
+    if not _is_telling(place, there, text):
+        return None
+    start = place[0].start
+    end = place[-1].end
     before = phrase[: wanted[0].start]
     after = phrase[wanted[-1].end :]
     while before and text[max(0, start - 1) : start] == before[-1]:
@@ -56,3 +67,26 @@ def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
         end = end + 1
         after = after[1:]
     return start, end
+
+
+def _is_telling(place: Sequence[Word], there: Sequence[Word], text: str) -> bool:
+    """Whether one word of `place` is more than a common one; `there` are all words of `text`."""
+    signs = 0  # of scripts without capitals
+    for word in place:
+        written = text[word.start : word.end]
+        if any(char.isdigit() for char in written):
+            return True
+        if written.lower() == written.upper():
+            signs += len(written)
+        elif len(word.text) >= LEAST_LETTERS or _is_name(word, there, text):
+            return True
+    return signs >= LEAST_SIGNS
+
+
+def _is_name(name: Word, there: Sequence[Word], text: str) -> bool:
+    """Whether a short word has a capital wherever it stands in `text`, once inside a sentence."""
+    places = [word.start for word in there if word.text == name.text]
+    if len(name.text) < 2 or not all(text[start].isupper() for start in places):
+        return False
+    before = (text[:start].rstrip(" \t*_\"'([") for start in places)
+    return any(one and one[-1] not in _ENDS for one in before)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv.api.bodies.chat import IGNORED
+from ragkv.api.bodies.client_parts import IGNORED, MAX_NOTES, UNKNOWN
 from ragkv.api.reports import without_markers
 
 from .helpers import FACTS, WORLD, corpus, engine_of, events, questions
@@ -22,7 +22,7 @@ DOCUMENTS = [
 def chat(
     client: TestClient, messages: list[Any] | None = None, headers: Any = None, **more: Any
 ) -> Any:
-    model = client.get("/v1/models").json()["data"][0]["id"]
+    model = client.get("/v1/models").json()["data"][-1]["id"]
     body = {"model": model, "messages": messages or HELLO, "max_tokens": 12, **more}
     response = client.post("/v1/chat/completions", json=body, headers=headers)
     assert response.status_code == 200, response.text
@@ -133,6 +133,35 @@ def test_a_field_without_effect_is_accepted_and_a_note_says_so(
     ]
     assert chat(talk, **{field: None})["ragkv"]["notes"] == []
     assert f"`{field}`" in (WORLD.parents[1] / "docs" / "api.md").read_text("utf-8")
+
+
+def test_fields_of_other_servers_in_earlier_messages_are_left_out_and_noted(
+    talk: TestClient,
+) -> None:
+    call = {"id": "c1", "index": 0, "function": {"name": "f", "arguments": "{}", "parsed": {}}}
+    earlier = {
+        "role": "assistant",
+        "id": "msg_1",
+        "content": [{"type": "text", "text": "Hello.", "logprobs": []}],
+        "reasoning_content": "The user greets.",
+        "provider_specific_fields": {"a": 1},
+        "audio": None,
+    }
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "7", "artifact": [1]}
+    answered = chat(talk, messages=[*HELLO, earlier, *HELLO, called, result])
+    names = ("id", "reasoning_content", "provider_specific_fields", "logprobs")
+    of_calls = ("index", "parsed", "artifact")
+    assert answered["ragkv"]["notes"] == [
+        f"{name} is ignored: {UNKNOWN}" for name in (*names, *of_calls)
+    ]
+
+
+def test_notes_on_left_out_fields_are_few_however_many_there_are(talk: TestClient) -> None:
+    many = {f"field{number}": 1 for number in range(MAX_NOTES + 5)}
+    notes = chat(talk, messages=[{**HELLO[0], **many}])["ragkv"]["notes"]
+    assert len(notes) == MAX_NOTES + 1
+    assert notes[-1] == "5 more fields are ignored"
 
 
 def test_values_that_clients_send_and_that_ask_for_nothing_are_answered(talk: TestClient) -> None:

@@ -2,6 +2,7 @@
 separate.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -304,3 +305,22 @@ def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(
             next(calls, None) is None
             and len(tenant.engine.entries.lacking(texts)[0]) == 2 == warmed.left
         )
+
+
+@pytest.mark.parametrize("id", [".", "..", "a/../b", "../a", "a/."])
+def test_an_id_that_clients_resolve_to_another_address_is_refused(
+    client: TestClient, id: str
+) -> None:
+    filled(client, "a")
+    documents = [{"id": id, "text": FACTS[0]}]
+    line = json.dumps({"id": id, "text": FACTS[0]}).encode()
+    for sent in ({"json": {"documents": documents}}, {"files": [("files", ("a.jsonl", line))]}):
+        refused = client.post("/v1/collections/a/documents", **sent)
+        assert refused.status_code == 400 and "'.' or '..'" in refused.text, refused.text
+
+
+def test_an_address_that_a_client_has_resolved_deletes_no_collection(client: TestClient) -> None:
+    filled(client, "a")
+    for resolved in ("/v1/collections/a/", "/v1/collections/a/documents/"):
+        assert client.request("DELETE", resolved).status_code in (400, 404)
+    assert client.get("/v1/collections/a").status_code == 200

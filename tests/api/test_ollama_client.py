@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from ragkv import Engine, __version__
-from ragkv.api.routes.ollama import OllamaRequest
+from ragkv.api.bodies.ollama import OllamaRequest
+from ragkv.api.routes.ollama import API_VERSION
 
 from .helpers import app_on, client_at, on_port, plain
 
@@ -35,12 +36,38 @@ def client(url: str) -> Iterator[ollama.Client]:
 
 
 def test_ollamas_client_lists_and_shows_the_models(client: ollama.Client, url: str) -> None:
-    assert [one.model for one in client.list().models] == ["reader", "reader:people"]
+    assert [one.model for one in client.list().models] == ["reader:people", "reader"]
     shown = client.show("reader:latest")
     assert shown.capabilities and "completion" in shown.capabilities and shown.modelinfo
     with plain(url) as raw:
-        assert raw.get("/api/version").json() == {"version": __version__}
-        assert raw.get("/api/ps").json() == raw.get("/api/tags").json()
+        assert raw.get("/api/version").json() == {"version": API_VERSION, "ragkv": __version__}
+        assert [raw.head(path).status_code for path in ("/", "/api/tags")] == [200, 200]
+    for one in client.list().models:
+        assert one.size and one.modified_at and one.details and one.details.parameter_size
+    for loaded in client.ps().models:
+        assert loaded.expires_at and loaded.context_length and loaded.size_vram == 0
+
+
+def test_a_version_is_one_that_ollamas_clients_connect_to() -> None:
+    assert tuple(map(int, API_VERSION.split("."))) >= (0, 6, 4)  # VS Code's least
+
+
+def test_an_answer_without_documents_says_so_where_there_are_some(url: str) -> None:
+    def notes(path: str, **body: Any) -> list[str]:
+        with plain(url) as raw:
+            answered = raw.post(path, json=body).json()
+        found: list[str] = answered.get("ragkv", answered)["notes"]
+        return [note for note in found if "without documents" in note]
+
+    asked = {"model": "reader", "messages": ASK, "max_tokens": 4}
+    assert "reader:people answers from" in notes("/v1/chat/completions", **asked)[0]
+    assert notes("/api/chat", model="reader", messages=ASK, stream=False)
+    assert not notes("/v1/chat/completions", **{**asked, "model": "reader:people"})
+    assert not notes("/v1/chat/completions", **asked, documents=[{"text": "Rasina is a potter."}])
+
+    nothing = {"collection": "people", "filter": {"title": "none"}}
+    assert "people matches" in notes("/v1/chat/completions", **asked, rag=nothing)[0]
+    assert "people matches" in notes("/v1/ask", question="Who?", **nothing)[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -68,6 +95,37 @@ def test_ollamas_client_generates_with_a_system_text_and_a_schema(client: ollama
     got = client.generate("reader:people", ASK[0]["content"], system="Be brief.", format=form)
     assert got.response.startswith("{") and got.done
     assert client.generate("reader", "").done_reason == "load"  # how a client has a model loaded
+    assert client.generate("reader", "", keep_alive=0).done_reason == "unload"
+
+
+@pytest.mark.parametrize("limit", [0, -1, -2])
+def test_no_limit_in_ollamas_words_is_the_servers_own(client: ollama.Client, limit: int) -> None:
+    said = client.chat("reader:people", ASK, options={"num_predict": limit})
+    assert said.done_reason == "stop" and said.message.content
+
+
+def test_ollamas_client_embeds_texts_as_openais_does(client: ollama.Client, url: str) -> None:
+    texts = ["a mill", "a bridge"]
+    with plain(url) as raw:
+        body = {"model": "hash", "input": texts}
+        theirs = [one["embedding"] for one in raw.post("/v1/embeddings", json=body).json()["data"]]
+    assert client.embed("hash", texts).embeddings == theirs
+    assert client.embeddings("hash", texts[0]).embedding == theirs[0]
+    with pytest.raises(ollama.ResponseError, match="There is no model 'reader'"):
+        client.embed("reader", texts)
+    with pytest.raises(ollama.ResponseError, match="at least 1 character"):
+        client.embed("hash", [""])
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded"])
+def test_curl_needs_no_content_type_and_a_web_page_does(url: str, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    sent = b'{"model": "reader", "prompt": "Who?", "stream": false}'
+    with plain(url) as raw:
+        assert raw.post("/api/generate", content=sent, headers=headers).status_code == 200
+        browser = {**headers, "sec-fetch-site": "cross-site"}
+        assert raw.post("/api/generate", content=sent, headers=browser).status_code == 415
+        assert raw.post("/v1/ask", content=sent, headers=headers).status_code == 415
 
 
 def test_ollamas_client_reads_a_refusal(client: ollama.Client) -> None:
@@ -100,7 +158,7 @@ def test_ollamas_client_has_a_tool_called_and_answered(client: ollama.Client) ->
 
 def test_openais_client_finds_chat_models_and_asks_one_of_a_collection(url: str) -> None:
     with client_at(url) as client:
-        assert [one.id for one in client.models.list()] == ["reader", "reader:people"]
+        assert [one.id for one in client.models.list()] == ["reader:people", "reader"]
         listed = client.models.list(extra_query={"type": "embedding"})
         assert [one.id for one in listed] == ["hash"] and client.models.retrieve(
             "hash"

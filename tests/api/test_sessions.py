@@ -1,11 +1,13 @@
 """/v1/sessions: conversations are listed, forked and deleted."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
+
 import pytest
 from fastapi.testclient import TestClient
 
 from ragkv.api.answers import title_from
 
-from .helpers import FACTS, engine_of
+from .helpers import FACTS, engine_of, service_of
 
 ASKED = {
     "question": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"
@@ -34,9 +36,40 @@ def test_a_forked_conversation_continues_independently(client: TestClient) -> No
     assert client.get(f"/v1/sessions/{named}").json()["turns"] == 4
 
 
+def test_a_turn_is_asked_again_in_its_own_conversation(client: TestClient) -> None:
+    talk(client)
+    rewound = client.post("/v1/sessions/s/rewind", json={})
+    assert (rewound.status_code, rewound.json()["turns"]) == (200, 1)
+    talk(client, turns=1)
+    assert client.post("/v1/sessions/s/rewind", json={"turns": 2}).json()["turns"] == 0
+    talk(client, turns=1)
+    assert [one["id"] for one in client.get("/v1/sessions").json()["data"]] == ["s"]
+
+
+def test_a_deletion_during_the_first_turn_waits_for_it_and_deletes_it(client: TestClient) -> None:
+    client.get("/v1/sessions")  # opens the tenant
+    tenant = service_of(client.app).tenants.opened()[""]
+    session = tenant.session("s")
+    with ThreadPoolExecutor() as pool:
+        with session.held():  # as its first turn does
+            deleting = pool.submit(client.delete, "/v1/sessions/s")
+            wait([deleting], timeout=0.5)
+            assert not deleting.done()
+        assert deleting.result().status_code == 200
+    assert session.deleted
+    assert client.delete("/v1/sessions/s").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
-    [("s/fork", {"to": "s"}, 409), ("s/fork", {"to": "a/b"}, 400), ("gone/fork", {}, 404)],
+    [
+        ("s/fork", {"to": "s"}, 409),
+        ("s/fork", {"to": "a/b"}, 400),
+        ("gone/fork", {}, 404),
+        ("s/rewind", {"turns": 2}, 400),
+        ("s/rewind", {"turns": 0}, 400),
+        ("gone/rewind", {}, 404),
+    ],
 )
 def test_a_wrong_session_request_is_refused_and_changes_nothing(
     client: TestClient, path: str, body: object, status: int

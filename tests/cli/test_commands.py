@@ -25,7 +25,7 @@ def test_ask_after_ingest_prints_answer_sources_and_reuse(
     done = run("ingest", documents)
     assert done.code == 0, done.err
     assert "2 added" in done.out
-    assert "KV: 2 chunks computed" in done.out
+    assert "KV: 2 passages computed" in done.out
     assert entries(tmp_path / "home") == 2
     answered = run("ask", "Who founded Marl?", "--max-new-tokens", "3")
     assert answered.code == 0, answered.err
@@ -232,7 +232,7 @@ class TestErrors:
 
 def test_ask_says_why_no_kv_was_reused(run: Run, documents: Path, model_folder: Path) -> None:
     model = ("--model", str(model_folder))
-    assert run("ingest", str(documents), "--index-only", *model).code == 0
+    assert run("ingest", str(documents), "--minutes", "0", *model).code == 0
     asked = ("ask", "Who founded Marl?", "--max-new-tokens", "2", *model)
     first = run(*asked)
     assert first.code == 0

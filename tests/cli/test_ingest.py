@@ -18,7 +18,7 @@ def test_the_printed_report_counts_40_files_and_names_each_that_was_not_read(
     run: Run, tmp_path: Path
 ) -> None:
     expected = forty_files.make(tmp_path / "forty")
-    ran = run("ingest", tmp_path / "forty", "--index-only")
+    ran = run("ingest", tmp_path / "forty", "--minutes", "0")
     counts = [
         int(count)
         for count in re.findall(r"(\d+) (?:added|ignored|failed)", ran.out.split("\n")[0])
@@ -33,13 +33,13 @@ def test_an_encoding_can_be_named_or_guessed(run: Run, tmp_path: Path) -> None:
     file.write_bytes(
         "Die M\u00fchle in der gro\u00dfen Stra\u00dfe ist sch\u00f6n. ".encode("latin-1") * 3
     )
-    refused = run("ingest", file, "--index-only")
+    refused = run("ingest", file, "--minutes", "0")
     assert (refused.code, "--encoding" in refused.err) == (1, True)
-    assert run("ingest", file, "--index-only", "--encoding", "latin-1").code == 0
-    assert run("ingest", file, "--index-only", "--encoding", "auto").code == 0
+    assert run("ingest", file, "--minutes", "0", "--encoding", "latin-1").code == 0
+    assert run("ingest", file, "--minutes", "0", "--encoding", "auto").code == 0
     assert (
         "unknown encoding 'klingon'"
-        in run("ingest", file, "--index-only", "--encoding", "klingon").err
+        in run("ingest", file, "--minutes", "0", "--encoding", "klingon").err
     )
 
 

@@ -36,10 +36,8 @@ def test_chunks_for_which_there_is_no_time_or_room_are_left_and_computed_by_the_
     run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = run("ingest", documents, "--minutes", "0")
-    assert (
-        "KV: 0 chunks computed, 0 there already, 2 left, " in ran.out
-        and "first question" in ran.err
-    )
+    assert "KV: 0 passages computed, 0 there already, 2 left (" in ran.out
+    assert "by each question" in ran.err
     monkeypatch.setenv("RAGKV_STORE__DISK_BYTES", "100")
     assert run("ingest", documents, "--json").json["kv"]["left"] == 2
     monkeypatch.delenv("RAGKV_STORE__DISK_BYTES")

@@ -2,6 +2,7 @@
 a server.
 """
 
+import io
 import json
 import os
 import signal
@@ -64,6 +65,8 @@ def test_the_server_of_a_home_answers_where_it_may_and_else_the_home_is_read(
     assert said in served.err and served.err.count("\n") == 1
     assert "marl.md" in served.out and "first token" in served.out
     by_server = ask(run, "--json").json
+    check_a_chat_by_the_server(run, server)
+    check_an_ingest_beside_the_server(run, server, tmp_path / "docs")
     check_what_the_server_is_not_asked(run)
     check_a_server_with_keys(run, tmp_path / "home")
     server.signal(signal.SIGKILL)
@@ -84,6 +87,37 @@ def test_the_server_of_a_home_answers_where_it_may_and_else_the_home_is_read(
         one["passage"]["text"] for one in alone.json["hits"]
     ]
     assert [one["rank"] for one in by_server["hits"]] == [one["rank"] for one in alone.json["hits"]]
+
+
+def check_a_chat_by_the_server(run: Run, server: Process) -> None:
+    """A named conversation stays, and one without a name is deleted at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        for turns, lines in ((0, "who ?\nwhat ?\n"), (2, "/reset\nwho ?\n/quit\nwhat ?\n")):
+            patch.setattr("sys.stdin", io.StringIO(lines))
+            ran = run("chat", "--session", "mine", "--max-new-tokens", "2")
+            assert ran.code == 0 and f"(pid {server.popen.pid}), which has this home" in ran.err
+            assert ("2 turns so far" in ran.out) == bool(turns)
+            assert ran.out.count("first token") == 2 - turns // 2
+        patch.setattr("sys.stdin", io.StringIO("who ?\n"))
+        assert run("chat", "--max-new-tokens", "2").code == 0
+    listed = server.client().get("/v1/sessions").json()["data"]
+    assert [(one["id"], one["turns"]) for one in listed] == [("mine", 1)]
+
+
+def check_an_ingest_beside_the_server(run: Run, server: Process, documents: Path) -> None:
+    """The server finds at once what is ingested while it runs."""
+    added = documents / "rope.txt"
+    added.write_text("The rope of the town was founded in paper by Quill.\n")
+    ran = run("ingest", documents)
+    assert ran.code == 0 and "1 added" in ran.out, ran.err
+    assert f"the server at {server.url}" in ran.err
+    body = {"query": "rope", "retriever": "bm25"}
+    found = server.client().post("/v1/collections/default/search", json=body).json()["hits"]
+    assert found[0]["document_id"].endswith("rope.txt")
+    added.unlink()
+    pruned = run("ingest", documents, "--prune")
+    assert pruned.code == 0 and "the KV of 1 passage" in pruned.err
+    assert server.client().post("/v1/collections/default/search", json=body).json()["hits"] == []
 
 
 def check_what_the_server_is_not_asked(run: Run) -> None:

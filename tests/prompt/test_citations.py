@@ -20,7 +20,7 @@ def chunk(text: str, source: str = "") -> Chunk:
         ("aris", "Paris", None),
         ("C++ (1998)", "In C++ (1998) it was", "C++ (1998)"),
         ("a.c", "abc", None),
-        ("été", "un été chaud", "été"),
+        ("étés", "des étés chauds", "étés"),
         ("Paris", "", None),
         ("", "Paris", None),
         (".", "A. B.", None),
@@ -44,11 +44,36 @@ def test_an_answer_is_matched_by_whole_words_in_any_case(
 
 
 def test_every_chunk_that_says_it_is_cited_once_with_its_source() -> None:
-    chunks = [chunk("no"), chunk("yes and yes", "a.md"), chunk("Yes", "b.md")]
-    assert cite("yes", chunks) == (Citation(1, 0, 3, "a.md"), Citation(2, 0, 3, "b.md"))
+    chunks = [chunk("wool"), chunk("flax and flax", "a.md"), chunk("Flax", "b.md")]
+    assert cite("flax", chunks) == (Citation(1, 0, 4, "a.md"), Citation(2, 0, 4, "b.md"))
 
 
 def test_a_number_in_brackets_names_a_chunk() -> None:
     chunks = [chunk("one", "a"), chunk("two", "b")]
     assert cite("Because so [2].", chunks) == (Citation(1, 0, 3, "b"),)
     assert cite("one [1][2][9][0]", chunks) == (Citation(0, 0, 3, "a"), Citation(1, 0, 3, "b"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "cited"),
+    [
+        ("No.", "There is no mill, no bridge and no inn.", False),
+        ("No", "No mill stands there. No, not one.", False),
+        ("The", "The Mill of The Hill, the oldest", False),
+        ("It is", "Today it is a museum.", False),
+        ("I", "as I said", False),
+        ("Li", "It was built by Li in 1820.", True),
+        ("the UN", "said the UN in May", True),
+        ("of the mill", "the owner of the mill", True),
+        ("in 7", "built in 7 years", True),
+        ("\u4e0d", "\u4ed6\u4e0d\u53bb", False),  # "not"
+        ("\uc11c\uc6b8", "\uc11c\uc6b8 \ud0d1", True),  # Seoul
+    ],
+)
+def test_common_words_alone_cite_nothing(answer: str, text: str, cited: bool) -> None:
+    assert bool(cite(answer, [chunk(text)])) == cited
+
+
+def test_a_chunk_that_an_answer_of_common_words_names_is_cited() -> None:
+    text = "There is no mill."
+    assert cite("No [1].", [chunk(text), chunk(text)]) == (Citation(0, 0, len(text), ""),)

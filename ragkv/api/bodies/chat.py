@@ -4,23 +4,17 @@ Parameters of OpenAI's that this server does not offer are refused by name, unle
 for nothing.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self, cast
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, StringConstraints
 
 from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPETITION
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 
-from .documents import GivenDocument, RequestPart, Strict, optional
+from .client_parts import ClientPart, MessagePart
+from .documents import GivenDocument, Strict, optional
 from .resources import FormatRequest, RetrievalBody, ReuseOptions, SessionId
 from .tools import CallBody, NamedTool, ToolDefinition
 from .tools import Choice as ToolChoice
@@ -34,61 +28,15 @@ Biases = Annotated[
     Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False}),
 ]
 
-# Fields of other servers and clients that cannot change an answer here, by the reason why.
-_REASONS = {
-    "the key says who asks": ("user", "safety_identifier"),
-    "requests are not stored": ("metadata", "store"),
-    "all requests are served alike": ("service_tier",),
-    "KV is found by content": (
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "cache_control",
-        "cache_prompt",
-    ),
-    "the context is the model's": ("num_ctx",),
-    "the model stays loaded": ("keep_alive",),
-    "the chat template is rendered without arguments": ("chat_template_kwargs",),
-    "answers are text": ("modalities",),
-    "the model has no such levels": ("reasoning_effort", "verbosity"),
-}
-IGNORED: Mapping[str, str] = {name: why for why, names in _REASONS.items() for name in names}
 
-
-class ClientPart(RequestPart):
-    """A part of what a client of other servers sends: null asks for nothing, `IGNORED` makes a
-    note.
-    """
-
-    _left_out: tuple[str, ...] = PrivateAttr(())  # the fields of `IGNORED` that were given
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _leaves_out(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(values, dict):
-            return handler(values)
-        made = handler(
-            {name: one for name, one in values.items() if one is not None and name not in IGNORED}
-        )
-        made._left_out = tuple(name for name in IGNORED if values.get(name))
-        return made
-
-
-def notes_of(parts: Iterable[ClientPart]) -> list[str]:
-    """Notes on the fields that were given and are ignored, each once."""
-    return [
-        f"{name} is ignored: {IGNORED[name]}"
-        for name in dict.fromkeys(n for part in parts for n in part._left_out)
-    ]
-
-
-class TextPart(ClientPart):
+class TextPart(MessagePart):
     """A piece of a message. Only text is accepted."""
 
     type: Literal["text"]
     text: str = Field(description="The text.")
 
 
-class Message(ClientPart):
+class Message(MessagePart):
     """A message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
@@ -109,6 +57,15 @@ class Message(ClientPart):
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
+
+    @property
+    def parts(self) -> Iterator[MessagePart]:
+        """The message, and everything in it that has fields."""
+        yield self
+        yield from self.content if isinstance(self.content, list) else ()
+        for call in self.tool_calls or ():
+            yield call
+            yield call.function
 
 
 class StreamOptions(ClientPart):

@@ -6,14 +6,33 @@ strict: no number for a string, no unknown field, no NaN.
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import from_json, to_json
 
 FIELDS = 100  # No object here has as many fields.
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
 NO_NUL = r"^[^\x00]*$"  # SQLite ends a text at NUL.
 
-Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+
+def without_dots(id: str) -> str:
+    """`id`, unless a part of it is "." or "..". Raises `ValueError`.
+
+    Clients resolve such parts of an address before they send it, so `DELETE .../documents/..` would
+    name the collection.
+    """
+    if any(part in (".", "..") for part in id.split("/")):
+        raise ValueError(f"{id[:80]!r} has the part '.' or '..', which no address can name")
+    return id
+
+
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN), AfterValidator(without_dots)]
 Title = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
 
 

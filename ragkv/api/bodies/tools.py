@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 from ragkv.api.chat import ToolCall
 
 from ..errors import ApiError
+from .client_parts import MessagePart
 from .documents import RequestPart, optional
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -56,18 +57,18 @@ class NamedTool(RequestPart):
     function: NamedFunction
 
 
-class CalledFunction(RequestPart):
+class CalledFunction(MessagePart):
     """A function that was called."""
 
     name: ToolName = Field(description="Its name.")
     arguments: str = Field(description="Its arguments as JSON.")
 
 
-class CallBody(RequestPart):
+class CallBody(MessagePart):
     """A call in an answer, which the client sends back with a `tool` message."""
 
     id: str = Field(max_length=256, description="The call's id.")
-    type: Literal["function"] = Field(
+    type: Literal["function"] | None = Field(
         default="function", description="Only functions can be called."
     )
     function: CalledFunction

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 FORMS_FILE = "forms.jsonl"
 MAX_CHUNKS = 1_000  # So many texts that were found lately are not tokenized again.
+MAX_ALIKE = 100  # So many sources of one text are remembered.
 MAX_FORMS = 10_000  # So many forms are remembered; the KV of the oldest is deleted with them.
 
 
@@ -52,7 +53,8 @@ class ChunkCatalogue:
         self._forms = Forms(engine)
         self._chunk_of = functools.lru_cache(MAX_CHUNKS)(engine.chunk)
         self._lock = threading.Lock()
-        self._ingested: dict[str, ChatDocument] = {}  # by the words of their texts
+        # by the words of their texts, the last registered at the end
+        self._ingested: dict[str, list[ChatDocument]] = {}
 
     def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> WarmReport:
         """Register `documents` and, with `encode`, compute and store their KV. Returns when it is
@@ -69,10 +71,12 @@ class ChunkCatalogue:
         """Know `documents` until they are forgotten. Their KV is stored already, or after the first
         cache miss.
         """
-        added = {key_of(document.text): document for document in documents if document.text}
-        self.passages.add(document.text for document in added.values())
+        added = _by_key(documents)
+        self.passages.add(alike[-1].text for alike in added.values())
         with self._lock:
-            self._ingested |= added
+            for key, alike in added.items():
+                known = [one for one in self._ingested.get(key, ()) if one not in alike]
+                self._ingested[key] = [*known, *alike][-MAX_ALIKE:]
 
     def forget(self, texts: Iterable[str]) -> int:
         """Forget `texts` and delete their KV from every tier. Returns how many of them had KV
@@ -98,14 +102,31 @@ class ChunkCatalogue:
         requests.
         """
         with self._lock:
-            documents = list(self._ingested.values())
-        self._engine.entries.warm_soon(
-            [self._engine.chunk(document.text) for document in documents], last=True
-        )
+            texts = [alike[-1].text for alike in self._ingested.values()]
+        self._engine.entries.warm_soon([self._engine.chunk(text) for text in texts], last=True)
 
-    def chunk(self, match: TextMatch, metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """The chunk of a text that was found in a prompt; `metadata` defaults to those of the
-        ingested text.
+    def sources_of(
+        self, matches: Sequence[TextMatch], given: Iterable[ChatDocument]
+    ) -> list[Mapping[str, Any]]:
+        """The metadata of each match: of a document that is `given`, else of a known one.
+
+        Documents may have one text. Their places in a prompt are then theirs in turn, and where
+        there are fewer places, those of the documents that came last.
+        """
+        documents = _by_key(given)
+        with self._lock:
+            for match in matches:
+                if match.key not in documents:
+                    documents[match.key] = list(self._ingested.get(match.key, ()))
+        found = list[Mapping[str, Any]]()
+        for match in reversed(matches):
+            alike = documents[match.key]
+            last = alike.pop() if len(alike) > 1 else next(iter(alike), None)
+            found.append({} if last is None else last.metadata)
+        return found[::-1]
+
+    def chunk(self, match: TextMatch, metadata: Mapping[str, Any]) -> Chunk:
+        """The chunk of a text that was found in a prompt.
 
         If it is not the known text word for word, it is a form, whose KV is deleted with other
         forms.
@@ -113,10 +134,6 @@ class ChunkCatalogue:
         chunk = self._chunk_of(match.text)
         if not match.word_for_word:
             self._forms.add(chunk.token_ids)
-        if metadata is None:
-            with self._lock:
-                known = self._ingested.get(match.key)
-            metadata = known.metadata if known else {}
         return Chunk(chunk.token_ids, match.text, dict(metadata))
 
     def delete_forms(self) -> None:
@@ -194,3 +211,12 @@ class Forms:
             with contextlib.suppress(ValueError, TypeError):  # a kill may have cut the last line
                 found.append(tuple(int(token) for token in json.loads(line)))
         return [ids for ids in found if ids]
+
+
+def _by_key(documents: Iterable[ChatDocument]) -> dict[str, list[ChatDocument]]:
+    """Documents by the words of their texts, those of one text in their order; none is empty."""
+    found: dict[str, list[ChatDocument]] = {}
+    for document in documents:
+        if document.text:
+            found.setdefault(key_of(document.text), []).append(document)
+    return found

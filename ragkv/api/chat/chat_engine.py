@@ -21,7 +21,7 @@ from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChatDocument, ChunkCatalogue
 from .conversations import ConversationFinder, FoundConversation
-from .passage_matcher import TextMatch, key_of
+from .passage_matcher import TextMatch
 from .template import PlainMessage, Rendered, Template
 from .tools import Tool, ToolCall, response_text
 
@@ -111,7 +111,6 @@ class ChatEngine:
         )
         rendered = template.render(messages)
         text = rendered.text
-        metadata = {key_of(document.text): document.metadata for document in request.documents}
         matches = self.catalogue.find(text, [document.text for document in request.documents])
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
@@ -137,7 +136,8 @@ class ChatEngine:
             head = self._head(template, messages, text)
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
-        pieces, question = self._split(rendered, start, stop, matches, metadata)
+        sources = self.catalogue.sources_of(matches, request.documents)
+        pieces, question = self._split(rendered, start, stop, matches, sources)
         if opening is not None:
             ids = template.bos_ids + self._encode(rendered, 0, len(opening))
             pieces.insert(0, Text(ids, opening, opening=True))
@@ -234,14 +234,14 @@ class ChatEngine:
         start: int,
         stop: int,
         matches: Sequence[TextMatch],
-        metadata: Mapping[str, Mapping[str, Any]],
+        sources: Sequence[Mapping[str, Any]],
     ) -> tuple[list[Chunk], tuple[int, ...]]:
         """The chunks from `start` to `stop` and the text between them, in order; and the ids after
         the last chunk.
         """
         pieces: list[Chunk] = []
         at = start
-        for match in matches:
+        for match, source in zip(matches, sources, strict=True):
             if match.start < start:
                 continue
             end = match.start
@@ -250,7 +250,7 @@ class ChatEngine:
             if ids := self._encode(rendered, at, end):
                 pieces.append(Text(ids, rendered.text[at:end]))
             at = match.stop
-            pieces.append(self.catalogue.chunk(match, metadata.get(match.key)))
+            pieces.append(self.catalogue.chunk(match, source))
         return pieces, self._encode(rendered, at, stop)
 
     def _encode(self, rendered: Rendered, start: int, stop: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
 from ragkv.retrieval.documents.files import KNOWN, has_loader
 
-from ..bodies.documents import DocumentIn, DocumentsIn
+from ..bodies.documents import DocumentIn, DocumentsIn, without_dots
 from ..validation import describe_errors
 
 with contextlib.suppress(ImportError):
@@ -199,6 +199,10 @@ def _check_id_and_text(document: Document) -> None:
         raise UploadError(
             400, f"{shown!r} is not a document's id: up to 256 printable characters.", "id"
         )
+    try:
+        without_dots(document.id)
+    except ValueError as error:
+        raise UploadError(400, f"A document's id: {error}.", "id") from error
 
 
 def _check_total(setting: str, count: int, limit: int, unit: str) -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope
 
 from ..errors import ApiError
@@ -26,7 +26,7 @@ def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
     nginx has the whole body before it arrives here, so no time is bounded. Bytes are counted all
     the same, whatever content length was announced, because on loopback nginx may not be there.
     """
-    headers = Headers(scope=scope)
+    headers = MutableHeaders(scope=scope)
     holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
     setting = (
         "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
@@ -56,6 +56,8 @@ def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
     announced = headers.get("content-length", "0")
     check(int(announced[:20]) if announced.isdigit() else 0)
     if announced != "0" or "transfer-encoding" in headers:
+        if _is_curl(scope["path"], headers):
+            headers["content-type"] = "application/json"
         _check_type(headers.get("content-type", ""), holds_documents)
     return receive_counted
 
@@ -64,6 +66,16 @@ def _too_large(problem: str) -> ApiError:
     message = f"The body {problem}. Send less at a time."
     # the rest of it is not read
     return ApiError(413, message, "body_too_large", headers={"connection": "close"})
+
+
+def _is_curl(path: str, headers: Headers) -> bool:
+    """Whether this is `curl -d` at Ollama's API, whose documentation leaves the content type out.
+
+    A web page can send a form, too; but a browser says where it comes from.
+    """
+    kinds = ("", "application/x-www-form-urlencoded")
+    of_browser = "origin" in headers or "sec-fetch-site" in headers
+    return path.startswith("/api/") and headers.get("content-type", "") in kinds and not of_browser
 
 
 def _check_type(content_type: str, takes_forms: bool) -> None:

@@ -49,7 +49,7 @@ async function about(name) {
   const { data } = await get(`collections/${encodeURIComponent(name)}/documents?limit=100`);
   const step = Math.max(1, Math.floor(data.length / ASKED));
   const some = data.filter((/** @type {any} */ _, /** @type {number} */ at) => at % step === 0).slice(0, ASKED);
-  return some.map((/** @type {any} */ one) => `What do the documents say about ${subject(one.title || base(one.source || one.id))}?`);
+  return some.map((/** @type {any} */ one) => `What does “${subject(one.title || base(one.source || one.id))}” say?`);
 }
 
 /** What a title or a file's name says, without number and ending. @param {string} name */

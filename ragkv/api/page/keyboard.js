@@ -83,7 +83,7 @@ export function setUp(stop) {
     if (off() || on.matches("input:not([type=radio], [type=range], [type=checkbox]), textarea, select")) return;
     const found = KEYS.find(([key]) => key === event.key);
     const source = /^[1-9]$/.test(event.key)
-      ? [...(last(".chips")?.querySelectorAll(".chip") ?? [])][Number(event.key) - 1]
+      ? last(".chips")?.querySelector(`.chip[data-number="${event.key}"]`)
       : null;
     if (!found && !source) return;
     event.preventDefault();

@@ -148,10 +148,14 @@ function welcome() {
   );
 }
 
-/** @param {boolean} [asked] although there is nothing to ask */
+/** @param {boolean} [asked] although it cannot be asked now */
 function hint(asked = false) {
   const empty =
     collections.ready() && view.collection && !collections.current()?.documents && !said.get(view.session)?.length;
+  if (asked && current) {
+    $("ask-hint").textContent = "The answer before is being written. Ask when it is complete, or stop it with Esc.";
+    return;
+  }
   $("ask-hint").textContent = asked
     ? "There is no collection to ask yet: add a document first."
     : empty
@@ -177,7 +181,7 @@ async function begin() {
       Infinity,
     );
     banner("");
-    $("model").textContent = (await get("models")).data[0]?.id ?? "";
+    $("model").textContent = (await get("models")).data.at(-1)?.id ?? ""; // the last is the model alone
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     if (error.kind === "key") banner("This server asks for an API key.", "Enter the key", begin);
@@ -264,8 +268,8 @@ function composer() {
   $("ask").addEventListener("submit", (/** @type {Event} */ event) => {
     event.preventDefault();
     const question = field.value.trim();
-    if (!question || current) return;
-    if (!view.collection) return hint(true);
+    if (!question) return;
+    if (current || !view.collection) return hint(true);
     field.value = "";
     grow();
     ask(question);

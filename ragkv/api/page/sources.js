@@ -17,10 +17,12 @@ export const place = (source) => (source.page ? `${title(source)}, page ${source
  */
 export function chips(sources, citations, show) {
   const cited = new Set(citations.map(({ number }) => number));
+  // the best first, whatever their order in the prompt
+  const ranked = [...sources].sort((a, b) => (b.score ?? -Infinity) - (a.score ?? -Infinity) || a.number - b.number);
   return el(
     "ul",
     { class: "chips", "aria-label": "Sources" },
-    ...sources.map((source) => {
+    ...ranked.map((source) => {
       const isCited = cited.has(source.number);
       const button = el(
         "button",

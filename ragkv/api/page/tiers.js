@@ -72,7 +72,7 @@ async function look() {
     }
     $("tiers").replaceChildren(
       ...stats.tiers.map(tierView),
-      el("p", { class: "muted" }, `${bytes(stats.kv_bytes_per_token)} of KV a token`),
+      el("p", { class: "muted" }, `${bytes(stats.kv_bytes_per_token)} of stored KV a token`),
     );
     wait = ++looks < 4 ? EVERY_MS : IDLE_MS;
   } catch (error) {

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from ragkv.prompt import ServedPrompt
 from ragkv.types import TokenEvent
 
-from ..answers import check_text, max_tokens_of, retrieve, session_of, stream_answer
+from ..answers import check_text, max_tokens_of, nothing_found, retrieve, session_of, stream_answer
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
 from ..errors import check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
@@ -73,7 +73,7 @@ async def ask(
                         answer=event.text,
                         finish_reason=event.finish_reason,  # type: ignore[arg-type]
                         **answer_fields(event, event.text, sources, numbers, body.session_id),
-                        notes=notes,
+                        notes=notes if hits else [*notes, nothing_found(body.collection)],
                     )
             tenant.engine.settle(context.cancelled)
 

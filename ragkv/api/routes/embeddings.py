@@ -14,6 +14,7 @@ from ..answers import check_text
 from ..bodies.documents import Strict, optional
 from ..bodies.resources import Listed
 from ..errors import ApiError, check_at_most, unknown_model
+from ..keys import Principal
 from ..service import PrincipalDep, Service, ServiceDep, record_embedding
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -80,6 +81,13 @@ async def embeddings(
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from
     its parts.
     """
+    return await embed(body, request, service, principal)
+
+
+async def embed(
+    body: EmbeddingsRequest, request: Request, service: Service, principal: Principal
+) -> EmbeddingsResponse:
+    """The vectors of the texts of `body`, as `/v1/embeddings` gives them. Raises `ApiError`."""
     embedder = _embedder(service, body.model)
     limits = service.config.limits
 

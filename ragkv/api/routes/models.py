@@ -25,6 +25,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="When the server started, in seconds since the epoch.")
     owned_by: str = Field(default="ragkv", description="Always ragkv.")
+    description: str = Field(description="What it answers from.")
 
 
 @router.get("", summary="List models")
@@ -34,8 +35,8 @@ async def list_models(
         Kind, Query(description="chat: what can answer, so that chat clients offer no other.")
     ] = "chat",
 ) -> Listed[Model]:
-    """The language model, then `model:collection` for each collection: it answers from that
-    collection.
+    """`model:collection` for each collection, from which it answers; last the language model, which
+    answers without documents.
     """
     return Listed(data=await executor.run(lambda tenant: models_of(executor.service, tenant, type)))
 
@@ -59,12 +60,17 @@ async def show_model(
 
 
 def models_of(service: Service, tenant: Tenant, type: Kind = "chat") -> list[Model]:
-    """The models of a tenant."""
+    """The models of a tenant. Clients choose the first, so the one without documents is last."""
     embedder = service.tenants.embedder
-    names = [
-        service.model_id,
-        *(f"{service.model_id}:{name}" for name in tenant.collections.folders.names()),
-    ]
     if type == "embedding":
-        names = [embedder.name] if embedder else []
-    return [Model(id=name, created=service.created) for name in names]
+        described = {embedder.name: "Embeds texts."} if embedder else {}
+    else:
+        described = {
+            f"{service.model_id}:{name}": f"Answers from the collection {name}."
+            for name in tenant.collections.folders.names()
+        }
+        described[service.model_id] = "Answers without documents, unless the request has some."
+    return [
+        Model(id=name, created=service.created, description=text)
+        for name, text in described.items()
+    ]

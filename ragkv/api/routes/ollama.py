@@ -1,173 +1,71 @@
-"""Ollama's API for chat: `/api/tags`, `/api/ps`, `/api/show`, `/api/chat`, `/api/generate` and
-`/api/version`.
+"""Ollama's API: `/api/tags`, `/api/ps`, `/api/show`, `/api/chat`, `/api/generate`, `/api/embed`,
+`/api/embeddings` and `/api/version`.
 
-A request becomes one of /v1/chat/completions, so a model with a collection's name answers from that
-collection. What Ollama's clients set for Ollama alone, such as its threads, is ignored and noted in
-the report at the end of the answer.
+A request becomes one of /v1/chat/completions or /v1/embeddings, so a model with a collection's name
+answers from that collection. Nothing is unloaded: the server serves one model.
 """
 
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import count
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from ragkv import __version__
+from ragkv.model.loading import locate
 
-from ..bodies.chat import ChatRequest
 from ..bodies.chat_answer import ChatResponse, Piece
-from ..bodies.documents import Strict
+from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, validated
 from ..chat_completion import ChatCompletion
-from ..errors import ApiError
 from ..keys import Principal
 from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
 from ..sse import Stream
 from ..tenants import Tenant
+from .embeddings import EmbeddingsRequest, embed
 from .models import models_of
 
-router = APIRouter(prefix="/api", include_in_schema=False)
+# The version of Ollama whose API this is. Clients refuse to connect to one that is too old for them.
+API_VERSION = "0.12.0"
+NEVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat()  # The model stays loaded.
 
-SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-)
-# Ollama's options, and the fields of /v1/chat/completions that mean the same.
-OPTIONS = {
-    **dict(zip(SAME, SAME, strict=True)),
-    "repeat_penalty": "repetition_penalty",
-    "num_predict": "max_tokens",
-}
-# These fields would change the answer.
-NOT_OFFERED = ("images", "think", "raw", "suffix", "template", "context")
+router = APIRouter(prefix="/api", include_in_schema=False)
 
 # a piece of text and calls of tools as an answer's fields
 Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]
 
 
-class OllamaFunction(BaseModel):
-    """Which function is called, and how."""
-
-    name: str
-    arguments: dict[str, Any] = {}
-
-
-class OllamaCall(BaseModel):
-    """A call of a tool."""
-
-    function: OllamaFunction
-
-
-class OllamaMessage(BaseModel):
-    """A message."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: str
-    content: str | None = None
-    tool_calls: list[OllamaCall] | None = None
-    tool_name: str | None = Field(default=None, validation_alias=AliasChoices("tool_name", "name"))
-
-
-class OllamaRequest(Strict):
-    """A request to `/api/chat`, which has messages, or to `/api/generate`, which has a prompt."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str
-    stream: bool = True
-    format: Literal["", "json"] | dict[str, Any] | None = None
-    options: dict[str, Any] | None = None
-    messages: list[OllamaMessage] = Field(default=[], max_length=1000)
-    tools: list[Any] | None = None
-    prompt: str = ""
-    system: str = ""
-
-    def as_chat(self, model_id: str) -> ChatRequest:
-        """The same request to /v1/chat/completions. Raises `RequestValidationError` and
-        `ApiError`.
-        """
-        for name in NOT_OFFERED:
-            if any((part.model_extra or {}).get(name) for part in (self, *self.messages)):
-                raise ApiError(400, f"{name} is not offered here; leave it out.", param=name)
-        fields = {
-            OPTIONS[name]: value for name, value in (self.options or {}).items() if name in OPTIONS
-        }
-        if fields.get("max_tokens") in (-1, -2):  # Ollama's words for no limit of the request's own
-            del fields["max_tokens"]
-        if fields.get("stop") == []:
-            del fields["stop"]
-        if self.format:
-            kind = "json_object" if self.format == "json" else "json_schema"
-            schema = {"json_schema": {"schema": self.format}} if kind == "json_schema" else {}
-            fields["response_format"] = {"type": kind, **schema}
-        fields["model"] = model_id if self.model == f"{model_id}:latest" else self.model
-        fields |= {"messages": self._messages(), "tools": self.tools or None}
-        try:
-            return ChatRequest.model_validate(fields)
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from error
-
-    @property
-    def ignored(self) -> list[str]:
-        """Notes on what was set and changes nothing."""
-        names = (self.options or {}).keys() - OPTIONS.keys() | (self.model_extra or {}).keys()
-        return [f"{name} is ignored" for name in sorted(names)]
-
-    def _messages(self) -> list[dict[str, Any]]:
-        """The messages in OpenAI's form: arguments are text, and calls have ids, which the results
-        take in order.
-        """
-        if not self.messages:
-            system = [{"role": "system", "content": self.system}] if self.system else []
-            return [*system, {"role": "user", "content": self.prompt}]
-        found = []
-        numbers = count()
-        waiting = list[str]()
-        for message in self.messages:
-            made: dict[str, Any] = {"role": message.role, "content": message.content}
-            if functions := [one.function for one in message.tool_calls or ()]:
-                waiting = [f"call_{next(numbers)}" for _ in functions]
-                said = [
-                    {"name": one.name, "arguments": json.dumps(one.arguments)} for one in functions
-                ]
-                pairs = zip(waiting, said, strict=True)
-                made["tool_calls"] = [
-                    {"id": id, "type": "function", "function": one} for id, one in pairs
-                ]
-            if message.role == "tool":
-                made |= {
-                    "tool_call_id": waiting.pop(0) if waiting else None,
-                    "name": message.tool_name,
-                }
-            found.append(made)
-        return found
-
-
-@router.get("/version")
+@router.api_route("/version", methods=["GET", "HEAD"])
 async def version() -> dict[str, str]:
-    """ragkv's version."""
-    return {"version": __version__}
+    """The version of Ollama's API, and ragkv's own."""
+    return {"version": API_VERSION, "ragkv": __version__}
 
 
-@router.get("/ps")
-@router.get("/tags")
+@router.api_route("/tags", methods=["GET", "HEAD"])
 async def tags(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
-    """The models of `/v1/models`, all of which are loaded."""
+    """The models of `/v1/models`."""
     return await executor.run(
         lambda tenant: {
             "models": [_described(service, tenant, one.id) for one in models_of(service, tenant)]
         }
+    )
+
+
+@router.get("/ps")
+async def ps(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
+    """The same models, all of which are loaded."""
+
+    def loaded(tenant: Tenant, name: str) -> dict[str, Any]:
+        found = _described(service, tenant, name)
+        on_gpu = tenant.engine.model.adapter.device.type != "cpu"
+        memory = {"size_vram": found["size"] if on_gpu else 0, "expires_at": NEVER}
+        context = tenant.engine.model.adapter.context_length
+        return {**found, **memory, "context_length": context}
+
+    return await executor.run(
+        lambda tenant: {"models": [loaded(tenant, one.id) for one in models_of(service, tenant)]}
     )
 
 
@@ -180,6 +78,27 @@ async def show(
     service.collection_of(name.removesuffix(":latest"))  # raises for an unknown model
     found = await executor.run(lambda tenant: _described(service, tenant, name))
     return {**found, "capabilities": ["completion", "tools"], "template": "", "parameters": ""}
+
+
+@router.post("/embed")
+@router.post("/embeddings")
+async def embeddings(
+    body: OllamaEmbedRequest, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> dict[str, Any]:
+    """Embed texts; `/api/embeddings` has one vector, `/api/embed` a list of them."""
+    name = body.model.removesuffix(":latest")
+    if not body.input:  # how clients ask for a model to be loaded
+        return {"model": body.model, "embeddings": []}
+    fields = {"model": name, "input": body.input, "dimensions": body.dimensions}
+    made = await embed(validated(EmbeddingsRequest, fields), request, service, principal)
+    vectors = [one.embedding for one in made.data]
+    if request.url.path.endswith("/embeddings"):
+        return {"embedding": vectors[0]}
+    return {
+        "model": body.model,
+        "embeddings": vectors,
+        "prompt_eval_count": made.usage.prompt_tokens,
+    }
 
 
 @router.post("/chat")
@@ -243,8 +162,9 @@ async def _answered(
         )
 
     completion.check()
-    if not (body.messages or body.prompt):  # how clients ask for a model to be loaded
-        return JSONResponse(line("", [], done=True, done_reason="load"))
+    if not (body.messages or body.prompt):  # how clients ask for a model to be loaded or unloaded
+        reason = "unload" if body.unloads else "load"
+        return JSONResponse(line("", [], done=True, done_reason=reason))
     if not body.stream:
         whole = await service.answer_pool.run_stream(request, completion.events, ChatResponse)
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
@@ -268,20 +188,34 @@ def _described(service: Service, tenant: Tenant, name: str) -> dict[str, Any]:
     stats = tenant.engine.stats()
     model = tenant.engine.model
     family = stats.architecture
+    weights = list(model.adapter.model.parameters())
+    count = sum(one.numel() for one in weights)
     return {
         "name": name,
         "model": name,
-        "modified_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
-        "size": 0,
+        "modified_at": datetime.fromtimestamp(_changed(service), UTC).isoformat(),
+        "size": sum(one.numel() * one.element_size() for one in weights),
         "digest": model.identity.weights,
         "details": {
+            "parent_model": "",
             "format": "safetensors",
             "family": family,
             "families": [family],
+            "parameter_size": f"{count / 1e6:.0f}M" if count < 1e9 else f"{count / 1e9:.1f}B",
             "quantization_level": stats.dtype,
         },
         "model_info": {
             "general.architecture": family,
+            "general.basename": name,
+            "general.parameter_count": count,
             f"{family}.context_length": model.adapter.context_length,
         },
     }
+
+
+def _changed(service: Service) -> float:
+    """When the model's files were changed, in seconds since the epoch; of a model from the hub,
+    when the server started.
+    """
+    path = Path(locate(service.config.model))
+    return path.stat().st_mtime if path.exists() else service.created

@@ -46,6 +46,12 @@ class ForkRequest(Strict):
     to: SessionId | None = optional("The copy's id; left out: a new one.", examples=["s2"])
 
 
+class RewindRequest(Strict):
+    """How far a conversation goes back."""
+
+    turns: int = Field(default=1, ge=1, lt=2**31, description="How many turns are taken back.")
+
+
 @router.get("", summary="List conversations")
 async def list_sessions(
     executor: TenantExecutorDep,
@@ -88,6 +94,32 @@ async def fork_session(
             ) from error
         copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
+
+    return await executor.run(work)
+
+
+@router.post("/{session_id}/rewind", summary="Take back turns")
+async def rewind_session(
+    session_id: SessionPath, body: RewindRequest, executor: TenantExecutorDep
+) -> SessionBody:
+    """Take back the last turns, to ask again or ask differently in the same conversation.
+
+    With all turns taken back the conversation is empty, and its next question is its first.
+    """
+
+    def work(tenant: Tenant) -> SessionBody:
+        session = _stored_session(tenant, session_id)
+        session.rewind(body.turns)
+        session.wait_saved(SAVE_S)
+        state = session.state
+        return SessionBody(
+            id=session_id,
+            turns=session.turns,
+            tokens=len(session.token_ids),
+            stored_bytes=sum(one.stored_bytes for one in tenant.sessions([session_id])),
+            used_at=state.used_at,
+            title=session.title,
+        )
 
     return await executor.run(work)
 

@@ -37,7 +37,7 @@ class StatsResponse(BaseModel):
     )
     degraded: list[str] = Field(description="What does not answer, and what that means.")
     model: str = Field(description="The served model.")
-    kv_bytes_per_token: int = Field(description="Bytes of a token's KV, as the model computes it.")
+    kv_bytes_per_token: int = Field(description="Bytes of a token's KV, as it is stored.")
     dtype: str = Field(description="The number format of weights and KV, such as bfloat16.")
     context_tokens: int | None = Field(
         description="The most tokens of prompt and answer; null: no limit is known."
@@ -70,7 +70,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             replica=executor.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
             model=executor.service.model_id,
-            kv_bytes_per_token=found.kv_bytes_per_token,
+            kv_bytes_per_token=engine.entries.encoder.bytes_per_token,
             dtype=found.dtype,
             context_tokens=engine.model.adapter.context_length,
             tiers=[

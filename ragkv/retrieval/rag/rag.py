@@ -74,12 +74,14 @@ class Rag(Closing):
         chunk_tokens: int | None = None,
         embedder: Embedder | None = None,
         home: KnownHome | None = None,
+        writes: bool | None = None,
     ) -> None:
         """Open or create the index at `directory` (`None`: in memory). Without an embedder, only
         BM25 is used.
 
         Chunks have at most `chunk_tokens` tokens; `None`: as `splitter_of` says. The home keeps
-        what documents are ingested with.
+        what documents are ingested with. Documents can be changed if it `writes`; `None`: unless
+        the store is read-only.
         """
         check_kind("engine", engine, Engine)
         self.splitter = splitter_of(engine, home, chunk_tokens)
@@ -93,7 +95,7 @@ class Rag(Closing):
 
         self.engine = engine
         self._closing = ExitStack()
-        read_only = engine.config.store.read_only
+        read_only = engine.config.store.read_only if writes is None else not writes
         self.index = Index(
             directory, self.splitter, embedder, read_only=read_only, before_write=keep
         )
@@ -108,6 +110,7 @@ class Rag(Closing):
         engine: Engine | None = None,
         chunk_tokens: int | None = None,
         embedder: Embedder | None = None,
+        writes: bool | None = None,
     ) -> Self:
         """The corpus of a home, as the commands open it, with an engine that is closed with it,
         unless one is given.
@@ -131,6 +134,7 @@ class Rag(Closing):
                 chunk_tokens=chunk_tokens,
                 embedder=embedder,
                 home=known,
+                writes=writes,
             )
             rag._closing = stack.pop_all()
         return rag
@@ -326,7 +330,11 @@ class Rag(Closing):
         self._closing.close()
 
     def _forget(self, passages: Iterable[Passage]) -> int:
-        """Delete the KV of passages, and return how many entries were deleted."""
+        """Delete the KV of passages, and return how many entries were deleted: none of a store that
+        another process writes.
+        """
+        if self.engine.config.store.read_only:
+            return 0
         return self.engine.delete([self.chunk(passage) for passage in passages])
 
 

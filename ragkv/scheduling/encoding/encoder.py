@@ -36,6 +36,9 @@ MOST_UNKNOWN = 0.02
 
 log = logging.getLogger(__name__)
 
+# Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
+PER_TOKEN = 512
+
 
 class Encoder:
     """Makes the entries of chunks, and of the prefix, which it keeps in memory."""
@@ -70,6 +73,11 @@ class Encoder:
         self._lock = threading.Lock()
         # so many tokens of chunks are encoded together
         self.batch_tokens = PASS_ROWS[adapter.device.type]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The bytes of a token's KV as it is stored: a codec may make it smaller."""
+        return self.entry_bytes(PER_TOKEN) // PER_TOKEN
 
     def entry_bytes(self, tokens: int, identity: Identity | None = None) -> int:
         """Stored bytes of an entry, by default of a chunk."""

@@ -19,9 +19,6 @@ from .encoder import Encoder
 
 log = logging.getLogger(__name__)
 
-# Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
-PER_TOKEN = 512
-
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
@@ -79,7 +76,7 @@ class Warmer:
         self._store.flush()  # entries that were present may still wait to be written
         counts = done.counts
         counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
-        return WarmReport(*counted, self._encoder.entry_bytes(PER_TOKEN) // PER_TOKEN)
+        return WarmReport(*counted, self._encoder.bytes_per_token)
 
     def _encode(self, batch: list[tuple[int, ...]], done: "_Progress", between: Check) -> None:
         """Compute the entries of the batch, and store them durably; then it is empty."""

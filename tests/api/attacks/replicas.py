@@ -140,7 +140,7 @@ def chat(
     if models.status_code != 200:
         return "", _described(models.json())
     body = {
-        "model": models.json()["data"][0]["id"],
+        "model": models.json()["data"][-1]["id"],
         "messages": messages,
         "max_tokens": max_tokens,
         "stream": True,

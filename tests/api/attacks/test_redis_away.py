@@ -112,7 +112,7 @@ def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_
             == "end"
         )
         body = {
-            "model": client.get("/v1/models").json()["data"][0]["id"],
+            "model": client.get("/v1/models").json()["data"][-1]["id"],
             "max_tokens": 200,
             "stream": True,
         }

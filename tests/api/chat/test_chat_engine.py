@@ -143,3 +143,22 @@ def test_a_turn_in_progress_when_all_is_forgotten_is_not_saved(chat: ChatEngine)
         )
         == 0
     )
+
+
+def sources(prompt: ChatPrompt) -> list[str]:
+    return [chunk.metadata["source"] for chunk in prompt.documents]
+
+
+def test_documents_of_one_text_keep_their_own_sources_in_turn(chat: ChatEngine) -> None:
+    text = "The mill of Marl stands by the river."
+    given = tuple(ChatDocument(text, {"source": name}) for name in ("a", "b"))
+    turns = insert_documents(TURNS, given, " ")
+    prompt = chat.build_prompt(ChatInput(turns, given), find_conversation=False)
+    assert sources(prompt) == ["a", "b"]
+
+    chat.catalogue.register(given)
+    assert sources(chat.build_prompt(ChatInput(turns, ()), find_conversation=False)) == ["a", "b"]
+    for name in ("a", "b"):  # a retriever registers what it finds
+        chat.catalogue.register([ChatDocument(text, {"source": name})])
+        once = (PlainMessage("user", f"{text} Where is it?"),)
+        assert sources(chat.build_prompt(ChatInput(once, ()), find_conversation=False)) == [name]

@@ -53,5 +53,5 @@ def test_a_first_visitor_asks_an_example_in_two_clicks_and_any_collection_offers
     page.wait_for_selector(".tries button")
     asked = page.locator(".tries button").all_inner_texts()
     assert asked == [
-        f"What do the documents say about {name}?" for name in ("Marl", "Oro", "Irvburg")
+        f"What does “{name}” say?" for name in ("Marl", "Oro", "Irvburg")
     ]

@@ -1,0 +1,70 @@
+"""What clients of other servers send: fields that do nothing here are left out, with a note."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
+
+from .documents import RequestPart
+
+# Fields of other servers and clients that cannot change an answer here, by the reason why.
+_REASONS = {
+    "the key says who asks": ("user", "safety_identifier"),
+    "requests are not stored": ("metadata", "store"),
+    "all requests are served alike": ("service_tier",),
+    "KV is found by content": (
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_control",
+        "cache_prompt",
+    ),
+    "the context is the model's": ("num_ctx",),
+    "the model stays loaded": ("keep_alive",),
+    "the chat template is rendered without arguments": ("chat_template_kwargs",),
+    "answers are text": ("modalities",),
+    "the model has no such levels": ("reasoning_effort", "verbosity"),
+}
+IGNORED: Mapping[str, str] = {name: why for why, names in _REASONS.items() for name in names}
+# Why a field of a message does nothing.
+UNKNOWN = "messages have no such field here"
+MAX_NOTES = 20  # A request may have many thousand such fields.
+
+
+class ClientPart(RequestPart):
+    """A part of what a client of other servers sends: null asks for nothing, `IGNORED` makes a
+    note.
+    """
+
+    _left_out: Mapping[str, str] = PrivateAttr({})  # fields that were given and do nothing: why
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leaves_out(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(values, dict):
+            return handler(values)
+        made = handler(
+            {name: one for name, one in values.items() if one is not None and name not in IGNORED}
+        )
+        left_out = {name: why for name, why in IGNORED.items() if values.get(name)}
+        if cls.model_config.get("extra") == "ignore":
+            given = (str(name) for name, one in values.items() if one is not None)
+            known = cls.model_fields.keys() | IGNORED.keys()
+            left_out |= {name[:80]: UNKNOWN for name in given if name not in known}
+        made._left_out = left_out
+        return made
+
+
+def notes_of(parts: Iterable[ClientPart]) -> list[str]:
+    """Notes on the fields that were given and are ignored, each once."""
+    left_out = {name: why for part in parts for name, why in part._left_out.items()}
+    notes = [f"{name} is ignored: {why}" for name, why in left_out.items()]
+    more = len(notes) - MAX_NOTES
+    return notes if more <= 0 else [*notes[:MAX_NOTES], f"{more} more fields are ignored"]
+
+
+class MessagePart(ClientPart):
+    """A part of a message. An earlier answer may be another server's, with fields of its own: they
+    are left out and noted, because a refusal would end the conversation.
+    """
+
+    model_config = ConfigDict(extra="ignore")
