@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from .config import EngineConfig
 from .errors import ConfigError
-from .runtime import make_private_folder, replace_file
+from .runtime import make_private_folder, read_own, replace_file
 
 NAMES = ("smollm2",)  # `NAMES` are the models that have a name; the first is the default.
 VARIABLE = "RAGKV_MODEL"  # `VARIABLE` is the environment variable that names a model.
@@ -124,17 +124,25 @@ def kept_at(path: str | Path) -> Mapping[str, Any]:
     """
     file = Path(path) / FILE
     try:
-        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if kept["settings"].keys() <= set(KEPT) and isinstance(kept["model"], str):
-            return kept
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise ConfigError(
-        f"{file}, which says what this home was made with, cannot be read. Delete it and ingest "
-        "again."
-    )
+        kept = read_own(file, _checked) if file.exists() else {}
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error}. Check who may read it.") from error
+    if kept is None:
+        raise ConfigError(
+            f"{file}, which says what this home was made with, was damaged and is moved aside. Put "
+            "a copy of it back, or ingest again."
+        )
+    return kept
+
+
+def _checked(kept: Any) -> Mapping[str, Any]:
+    """What a home keeps, if its values are of the right types. Raises one of `DAMAGED`."""
+    kinds = {"model": str, "chunk_tokens": int, "embedder": str | None, "settings": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(kept[name], kind)]
+    wrong += [name for name, one in kept["settings"].items() if not isinstance(one, str | None)]
+    if wrong or not kept["settings"].keys() <= set(KEPT):
+        raise ValueError(f"its values are wrong: {', '.join(wrong) or 'unknown settings'}")
+    return dict(kept)
 
 
 def model_or_default(model: str, default: str = NAMES[0]) -> str:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from ragkv.api.chat import (
     CallFilter,
@@ -251,6 +252,25 @@ class ChatCompletion:
             f"from the collection {names[0]}"
         ]
 
+    def _annotations(self, content: str, report: AnswerReport) -> list[Annotation]:
+        """The citations whose marker is in `content`."""
+        given = len(self.body.documents or [])
+        rag = self._rag
+        found: list[Annotation] = []
+        for one in report.citations:
+            start, end = one.answer_start, one.answer_end
+            if start is None or end is None or content[start:end] != f"[{one.number}]":
+                continue
+            source = next(each for each in report.sources if each.number == one.number)
+            citation = UrlCitation(
+                url=_address(source, rag.collection if rag and one.number > given else None),
+                title=source.title or one.document_id,
+                start_index=start,
+                end_index=end,
+            )
+            found.append(Annotation(url_citation=citation))
+        return found
+
     def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:
         documents = tuple(
             ChatDocument(source.text, {"source": source.source, "number": source.number})
@@ -293,7 +313,7 @@ class ChatCompletion:
             message=AssistantMessage(
                 content=None if found.calls and not content.strip() else content,
                 tool_calls=called(found.calls) or None,
-                annotations=_annotations(content, report),
+                annotations=self._annotations(content, report),
             ),
             logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
             if self.body.logprobs
@@ -312,23 +332,17 @@ class ChatCompletion:
         )
 
 
-def _annotations(content: str, report: AnswerReport) -> list[Annotation]:
-    """The citations whose marker is in `content`."""
-    sources = {source.number: source for source in report.sources}
-    return [
-        Annotation(
-            url_citation=UrlCitation(
-                url=sources[one.number].source or one.document_id,
-                title=sources[one.number].title or one.document_id,
-                start_index=one.answer_start,
-                end_index=one.answer_end,
-            )
-        )
-        for one in report.citations
-        if one.answer_start is not None
-        and one.answer_end is not None
-        and content[one.answer_start : one.answer_end] == f"[{one.number}]"
-    ]
+def _address(source: SourceBody, collection: str | None) -> str:
+    """Where a source can be read: its origin on the web, or its document on this server.
+
+    Clients make links of it, and the author of a document chooses its origin and its id: a click
+    may lead nowhere else. `collection`: where it was found; `None`: the request brought it.
+    """
+    if source.source.lower().startswith(("http://", "https://")):
+        return source.source
+    if collection is None:
+        return f"#{source.number}"
+    return f"/v1/collections/{collection}/documents/{quote(source.document_id, safe='')}"
 
 
 def _plain(message: Message) -> PlainMessage:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from ragkv import errors
+from ragkv.runtime import is_disk_full
 
 from .validation import describe_errors
 
@@ -25,6 +26,11 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1  # A client waits so long after a 503, where there is no better estimate.
 # The status of a request whose client closed the connection: it appears in logs only.
 CLIENT_GONE = 499
+
+DISK_FULL = (
+    "The disk of this server is full, and there is no stored KV left that could give way. Nothing "
+    "was changed. Delete documents or conversations, or ask the operator to free space under `home`."
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -40,6 +46,7 @@ _TYPES = {
     500: "server_error",
     503: "overloaded_error",
     504: "timeout_error",
+    507: "insufficient_storage",
 }
 # Status and code of each error; subclasses stand before their base class.
 _MAPPED: dict[type[Exception], tuple[int, str | None]] = {
@@ -173,6 +180,9 @@ def as_api_error(error: BaseException) -> ApiError:
         )
     if isinstance(error, ClientDisconnect):
         return ApiError(CLIENT_GONE, "The client closed the connection.")
+    if is_disk_full(error):
+        log.error("disk_full: %s", error)
+        return ApiError(507, DISK_FULL, "disk_full")
     for kind, (status, code) in _MAPPED.items():
         if isinstance(error, kind):
             param = error.param if isinstance(error, errors.SchemaError) else None

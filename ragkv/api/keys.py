@@ -125,7 +125,15 @@ class KeyFile:
             return KeyFileContent([build(Key, key) for key in values["keys"]], quotas)
         except FileNotFoundError:
             return KeyFileContent()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            OSError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ConfigError(
                 f"Cannot read the keys at {self.path}: {error}. Restore it, or make new keys."
             ) from error

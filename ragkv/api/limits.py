@@ -1,18 +1,16 @@
 """Rates per key (requests and tokens per minute) and quotas per tenant (collections, documents and
 sessions).
 
-Requests are counted as they arrive, in a moving window. Tokens are charged when an answer is
-finished, because their number is not known earlier: a key with tokens left in this minute is
-served, and one with none waits for the next.
+Both rates count in a moving window of a minute, on the monotonic clock: the time of day may be set
+back. Tokens are charged when an answer is finished, because their number is not known earlier: a
+key with tokens left is served, and one with none waits until enough of them are a minute old.
 """
 
 import math
+import threading
 import time
+from collections import defaultdict, deque
 from typing import Literal
-
-from limits import RateLimitItemPerMinute, WindowStats
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
 
 from .errors import ApiError
 from .keys import Principal
@@ -20,36 +18,64 @@ from .settings import QuotaConfig
 
 Held = Literal["collections", "documents", "sessions"]
 
+MINUTE_S = 60.0
+STEP_S = 0.1  # What is counted within one step ends together.
+
+
+class Window:
+    """How much was counted in the last minute. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._steps: deque[tuple[float, int]] = deque()  # when each began, and its count
+
+    def count(self, amount: int, now: float) -> None:
+        """Count `amount` at the time `now`."""
+        self._used += amount
+        if self._steps and now < self._steps[-1][0] + STEP_S:
+            began, counted = self._steps.pop()
+            self._steps.append((began, counted + amount))
+        else:
+            self._steps.append((now, amount))
+
+    def wait_s(self, limit: int, now: float) -> float:
+        """Seconds until less than `limit` is counted; 0 if that is so already."""
+        while self._steps and self._steps[0][0] + MINUTE_S <= now:
+            self._used -= self._steps.popleft()[1]
+        left = self._used
+        waits_s = 0.0
+        for step in self._steps:
+            if left < limit:
+                break
+            left -= step[1]
+            waits_s = step[0] + MINUTE_S - now
+        return waits_s
+
 
 class RateLimiter:
     """The rates of all keys, in memory: a restart forgets them. Thread-safe."""
 
     def __init__(self) -> None:
-        storage = MemoryStorage()
-        self._requests = MovingWindowRateLimiter(storage)
-        self._tokens = FixedWindowRateLimiter(storage)
+        self._lock = threading.Lock()
+        self._windows: defaultdict[tuple[str, str], Window] = defaultdict(Window)
 
     def take_request(self, principal: Principal) -> None:
         """Count one request. Raises `ApiError` 429 above the rate."""
-        if (limit := principal.rate.tokens_per_minute) is not None:
-            left = self._tokens.get_window_stats(
-                RateLimitItemPerMinute(limit), *_names(principal, "tokens")
-            )
-            if left.remaining <= 0:
-                raise _too_many("tokens", limit, left)
-        if (limit := principal.rate.requests_per_minute) is not None:
-            item = RateLimitItemPerMinute(limit)
-            names = _names(principal, "requests")
-            if not self._requests.hit(item, *names):
-                raise _too_many("requests", limit, self._requests.get_window_stats(item, *names))
+        now = time.monotonic()
+        with self._lock:
+            for what in ("tokens", "requests"):
+                limit = getattr(principal.rate, f"{what}_per_minute")
+                window = self._windows[principal.key_id, what]
+                if limit is not None and (waits_s := window.wait_s(limit, now)) > 0:
+                    raise _too_many(what, limit, waits_s)
+            if principal.rate.requests_per_minute is not None:
+                window.count(1, now)
 
     def charge_tokens(self, principal: Principal, tokens: int) -> None:
         """Count the tokens of a finished answer, also above the limit."""
-        limit = principal.rate.tokens_per_minute
-        if limit is not None and tokens > 0:
-            self._tokens.hit(
-                RateLimitItemPerMinute(limit), *_names(principal, "tokens"), cost=tokens
-            )
+        if principal.rate.tokens_per_minute is not None and tokens > 0:
+            with self._lock:
+                self._windows[principal.key_id, "tokens"].count(tokens, time.monotonic())
 
 
 def check_quota(
@@ -84,12 +110,8 @@ def check_disk(held_bytes: int, limit_bytes: int) -> None:
         raise ApiError(403, message, "quota_exceeded", "documents")
 
 
-def _names(principal: Principal, what: str) -> tuple[str, str]:
-    return principal.key_id or "anyone", what
-
-
-def _too_many(what: str, limit: int, left: WindowStats) -> ApiError:
-    after_s = max(1, math.ceil(left.reset_time - time.time()))
+def _too_many(what: str, limit: int, waits_s: float) -> ApiError:
+    after_s = max(1, math.ceil(waits_s))
     message = (
         f"This key may use {limit} {what} a minute, and has used them. Ask again in {after_s} s."
     )

@@ -24,7 +24,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ragkv.errors import ConfigError
-from ragkv.runtime import server_file
+from ragkv.runtime import limit_arenas, server_file
 
 from .keys import KeyRing
 from .logs import configure_logging, logger
@@ -129,6 +129,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
     service: Service = app.state.service
     configure_logging(config.log, service.replica)
+    limit_arenas()
     sys.setswitchinterval(SWITCH_S)
     check_network_exposure(config, service.keys)
     settings = uvicorn.Config(

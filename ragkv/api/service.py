@@ -24,7 +24,7 @@ from ragkv.home import kept_at
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, make_private_folder, server_file
+from ragkv.runtime import Check, Closing, make_private_folder, making_room, server_file
 from ragkv.types import Reuse, Timing
 
 from .documents.parser import DocumentParser
@@ -272,11 +272,17 @@ class TenantExecutor:
         return await self.run_batches(lambda tenant, _: work(tenant))
 
     async def run_batches(self, work: Callable[[Tenant, Check], T]) -> T:
-        """Like `run`, for long work: it calls its second argument before each batch."""
+        """Like `run`, for long work: it calls its second argument before each batch.
+
+        On a full disk KV gives way to what is stored or deleted, and the work is done again.
+        """
 
         def on_thread(check: Check) -> T:
-            with self.service.tenants.lease(self.principal) as tenant:
-                return work(tenant, check)
+            tenants = self.service.tenants
+            with tenants.lease(self.principal) as tenant:
+                return making_room(
+                    lambda: work(tenant, check), lambda: tenants.give_way(tenant, check)
+                )
 
         return await self.service.run_task(self._request, self.principal, on_thread)
 

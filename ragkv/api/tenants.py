@@ -55,7 +55,7 @@ class Tenant(Closing):
         self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
-        calls = collections.texts, self.chat.forget_requests, collections.close_deleted
+        calls = collections.texts, self.chat.forget_requests, collections.tidy
         self._follower = DeletionFollower(collections.journal, engine, Path(kv_directory), *calls)
         self._follower.start()
 
@@ -178,6 +178,14 @@ class Tenants(Closing):
             TenantStats(name, one.engine.stats(), _session_count(one))
             for name, one in self.opened().items()
         ]
+
+    def give_way(self, tenant: Tenant, check: Check) -> bool:
+        """Give up KV, because the disk is full: the tenant's own, or if it has none that of others.
+        Whether that freed any space.
+        """
+        check()
+        others = (one for one in self.opened().values() if one is not tenant)
+        return any(one.engine.store.give_way() for one in (tenant, *others))
 
     def close(self) -> None:
         """Write everything and close all tenants, then the model. Soon: waiting missed chunks are

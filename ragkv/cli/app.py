@@ -71,11 +71,14 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
 
 @with_engine_options
 def gc(options: EngineOptions, as_json: AsJson = False) -> None:
-    """Delete the KV of other models and of deleted documents."""
-    require_index(options.home)
-    with options.rag() as rag:
-        freed = rag.engine.entries.gc()
-        deleted = rag.sweep()
+    """Delete the KV of other models, and what no document of the home or of a server's tenant has."""
+    if not any((options.home / folder).is_dir() for folder in ("collections", "tenants")):
+        require_index(options.home)
+    with options.engine() as engine:
+        from ragkv.retrieval.rag import sweep
+
+        freed = engine.entries.gc()
+        deleted = sweep(engine, options.home)
     if as_json:
         print_json({"other_models_bytes": freed, "deleted_documents": deleted})
     else:

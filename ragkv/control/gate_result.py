@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ragkv.config import FusionConfig
+from ragkv.runtime import DAMAGED
 from ragkv.store import Identity
 
 from .profile import read_measurements, save_measurement
@@ -153,7 +154,7 @@ def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> Gat
             for name in ("points", "confirmations")
         }
         return GateResult(**{**found, "tolerance": Tolerance(**found["tolerance"]), **points})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, *DAMAGED) as error:
         log.warning(
             "The gate result in %s cannot be read (%s). Run `ragkv gate --apply` again.",
             directory,

@@ -17,8 +17,8 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.errors import ConfigError, ProfileError
-from ragkv.runtime import make_private_folder, replace_file
+from ragkv.errors import ProfileError
+from ragkv.runtime import DAMAGED, make_private_folder, read_own, replace_file
 from ragkv.runtime.setting_values import build
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class Profile:
         """A profile from nested mappings, as `asdict` makes them; raises `ProfileError`."""
         try:
             return typing.cast(Self, build(cls, values))
-        except (ConfigError, TypeError, AttributeError, OverflowError) as error:
+        except DAMAGED as error:
             raise ProfileError(
                 f"Not a profile of this version ({error}). Measure: `ragkv profile`."
             ) from error
@@ -243,9 +243,9 @@ def load(directory: str | Path, subject: Subject) -> Profile:
     """
     try:
         values = read_measurements(Path(directory) / FILE_NAME)
-    except ValueError as error:
+    except OSError as error:
         raise ProfileError(
-            f"The profiles cannot be read: {error}. Measure again: `ragkv profile`."
+            f"The profiles cannot be read: {error}. Check who may read them."
         ) from error
     if subject.key in values:
         profile = Profile.from_dict(values[subject.key])
@@ -262,30 +262,16 @@ def load(directory: str | Path, subject: Subject) -> Profile:
 
 
 def read_measurements(path: Path) -> dict[str, Any]:
-    """The values in `path`, a JSON object, by key; none without such a file. Raises `ValueError`
-    for other files.
+    """The values in `path`, a JSON object, by key; none without such a file, or if it is damaged.
+    Raises `OSError`.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is not a JSON object")  # noqa: TRY004 - the file is wrong, not a type in the program
-    return values
+    return read_own(path, lambda values: dict(values.items())) or {}
 
 
 def save_measurement(path: Path, key: str, value: Any) -> Path:
-    """Set `key` in `path` to `value`, replacing the whole file; an unreadable file is replaced with
-    a warning.
-    """
+    """Set `key` in `path` to `value`, replacing the whole file. Raises `OSError`."""
     make_private_folder(path.parent)
-    try:
-        values = read_measurements(path)
-    except ValueError as error:
-        log.warning("%s: it is replaced.", error)
-        values = {}
+    values = read_measurements(path)
     replace_file(path, (json.dumps({**values, key: value}, indent=1) + "\n").encode())
     return path
 

@@ -17,7 +17,7 @@ import torch
 from ragkv.model import Adapter, LayerPass, PromptKV, Recording, Rows
 from ragkv.runtime import Check, no_check
 
-from .fuse import RowChoice, Fused, Fusing, LayerRows, fuse
+from .fuse import Fused, Fusing, LayerRows, RowChoice, fuse
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan
 from .selectors import Selector

@@ -27,7 +27,12 @@ import xxhash
 from filelock import FileLock
 
 from ragkv.errors import MissingExtraError
-from ragkv.runtime import cache_folder, make_private_folder, replace_file
+from ragkv.runtime import (
+    cache_folder,
+    make_private_folder,
+    only_owner_writes,
+    replace_file,
+)
 
 # What an unpacked model says of itself: the file it was made of, and the digests of its own files.
 MANIFEST = "unpacked.json"
@@ -72,6 +77,12 @@ def unpacked(file: Path) -> Path:
 
 def _is_whole(folder: Path, made_of: dict[str, Any]) -> bool:
     try:
+        if not only_owner_writes(folder.parent, folder, *folder.iterdir()):
+            log.warning(
+                "Others may write to %s or what is in it: it is not used, and unpacked again.",
+                folder,
+            )
+            return False
         text = (folder / MANIFEST).read_text()
         manifest = json.loads(text)
         if manifest["made_of"] != made_of or not all(
@@ -124,6 +135,11 @@ def _unpack(file: Path, folder: Path, made_of: dict[str, Any]) -> None:
             "digests": _digests(made, sorted(each.name for each in made.iterdir())),
         }
         replace_file(made / MANIFEST, json.dumps(manifest, indent=1).encode())
+        for each in made.iterdir():
+            each.chmod(0o600)
+        made.chmod(0o700)
+        if folder.is_symlink():
+            folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         made.replace(folder)
     log.warning("Unpacked %s in %.0f s.", file.name, time.monotonic() - start)

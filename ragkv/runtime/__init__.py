@@ -6,16 +6,34 @@ from . import openmp
 from .addresses import is_loopback
 from .batches import Check, acquired, check_stopped, no_check, stopped_by
 from .brief import brief
+from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
 from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
-from .files import cache_folder, examples, make_private_folder, replace_file, sync
+from .files import (
+    cache_folder,
+    examples,
+    make_private_folder,
+    only_owner_writes,
+    replace_file,
+    sync,
+)
+from .full_disk import is_disk_full, making_room
 from .lease_pool import LeasePool
-from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory
+from .memory import (
+    available_bytes,
+    freeze_objects,
+    limit_arenas,
+    limit_kernel_caches,
+    release_memory,
+)
+from .own_files import DAMAGED, read_own
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
 
 __all__ = [
+    "ByteCache",
+    "DAMAGED",
     "Check",
     "Closing",
     "FairLock",
@@ -28,6 +46,7 @@ __all__ = [
     "available_bytes",
     "brief",
     "cache_folder",
+    "cached_by_bytes",
     "check_stopped",
     "cores",
     "counted",
@@ -39,12 +58,17 @@ __all__ = [
     "duration",
     "examples",
     "freeze_objects",
+    "is_disk_full",
     "is_loopback",
+    "limit_arenas",
     "limit_kernel_caches",
     "load",
     "make_private_folder",
+    "making_room",
     "no_check",
+    "only_owner_writes",
     "openmp",
+    "read_own",
     "release_memory",
     "replace_file",
     "seconds_of",

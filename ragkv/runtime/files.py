@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import uuid
 from pathlib import Path
 
@@ -55,6 +56,21 @@ def make_private_folder(folder: Path) -> None:
             raise
     else:
         folder.chmod(0o700)
+
+
+def only_owner_writes(*paths: Path) -> bool:
+    """Whether files and folders are this user's or root's, and nobody else may write to them.
+    Raises `OSError`.
+
+    A symbolic link is whoever's can write where it leads, so it counts as another's.
+    """
+    found = [path.lstat() for path in paths]
+    return all(
+        one.st_uid in (0, os.geteuid())
+        and not stat.S_ISLNK(one.st_mode)
+        and not one.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        for one in found
+    )
 
 
 def examples() -> Path | None:

@@ -16,6 +16,10 @@ KERNEL_CACHES = {
     "LRU_CACHE_CAPACITY": 1,  # of each thread, in front of the other
 }
 
+# `ARENAS` is how many areas of memory GNU libc takes from, and M_ARENA_MAX is the option's number.
+ARENAS = 2
+M_ARENA_MAX = -8
+
 _CGROUP = Path("/sys/fs/cgroup")  # `_CGROUP` has a container's limits (version 2).
 
 
@@ -55,6 +59,17 @@ def release_memory() -> None:
     """
     if (libc := _gnu_libc()) is not None:
         libc.malloc_trim(0)
+
+
+def limit_arenas() -> None:
+    """Let all threads take memory from few areas. Call it before threads start. No-op without GNU
+    libc.
+
+    By default every new thread gets an area of its own, eight for each core. What one thread frees
+    there is of no use to the others, so a server that keeps 1 GB takes 2.
+    """
+    if (libc := _gnu_libc()) is not None:
+        libc.mallopt(M_ARENA_MAX, ARENAS)
 
 
 def freeze_objects() -> None:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from ragkv.errors import ConfigError
+from typing import Any
 
 from .addresses import is_loopback
 from .files import make_private_folder, replace_file
+from .own_files import read_own
 from .setting_values import build
 
 NAME = "server.json"  # `NAME` is the file in a home.
@@ -77,9 +77,13 @@ def load(home: Path) -> ServerAddress | None:
 
 def _read(home: Path) -> ServerAddress | None:
     try:
-        address: ServerAddress = build(
-            ServerAddress, json.loads((home / NAME).read_text(encoding="utf-8"))
-        )
-    except (OSError, ValueError, TypeError, ConfigError):
+        return read_own(home / NAME, _checked)
+    except OSError:
         return None
-    return address if address.pid > 0 else None
+
+
+def _checked(values: Any) -> ServerAddress:
+    address: ServerAddress = build(ServerAddress, values)
+    if not 0 < address.pid < 1 << 31:
+        raise ValueError(f"no process has the number {address.pid}")
+    return address

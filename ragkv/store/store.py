@@ -315,6 +315,11 @@ class Store(Closing):
             if isinstance(tier, DiskTier):
                 tier.leave(size_bytes)
 
+    def give_way(self) -> bool:
+        """Give up entries on disk, because it is full; whether that freed any space."""
+        freed = [tier.give_way() for tier in self._local if isinstance(tier, DiskTier)]
+        return sum(freed) > 0
+
     def speeds(self) -> dict[str, float]:
         """The recent speeds of the remote tiers in bytes a second, by kind, as far as they were
         measured.

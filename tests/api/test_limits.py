@@ -2,6 +2,7 @@
 clients.
 """
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ragkv import EngineConfig, StoreConfig
+from ragkv.api import limits
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, RateLimit
 from ragkv.api.limits import Held, check_quota
@@ -39,6 +41,39 @@ def test_answers_and_embeddings_use_up_the_tokens_of_their_key(
     # 3 are left
     assert [small.post("/v1/embeds", headers=headers).status_code for _ in range(2)] == [200, 200]
     assert small.post("/v1/embeds", headers=headers).status_code == 429
+
+
+@pytest.mark.parametrize("hours", [-1, 1, -24 * 365])
+def test_the_rate_of_a_key_does_not_hear_of_the_time_of_day(
+    monkeypatch: pytest.MonkeyPatch, hours: float
+) -> None:
+    now = 1000.0
+    set_to = time.time() + 3600 * hours
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now)
+    who = Principal("a", "a", "a", rate=RateLimit(requests_per_minute=2, tokens_per_minute=10))
+    rates = limits.RateLimiter()
+    rates.take_request(who)
+    rates.take_request(who)
+    monkeypatch.setattr(time, "time", lambda: set_to)
+    with pytest.raises(ApiError) as refused:
+        rates.take_request(who)
+    assert 59 <= (refused.value.retry_after_s or 0) <= 61
+    now += 61
+    rates.charge_tokens(who, 25)  # an answer may take more than is left
+    with pytest.raises(ApiError, match="10 tokens a minute"):
+        rates.take_request(who)
+    now += 61
+    rates.take_request(who)
+
+
+def test_a_window_says_when_enough_of_it_is_a_minute_old() -> None:
+    window = limits.Window()
+    for now in (0.0, 0.05, 10.0, 20.0):
+        window.count(2, now)
+    assert window.wait_s(9, 30.0) == 0
+    assert window.wait_s(8, 30.0) == pytest.approx(30)  # the first two are one step
+    assert window.wait_s(4, 30.0) == pytest.approx(40)
+    assert window.wait_s(1, 85.0) == 0
 
 
 @pytest.mark.parametrize("what", ["documents", "sessions", "collections"])

@@ -73,7 +73,7 @@ class Logprobs(BaseModel):
 class UrlCitation(BaseModel):
     """A source, and where the content names it."""
 
-    url: str = Field(description="The source's origin, or its document's id.")
+    url: str = Field(description="The source's origin, or its document on this server.")
     title: str = Field(description="The source's title, or its document's id.")
     start_index: int = Field(description="Start of the marker in the content.")
     end_index: int = Field(description="End of the marker in the content.")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
+from pydantic_core import from_json
 
 from ragkv.api.chat import ToolCall
 
@@ -77,8 +78,8 @@ class CallBody(MessagePart):
     def call(self) -> ToolCall:
         """The call. Raises `ApiError` if its arguments are no JSON object."""
         try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = from_json(self.function.arguments or "{}", allow_inf_nan=False)
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             message = f"The arguments of the call {self.id[:80]!r} are no JSON object."

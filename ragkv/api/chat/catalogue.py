@@ -10,7 +10,6 @@ of any passage deletes them all.
 """
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragkv.config import MIB
 from ragkv.engine import Engine
-from ragkv.runtime import replace_file
+from ragkv.runtime import DAMAGED, ByteCache, replace_file
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Chunk
 
@@ -31,9 +31,11 @@ from .passage_matcher import MAX_FOUND, PassageMatcher, TextMatch, joined, key_o
 log = logging.getLogger(__name__)
 
 FORMS_FILE = "forms.jsonl"
-MAX_CHUNKS = 1_000  # So many texts that were found lately are not tokenized again.
+KEPT_BYTES = 8 * MIB  # Chunks that were found lately are not tokenized again: of so many bytes.
+# Forms of so many tokens are remembered; the KV of the oldest is deleted with them.
+MAX_TOKENS = 1_000_000
+TOKEN_BYTES = 40  # A token's id in a tuple takes so much, and its characters.
 MAX_ALIKE = 100  # So many sources of one text are remembered.
-MAX_FORMS = 10_000  # So many forms are remembered; the KV of the oldest is deleted with them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class ChunkCatalogue:
         self._engine = engine
         self.passages = PassageMatcher()
         self._forms = Forms(engine)
-        self._chunk_of = functools.lru_cache(MAX_CHUNKS)(engine.chunk)
+        self._chunks = ByteCache[str, Chunk](KEPT_BYTES)
         self._lock = threading.Lock()
         # by the words of their texts, the last registered at the end
         self._ingested: dict[str, list[ChatDocument]] = {}
@@ -131,7 +133,9 @@ class ChunkCatalogue:
         If it is not the known text word for word, it is a form, whose KV is deleted with other
         forms.
         """
-        chunk = self._chunk_of(match.text)
+        if (chunk := self._chunks.get(match.text)) is None:
+            chunk = self._engine.chunk(match.text)
+            self._chunks.put(match.text, chunk, len(match.text) + TOKEN_BYTES * len(chunk))
         if not match.word_for_word:
             self._forms.add(chunk.token_ids)
         return Chunk(chunk.token_ids, match.text, dict(metadata))
@@ -139,7 +143,7 @@ class ChunkCatalogue:
     def delete_forms(self) -> None:
         """Delete the KV of the forms in which passages stood in prompts."""
         self._forms.delete()
-        self._chunk_of.cache_clear()
+        self._chunks.clear()
 
 
 class Forms:
@@ -157,6 +161,7 @@ class Forms:
         )
         self._lock = threading.Lock()
         self._forms: OrderedDict[tuple[int, ...], None] = OrderedDict(dict.fromkeys(self._read()))
+        self._tokens = sum(map(len, self._forms))
 
     def add(self, token_ids: tuple[int, ...]) -> None:
         """Remember a form before it is used."""
@@ -166,9 +171,12 @@ class Forms:
                 self._forms.move_to_end(token_ids)
                 return
             self._forms[token_ids] = None
-            # several at once, because the whole file is written again
-            if len(self._forms) > MAX_FORMS:
-                dropped = [self._forms.popitem(last=False)[0] for _ in range(MAX_FORMS // 10)]
+            self._tokens += len(token_ids)
+            if self._tokens > MAX_TOKENS:
+                # several at once, because the whole file is written again
+                while self._tokens > 0.9 * MAX_TOKENS:
+                    dropped.append(self._forms.popitem(last=False)[0])
+                    self._tokens -= len(dropped[-1])
                 self._write()
             elif self._path is not None:
                 self._append(token_ids)
@@ -180,6 +188,7 @@ class Forms:
         with self._lock:
             dropped = list(self._forms)
             self._forms = OrderedDict()
+            self._tokens = 0
             if dropped:
                 self._engine.delete(dropped)
                 self._write()
@@ -208,7 +217,7 @@ class Forms:
             return []
         found = []
         for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError):  # a kill may have cut the last line
+            with contextlib.suppress(*DAMAGED):  # a kill may have cut the last line
                 found.append(tuple(int(token) for token in json.loads(line)))
         return [ids for ids in found if ids]
 

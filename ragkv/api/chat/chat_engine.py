@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLongError
+from ragkv.runtime import cached_by_bytes
 from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChatDocument, ChunkCatalogue
@@ -27,6 +29,7 @@ from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
+KEPT_BYTES = 16 * MIB  # Templates with tools are kept, of so many bytes in all.
 # Messages of more characters for each token of the context are not rendered, searched or tokenized.
 CHARS_A_TOKEN = 16
 LONG_PROMPT = 2_000  # A prompt of fewer characters may hold no documents.
@@ -72,7 +75,7 @@ class ChatEngine:
         self.engine = engine
         template = functools.partial(Template, engine.tokenizer, engine.config.prompt.system)
         self.template = template()
-        self._template_of = functools.lru_cache(64)(lambda tools: template(json.loads(tools)))
+        self._template_of = cached_by_bytes(lambda tools: template(json.loads(tools)), KEPT_BYTES)
         self.catalogue = ChunkCatalogue(engine)
         self.conversations = ConversationFinder(engine)
         self._has_warned = False  # of a prompt without a known text

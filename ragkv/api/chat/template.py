@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ragkv.config import MIB
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.prompt.constraints import CallSyntax
+from ragkv.runtime import cached_by_bytes
 from ragkv.runtime.outside_text import cuts_between, encode_markup, pieces_of
 
 from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 
+KEPT_BYTES = MIB  # Openings are kept, of so many bytes in all.
 _MARK = "\u27e6ragkv-here\u27e7"
 _CUT = "\ufdd1"  # A cut while messages are rendered: a code point that stands for no character.
 
@@ -57,7 +60,7 @@ class Template:
         self._tools = list(tools)
         self.is_chat = bool(getattr(tokenizer, "chat_template", None))
         # most requests have one of few system texts
-        self.opening = functools.lru_cache(64)(self._opening)
+        self.opening = cached_by_bytes(self._opening, KEPT_BYTES)
         # the engine's prefix, after which stored entries were encoded
         self.own_opening = self._opening(system)
         self.tail = (

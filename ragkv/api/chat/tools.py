@@ -249,7 +249,12 @@ def _calls_of(values: Sequence[Any], names: Sequence[str]) -> tuple[ToolCall, ..
         given: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
         if not isinstance(given, Mapping):
             return ()
+        arguments = json.dumps(given, ensure_ascii=False)
+        try:
+            arguments.encode()
+        except UnicodeEncodeError:  # the model wrote half of a character
+            return ()
         # some chat templates accept no other ids
         id = "".join(secrets.choice(_ALPHABET) for _ in range(9))
-        calls.append(ToolCall(function["name"], json.dumps(given, ensure_ascii=False), id))
+        calls.append(ToolCall(function["name"], arguments, id))
     return tuple(calls)

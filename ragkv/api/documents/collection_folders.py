@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragkv.retrieval import index_bytes, look_into, state_of
-from ragkv.runtime import make_private_folder, replace_file, sync
+from ragkv.runtime import DAMAGED, make_private_folder, replace_file, sync
 
 from ..bodies import resources as schemas
 from ..errors import ApiError
@@ -199,5 +199,5 @@ def _created(folder: Path) -> float | None:
     """When the collection in `folder` was created; `None` if that cannot be read."""
     try:
         return float(json.loads((folder / FACTS).read_text(encoding="utf-8"))["created"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *DAMAGED):
         return None

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ragkv.engine import Engine
 from ragkv.errors import DeadlineError, QueueError, StoreError
 from ragkv.retrieval import IngestReport, Passage
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
+from ragkv.runtime import Check, Closing, LeasePool, acquired, making_room, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.store import EntryKey
 
@@ -70,8 +71,10 @@ class Collections(Closing):
         self._dropping = threading.Lock()
         self._closing = threading.Event()
         self._resuming = threading.Thread(target=self._resume, name="ragkv-resume", daemon=True)
-        for leftover in self.folders.leftovers():  # a kill interrupted its deletion
-            self._erase(leftover)
+        # Folders of deleted collections whose KV may still be there, and why it is: at first those
+        # whose deletion a kill interrupted.
+        self._unfinished = dict.fromkeys(self.folders.leftovers(), "")
+        self._finish()
         self._leave_disk()
 
     def texts(self) -> Iterator[str]:
@@ -102,13 +105,15 @@ class Collections(Closing):
         if (key := self.folders.hide(name)) is None:
             return False
         self._pool.discard(key)  # waits for requests that use it
-        self._erase(self.folders.rename(name, key))
+        self._unfinished[self.folders.rename(name, key)] = ""
+        self._finish()
         return True
 
-    def close_deleted(self) -> None:
-        """Close what other processes deleted: while a collection is open, its text stays
-        on disk.
+    def tidy(self) -> None:
+        """Finish deletions that failed, and close what other processes deleted: while a collection
+        is open, its text stays on disk.
         """
+        self._finish()
         for key in self._opened():
             if key.created is not None and self.folders.key(key.path.name) != key:
                 self._pool.discard(key, wait=False)
@@ -262,15 +267,31 @@ class Collections(Closing):
     def _keys(self, texts: Iterable[str]) -> Sequence[EntryKey]:
         return self._engine.entries.keys([self._engine.chunk(text) for text in texts])
 
-    def _erase(self, folder: Path) -> None:
-        """Drop the KV that only a deleted collection needs, then its files."""
-        try:
+    def _finish(self) -> None:
+        """Drop the KV that only deleted collections need, then their files.
+
+        The files stay until the KV is gone: they alone say which it is. What fails is done later,
+        at the latest after a restart.
+        """
+        for folder in list(self._unfinished):
             with self._dropping:
-                self._drop(self.folders.texts(folder))
-        except Exception:
-            log.exception("collection_erase_failed")
-        shutil.rmtree(folder, ignore_errors=True)
-        self._leave_disk()
+                if folder not in self._unfinished:  # another thread was faster
+                    continue
+                try:
+                    drop = partial(self._drop_all_of, folder)
+                    making_room(drop, self._engine.store.give_way)
+                except Exception as error:
+                    if self._unfinished[folder] != str(error):
+                        log.exception("collection_erase_failed: it is tried again.")
+                    self._unfinished[folder] = str(error)
+                    continue
+                shutil.rmtree(folder, ignore_errors=True)
+                del self._unfinished[folder]
+            self._leave_disk()
+
+    def _drop_all_of(self, folder: Path) -> None:
+        """Drop the KV of all texts in a folder that no collection holds any more."""
+        self._drop(self.folders.texts(folder))
 
     def _leave_disk(self) -> None:
         """Leave to KV what documents do not take of the tenant's disk."""

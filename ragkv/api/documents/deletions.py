@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, StoreError
-from ragkv.runtime import Closing, FileState, create_private, replace_file, state_of
+from ragkv.runtime import DAMAGED, Closing, FileState, create_private, replace_file, state_of
 from ragkv.store import EntryKey
 
 log = logging.getLogger(__name__)
@@ -184,19 +184,19 @@ class DeletionFollower(Closing):
         directory: Path,
         texts: Callable[[], Iterable[str]],
         forget_requests: Callable[[], None],
-        close_deleted: Callable[[], None],
+        tidy: Callable[[], None],
     ) -> None:
         """`directory` is this replica's KV directory. `texts` are the passages of all collections.
 
-        `forget_requests` deletes what requests left of deleted texts, `close_deleted` closes
-        deleted collections.
+        `forget_requests` deletes what requests left of deleted texts, `tidy` finishes
+        other deletions.
         """
         self._journal = journal
         self._engine = engine
         self._path = directory / FOLLOWED
         self._texts = texts
         self._forget_requests = forget_requests
-        self._close_deleted = close_deleted
+        self._tidy = tidy
         # everything up to here was applied twice; None: not read yet
         self._settled: Position | None = None
         self._seen = Position()  # everything up to here was applied once
@@ -211,7 +211,7 @@ class DeletionFollower(Closing):
 
     def follow(self) -> None:
         """Apply what is new, and once more what was new the last time."""
-        self._close_deleted()  # without texts nothing is noted
+        self._tidy()  # without texts nothing is noted
         state = self._journal.state()
         if self._settled is not None and state == self._state:
             return
@@ -268,7 +268,7 @@ class DeletionFollower(Closing):
             # A replica without entries lacks nothing of what is not kept; what is kept may be of a
             # killed replica.
             return Position() if self._engine.store.sample(1) else self._journal.start()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *DAMAGED) as error:
             log.warning(
                 "%s cannot be read (%s): all notes of deletions are followed again.",
                 self._path,

@@ -1,22 +1,26 @@
 """Documents in a request's body, JSON or files in a form: parsed and split in processes that can be
 stopped.
 
-No file can stop the server or take its memory. Each upload gets a process of its own (pebble),
-forked from a server that knows no model. A process that exceeds its time or memory is killed; the
-error says which setting that was. One tenant never holds all of them, and a body is read only when
-there is a place for it.
+No file can stop the server or take its memory. Each upload gets a process of its own, forked from a
+server that knows no model. A process that exceeds its time or memory is killed; the error says
+which setting that was. One tenant never holds all of them, and a body is read only when there is a
+place for it.
+
+The thread that waits for the answer also reads it. A second thread would answer a future that is
+cancelled in the same moment when the client leaves, and end with a traceback.
 """
 
 import asyncio
 import logging
 import multiprocessing
 import signal
-from collections.abc import AsyncIterator, Callable
-from concurrent import futures
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from typing import Any
-
-from pebble import ProcessExpired, concurrent
 
 from ragkv.runtime import Check, no_check
 
@@ -26,8 +30,6 @@ from ..work import TenantLimiter
 from .upload_parsing import Parsed, Upload, UploadError, parse_alone
 
 log = logging.getLogger(__name__)
-
-Parsing = futures.Future[Parsed | UploadError | None]  # as `parse_alone` returns it
 
 RETRY_AFTER_S = 5
 # The thread that waits for a process looks so often whether the client is still there.
@@ -45,14 +47,8 @@ class DocumentParser:
     def __init__(self, config: ParsingConfig) -> None:
         self._config = config
         self._limiter = TenantLimiter(config.workers, max(1, config.workers - 1))
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([parse_alone.__module__, *LIBRARIES])
-        # pebble's types call its `context` by another name than its code does.
-        process: Any = concurrent.process
-        in_process = process(
-            name="ragkv-parse", daemon=True, timeout=config.wall_s, context=context
-        )
-        self._start: Callable[..., Parsing] = in_process(parse_alone)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([parse_alone.__module__, *LIBRARIES])
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncIterator[None]:
@@ -77,45 +73,61 @@ class DocumentParser:
         Raises `UploadError`, `ApiError` if time or memory is used up, and what `check` raises,
         which kills the process.
         """
-        parsing = self._begin(upload, body)
-        try:
-            while not parsing.done():
-                check()
-                futures.wait([parsing], POLL_S)
-            return self._outcome(parsing)
-        finally:
-            parsing.cancel()
-
-    def _outcome(self, parsing: Parsing) -> Parsed:
-        try:
-            found = parsing.result()
-        except TimeoutError:
-            raise self._spent_error("wall_s") from None
-        except ProcessExpired as error:
-            raise self._spent_error(_ENDS.get(error.exitcode)) from error
-        except Exception as error:  # a parser's own; it may quote the upload
-            raise self._failed_error(type(error).__name__) from None
+        ends = time.monotonic() + self._config.wall_s
+        with self._process(upload, body) as (process, answer):
+            try:
+                while not answer.poll(POLL_S):
+                    check()
+                found = answer.recv()
+            except EOFError:
+                process.join()
+                is_late = time.monotonic() >= ends
+                setting = "wall_s" if is_late else _ENDS.get(process.exitcode)
+                raise self._spent_error(setting) from None
         if found is None:
             raise self._spent_error("memory_bytes")
         if isinstance(found, UploadError):
             raise found
+        if isinstance(found, str):
+            raise self._failed_error(found)
+        assert isinstance(found, Parsed)
         return found
 
-    def _begin(self, upload: Upload, body: bytes) -> Parsing:
-        """Start a process, which takes the body through a pipe. Blocks for as long as that
-        takes.
+    @contextmanager
+    def _process(
+        self, upload: Upload, body: bytes
+    ) -> Iterator[tuple[ForkServerProcess, Connection]]:
+        """A process that parses, and where it answers. It ends with the block, or after `wall_s`.
+        Blocks until it has the body.
         """
-        try:
-            return self._start(upload, body, self._config.cpu_s, self._config.memory_bytes)
-        except (OSError, EOFError) as error:
-            log.error("Process that parses uploads does not start: %s", error)
-            message = (
-                "The parser of uploads does not start now, whatever the documents are. "
-                "Send them again later."
-            )
-            raise ApiError(
-                503, message, "parser_unavailable", retry_after_s=RETRY_AFTER_S
-            ) from error
+        answer, writer = self._context.Pipe(duplex=False)
+        limits = (self._config.cpu_s, self._config.memory_bytes)
+        arguments = (writer, upload, body, *limits)
+        process = self._context.Process(
+            target=parse_alone, args=arguments, name="ragkv-parse", daemon=True
+        )
+        clock = threading.Timer(self._config.wall_s, process.kill)
+        clock.daemon = True
+        with answer:
+            try:
+                with writer:
+                    process.start()
+            except (OSError, EOFError) as error:
+                log.error("Process that parses uploads does not start: %s", error)
+                message = (
+                    "The parser of uploads does not start now, whatever the documents are. "
+                    "Send them again later."
+                )
+                raise ApiError(
+                    503, message, "parser_unavailable", retry_after_s=RETRY_AFTER_S
+                ) from error
+            try:
+                clock.start()
+                yield process, answer
+            finally:
+                clock.cancel()
+                process.kill()
+                process.join()
 
     def _spent_error(self, setting: str | None) -> ApiError:
         """`setting`: which one was met; `None`: the process ended for another reason."""

@@ -16,6 +16,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -81,26 +82,31 @@ class UploadError(Exception):
 
 
 def parse_alone(
-    upload: Upload, body: bytes, cpu_s: int, memory_bytes: int
-) -> Parsed | UploadError | None:
-    """The documents of one upload and their passages, or why it is refused; `None` if the memory
-    was not enough.
+    answer: Connection, upload: Upload, body: bytes, cpu_s: int, memory_bytes: int
+) -> None:
+    """Send the documents of one upload and their passages, or why it is refused.
+
+    `None` is sent if the memory was not enough. The name of an error is sent for a parser that
+    fails: what it says may quote the upload.
     """
     try:
         _limit_this_process(cpu_s, memory_bytes)
         documents = parse_upload(upload, body)
         splitter = upload.splitter
         if splitter is None:
-            return Parsed(documents)
-        passages = {document.id: splitter.split(document) for document in documents}
-        return Parsed(documents, passages, splitter.fingerprint)
+            found = Parsed(documents)
+        else:
+            passages = {document.id: splitter.split(document) for document in documents}
+            found = Parsed(documents, passages, splitter.fingerprint)
+        answer.send(found)
     except UploadError as error:
-        return error
-    except BaseException as error:
-        # Libraries in Rust panic when no memory is left, which raises no `Exception`.
-        if isinstance(error, Exception) and not isinstance(error, MemoryError):
-            raise
-        return None  # what was parsed is free then: to raise would keep it
+        answer.send(error)
+    except MemoryError:
+        answer.send(None)
+    except Exception as error:
+        answer.send(type(error).__name__)
+    except BaseException:  # libraries in Rust panic when no memory is left
+        answer.send(None)
 
 
 def parse_upload(upload: Upload, body: bytes) -> list[Document]:
@@ -227,9 +233,11 @@ def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, byte
     def keep(file: File) -> None:
         _check_total("documents", len(files) + 1, most, "files")
         assert isinstance(file.file_object, BytesIO)
-        files.append(
-            ((file.file_name or b"").decode("utf-8", "replace"), file.file_object.getvalue())
-        )
+        try:
+            name = (file.file_name or b"").decode()
+        except UnicodeDecodeError:
+            raise UploadError(400, "The name of a file is not UTF-8.", "files") from None
+        files.append((name, file.file_object.getvalue()))
 
     try:
         parser = FormParser(

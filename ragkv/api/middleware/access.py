@@ -1,8 +1,9 @@
 """Who sends the request, to which host and from which web page, and whether it is accepted now."""
 
 import ipaddress
+import re
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.routing import Match
@@ -20,6 +21,9 @@ STATIC_PREFIX = "/static/"
 ANSWER_PATHS = ("/v1/ask", "/v1/chat/completions", "/api/chat", "/api/generate")
 # A request with one of these headers came through a proxy: its client may be on another machine.
 PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# A key as it is sent. nginx reads it with the same expression (deploy/nginx.conf), and counts for it.
+AUTHORIZATION = re.compile(r"bearer +(rk-[\w-]{1,200})", re.ASCII | re.IGNORECASE)
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -50,6 +54,7 @@ class Access:
 
     def check(self, scope: Scope) -> None:
         """Note who sends the request of `scope`; raises `ApiError` if it is refused."""
+        _check_path(scope)
         headers = Headers(scope=scope)
         self._check_host(host := headers.get("host", ""))
         if scope["method"] not in SAFE_METHODS:
@@ -104,13 +109,29 @@ class Access:
                     "a key with `ragkv keys add NAME`."
                 )
             return ANONYMOUS
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        sent = headers.getlist("authorization")
+        found = AUTHORIZATION.fullmatch(sent[0]) if len(sent) == 1 else None
+        if found is None:
             raise invalid_key("This server requires a key: send `Authorization: Bearer rk-...`.")
-        principal = self._service.keys.principal(key.strip())
+        principal = self._service.keys.principal(found[1])
         if principal is None:
             raise invalid_key("This key is unknown, revoked or expired.")
         return principal
+
+
+def _check_path(scope: Scope) -> None:
+    """Raise `ApiError` 400 for a path that names something else than it says.
+
+    Routes leave out a line break at the end, and bytes that are no UTF-8 all become one character.
+    """
+    path: bytes = unquote_to_bytes(scope.get("raw_path") or scope["path"])
+    try:
+        is_plain = CONTROL.search(path.decode()) is None
+    except UnicodeDecodeError:
+        is_plain = False
+    if not is_plain:
+        message = "The path is no text of UTF-8 without control characters. Write it as it is."
+        raise ApiError(400, message)
 
 
 def _host_name(host: str) -> str:

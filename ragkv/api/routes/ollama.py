@@ -13,13 +13,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import AliasChoices, ConfigDict, Field
 
 from ragkv import __version__
 from ragkv.model.loading import locate
 
 from ..bodies.chat_answer import ChatResponse, Piece
+from ..bodies.documents import Strict
 from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, validated
 from ..chat_completion import ChatCompletion
+from ..errors import not_found
 from ..keys import Principal
 from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
 from ..sse import Stream
@@ -35,6 +38,14 @@ router = APIRouter(prefix="/api", include_in_schema=False)
 
 # a piece of text and calls of tools as an answer's fields
 Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]
+
+
+class ShowRequest(Strict):
+    """Which model to show."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field(validation_alias=AliasChoices("model", "name"))
 
 
 @router.api_route("/version", methods=["GET", "HEAD"])
@@ -71,12 +82,17 @@ async def ps(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]
 
 @router.post("/show")
 async def show(
-    body: dict[str, Any], service: ServiceDep, executor: TenantExecutorDep
+    body: ShowRequest, service: ServiceDep, executor: TenantExecutorDep
 ) -> dict[str, Any]:
-    """What is known of a model."""
-    name = str(body.get("model") or body.get("name"))
-    service.collection_of(name.removesuffix(":latest"))  # raises for an unknown model
-    found = await executor.run(lambda tenant: _described(service, tenant, name))
+    """What is known of a model. Raises `ApiError` for one that `/api/tags` does not list."""
+    collection = service.collection_of(body.model.removesuffix(":latest"))
+
+    def work(tenant: Tenant) -> dict[str, Any]:
+        if collection is not None and tenant.collections.folders.key(collection) is None:
+            raise not_found("collection", collection, "model")
+        return _described(service, tenant, body.model)
+
+    found = await executor.run(work)
     return {**found, "capabilities": ["completion", "tools"], "template": "", "parameters": ""}
 
 

@@ -18,7 +18,7 @@ from langchain_core.messages import BaseMessage, messages_from_dict, messages_to
 
 from ragkv.api.chat import PlainMessage
 from ragkv.errors import InputError, RagKVError
-from ragkv.runtime import make_private_folder, replace_file
+from ragkv.runtime import DAMAGED, make_private_folder, replace_file
 
 from .chat import ChatRagKV
 from .messages import chat_input
@@ -78,7 +78,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
             return messages_from_dict(saved["messages"])
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *DAMAGED) as error:
             log.warning(
                 "The history of %r cannot be read (%s). It starts empty.", self.session_id, error
             )

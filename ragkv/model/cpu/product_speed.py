@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ragkv.runtime import cache_folder, cpu_model, make_private_folder, replace_file
+from ragkv.runtime import DAMAGED, cache_folder, cpu_model, make_private_folder, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def kept_seconds(
         )
         if found and all(math.isfinite(seconds) and seconds > 0 for seconds in found):
             return found
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+    except (OSError, RuntimeError, *DAMAGED):
         pass  # there is none, or it is damaged
     found = measured_seconds(timed(), rounds)
     try:

@@ -1,44 +1,39 @@
 """Compiled forms, and the constraint of one answer.
 
-A grammar is compiled by llguidance, whose own limits bound its memory and the work of a token's
-mask. Compiling runs on a thread of its own: the caller waits for it for a limited time. The
-interpreter's lock is free meanwhile. Compiling and slow masks take turns, which are fair to owners:
-one processor is enough for forms that strangers send.
+A grammar is compiled by llguidance, whose own limits bound the work of a token's mask. `trial.py`
+bounds the time and the memory of compiling: each form is first compiled in a process that can be
+ended. Compiling and slow masks take turns, which are fair to owners: one processor is enough for
+forms that strangers send.
 """
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import nullcontext, suppress
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from ragkv.config import MIB
 from ragkv.errors import InputError, MissingExtraError, SchemaError
-from ragkv.runtime import FairLock, Wait, current_owner
-from ragkv.runtime.batches import check_stopped
+from ragkv.runtime import ByteCache, FairLock, current_owner
+from ragkv.runtime.batches import POLL_S, check_stopped
 
+from . import trial
 from .response_format import CallFormat, ResponseFormat
 
-CACHED = 64  # An engine keeps `CACHED` compiled grammars.
-COMPILE_S = 5.0  # A caller waits at most `COMPILE_S` for a grammar.
+KEPT_BYTES = 64 * MIB  # An engine keeps compiled grammars of so many bytes.
+COMPILE_S = 1.0  # A grammar takes at most so much processor time ...
+COMPILE_BYTES = 64 * MIB  # ... and memory.
+WAIT_S = 10.0  # On a busy machine a caller waits so long for both.
 # After a mask that took longer than `SLOW_S`, an answer's next one waits for its turn.
 SLOW_S = 0.01
-_LEXER_STATES = 50_000  # A grammar has at most `_LEXER_STATES`, of 1 to 2 KB each.
 _SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'
-# On one line, with at most one space after a separator: a model can fill any number of tokens with
-# white space.
-_OPTIONS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ?",
-    "key_separator": ": ?",
-    "lenient": False,
-    "coerce_one_of": False,
-}
 
 
 class ConstraintTokenizer:
@@ -180,11 +175,11 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles forms, and keeps the latest by their content. Thread-safe."""
+    """Compiles forms, and keeps those that were used last. Thread-safe."""
 
     def __init__(self, tokenizer: ConstraintTokenizer) -> None:
         self._tokenizer = tokenizer
-        self.compile = lru_cache(CACHED)(self._compile)
+        self.kept: ByteCache[ResponseFormat, Grammar] = ByteCache(KEPT_BYTES)
 
     def load(self) -> None:
         """Build what the first form needs, if it can be built: that holds the interpreter's lock
@@ -193,53 +188,86 @@ class Grammars:
         with suppress(MissingExtraError, InputError):  # the first constrained answer says so
             self._tokenizer.get()
 
-    def _compile(self, form: ResponseFormat) -> Grammar:
-        """The grammar of `form`, compiled on a thread of its own; waits for its turn, and then for
-        `COMPILE_S`.
+    def compile(self, form: ResponseFormat) -> Grammar:
+        """The grammar of `form`. One is compiled at a time: this waits for its owner's turn.
 
-        Raises `SchemaError` for a schema that allows nothing, is not supported or takes too long;
-        `InputError` for a tokenizer that cannot be used; `MissingExtraError`.
+        Raises `SchemaError` for a schema that allows nothing, is not supported, or takes too much
+        time or memory; `InputError` for a tokenizer that cannot be used; `MissingExtraError`.
         """
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
-        compiled = Future[Any]()
-        turns = self._tokenizer.turns
+        if (found := self.kept.get(form)) is not None:
+            return found
+        with self._tokenizer.turns.hold(current_owner(), check=check_stopped):
+            if (found := self.kept.get(form)) is None:  # another thread may have made it meanwhile
+                size_bytes = _tried(_parts(form))
+                found = Grammar(_compiled(tokenizer, form), self._tokenizer)
+                self.kept.put(form, found, size_bytes)
+            return found
 
-        def run() -> None:
-            try:
-                compiled.set_result(_compiled(tokenizer, form))
-            except Exception as error:
-                compiled.set_exception(error)
-            finally:
-                turns.release()
 
-        thread = threading.Thread(target=run, name="ragkv-grammar", daemon=True)
-        # so of those that nobody waits for any more there is one at most
-        turns.acquire(Wait(current_owner()), check_stopped)
-        thread.start()
-        if not wait([compiled], COMPILE_S).done:
-            raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")
-        return Grammar(compiled.result(), self._tokenizer)
+def _parts(form: ResponseFormat) -> list[tuple[str, str]]:
+    """All that is compiled for `form`, as `trial` takes it."""
+    if form.calls is None:
+        return [("schema", form.schema)]
+    schemas = [form.schema, *(schema for _, schema in form.calls.tools)]
+    return [
+        *(("schema", schema) for schema in schemas if schema),
+        ("grammar", _call_grammar(form.calls, form.schema)),
+    ]
+
+
+def _tried(parts: Sequence[tuple[str, str]]) -> int:
+    """Compile grammars in a process that can be ended; returns the bytes of memory that they take.
+
+    Raises `SchemaError` if they take too much time or memory, and what `check_stopped` raises.
+    """
+    command = [sys.executable, "-P", trial.__file__, f"{COMPILE_S:g}", str(COMPILE_BYTES)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    given: bytes | None = json.dumps(parts).encode()
+    ends = time.monotonic() + WAIT_S
+    with subprocess.Popen(command, **pipes) as process:
+        try:
+            while (told := _told(process, given)) is None:
+                given = None
+                check_stopped()
+                if time.monotonic() > ends:
+                    raise SchemaError("", f"it was not compiled within {WAIT_S:g} s")
+        finally:
+            process.kill()
+    if process.returncode == -signal.SIGPROF:
+        raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")
+    if process.returncode != 0:  # llguidance ends the process that gets no memory
+        raise SchemaError("", f"it takes more than {COMPILE_BYTES} bytes of memory to compile")
+    return int(told) + sum(len(text) for _, text in parts)
+
+
+def _told(process: "subprocess.Popen[bytes]", given: bytes | None) -> bytes | None:
+    """What a process has written, after it has read all of `given`; `None` while it runs."""
+    try:
+        return process.communicate(given, timeout=POLL_S)[0]
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
     """A matcher at the beginning of `form`. Raises `SchemaError`."""
-    if form.calls is not None:
-        for name, schema in form.calls.tools:
-            try:
-                _compiled(tokenizer, ResponseFormat(schema))
-            except SchemaError as error:
-                named = SchemaError(error.pointer, f"{error.reason} (tool {name})")
-                named.param = "tools"
-                raise named from error
-        if form.schema:
-            _compiled(tokenizer, ResponseFormat(form.schema))
-        return _start(tokenizer, _call_grammar(form.calls, form.schema))
-    matcher = _matcher(tokenizer, form.schema)
-    first = matcher.deep_copy()
-    first.compute_bitmask()
-    if first.is_error() or first.is_stopped():
-        raise SchemaError("", "no text has this form")
-    return matcher
+    if form.calls is None:
+        matcher = _checked(tokenizer, schema=form.schema)
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error() or first.is_stopped():
+            raise SchemaError("", "no text has this form")
+        return matcher
+    for name, schema in form.calls.tools:
+        try:
+            _compiled(tokenizer, ResponseFormat(schema))
+        except SchemaError as error:
+            named = SchemaError(error.pointer, f"{error.reason} (tool {name})")
+            named.param = "tools"
+            raise named from error
+    if form.schema:
+        _compiled(tokenizer, ResponseFormat(form.schema))
+    return _checked(tokenizer, grammar=_call_grammar(form.calls, form.schema))
 
 
 def _call_grammar(calls: CallFormat, schema: str) -> str:
@@ -252,9 +280,9 @@ def _call_grammar(calls: CallFormat, schema: str) -> str:
         "tagged": ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
         "list": ("[", ", ", "]"),
     }.get(calls.syntax, ("", "", ""))
-    lines = [f"text: %json {_with_options(schema, _OPTIONS)}"] if schema else []
+    lines = [f"text: %json {_with_options(schema, trial.OPTIONS)}"] if schema else []
     # as chat templates write calls again
-    written = {**_OPTIONS, "item_separator": ", ", "key_separator": ": "}
+    written = {**trial.OPTIONS, "item_separator": ", ", "key_separator": ": "}
     for number, (name, arguments) in enumerate(calls.tools):
         opening = f'{{"name": {json.dumps(name)}, "{key}": '
         rule = _with_options(arguments, written)
@@ -277,24 +305,15 @@ def _with_options(schema: str, options: Mapping[str, Any]) -> str:
     return json.dumps({**json.loads(schema), "x-guidance": dict(options)}, ensure_ascii=False)
 
 
-def _start(tokenizer: Any, grammar: str) -> Any:
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise SchemaError("", _first_line(matcher.get_error()))
-    return matcher
-
-
-def _matcher(tokenizer: Any, schema: str) -> Any:
-    from llguidance import LLMatcher
-
+def _checked(tokenizer: Any, schema: str = "", grammar: str = "") -> Any:
+    """As `trial.matcher`. Raises `SchemaError` if there is none."""
     try:
-        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)  # type: ignore[arg-type]
+        made = trial.matcher(tokenizer, schema, grammar)
     except ValueError as error:
         raise SchemaError("", str(error)) from error
-    return _start(tokenizer, grammar)
+    if made.is_error():
+        raise SchemaError("", _first_line(made.get_error()))
+    return made
 
 
 def _first_line(message: str) -> str:

@@ -2,6 +2,7 @@
 
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
 from .rag import Rag, RagAnswer, RagIngestReport, splitter_of
+from .sweep import sweep
 
 __all__ = [
     "FileOptions",
@@ -13,4 +14,5 @@ __all__ = [
     "nothing_read",
     "printable",
     "splitter_of",
+    "sweep",
 ]

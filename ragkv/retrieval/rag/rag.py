@@ -297,15 +297,6 @@ class Rag(Closing):
         )
         return RagAnswer(answer, hits)
 
-    def sweep(self) -> int:
-        """Delete the KV of passages that no document holds, and return how many entries were
-        deleted.
-
-        A process that was killed between its changes to the index and to the store leaves such
-        entries.
-        """
-        return self.engine.entries.retain(self.chunks())
-
     def chunks(
         self, document_ids: Iterable[str] | None = None, check: Check = no_check
     ) -> list[Chunk]:

@@ -62,7 +62,7 @@ def _read(path: Path) -> frozenset[EntryKey]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return frozenset()
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         log.error(
             "Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error
         )

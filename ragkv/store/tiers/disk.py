@@ -43,6 +43,8 @@ from .ledger import LocalTier, Slot
 
 log = logging.getLogger(__name__)
 
+SMALL_BYTES = 16 << 20  # Fewer bytes of entries give way as a whole.
+
 
 class DiskTier(LocalTier[None]):
     """Entries on disk, written by this process alone."""
@@ -120,6 +122,15 @@ class DiskTier(LocalTier[None]):
         """
         with self._write_lock, self._lock:
             self._ledger.resize(max(0, self._capacity_bytes - size_bytes), self._clock())
+
+    def give_way(self) -> int:
+        """Evict half of the entries, because the disk is full; returns the bytes that this freed."""
+        with self._write_lock, self._lock:
+            before = self._ledger.used_bytes
+            capacity_bytes = self._ledger.capacity_bytes
+            self._ledger.resize(before // 2 if before > SMALL_BYTES else 0, self._clock())
+            self._ledger.capacity_bytes = capacity_bytes
+            return before - self._ledger.used_bytes
 
     def served(self, turn: TurnSize) -> None:
         with self._write_lock:  # not between making space and writing

@@ -5,6 +5,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -115,6 +116,35 @@ def test_large_bodies_that_are_no_documents_come_slowly(up: Up) -> None:
         for path, refused in (("/v1/collections/c/documents", False), ("/v1/echo", True)):
             assert (429 in {client.post(path, **large).status_code for _ in range(40)}) == refused
             assert client.post("/v1/echo", json={}).status_code == 200
+
+
+SPELLINGS = ("Bearer", "bearer", "BEARER", "bEaReR", "Bearer ", "BearEr  ")
+
+
+def test_a_key_has_one_count_however_the_word_before_it_is_written(up: Up) -> None:
+    _, _, secret = up.headers["authorization"].partition(" ")
+    with up.client() as client, ThreadPoolExecutor(40) as pool:
+
+        def ask(number: int) -> int:
+            headers = {"authorization": f"{SPELLINGS[number % len(SPELLINGS)]} {secret}"}
+            return client.post("/v1/ask", json={}, headers=headers).status_code
+
+        statuses = list(pool.map(ask, range(80)))
+    assert statuses.count(429) > 20, "one spelling alone may ask 20 at once"
+
+
+@pytest.mark.parametrize("word", ["chunked", "CHUNKED", "Chunked", "cHUNKeD"])
+def test_a_body_of_unknown_length_comes_slowly_however_the_header_is_written(
+    up: Up, word: str
+) -> None:
+    head = HEAD + b"transfer-encoding: " + word.encode() + b"\r\n\r\n"
+    answers = list[bytes]()
+    for _ in range(30):
+        with up.attacker() as one:
+            one.sendall(head + b"2\r\n{}\r\n0\r\n\r\n")
+            answers.append(one.recv(12))
+    assert b"HTTP/1.1 429" in answers
+    time.sleep(2.0)  # the count of the address goes down for the next test
 
 
 def test_questions_come_slowly_and_those_whose_clients_left_not_at_all(up: Up) -> None:

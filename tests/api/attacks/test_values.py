@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
@@ -23,6 +24,7 @@ from ragkv.api.chat.template import Template
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.middleware.access import ANSWER_PATHS
 from ragkv.api.middleware.body import count_values
+from ragkv.api.routes import ROUTERS
 from ragkv.api.service import PrincipalDep, ServiceDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
 from ragkv.runtime import Check
@@ -90,6 +92,20 @@ ODD_BODIES = [
     ("/v1/chat/completions", json.dumps({**CHAT, "messages": [1] * 100_000})),
     ("/v1/embeddings", json.dumps({"model": "hash", "input": [""] * 100_000})),
     ("/v1/embeddings", json.dumps({"model": "hash", "input": "x", "dimensions": 10**40})),
+]
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\udc00"}'}}
+ODD_BODIES += [
+    ("/api/show", '{"model": "\\ud800"}'),
+    ("/api/show", '{"name": "reader", "x": ["\\udfff"]}'),
+    ("/api/show", "[]"),
+    (
+        "/v1/chat/completions",
+        json.dumps({**CHAT, "messages": [{"role": "assistant", "tool_calls": [CALL]}]}),
+    ),
+    ("/api/chat", '{"model": "reader", "messages": [{"role": "user", "content": "\\ud83d"}]}'),
+    ("/api/generate", '{"model": "reader", "prompt": "x", "options": {"\\ud83d": 1}}'),
 ]
 
 
@@ -183,6 +199,32 @@ def test_an_odd_value_gets_400_with_a_short_message(up: TestClient, path: str, b
     assert response.status_code == (413 if too_many else 400), response.text[:500]
     assert too_many == ("limits.json_values" in response.text)
     assert len(response.text) < 2000
+
+
+def test_every_body_of_json_is_checked_by_the_one_base_of_all_bodies() -> None:
+    bodies = {
+        route.path: route.body_field.field_info.annotation
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and route.body_field is not None
+    }
+    assert "/api/show" in bodies
+    assert {path for path, body in bodies.items() if not issubclass(body, Strict)} == set()
+
+
+@pytest.mark.parametrize("end", ["%0a", "%0A%0d", "%00", "%ff", "%c3", "%7f", "%ed%a0%80"])
+@pytest.mark.parametrize("path", ["/v1/collections/facts", "/v1/collections/facts/documents/0"])
+def test_a_path_names_what_it_says_or_nothing(up: TestClient, path: str, end: str) -> None:
+    before = up.get("/v1/collections/facts/documents").json()
+    assert up.delete(f"{path}{end}").status_code == 400
+    assert up.get(f"{path}{end}").status_code == 400
+    assert up.get("/v1/collections/facts/documents").json() == before
+
+
+@pytest.mark.parametrize("name", ["reader:none", "reader:facts\n", "reader:../facts", "reader:"])
+def test_a_model_of_a_collection_that_is_not_there_is_not_shown(up: TestClient, name: str) -> None:
+    assert up.post("/api/show", json={"model": name}).status_code == 404
+    assert up.post("/api/show", json={"model": "reader:facts"}).status_code == 200
 
 
 @contextmanager

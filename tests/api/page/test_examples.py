@@ -52,6 +52,4 @@ def test_a_first_visitor_asks_an_example_in_two_clicks_and_any_collection_offers
     page.reload()
     page.wait_for_selector(".tries button")
     asked = page.locator(".tries button").all_inner_texts()
-    assert asked == [
-        f"What does “{name}” say?" for name in ("Marl", "Oro", "Irvburg")
-    ]
+    assert asked == [f"What does “{name}” say?" for name in ("Marl", "Oro", "Irvburg")]

@@ -4,11 +4,11 @@ tokens are bytes.
 
 import json
 import sys
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -21,6 +21,7 @@ from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
 from ragkv.runtime import stopped_by
+from ragkv.runtime.byte_cache import OVERHEAD_BYTES
 from ragkv.scheduling import Work
 from tests.reader import READER
 from tests.scheduling.helpers import begin, until
@@ -167,35 +168,65 @@ def test_a_hostile_schema_is_compiled_or_refused_soon_and_no_token_takes_long(na
     assert worst_s < 1.0
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_the_caller_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
+MULTIPLES = [{"type": "integer", "multipleOf": 9999 - n} for n in range(100)]
+ENDLESS: dict[str, Any] = {  # each takes minutes, or gigabytes, where it cannot be ended
+    "two of many choices": {"anyOf": MULTIPLES[:2]},
+    "thirty choices": {"anyOf": MULTIPLES[:30]},
+    "a hundred fields": {"properties": {f"p{n}": one for n, one in enumerate(MULTIPLES)}},
+    "items in turns": {"type": "array", "prefixItems": MULTIPLES[:60], "items": False},
+    "choices behind references": {
+        "anyOf": [{"$ref": f"#/$defs/{n}"} for n in range(9)],
+        "$defs": {str(n): {"type": "number", "multipleOf": 9001 + n} for n in range(9)},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_form_whose_automata_multiply_is_ended_and_the_next_one_has_its_turn_at_once(
+    name: str,
 ) -> None:
-    monkeypatch.setattr(module, "COMPILE_S", 0.05)
-    ended = threading.Event()
-    monkeypatch.setattr(module, "_compiled", lambda *_: ended.wait(60))
     made = grammars()
+    own = psutil.Process()
+    before = own.cpu_times()
+    with pytest.raises(SchemaError, match="to compile"):
+        made.compile(ResponseFormat.json_schema(ENDLESS[name]))
+    made.compile(ResponseFormat.json_schema({"const": 1}))
+    after = own.cpu_times()
+    assert not own.children(), "the process that compiled it has ended"
+    assert after.user - before.user < 1.0, "nothing of it runs in this process"
+    children = after.children_user + after.children_system
+    assert children - before.children_user - before.children_system < 4.0
+
+
+def test_tools_whose_automata_multiply_are_refused_like_schemas() -> None:
+    tool = {"type": "object", "properties": {"n": ENDLESS["thirty choices"]}}
+    with pytest.raises(SchemaError, match="to compile"):
+        grammars().compile(ResponseFormat.tool_calls({"f": tool}, "tagged"))
+
+
+def test_a_caller_that_leaves_ends_the_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMPILE_S", 60.0)
+    monkeypatch.setattr(module, "COMPILE_BYTES", 1 << 40)
     client = Work(deadline_s=0.0)
-    with pytest.raises(SchemaError, match=r"more than 0\.05 s"):
-        made.compile(ResponseFormat.json_object())
-    # the next one waits until it has ended
     with stopped_by(client.check), pytest.raises(DeadlineError):
-        made.compile(ResponseFormat.json_schema(True))
-    ended.set()
+        grammars().compile(ResponseFormat.json_schema(ENDLESS["thirty choices"]))
+    assert not psutil.Process().children()
 
 
 def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "CACHED", 2)
+    monkeypatch.setattr(module, "_tried", lambda _: 1000)
+    monkeypatch.setattr(module, "KEPT_BYTES", 2 * (1000 + OVERHEAD_BYTES))
     made = grammars()
     forms = [ResponseFormat.json_schema({"const": n}) for n in range(3)]
     first = made.compile(forms[0])
     assert made.compile(ResponseFormat.json_schema({"const": 0})) is first
-    made.compile(forms[1])
+    second = made.compile(forms[1])
     made.compile(forms[0])
     made.compile(forms[2])
     assert made.compile(forms[0]) is first, "it was used after the second"
-    assert made.compile.cache_info().currsize == 2
+    assert made.compile(forms[1]) is not second
 
 
 def test_answers_of_one_grammar_are_independent_of_each_other() -> None:

@@ -1,6 +1,7 @@
 """`Rag` keeps index and store consistent: a text that leaves the index leaves the store."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Rag, sweep
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 DOCUMENTS = [
@@ -48,9 +49,29 @@ def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> 
 def test_a_sweep_deletes_entries_that_a_crash_between_index_and_store_left(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
     rag.index.delete("a")  # as if the process died before it told the engine
-    assert rag.sweep() == 1
+    home = Path(rag.engine.config.store.directory or "").parent
+    assert sweep(rag.engine, home) == 1
     assert rag.engine.stats().store.tiers[-1].entries == 1
-    assert rag.sweep() == 0
+    assert sweep(rag.engine, home) == 0
+
+
+def test_a_sweep_knows_the_collections_of_a_server_and_its_tenants(rag: Rag) -> None:
+    home = Path(rag.engine.config.store.directory or "").parent
+    rag.ingest(DOCUMENTS[:1])
+    for folder, tenant in ((home, ""), (home / "tenants" / "town", "town")):
+        store = replace(rag.engine.config.store, directory=str(folder / "kv"), tenant=tenant)
+        engine = rag.engine
+        if tenant:
+            engine = rag.engine.with_config(replace(rag.engine.config, store=store))
+        with Rag(engine, folder / "collections" / "c") as collection:
+            collection.ingest(DOCUMENTS[1:])
+            engine.warm(["A text that no collection has."])
+            engine.flush()
+        if tenant:
+            engine.close()
+    held = rag.engine.stats().store.tiers[-1].entries
+    assert sweep(rag.engine, home) == 2, "one text of each tenant"
+    assert rag.engine.stats().store.tiers[-1].entries == (held or 0) - 1
 
 
 def test_hits_come_in_the_order_that_is_asked_for_and_else_the_best_last(rag: Rag) -> None:

@@ -1,0 +1,87 @@
+"""Compiles grammars in a process of its own, which tells what they take: run as a program.
+
+llguidance bounds the work of a token, but not the work of joining the automata of a grammar. That
+work can take minutes and gigabytes, and a thread cannot be ended. So every new form is compiled
+here first, under limits of time and memory. A form that passes takes as much where it is used, and
+no more, because its automata do not depend on the vocabulary: this process has a token for each byte.
+
+The program imports nothing of ragkv, so it starts in a tenth of a second.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+LEXER_STATES = 50_000  # A grammar has at most `LEXER_STATES`, of 1 to 2 KB each.
+# On one line, with at most one space after a separator: a model can fill any number of tokens with
+# white space.
+OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+def matcher(tokenizer: Any, schema: str = "", grammar: str = "") -> Any:
+    """A matcher at the beginning of a JSON schema, or of a grammar in Lark's syntax.
+
+    The matcher tells of a grammar that cannot be compiled. Raises `ValueError` for a schema that
+    cannot be read.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    if schema:
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)  # type: ignore[arg-type]
+    limits = LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+
+def _held(field: int) -> int:
+    """Bytes of this process: of its address space (0), or in memory (1). 0 where it is not
+    Linux.
+    """
+    try:
+        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    except OSError:
+        return 0
+    return int(fields[field]) * resource.getpagesize()
+
+
+def _limit(seconds: float, memory_bytes: int) -> None:
+    """End this process after so many seconds of processor time, or when it takes so much more
+    memory.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which nothing handles
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if held := _held(0):
+        most = held + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def main() -> None:
+    """Compile what standard input lists, and print the bytes of memory that it took."""
+    from llguidance import LLTokenizer
+
+    tokenizer = LLTokenizer("byte")
+    grammars = json.load(sys.stdin.buffer)
+    before = _held(1)
+    _limit(float(sys.argv[1]), int(sys.argv[2]))
+    for kind, text in grammars:
+        try:
+            matcher(tokenizer, **{kind: text}).deep_copy().compute_bitmask()
+        except ValueError:
+            continue  # whoever compiles it in earnest finds the same, and has the words for it
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(max(0, peak - before))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
