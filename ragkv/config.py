@@ -34,6 +34,7 @@ DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.pro
 SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none", "random")
 # `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
 EXPECTED_CODEC = "int8"
+CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
 
 

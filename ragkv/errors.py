@@ -2,7 +2,7 @@
 is no error.
 """
 
-from typing import Any
+from typing import Any, Self
 
 
 class RagKVError(Exception):
@@ -143,12 +143,19 @@ class DocumentLimitError(DocumentError):
         self.problem = problem
         self.limit = limit
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str, ...]]:
+        return type(self), (self.problem, self.limit)  # it comes out of another process
+
 
 class MissingExtraError(RagKVError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose} needs the package {package}: pip install "ragkv[{extra}]"')
+        self._given = (package, extra, purpose)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, ...]]:
+        return type(self), self._given  # it comes out of another process
 
 
 _IN_WORDS = {

@@ -34,11 +34,9 @@ IDENTIFYING = (
 # A home keeps the settings `KEPT`. The engine tells of entries in another dtype; KV does not depend
 # on the separator.
 KEPT = (*IDENTIFYING, "dtype", "prompt.separator")
-# New homes of a model: a small one reads short passages best, and needs a plain instruction
-# (docs/models.md).
+# New homes of a model: a small one needs a plain instruction (docs/models.md).
 OF_NEW: Mapping[str, Mapping[str, Any]] = {
     "smollm2": {
-        "chunk_tokens": 128,
         "settings": {
             "prompt.system": "Use the passages to answer the question in one short sentence."
         },

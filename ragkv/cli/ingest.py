@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.config import GIB
+from ragkv.config import CHUNK_TOKENS, GIB
 from ragkv.errors import CancelledError, DeadlineError, DocumentError, InputError
 from ragkv.runtime import Check, Rate, counted, duration
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ragkv.runtime.server_file import ServerAddress
     from ragkv.scheduling.encoding import WarmReport
 
-STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
+STATUSES = ("added", "changed", "moved", "unchanged", "gone", "deleted", "ignored", "failed")
 # An ingest runs by `NICENESS` behind others: a question on the same few processors is answered
 # first.
 NICENESS = 10
@@ -46,7 +46,7 @@ def ingest(
     options: EngineOptions,
     chunk_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest chunk, in tokens.", show_default="512; smollm2: 128"),
+        typer.Option(help="Longest chunk, in tokens.", show_default=str(CHUNK_TOKENS)),
     ] = None,
     encoding: Annotated[
         str | None,
@@ -92,15 +92,17 @@ def ingest(
     if server is None:
         options.check_writable()
     from ragkv.retrieval import ParseLimits
+    from ragkv.retrieval.documents.alone import LoneParser
     from ragkv.retrieval.rag import FileOptions, nothing_read
 
     began = time.monotonic()
     os.nice(NICENESS)
     with (
         options.rag(chunk_tokens, index_only=server is not None) as rag,
+        LoneParser() as parser,
         Stop("Interrupted. What is done is kept, and the same command goes on.") as check,
     ):
-        how = FileOptions(encoding, prune=prune, limits=ParseLimits(inflated_bytes=GIB))
+        how = FileOptions(encoding, prune, ParseLimits(inflated_bytes=GIB), parser.load)
         try:
             report = _indexed(rag, paths, how, check, began)
             if not as_json:
@@ -265,16 +267,16 @@ def _show(report: "RagIngestReport", passages: int) -> None:
     console.print(f"Documents: {parts or 'none'}. In the index: {counted(passages, 'passage')}.")
     ignored: dict[str, list[str]] = {}
     for outcome in report.files:
-        if outcome.status == "ignored":
-            ignored.setdefault(outcome.reason, []).append(outcome.path)
-    for reason, paths in ignored.items():
+        if outcome.status in ("ignored", "gone"):
+            ignored.setdefault(f"{outcome.status}, {outcome.reason}", []).append(outcome.path)
+    for what, paths in ignored.items():
         more = f" and {len(paths) - NAMED} more (--json names all)" if len(paths) > NAMED else ""
-        console.print(f"ignored, {reason}: {', '.join(paths[:NAMED])}{more}")
+        console.print(f"{what}: {', '.join(paths[:NAMED])}{more}")
     for outcome in report.files:
         if outcome.status == "failed":
             console.print(f"failed: {outcome.reason}")
-        elif outcome.reason and outcome.status != "ignored":
-            console.print(f"read in part: {outcome.path}: {outcome.reason}")
+        elif outcome.reason and outcome.status not in ("ignored", "gone"):
+            console.print(f"{outcome.status}: {outcome.path}: {outcome.reason}")
 
 
 def _counts(report: "RagIngestReport") -> dict[str, int]:

@@ -321,9 +321,9 @@ class Database(Closing):
         path, size, mtime_ns, found, method, documents = rows[0]
         return FileRecord(path, size, mtime_ns, found, method, json.loads(documents))
 
-    def file_paths(self) -> list[str]:
-        """The absolute paths of the files that were ingested, sorted."""
-        return [row[0] for row in self._rows("SELECT path FROM files ORDER BY path")]
+    def file_digests(self) -> dict[str, str]:
+        """The absolute paths of the files that were ingested, sorted, and the digests of their bytes."""
+        return dict(self._rows("SELECT path, digest FROM files ORDER BY path"))
 
     def positions(self, document_ids: Iterable[str]) -> dict[str, int]:
         """A number for each document that is higher for later ones; unknown ids are left out."""

@@ -15,15 +15,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePath
 
+from ragkv.config import CHUNK_TOKENS
 from ragkv.errors import ConfigError
 from ragkv.runtime import Check, no_check
 
+from .documents.files import MARKDOWN as MARKDOWN_FILES
 from .values import Document, Passage, digest, with_place
 
 # `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next
 # passage (white space is then stripped from it).
 PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
+# A text of more characters a token than this is not counted as a whole.
+MOST_CHARS_A_TOKEN = 32
 # Of a heading `TITLE_CHARS` are kept, and of all headings above a passage together `SECTION_CHARS`.
 TITLE_CHARS = 200
 SECTION_CHARS = 250
@@ -36,13 +40,13 @@ class Splitter:
     """Cuts documents into passages of at most `tokens` tokens, at headings, paragraphs, lines,
     sentences or words.
 
-    Headings are looked for in Markdown only: by the source's suffix, or by `metadata["format"] ==
-    "markdown"`.
+    A document that fits stays whole. Headings are looked for in Markdown only: by the source's
+    suffix, or by `metadata["format"] == "markdown"`.
     """
 
     # tokens of a text, without special tokens
     count_tokens: Callable[[str], int] = field(repr=False)
-    tokens: int = 512  # most tokens of a passage
+    tokens: int = CHUNK_TOKENS  # most tokens of a passage
     tokenizer_id: str = ""  # names the tokenizer: documents are split again when it changes
 
     def __post_init__(self) -> None:
@@ -52,7 +56,7 @@ class Splitter:
     @property
     def fingerprint(self) -> str:
         """Changes when the same document would be split differently."""
-        return f"recursive-3:{self.tokens}:{self.tokenizer_id}"
+        return f"recursive-4:{self.tokens}:{self.tokenizer_id}"
 
     def split(self, document: Document, check: Check = no_check) -> list[Passage]:
         """The passages of `document`, in order; none if it is blank. What `check` raises ends the
@@ -84,6 +88,9 @@ class Splitter:
             check()
             return self.count_tokens(piece) if piece else 0
 
+        if self._fits(text, count):
+            yield (len(text) - len(text.lstrip()), len(text.rstrip()))
+            return
         waiting: tuple[int, int] | None = None
         for start, end in self._pieces(text, markdown, count):
             for span in _halve_until_it_fits(text, start, end, count, self.tokens):
@@ -96,6 +103,15 @@ class Splitter:
                 waiting = span
         if waiting is not None:
             yield waiting
+
+    def _fits(self, text: str, count: Callable[[str], int]) -> bool:
+        """Whether a document that has words is one passage."""
+        words = text.strip()
+        return (
+            len(words) <= MOST_CHARS_A_TOKEN * self.tokens
+            and not all(map(_FENCE.fullmatch, words.split("\n")))
+            and count(words) <= self.tokens
+        )
 
     def _pieces(
         self, text: str, markdown: bool, count: Callable[[str], int]
@@ -163,7 +179,7 @@ def _is_markdown(document: Document) -> bool:
     return (
         declared == "markdown"
         if declared
-        else PurePath(document.source).suffix.lower() in (".md", ".markdown")
+        else PurePath(document.source).suffix.lower() in MARKDOWN_FILES
     )
 
 

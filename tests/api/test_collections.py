@@ -76,15 +76,15 @@ def test_an_uploaded_file_becomes_a_document_named_without_its_path(client: Test
     lines = (
         b'{"id": "x/1", "text": "First line."}\n{"text": "Second line.", "metadata": {"n": 2}}\n'
     )
-    assert upload(client, "d.jsonl", lines).json()["added"] == ["x/1", "d.jsonl#2"]
-    assert client.get(f"{PATHS}/x/1").json()["text"] == "First line."
+    assert upload(client, "d.jsonl", lines).json()["added"] == ["d.jsonl/x/1", "d.jsonl/line 2"]
+    assert client.get(f"{PATHS}/d.jsonl/x/1").json()["text"] == "First line."
 
 
 @pytest.mark.parametrize(
     ("name", "data", "status"),
     [
         ("a.exe", b"x", 415),
-        ("noname", b"x", 415),
+        ("noname", b"\x7fELF\x00", 400),
         ("..", b"x", 400),
         ("a.txt", b"", 400),
         ("a.txt", b"\x00\x01", 400),

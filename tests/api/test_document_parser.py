@@ -55,7 +55,7 @@ def test_files_become_documents_with_their_metadata_and_pages(parser: DocumentPa
     )
     first, second, third = parser.parse(UPLOAD, body).documents
     assert first == Document("a.txt", "One.", "a.txt")
-    assert second == Document("x", "Two é😀", "b.jsonl", {"n": [1, {"a": None}]})
+    assert second == Document("b.jsonl/x", "Two é😀", "b.jsonl", {"n": [1, {"a": None}]})
     assert third.id == "c.pdf" and len(third.page_starts) == 2
 
 

@@ -25,11 +25,11 @@ def test_the_list_has_every_document_with_its_passages_and_characters(
 ) -> None:
     listed = run("docs", "list", "--json").json
     assert sorted(one["id"] for one in listed) == sorted(
-        [str(ingested / "marl.md"), str(ingested / "mill.txt"), "7"]
+        [str(ingested / name) for name in ("marl.md", "mill.txt", "rows.jsonl/7")]
     )
     assert all(one["passages"] == 1 and one["characters"] > 20 for one in listed)
     shown = run("docs", "list").out
-    assert "3 documents." in shown and "7 (from rows)" in shown
+    assert "3 documents." in shown and "rows.jsonl/7 (from rows)" in shown
 
 
 def test_a_document_is_shown_by_its_id_or_by_the_end_of_its_path(run: Run, ingested: Path) -> None:
@@ -57,7 +57,10 @@ def test_a_deleted_document_leaves_no_passage_and_no_entry(
 ) -> None:
     assert entries(tmp_path / "home") == 3
     deleted = run("docs", "delete", "mill.txt", "7", "--json").json
-    assert deleted == {"deleted": [str(ingested / "mill.txt"), "7"], "passages": 2}
+    assert deleted == {
+        "deleted": [str(ingested / "mill.txt"), str(ingested / "rows.jsonl/7")],
+        "passages": 2,
+    }
     assert entries(tmp_path / "home") == 1
     assert [Path(one["id"]).name for one in run("docs", "list", "--json").json] == ["marl.md"]
 
@@ -77,7 +80,8 @@ def test_search_shows_the_best_passages_first_without_loading_a_model(
 @pytest.mark.usefixtures("ingested")
 def test_search_applies_filters_and_says_if_nothing_matches(run: Run) -> None:
     hits = run("search", "founded", "--where", "town=marl", "--json").json["hits"]
-    assert [hit["passage"]["document_id"] for hit in hits] == ["7"]
+    (found,) = (hit["passage"]["document_id"] for hit in hits)
+    assert found.endswith("/rows.jsonl/7")
     assert "no passage matches" in run("search", "founded", "--where", "town=irvburg").err
 
 

@@ -183,12 +183,18 @@ def test_no_entity_of_an_office_file_is_resolved(
 
 @pytest.mark.parametrize(
     ("name", "library"),
-    [("a.docx", "mammoth"), ("a.pptx", "pptx"), ("a.xlsx", "openpyxl"), ("a.pdf", "pypdf")],
+    [
+        ("a.docx", "mammoth"),
+        ("a.pptx", "pptx"),
+        ("a.xlsx", "openpyxl"),
+        ("a.pdf", "pypdf"),
+        ("a.pdf", "pypdfium2"),
+    ],
 )
 def test_a_file_without_its_extra_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
 ) -> None:
-    extra = "pdf" if library == "pypdf" else "office"
+    extra = "pdf" if library.startswith("pypdf") else "office"
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError, match=rf'pip install "ragkv\[{extra}\]"'):
         load(tmp_path, name, b"PK")
@@ -212,9 +218,9 @@ def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path)
     file = tmp_path / "x.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     assert sample_files.load(file) == [
-        Document("a", "one", str(file), {"title": "T", "year": 1}),
-        Document("7", "two", "here"),
-        Document(f"{file}#3", "three", str(file)),
+        Document(f"{file}/a", "one", str(file), {"title": "T", "year": 1}),
+        Document(f"{file}/7", "two", "here"),
+        Document(f"{file}/line 3", "three", str(file)),
     ]
 
 

@@ -9,6 +9,7 @@ import unicodedata
 
 import pytest
 
+from ragkv.config import CHUNK_TOKENS
 from ragkv.errors import ConfigError
 from ragkv.retrieval import Document, Splitter
 from tests.retrieval.fakes import word_splitter
@@ -71,6 +72,18 @@ def test_a_short_document_is_one_passage() -> None:
     )
     assert (passage.text, passage.span) == ("One two.\n\nThree.", (2, 18))
     assert (passage.document_id, passage.source, passage.metadata) == ("d", "d.txt", {"year": 1})
+
+
+@pytest.mark.parametrize("note", [GUIDE, "a b\n\n" * 20, "# A\n# B\n# C\n" + "w " * 30])
+def test_a_document_that_fits_stays_whole_and_one_word_more_is_cut(note: str) -> None:
+    words = len(note.split())
+    (passage,) = word_splitter(words).split(Document("d", f"\n{note}\n", "d.md"))
+    assert passage.text == note.strip()
+    assert len(word_splitter(words - 1).split(Document("d", note, "d.md"))) > 1
+
+
+def test_passages_have_256_tokens_by_default() -> None:
+    assert Splitter(len).tokens == CHUNK_TOKENS == 256
 
 
 def test_a_blank_document_has_no_passages() -> None:

@@ -3,6 +3,7 @@ reason.
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from typing import Literal
 
 # `_TEXT_SUFFIXES` are the usual endings of source code, configuration and markup, which are read as
 # plain text.
-_TEXT_SUFFIXES = """.txt .text .md .markdown .rst .adoc .org .tex .log .json .xml .yaml .yml .toml .ini .cfg .conf
+_TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex .log .json .jsonc .geojson
+    .xml .yaml .yml .toml .ini .cfg .conf
+    .properties .bib .po .srt .vtt
     .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
     .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
     .tf .cmake .gradle .vue .svelte"""
@@ -25,16 +28,29 @@ _FORMATS = (
     ".xhtml",
     ".csv",
     ".tsv",
+    ".tab",
     ".jsonl",
+    ".ndjson",
+    ".ipynb",
     ".pdf",
     ".docx",
+    ".docm",
+    ".dotx",
+    ".dotm",
     ".pptx",
+    ".pptm",
     ".xlsx",
+    ".xlsm",
+    ".xltx",
+    ".xltm",
     ".epub",
     ".eml",
 )
 LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
-KNOWN = "text, source code, " + " ".join(_FORMATS)
+MARKDOWN = frozenset({".md", ".markdown", ".mdx", ".rmd", ".qmd"})
+KNOWN = "text, source code, subtitles, " + " ".join(_FORMATS)
+# An ending is a word: "notes.2024" and "Dr. Reed" have none.
+_ENDING = re.compile(r"\.[a-z][a-z0-9_+-]{0,15}")
 _LINK = "a link; name it to read it"
 
 
@@ -69,10 +85,19 @@ def find_files(paths: Iterable[str | Path]) -> list[FoundFile]:
 
 
 def has_loader(file: Path) -> bool:
-    """Whether a file is read, by its name alone."""
-    return file.suffix.lower() in LOADERS or (
-        not file.suffix and file.name.lower() in _TEXT_NAMES.split()
-    )
+    """Whether a file is read, by its name alone. One without an ending is, if it is text."""
+    return kind_of(file) in ("", *LOADERS)
+
+
+def kind_of(file: Path) -> str:
+    """The ending of a file, in small letters; "" if it has none."""
+    suffix = file.suffix.lower()
+    return suffix if _ENDING.fullmatch(suffix) else ""
+
+
+def is_text_by_name(file: Path) -> bool:
+    """Whether a file without an ending is text by custom."""
+    return file.name.lower() in _TEXT_NAMES.split()
 
 
 def _walk(root: Path) -> Iterator[FoundFile]:
@@ -107,12 +132,7 @@ def _file(file: Path) -> FoundFile:
     if not stat.S_ISREG(found.st_mode):
         return FoundFile(file, "ignored", "no regular file")
     if not has_loader(file):
-        why = (
-            f"no loader for {file.suffix}"
-            if file.suffix
-            else "no loader for a name without an ending"
-        )
-        return FoundFile(file, "ignored", why)
+        return FoundFile(file, "ignored", f"no loader for {file.suffix}")
     if file.is_symlink():
         return FoundFile(file, "ignored", _LINK)
     return FoundFile(file, "read") if found.st_size else FoundFile(file, "ignored", "empty")

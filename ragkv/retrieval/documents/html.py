@@ -8,30 +8,56 @@ nesting than any real one loses its form, never its text.
 
 import re
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from lxml import etree
 
+from .formulas import Formula
+from .html_tables import MAX_SPAN, Cell, TableCells, is_layout
+from .marks import Kind, lowered, note_mark, number_text, raised
 from .reading import FileContent, Loaded
 
-SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "math", "iframe", "select"})
+SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "select"})
+# KaTeX writes each formula twice: as MathML, and as spans of this class.
+SKIPPED_CLASS = "katex-html"
 _BLOCK_NAMES = """address article aside blockquote body caption dd details dialog div dl dt fieldset figcaption figure
-    footer form h1 h2 h3 h4 h5 h6 header hr html main nav ol p pre section summary table tbody tfoot thead title ul"""
+    footer form h1 h2 h3 h4 h5 h6 header hr html main nav ol p pre section summary table tbody template tfoot thead
+    title ul"""
 BLOCKS = frozenset(_BLOCK_NAMES.split())
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 # The text of elements in `OWN_BUFFER` is taken as a whole at their end.
-OWN_BUFFER = frozenset({"pre", "td", "th", "title", *HEADINGS})
+OWN_BUFFER = frozenset({"pre", "td", "th", "title", "sub", "sup", *HEADINGS})
 # `GAPS` are what stands between two texts, from the weakest to the strongest.
 GAPS = ("", " ", "\n", "\n\n")
 # `MAX_DEPTH` elements may be open at once.
 MAX_DEPTH = 2000
-# A cell reaches over at most `MAX_SPAN` columns or rows.
-MAX_SPAN = 100
 # `MAX_INDENT` levels of a list are shown.
 MAX_INDENT = 8
 # An error of `_Page` ends the parser after at most `FEED_BYTES`.
 FEED_BYTES = 16 * 1024
 # A page declares its encoding within `DECLARED_BYTES`.
 DECLARED_BYTES = 4096
+# Kinds of numbers, by the attribute `type` and by the style `list-style-type`.
+NUMBERS: dict[str, Kind] = {
+    "1": "decimal",
+    "a": "letter",
+    "A": "LETTER",
+    "i": "roman",
+    "I": "ROMAN",
+    "decimal-leading-zero": "padded",
+    "lower-alpha": "letter",
+    "lower-latin": "letter",
+    "lower-roman": "roman",
+    "upper-alpha": "LETTER",
+    "upper-latin": "LETTER",
+    "upper-roman": "ROMAN",
+}
+# Items of a list of this class have their numbers in their text: `ragkv.retrieval.documents.office.word`.
+WRITTEN = "written"
+# What marks a note, where it is raised and links.
+_NOTE = re.compile(r"[\[(]?[\w*\u2020\u2021\u00a7]{1,4}[\])]?")
+# Links from a note back to the text have such a text alone.
+BACK = frozenset("\u2191\u21a9\u23ce\u2934^\ufe0e\ufe0f")
 
 
 class _TooDeepError(Exception):
@@ -60,33 +86,38 @@ class _Buffer:
         self.parts += (self.gap if self.parts else "", self.mark, text)
         self.gap = self.mark = ""
 
+    @property
+    def last(self) -> str:
+        """What the next text is written behind; "" if there will be a gap."""
+        return self.parts[-1] if self.parts and not self.gap else ""
+
     def take(self) -> str:
         return "".join(self.parts)
 
 
-class _Row:
-    """The cells of a row, each in its column: cells above that reach into it take columns, too."""
+class _Marks(Enum):
+    """What stands before the items of a list."""
 
-    def __init__(self) -> None:
-        self.cells: list[str] = []
-        self.reaching: dict[int, int] = {}  # column -> how many further rows a cell reaches into
+    NUMBERS = auto()
+    BULLETS = auto()
+    NOTHING = auto()  # the texts have them
 
-    def add(self, text: str, columns: int, rows: int) -> None:
-        while self.reaching.get(len(self.cells), 0):
-            self.reaching[len(self.cells)] -= 1
-            self.cells.append("")
-        for column in range(len(self.cells), len(self.cells) + columns):
-            if rows > 1 and column < MAX_SPAN:
-                self.reaching[column] = rows - 1
-        self.cells += [text, *[""] * (columns - 1)]
 
-    def take(self) -> list[str]:
-        for column in [column for column in self.reaching if column >= len(self.cells)]:
-            self.reaching[column] -= 1
-        self.reaching = {column: rows for column, rows in self.reaching.items() if rows > 0}
-        cells = self.cells
-        self.cells = []
-        return cells
+@dataclass(slots=True)
+class _OpenList:
+    marks: _Marks
+    kind: Kind = "decimal"
+    number: int = 1  # of the next item
+    step: int = 1
+
+    def mark(self, attributes: dict[str, str]) -> str:
+        """What stands before the next item."""
+        if self.marks is not _Marks.NUMBERS:
+            return "- " if self.marks is _Marks.BULLETS else ""
+        self.number = _whole(attributes.get("value"), self.number)
+        number = self.number
+        self.number += self.step
+        return f"{number_text(number, NUMBERS.get(attributes.get('type', ''), self.kind))}. "
 
 
 class _Page:
@@ -96,16 +127,28 @@ class _Page:
         self.title = ""
         self._buffers = [_Buffer("")]
         self._spans: list[tuple[int, int]] = []  # columns and rows of each open cell
-        self._rows: list[_Row] = []  # of each open table
-        # of each open list: the number of its last item, if it has numbers
-        self._lists: list[int | None] = []
-        self._skipped = self._depth = 0  # open elements within one that is skipped; open elements
+        self._tables: list[TableCells] = []  # that are open
+        self._heads = 0  # open heads of tables
+        self._lists: list[_OpenList] = []  # that are open
+        self._skipped = 0  # open elements within one that is skipped
+        self._depth = 0  # open elements
+        self._formula: Formula | None = None
+        self._formula_depth = 0  # open elements within the formula, and itself
+        self._links: list[str] = []  # where open links lead
+        self._is_note = False  # a raised text that is open leads to a note
+        self._target = ""  # where the last link leads within the page
+        self._is_new_link = False  # nothing stands in the innermost link yet
+        self._notes: dict[str, str] = {}  # the id of a note -> its mark
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _TooDeepError
-        if self._skipped or tag in SKIPPED:
+        if self._formula is not None:
+            self._formula_depth += 1
+            self._formula.start(_local(tag))
+            return
+        if self._skipped or _is_skipped(tag, attributes):
             self._skipped += 1
             return
         buffer = self._buffers[-1]
@@ -113,36 +156,59 @@ class _Page:
             buffer.separate("\n\n" if not self._lists or tag not in ("ol", "ul") else "\n")
         elif tag in ("br", "tr", "option"):
             buffer.separate("\n")
-        if tag == "table":
-            self._rows.append(_Row())
-        elif tag in ("ol", "ul"):
-            self._lists.append(0 if tag == "ol" else None)
-        elif tag == "li":
-            buffer.item(self._mark())
-        elif tag in ("td", "th"):
-            self._spans.append((_span(attributes.get("colspan")), _span(attributes.get("rowspan"))))
+        match _local(tag):
+            case "table":
+                self._tables.append(TableCells())
+            case "thead":
+                self._heads += 1
+            case "ol" | "ul":
+                self._lists.append(_list_of(tag, attributes))
+            case "li":
+                indent = "  " * min(len(self._lists) - 1, MAX_INDENT)
+                mark = self._lists[-1].mark(attributes) if self._lists else "- "
+                buffer.item(f"{indent}{mark}")
+            case "td" | "th":
+                columns = _span(attributes.get("colspan"))
+                self._spans.append((columns, _span(attributes.get("rowspan"))))
+            case "a":
+                self._start_link(attributes)
+            case "math":
+                self._formula = Formula()
+                self._formula_depth = 1
+        if (note := self._notes.get(attributes.get("id", ""))) and (tag in BLOCKS or tag == "li"):
+            buffer.mark = f"{note}: "
         if tag in OWN_BUFFER:
             self._buffers.append(_Buffer(tag))
 
     def end(self, tag: str) -> None:
         self._depth -= 1
+        if self._formula is not None:
+            self._end_in_formula(self._formula)
+            return
         if self._skipped:
             self._skipped -= 1
             return
         if tag in OWN_BUFFER and self._buffers[-1].tag == tag:
-            self._end_buffer(tag, self._buffers.pop().take())
-        elif tag in ("tr", "table") and self._rows:
-            self._end_row(self._rows[-1].take())
-            if tag == "table":
-                self._rows.pop()
+            self._end_buffer(self._buffers.pop())
+        elif tag == "tr" and self._tables:
+            self._tables[-1].end_row()
+        elif tag == "table" and self._tables:
+            self._end_table(self._tables.pop())
+        elif tag == "thead":
+            self._heads -= 1
         elif tag in ("ol", "ul") and self._lists:
             self._lists.pop()
+        elif tag == "a" and self._links:
+            self._end_link()
         if tag in BLOCKS:
             self._buffers[-1].separate(
                 "\n" if self._lists and tag in ("ol", "ul", "p", "div") else "\n\n"
             )
 
     def data(self, text: str) -> None:
+        if self._formula is not None:
+            self._formula.data(text)
+            return
         buffer = self._buffers[-1]
         if self._skipped or not text:
             return
@@ -150,6 +216,10 @@ class _Page:
             buffer.write(text)
             return
         words = " ".join(text.split())
+        if words and any(self._links[-1:]) and BACK.issuperset(words):
+            return
+        if words and buffer.tag != "sup":
+            self._is_new_link = False
         if not words or text[0].isspace():
             buffer.separate(" ")
         if words:
@@ -162,27 +232,50 @@ class _Page:
 
     def close(self) -> str:
         while len(self._buffers) > 1:
-            buffer = self._buffers.pop()
-            self._end_buffer(buffer.tag, buffer.take())
-        for row in self._rows:
-            self._end_row(row.take())
+            self._end_buffer(self._buffers.pop())
+        while self._tables:
+            self._end_table(self._tables.pop())
         return self._buffers[0].take().strip()
 
-    def _mark(self) -> str:
-        indent = "  " * min(len(self._lists) - 1, MAX_INDENT)
-        if not self._lists or self._lists[-1] is None:
-            return f"{indent}- "
-        self._lists[-1] += 1
-        return f"{indent}{self._lists[-1]}. "
+    def _start_link(self, attributes: dict[str, str]) -> None:
+        self._target = attributes.get("href", "").partition("#")[2]
+        self._links.append(self._target)
+        self._is_new_link = True
+        if "noteref" in attributes.get("role", "") + attributes.get("epub:type", ""):
+            self._buffers.append(_Buffer("a"))
+        elif self._buffers[-1].tag == "sup":
+            self._is_note = bool(self._target)
 
-    def _end_buffer(self, tag: str, text: str) -> None:
+    def _end_link(self) -> None:
+        if self._buffers[-1].tag == "a":
+            buffer = self._buffers.pop()
+            self._write_note(buffer.take(), self._buffers[-1])
+        self._links.pop()
+
+    def _end_in_formula(self, formula: Formula) -> None:
+        self._formula_depth -= 1
+        if self._formula_depth:
+            formula.end()
+        else:
+            self._formula = None
+            if formula.text:
+                self._buffers[-1].write(formula.text)
+
+    def _end_buffer(self, buffer: _Buffer) -> None:
+        tag = buffer.tag
+        text = buffer.take()
         outer = self._buffers[-1]
         if tag == "title":
             self.title = self.title or text
+        elif tag in ("sub", "sup"):
+            self._end_script(tag, text.strip(), outer)
+            if buffer.gap:
+                outer.separate(" ")
         elif tag in ("td", "th"):
             columns, rows = self._spans.pop()
-            if self._rows:
-                self._rows[-1].add(text, columns, rows)
+            if self._tables:
+                is_name = tag == "th" or self._heads > 0
+                self._tables[-1].add(Cell(text, columns, rows, is_name))
             elif text:
                 outer.separate(" ")
                 outer.write(text)
@@ -194,22 +287,32 @@ class _Page:
                 f"{'#' * HEADINGS[tag]} {' '.join(text.split())}" if tag in HEADINGS else text
             )
 
-    def _end_row(self, cells: list[str]) -> None:
-        """A line with a tab between cells; cells of several paragraphs, as tables for layout have,
-        one by one.
-        """
-        if not any(cells):
-            return
-        is_layout = any("\n\n" in cell or cell.startswith(("#", "```", "~~~")) for cell in cells)
+    def _end_script(self, tag: str, text: str, outer: _Buffer) -> None:
+        """A raised or lowered text; one that is alone in a link within the page marks a note."""
+        is_note = tag == "sup" and bool(_NOTE.fullmatch(text))
+        if is_note and (self._is_note or (self._is_new_link and any(self._links[-1:]))):
+            self._write_note(text, outer)
+        elif text:
+            outer.write(lowered(text, outer.last) if tag == "sub" else raised(text))
+        self._is_note = False
+
+    def _write_note(self, text: str, outer: _Buffer) -> None:
+        mark = note_mark(text)
+        if self._target:
+            self._notes.setdefault(self._target, mark)
+        outer.write(mark)
+
+    def _end_table(self, table: TableCells) -> None:
+        table.end_row()
         buffer = self._buffers[-1]
-        buffer.separate("\n\n" if is_layout else "\n")
-        lines = (
-            ("\n\n".join(filter(None, cells)),)
-            if is_layout
-            else (" ".join(cell.split()) for cell in cells)
-        )
-        buffer.write("\t".join(lines).rstrip("\t"))
-        buffer.separate("\n\n" if is_layout else "\n")
+        if any(is_layout(row.values()) for row in table.rows):
+            for row in table.rows:
+                buffer.separate("\n\n")
+                buffer.write("\n\n".join(cell.text for cell in row.values() if cell.text))
+        elif table.rows:
+            buffer.separate("\n")
+            buffer.write("\n".join(table.lines()))
+        buffer.separate("\n\n")
 
 
 def text_of(html: str) -> tuple[str, str]:
@@ -242,6 +345,36 @@ def load_html(content: FileContent) -> Loaded:
     """One document, read in the encoding that the page declares."""
     text, title = text_of(content.text(declared_encoding(content.data)))
     yield content.document(text, {"format": "markdown", "title": title})
+
+
+def _is_skipped(tag: str, attributes: dict[str, str]) -> bool:
+    """Whether an element is never shown, or repeats another. A shadow root is shown."""
+    if tag == "template" and attributes.keys() & {"shadowrootmode", "shadowroot"}:
+        return False
+    return tag in SKIPPED or SKIPPED_CLASS in attributes.get("class", "").split()
+
+
+def _list_of(tag: str, attributes: dict[str, str]) -> _OpenList:
+    style = re.search(r"list-style(?:-type)?\s*:\s*([\w-]+)", attributes.get("style", "")[:1000])
+    look = style.group(1).lower() if style else attributes.get("type", "1")
+    if WRITTEN in attributes.get("class", "").split() or look == "none":
+        return _OpenList(_Marks.NOTHING)
+    is_unknown = "reversed" in attributes and "start" not in attributes  # where it begins
+    if tag == "ul" or is_unknown:
+        return _OpenList(_Marks.BULLETS)
+    step = -1 if "reversed" in attributes else 1
+    kind = NUMBERS.get(look, "decimal")
+    return _OpenList(_Marks.NUMBERS, kind, _whole(attributes.get("start"), 1), step)
+
+
+def _whole(value: str | None, otherwise: int) -> int:
+    found = re.match(r"\s*([+-]?[0-9]{1,9})(?![0-9])", value or "")
+    return int(found.group(1)) if found else otherwise
+
+
+def _local(tag: str) -> str:
+    """The name of an element without its prefix, as in "m:math"."""
+    return tag.rpartition(":")[2]
 
 
 def _span(value: str | None) -> int:

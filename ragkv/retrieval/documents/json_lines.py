@@ -13,6 +13,9 @@ from .reading import AUTO, FileContent, Loaded, decode, marked_encoding
 def load_jsonl(content: FileContent) -> Loaded:
     """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become
     metadata.
+
+    An id counts within its file, so that no file replaces what another one holds: "one" in a.jsonl
+    is the document "a.jsonl/one". No other file can have this name.
     """
     # id -> what the first line with it holds, and the number of this line
     seen: dict[str, tuple[str, int]] = {}
@@ -26,9 +29,8 @@ def load_jsonl(content: FileContent) -> Loaded:
             found = (document.content_hash(), number)
             first, before = seen.setdefault(document.id, found)
             if first != found[0]:
-                raise DocumentError(
-                    f"line {before} has the id {document.id!r}, too. Give each its own."
-                )
+                name = document.id.removeprefix(f"{content.path.absolute()}/")
+                raise DocumentError(f"line {before} has the id {name!r}, too. Give each its own.")
         except DocumentError as error:
             yield DocumentError(f"{content.path}, line {number}: {error}")
         else:
@@ -65,7 +67,7 @@ def _from_json(content: FileContent, line: str, number: int) -> Document:
     if not isinstance(metadata, dict):
         raise _bad(f"`metadata` is {metadata!r:.80}, not an object")
     path = str(content.path.absolute())
-    document_id = f"{path}#{number}" if given is None else str(given)
+    document_id = f"{path}/line {number}" if given is None else f"{path}/{given}"
     return Document(
         document_id, text, path if source is None else str(source), {**record, **metadata}
     )

@@ -3,16 +3,23 @@ indexing.
 
 A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do; what
 a loader could not read of a file comes as a value among its documents. There is one loader per
-format, chosen by the file's suffix.
+format, chosen by the file's suffix, or by its first bytes where it has none.
 """
 
+import re
 from pathlib import Path
 
 from ragkv.errors import DocumentError
 
 from ..values import Document
-from .files import KNOWN, has_loader
+from .files import KNOWN, has_loader, kind_of
 from .reading import UNLIMITED, FileContent, Loaded, Loader, ParseLimits
+
+# What a file without an ending is stands in its first `SEEN_BYTES`.
+SEEN_BYTES = 4096
+_MAIL = re.compile(
+    rb"^(?:Received|From|Message-ID):[ \t].*?^(?:Subject|Date|To):[ \t]", re.M | re.S | re.I
+)
 
 
 def load_bytes(
@@ -24,7 +31,8 @@ def load_bytes(
     An `encoding` overrules what the file declares; "auto" guesses it where the file declares none
     and is not UTF-8.
     """
-    for loaded in _loader(file.suffix.lower())(FileContent(file, data, encoding, limits)):
+    content = FileContent(file, data, encoding, limits)
+    for loaded in _loader(content)(content):
         if isinstance(loaded, Document):
             limits.check_document(str(file), loaded)
         yield loaded
@@ -59,31 +67,50 @@ def check_not_blank(file: Path, data: bytes) -> None:
         )
 
 
-def _loader(suffix: str) -> Loader:
+def _loader(content: FileContent) -> Loader:
     """The loader of a format, which is imported with its first file."""
-    match suffix:
+    match kind_of(content.path) or _kind_within(content.data):
         case ".html" | ".htm" | ".xhtml":
             from .html import load_html as load
-        case ".csv" | ".tsv":
-            from .tables import load_csv as load
-        case ".jsonl":
+        case ".csv" | ".tsv" | ".tab":
+            from .delimited import load_csv as load
+        case ".jsonl" | ".ndjson":
             from .json_lines import load_jsonl as load
+        case ".ipynb":
+            from .notebooks import load_notebook as load
+        case ".srt" | ".vtt":
+            from .subtitles import load_subtitles as load
         case ".pdf":
             from .pdf import load_pdf as load
-        case ".docx":
-            from .office import load_docx as load
-        case ".pptx":
-            from .office import load_pptx as load
-        case ".xlsx":
-            from .office import load_xlsx as load
+        case ".docx" | ".docm" | ".dotx" | ".dotm":
+            from .office.word import load_docx as load
+        case ".pptx" | ".pptm":
+            from .office.slides import load_pptx as load
+        case ".xlsx" | ".xlsm" | ".xltx" | ".xltm":
+            from .office.sheets import load_xlsx as load
         case ".epub":
-            from .office import load_epub as load
+            from .epub import load_epub as load
         case ".eml":
             from .mail import load_mail as load
         case _:
-            load = _load_text
+            from .text import load_text as load
     return load
 
 
-def _load_text(content: FileContent) -> Loaded:
-    yield content.document(content.text(), {})
+def _kind_within(data: bytes) -> str:
+    """The ending that a file without one would have, by how it begins; "": it is text."""
+    head = data[:SEEN_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if head.startswith(b"PK\x03\x04"):
+        parts = {
+            b"word/": ".docx",
+            b"ppt/": ".pptx",
+            b"xl/": ".xlsx",
+            b"META-INF/container": ".epub",
+        }
+        return next((kind for part, kind in parts.items() if part in data), "")
+    if head.startswith(b"%PDF-"):
+        return ".pdf"
+    if head[:9].lower().startswith((b"<!doctype", b"<html")) and b"<html" in head.lower():
+        return ".html"
+    is_mail = re.match(rb"[A-Za-z][A-Za-z-]*:[ \t]", head) and _MAIL.search(head)
+    return ".eml" if is_mail else ""

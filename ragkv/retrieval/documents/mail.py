@@ -74,7 +74,9 @@ class _Mail:
             text = "".join(
                 piece
                 if isinstance(piece, str)
-                else self._decode(piece, charset or "raw_unicode_escape")
+                else self._decode(piece, charset)
+                if charset
+                else piece.decode("raw_unicode_escape", "replace")  # as the library encoded it
                 for piece, charset in pieces
             )
         return clean(" ".join(text.split()))

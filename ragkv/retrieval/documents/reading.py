@@ -8,7 +8,8 @@ API.
 
 import codecs
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,6 +33,16 @@ WESTERN = "cp1252"
 LOST = "lost"
 # `NAMED_LOSSES` lost parts of a file are named, the others are counted.
 NAMED_LOSSES = 5
+# A file becomes at most `CHARS_PER_BYTE` characters for each of its bytes, unpacked. A table whose
+# long column names stand in each row has up to 60. Text shrinks to a tenth when it is packed, so
+# more than `CHARS_PER_PACKED_BYTE` are no text. Small files may become `LEAST_CHARS`.
+CHARS_PER_BYTE = 64
+CHARS_PER_PACKED_BYTE = 16 * CHARS_PER_BYTE
+LEAST_CHARS = 200_000
+# Python's own encodings, which no file declares. Punycode takes quadratic time.
+NO_FILE_ENCODINGS = {"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"}
+# Where a word may be broken, and where it was: at the end of a line.
+_SOFT_HYPHEN = re.compile("\u00ad\n?")
 # A longer mark comes before the one that it begins with.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -99,6 +110,29 @@ class FileContent:
         `declared`.
         """
         return decode(str(self.path), self.data, self.encoding, declared)
+
+    def bounded(self, texts: Iterable[str], size_bytes: int | None = None) -> Iterator[str]:
+        """The same texts. Raises `DocumentLimitError` once they are longer than the file allows.
+
+        A small file can name a long text a thousand times. `size_bytes` is the size of the file
+        when it is unpacked; `None`: it is not packed.
+        """
+        most = CHARS_PER_BYTE * len(self.data)
+        if size_bytes is not None:
+            most = min(CHARS_PER_BYTE * size_bytes, CHARS_PER_PACKED_BYTE * len(self.data))
+        most = max(LEAST_CHARS, most)
+        if self.limits.document_chars is not None:
+            most = min(most, self.limits.document_chars)
+        chars = 0
+        for text in texts:
+            chars += len(text)
+            if chars > most:
+                raise DocumentLimitError(
+                    f"{self.path} holds more than {most} characters of text, which is the most "
+                    "for a document of its size",
+                    "document_chars",
+                )
+            yield text
 
     def document(
         self, text: str | Sequence[str], metadata: Mapping[str, Any], lost: Sequence[str] = ()
@@ -185,14 +219,14 @@ def _joined(pages: list[str]) -> tuple[str, tuple[int, ...]]:
 
 
 def clean(text: str) -> str:
-    """`text` without NUL, where SQLite ends a text, and with U+FFFD for each half of a surrogate
-    pair.
+    """`text` without NUL, where SQLite ends a text, without soft hyphens, and with U+FFFD for each
+    half of a surrogate pair.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text.replace("\0", "")
+    return _SOFT_HYPHEN.sub("", text.replace("\0", ""))
 
 
 def codec_of(label: str) -> str | None:
@@ -208,6 +242,8 @@ def codec_of(label: str) -> str | None:
         found = codecs.lookup(label) if known is None else known.codec_info
         " ".encode(found.name)  # raises for codecs that are not for text, such as "hex"
     except (LookupError, ValueError):
+        return None
+    if found.name.replace("-", "_") in NO_FILE_ENCODINGS:
         return None
     return {"gbk": "gb18030"}.get(found.name, found.name)
 

@@ -19,7 +19,7 @@ from typing import Literal
 from ragkv.errors import DocumentError, InputError, MissingExtraError
 from ragkv.runtime import counted
 
-from ..documents.files import KNOWN, FoundFile, find_files
+from ..documents.files import KNOWN, FoundFile, find_files, is_text_by_name, kind_of
 from ..documents.loaders import check_not_blank, load_bytes, read_bytes
 from ..documents.reading import LOST, UNLIMITED, ParseLimits
 from ..index import Index
@@ -28,9 +28,13 @@ from ..values import Document, FileRecord, IngestReport, Passage
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # done, total
-FileStatus = Literal["added", "changed", "unchanged", "ignored", "failed", "deleted"]
+FileStatus = Literal[
+    "added", "changed", "moved", "unchanged", "gone", "ignored", "failed", "deleted"
+]
+Load = Callable[[Path, bytes, str | None, ParseLimits], Iterable[Document | DocumentError]]
 # A higher `LOADER_VERSION` has files read again, when loaders make another text of them.
-LOADER_VERSION = "2"
+LOADER_VERSION = "3"
+GONE = "its text stays in the index; delete it with --prune (in Python, FileOptions(prune=True))"
 # A file that changed less than `SETTLED_NS` before it was read may change again at the same time.
 SETTLED_NS = 2_000_000_000
 
@@ -41,7 +45,8 @@ class FileOutcome:
 
     path: str  # printable: bytes that are not UTF-8 are shown as escapes
     status: FileStatus
-    # why it was ignored or failed; of a file that was read, what of it could not be
+    # why it was ignored or failed; of a file that was read, what of it could not be, or under which
+    # other name it is known
     reason: str = ""
     documents: tuple[str, ...] = ()  # ids, also of those that were read before the file failed
 
@@ -64,6 +69,7 @@ class FileOptions:
     encoding: str | None = None
     prune: bool = False  # delete the documents of files that are gone from the given folders
     limits: ParseLimits = UNLIMITED
+    load: Load | None = None  # `load_bytes`, or that of a `LoneParser` with its limits
     on_file: Callable[[FileProgress], None] | None = None
     on_indexed: Callable[[], None] | None = None  # questions find all passages by their words now
     on_embed: Progress | None = None
@@ -90,7 +96,10 @@ class FileReader:
         self._forget = forget
         self._options = options
         self._method = f"{LOADER_VERSION}:{options.encoding}:{method}"
-        self._owners: dict[str, str] = {}  # document id -> the file of this run that it came from
+        # the real path of each file that is known under a name with a link in it -> this name;
+        # `None` before the first new file
+        self._linked: dict[str, str] | None = None
+        self._gone: dict[str, str] = {}  # digest of a file that is gone -> its path
         self.outcomes: list[FileOutcome] = []
         self.reports: list[IngestReport] = []
         self.deleted_entries = 0
@@ -113,8 +122,18 @@ class FileReader:
             if outcome.status == "failed":
                 logger.warning("%s", outcome.reason)
             self._tell(FileProgress(done + 1, len(found), outcome))
-        if self._options.prune:
-            self._delete_missing(paths, found)
+        self._tell_missing(paths, found)
+
+    def _look_at_known(self) -> dict[str, str]:
+        """Find out which of the files that are in the index are links, or are gone."""
+        linked = dict[str, str]()
+        for path, digest in self._index.file_digests().items():
+            real = os.path.realpath(path)
+            if not os.path.lexists(path):
+                self._gone.setdefault(digest, path)
+            elif real != path:
+                linked[real] = path
+        return linked
 
     def _tell(self, progress: FileProgress) -> None:
         if self._options.on_file is not None:
@@ -167,7 +186,7 @@ class FileReader:
             )
         try:
             str(file.path).encode()
-            return self._read(file.path, shown, is_named)
+            return self._read(self._known_name(file.path), shown, is_named)
         except UnicodeEncodeError:
             return FileOutcome(
                 shown, "failed", f"The name of {shown} is not UTF-8. Rename the file."
@@ -177,7 +196,20 @@ class FileReader:
         except OSError as error:
             return FileOutcome(shown, "failed", f"Cannot read {shown}: {error.strerror or error}.")
         except (DocumentError, InputError) as error:
+            if not is_named and not kind_of(file.path) and not is_text_by_name(file.path):
+                return FileOutcome(shown, "ignored", "no loader for a name without an ending")
             return FileOutcome(shown, "failed", printable(str(error)))
+
+    def _known_name(self, path: Path) -> Path:
+        """The name under which a file is in the index: a link to it is no second copy."""
+        if self._index.file_record(str(path.absolute())) is not None:
+            return path
+        real = os.path.realpath(path)
+        if self._index.file_record(real) is not None:
+            return Path(real)
+        if self._linked is None:
+            self._linked = self._look_at_known()
+        return Path(self._linked.get(real, path))
 
     def _read(self, path: Path, shown: str, is_named: bool) -> FileOutcome:
         """Read one file and put its documents, unless it is unchanged."""
@@ -213,14 +245,14 @@ class FileReader:
         )
 
     def _unchanged(self, record: FileRecord, shown: str) -> FileOutcome:
-        self._own(record.documents, record.path)
-        return FileOutcome(shown, "unchanged", documents=tuple(record.documents))
+        reason = "" if shown == printable(record.path) else f"a link to {record.path}"
+        return FileOutcome(shown, "unchanged", printable(reason), tuple(record.documents))
 
     def _put(self, path: Path, shown: str, data: bytes, record: FileRecord) -> FileOutcome:
-        loaded = list(load_bytes(path, data, self._options.encoding, self._options.limits))
+        load = self._options.load or load_bytes
+        loaded = list(load(path, data, self._options.encoding, self._options.limits))
         documents = [one for one in loaded if isinstance(one, Document)]
         errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
-        self._own((document.id for document in documents), record.path)
         report = self._index.ingest(documents, file=None if errors else record, embed=False)
         self._changed(report)
         ids = tuple(dict.fromkeys(document.id for document in documents))
@@ -229,36 +261,37 @@ class FileReader:
             read = f"Read of it: {counted(len(ids), 'document')}."
             return FileOutcome(shown, "failed", printable(f"{errors[0]}{more} {read}"), ids)
         lost = "; ".join(loss for document in documents for loss in document.metadata.get(LOST, ()))
+        reason = f"not read: {lost}" if lost else ""
         is_changed = report.changed or report.deleted
-        is_added = report.added
-        status: FileStatus = "changed" if is_changed else "added" if is_added else "unchanged"
-        return FileOutcome(shown, status, printable(lost and f"not read: {lost}"), ids)
+        status: FileStatus = "changed" if is_changed else "added" if report.added else "unchanged"
+        if status == "added" and (old := self._gone.pop(record.digest, None)) is not None:
+            # The texts are in the index under the new name, so no KV is deleted with the old one.
+            self._changed(self._index.delete_file(old))
+            status = "moved"
+            reason = "; ".join(filter(None, (f"it was {old}", reason)))
+        return FileOutcome(shown, status, printable(reason), ids)
 
-    def _own(self, document_ids: Iterable[str], path: str) -> None:
-        """Note the file of documents. Raises `InputError` for a document that another file of this
-        run has, too.
-        """
-        for document_id in document_ids:
-            owner = self._owners.setdefault(document_id, path)
-            if owner != path:
-                raise InputError(
-                    f"{path}: the document id {document_id!r} is in {owner}, too. Give each its "
-                    "own."
-                )
-
-    def _delete_missing(self, paths: Sequence[str | Path], found: Sequence[FoundFile]) -> None:
-        """Delete the documents of files that are gone, and keep those of files that are there and
-        were not read.
+    def _tell_missing(self, paths: Sequence[str | Path], found: Sequence[FoundFile]) -> None:
+        """Tell which files are gone from the folders. If it is asked for, delete their documents,
+        and keep those of files that are there and were not read.
         """
         seen = {str(file.path.absolute()) for file in found}
         folders = [Path(path).absolute() for path in paths]
-        for known in self._index.file_paths():
+        gone = 0
+        for known in self._index.file_digests():
             is_inside = any(Path(known).is_relative_to(folder) for folder in folders)
-            if is_inside and known not in seen and not os.path.lexists(known):
+            if not is_inside or known in seen or os.path.lexists(known):
+                continue
+            if self._options.prune:
                 self._changed(self._index.delete_file(known))
                 outcome = FileOutcome(printable(known), "deleted")
-                self.outcomes.append(outcome)
-                self._tell(FileProgress(len(seen), len(seen), outcome))
+            else:
+                outcome = FileOutcome(printable(known), "gone", GONE)
+                gone += 1
+            self.outcomes.append(outcome)
+            self._tell(FileProgress(len(seen), len(seen), outcome))
+        if gone:
+            logger.warning("%s are gone, and their text stays: %s", counted(gone, "file"), GONE)
 
 
 def printable(path: str | Path) -> str:
@@ -274,7 +307,7 @@ def printable(path: str | Path) -> str:
 def nothing_read(paths: Iterable[str | Path], outcomes: Sequence[FileOutcome]) -> str | None:
     """What to say if no file could be read; `None` if one could."""
     if any(
-        outcome.status in ("added", "changed", "unchanged", "deleted") or outcome.documents
+        outcome.status in ("added", "changed", "moved", "unchanged", "deleted") or outcome.documents
         for outcome in outcomes
     ):
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, get_args
 
-from ragkv.config import EngineConfig
+from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import DocumentError, InputError, check_kind, check_words
@@ -332,11 +332,11 @@ class Rag(Closing):
 def splitter_of(
     engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None
 ) -> Splitter:
-    """What splits documents: into chunks of `chunk_tokens`, else the home's (smollm2's 128), else
-    512.
+    """What splits documents: into chunks of `chunk_tokens`, else the home's, else
+    `CHUNK_TOKENS`.
     """
     known = home.made_with.get("chunk_tokens") if home is not None else None
-    tokens = chunk_tokens or known or 512
+    tokens = chunk_tokens or known or CHUNK_TOKENS
     return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
 
 

@@ -37,7 +37,7 @@ TEXTS = {
 IGNORED = {
     "photo.png": b"\x89PNG",
     "archive.zip": sample_files.zipped({"a.txt": "x"}),
-    "no-ending": b"text without an ending",
+    "no-ending": b"\x7fELF\x02\x00",
     "empty.txt": b"",
     "blank.md": b" \n\t\n",
     ".hidden.txt": b"hidden",

@@ -78,7 +78,7 @@ def test_the_report_accounts_for_all_of_40_files(rag: Rag, tmp_path: Path) -> No
     for name, outcome in found.items():
         assert bool(outcome.reason) == (outcome.status in ("ignored", "failed")), name
         assert outcome.status != "failed" or Path(name).name in outcome.reason
-    assert found["broken.jsonl"].documents == ("three",)
+    assert found["broken.jsonl"].documents == (f"{root / 'broken.jsonl'}/three",)
     assert "Read of it: 1 document." in found["broken.jsonl"].reason
     again = {
         str(Path(outcome.path).relative_to(root)): outcome.status
@@ -139,27 +139,29 @@ def test_documents_that_a_file_no_longer_holds_are_deleted_unless_it_has_a_bad_l
     file.write_text('{"id": "two", "text": "The new two."}\n{\n')
     outcome = ingest(rag, file).files[0]
     assert outcome.status == "failed" and "line 2" in outcome.reason
-    assert sorted(rag.index.document_ids()) == ["one", "two"]
+    assert sorted(rag.index.document_ids()) == [f"{file}/one", f"{file}/two"]
     file.write_text('{"id": "two", "text": "The two."}\n')
     report = ingest(rag, file)
-    assert (report.index.deleted, statuses(report)) == (("one",), {"lines.jsonl": "changed"})
-    assert rag.index.document_ids() == ["two"]
+    assert (report.index.deleted, statuses(report)) == (
+        (f"{file}/one",),
+        {"lines.jsonl": "changed"},
+    )
+    assert rag.index.document_ids() == [f"{file}/two"]
 
 
-def test_an_id_in_two_files_fails_in_the_second_whichever_file_changed(
-    rag: Rag, tmp_path: Path
-) -> None:
-    first = tmp_path / "a.jsonl"
-    second = tmp_path / "b.jsonl"
-    forty_files.append_line(first, id="one", text="The first.")
-    forty_files.append_line(second, id="one", text="Another.")
+def test_an_id_counts_within_its_file(rag: Rag, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name, text in (
+        ("a.jsonl", "The first."),
+        ("b.jsonl", "The second."),
+        ("deep/a.jsonl", "3"),
+    ):
+        forty_files.append_line(tmp_path / name, id="one", text=text)
+    (tmp_path / "a.jsonl#one").write_text("Named like a document.")
     for _ in range(2):
-        report = ingest(rag, tmp_path)
-        assert statuses(report)["b.jsonl"] == "failed"
-        assert "'one' is in" in next(
-            outcome.reason for outcome in report.files if outcome.status == "failed"
-        )
-        assert [passage.text for passage in rag.index.passages()] == ["The first."]
+        ingest(rag, tmp_path)
+        texts = {passage.text for passage in rag.index.passages()}
+        assert texts == {"The first.", "The second.", "3", "Named like a document."}
 
 
 def test_files_that_fail_are_logged_so_a_script_loses_none_silently(
@@ -222,6 +224,66 @@ def test_pruning_deletes_what_is_gone_from_the_folder_and_keeps_what_fails_now(
     ]
     assert [Path(name).name for name in report.index.deleted] == ["b.txt"]
     assert statuses(report)["b.txt"] == "deleted"
+
+
+def test_files_that_are_gone_are_told_with_what_to_do(rag: Rag, folder: Path) -> None:
+    ingest(rag, folder)
+    (folder / "a.txt").unlink()
+    report = ingest(rag, folder)
+    gone = next(one for one in report.files if one.status == "gone")
+    assert (Path(gone.path).name, "--prune" in gone.reason) == ("a.txt", True)
+    assert str(folder / "a.txt") in rag.index.document_ids()
+    assert statuses(ingest(rag, folder, prune=True))["a.txt"] == "deleted"
+    assert "a.txt" not in statuses(ingest(rag, folder))
+
+
+@pytest.mark.parametrize("new", ["moved", "a/deeper/one"])
+def test_a_moved_folder_is_known_by_its_contents(rag: Rag, tmp_path: Path, new: str) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    texts = {"a.txt": "The mill a.", "b.txt": "The mill b.", "c.jsonl": '{"id": "x", "text": "c"}'}
+    for name, text in texts.items():
+        (old / name).write_text(text)
+    rag.ingest(old)
+    entries = rag.engine.stats().store.tiers[-1].entries
+    (tmp_path / new).parent.mkdir(parents=True, exist_ok=True)
+    old.rename(tmp_path / new)
+    report = rag.ingest(tmp_path / new)
+    assert set(statuses(report).values()) == {"moved"}
+    assert all(str(old) in outcome.reason for outcome in report.files)
+    assert (report.kv.encoded, rag.engine.stats().store.tiers[-1].entries) == (0, entries)
+    assert all(str(tmp_path / new) in name for name in rag.index.document_ids())
+    assert set(statuses(ingest(rag, tmp_path / new)).values()) == {"unchanged"}
+
+
+def test_a_copy_is_no_move(rag: Rag, folder: Path) -> None:
+    ingest(rag, folder)
+    (folder / "copy.txt").write_bytes((folder / "a.txt").read_bytes())
+    assert statuses(ingest(rag, folder))["copy.txt"] == "added"
+    assert len(rag.index.document_ids()) == 3
+
+
+@pytest.mark.parametrize("order", [("docs", "link"), ("link", "docs")])
+def test_a_link_to_a_folder_is_no_second_copy(
+    rag: Rag, folder: Path, tmp_path: Path, order: tuple[str, str]
+) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    ingest(rag, tmp_path / order[0])
+    first = rag.index.document_ids()
+    assert set(statuses(ingest(rag, tmp_path / order[1])).values()) == {"unchanged"}
+    (folder / "a.txt").write_text("The mill, changed.")
+    assert statuses(ingest(rag, tmp_path / order[1]))["a.txt"] == "changed"
+    assert rag.index.document_ids() == first
+
+
+def test_a_name_without_an_ending_is_read_if_it_is_text_and_else_ignored(
+    rag: Rag, folder: Path
+) -> None:
+    (folder / "notes").write_text("Plain.")
+    (folder / "program").write_bytes(b"\x7fELF\x00")
+    found = statuses(ingest(rag, folder))
+    assert (found["notes"], found["program"]) == ("added", "ignored")
+    assert ingest(rag, folder / "program").files[0].status == "failed"
 
 
 def test_links_in_a_folder_are_not_followed(rag: Rag, folder: Path, tmp_path: Path) -> None:

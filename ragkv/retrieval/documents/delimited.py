@@ -1,0 +1,80 @@
+"""CSV and TSV. Where the first lines do not say what separates the columns, clevercsv finds it, by
+how regular the table becomes; the standard library's reader reads it.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from .reading import FileContent, Loaded
+from .tables import Row, named_lines, row_of
+
+DELIMITERS = ",;\t|"
+# The separator of columns is found in the first `SAMPLE_CHARS` of a file.
+SAMPLE_CHARS = 16 * 1024
+
+
+def load_csv(content: FileContent) -> Loaded:
+    """One document. A line "sep=;" names the separator, as Excel writes it; in a `.tsv` it is a
+    tab.
+    """
+    text = content.text()
+    lost = list[str]()
+    if named := re.match(r"sep=(.)\n", text):
+        delimiter = named.group(1)
+        text = text[named.end() :]
+    else:
+        delimiter = (
+            "\t"
+            if content.path.suffix.lower() in (".tsv", ".tab")
+            else _delimiter(text[:SAMPLE_CHARS].lstrip())
+        )
+    with content.parsing("a table"):
+        # of the process; a file has a limit of its own
+        csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+        counted = _counted(rows, lost, text.count('"') % 2 == 1)
+        lines = "\n".join(content.bounded(named_lines(counted)))
+    yield content.document(lines, {}, lost)
+
+
+def _counted(rows: Any, lost: list[str], is_odd: bool) -> Iterator[Row]:
+    """The rows. If a quote is never closed, the last "row" has all lines behind it, and this is
+    told.
+    """
+    before = 0
+    for row in rows:
+        first = before + 1
+        before = rows.line_num
+        yield row_of(row)
+    if is_odd and before > first:
+        lost.append(
+            f"the columns from line {first} on, where a quote is never closed; their text is kept"
+        )
+
+
+def _delimiter(sample: str) -> str:
+    """What separates columns: the one candidate that two lines in a row have, else what makes a
+    regular table.
+
+    Comments ("# ...") and a title above the table say nothing about it.
+    """
+    unquoted = re.sub('"[^"]*"', "", sample)
+    lines = [line for line in unquoted.split("\n") if line.strip() and not line.startswith("# ")]
+    candidates = DELIMITERS
+    for line, following in pairwise([*lines, lines[-1] if lines else ""]):
+        if shared := "".join(one for one in DELIMITERS if one in line and one in following):
+            candidates = shared
+            break
+    if len(candidates) == 1:
+        return candidates
+    import clevercsv  # takes a tenth of a second
+
+    try:
+        found = clevercsv.Sniffer().sniff(sample, delimiters=candidates)
+    except clevercsv.exceptions.Error:  # one column, or no regular table
+        return ","
+    return (found and found.delimiter) or ","

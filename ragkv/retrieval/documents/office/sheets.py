@@ -1,0 +1,196 @@
+"""Excel: every sheet under its name as a heading; each row is a line that names its columns.
+
+openpyxl's parser of a sheet gives rows as the file has them. Its worksheets fill the gaps between
+rows, which a file of 1 KB can make a thousand million. What is hidden is left out, and this is
+told; rows that a filter hides are data and are read.
+"""
+
+import io
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from ragkv.runtime import counted
+
+from ..reading import FileContent, Loaded, part
+from ..tables import SAMPLE_ROWS, Row, find_header, named_lines
+from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
+from .number_formats import shown
+
+# Merged cells stand in so many of their columns and rows, in relation to the cells of the sheet.
+MERGED_SHARE = 4
+FIRST_OWN_FORMAT = 164  # Formats below are built in.
+
+
+def load_xlsx(content: FileContent) -> Loaded:
+    """One document. Formulas have the values that were stored with them."""
+    openpyxl = content.need("openpyxl", "openpyxl", EXTRA)
+    lost = list[str]()
+    with content.parsing("XLSX"):
+        archive = opened_archive(content, by_expat=True)
+        book = openpyxl.load_workbook(io.BytesIO(content.data), read_only=True, data_only=True)
+        texts = content.bounded(_sheet_texts(book, lost), unpacked_bytes(archive))
+        text = "".join(texts).strip()
+        title = title_in(archive, CORE)
+    yield content.document(text, {"format": "markdown", "title": title}, lost)
+
+
+def _sheet_texts(book: Any, lost: list[str]) -> Iterator[str]:
+    for sheet in book.worksheets:
+        if sheet.sheet_state != "visible":
+            lost.append(f"sheet {sheet.title}, which is hidden")
+            continue
+        with part(lost, f"sheet {sheet.title}"):
+            heading = f"\n\n# {sheet.title}\n"
+            for line in _sheet_lines(sheet, lost):
+                yield f"{heading}\n{line}"
+                heading = ""
+
+
+def _sheet_lines(sheet: Any, lost: list[str]) -> Iterator[str]:
+    with sheet._get_source() as source:
+        found = _read(sheet, source)
+    if found.hidden_rows:
+        rows = counted(found.hidden_rows, "hidden row")
+        lost.append(f"sheet {sheet.title}: {rows}")
+    if found.hidden_columns:
+        columns = counted(len(found.hidden_columns), "hidden column")
+        lost.append(f"sheet {sheet.title}: {columns}")
+    if found.formulas:
+        lost.append(
+            f"sheet {sheet.title}: the values of {counted(found.formulas, 'formula')}, which the file does "
+            "not hold; open and save it in a spreadsheet"
+        )
+    header = find_header(_first_rows(found))
+    named = islice(found.rows, header.titles, header.titles + header.names)
+    groups = [_over_merged(found, number) for number in named]
+    yield from named_lines(_down_merged(found), header, groups)
+
+
+@dataclass(slots=True)
+class _Cells:
+    """The texts of a sheet by their row and column, from 0."""
+
+    rows: dict[int, dict[int, str]] = field(default_factory=dict)
+    merged: list[tuple[int, int, int, int]] = field(default_factory=list)
+    hidden_rows: int = 0
+    hidden_columns: frozenset[int] = frozenset()
+    formulas: int = 0  # without a stored value
+
+    def count(self) -> int:
+        """How many cells have a text."""
+        return sum(map(len, self.rows.values()))
+
+
+def _read(sheet: Any, source: Any) -> _Cells:
+    from openpyxl.styles.numbers import BUILTIN_FORMATS
+    from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
+
+    cells = _Cells()
+
+    class Parser(WorkSheetParser):  # type: ignore[misc]
+        """Gives a formula without a value as the formula."""
+
+        def parse_cell(self, element: Any) -> Any:
+            cell = super().parse_cell(element)
+            if cell["value"] is None and (formula := element.find(FORMULA_TAG)) is not None:
+                cell["value"] = f"={formula.text}" if formula.text else None
+                cells.formulas += 1
+            return cell
+
+    book = sheet.parent
+    parser = Parser(
+        source,
+        sheet._shared_strings,
+        data_only=True,
+        epoch=book.epoch,
+        date_formats=book._date_formats,
+        timedelta_formats=book._timedelta_formats,
+    )
+
+    def code_of(style: int) -> str:
+        number = book._cell_styles[style].numFmtId if style < len(book._cell_styles) else 0
+        if number < FIRST_OWN_FORMAT:
+            return str(BUILTIN_FORMATS.get(number, "General"))
+        return str(book._number_formats[number - FIRST_OWN_FORMAT])
+
+    hidden = set[int]()
+    for number, row in parser.parse():
+        texts = dict[int, str]()
+        for cell in row:
+            text = " ".join(shown(cell["value"], code_of(cell["style_id"])).split())
+            if text:
+                texts[cell["column"] - 1] = text
+        if texts:
+            cells.rows.setdefault(number - 1, {}).update(sorted(texts.items()))
+    for number, attributes in parser.row_dimensions.items():
+        if attributes.get("hidden") in ("1", "true"):
+            hidden.add(int(number) - 1)
+    is_filtered = bool(getattr(getattr(parser, "auto_filter", None), "filterColumn", None))
+    if not is_filtered:
+        cells.hidden_rows = sum(cells.rows.pop(number, None) is not None for number in hidden)
+    _leave_out_columns(cells, parser.column_dimensions.values())
+    if parser.merged_cells is not None:
+        cells.merged = [
+            (one.min_row - 1, one.max_row - 1, one.min_col - 1, one.max_col - 1)
+            for one in parser.merged_cells.mergeCell
+        ]
+    return cells
+
+
+def _leave_out_columns(cells: _Cells, dimensions: Any) -> None:
+    """Delete the texts of hidden columns."""
+    ranges = [
+        (int(one["min"]) - 1, int(one["max"]) - 1)
+        for one in dimensions
+        if one.get("hidden") in ("1", "true")
+    ]
+    if not ranges:
+        return
+    used = sorted({column for row in cells.rows.values() for column in row})
+    hidden = set[int]()
+    covered = -1
+    for low, high in sorted(ranges):
+        hidden.update(used[bisect_left(used, max(low, covered + 1)) : bisect_right(used, high)])
+        covered = max(covered, high)
+    for row in cells.rows.values():
+        for column in hidden & row.keys():
+            del row[column]
+    cells.rows = {number: row for number, row in cells.rows.items() if row}
+    cells.hidden_columns = frozenset(hidden)
+
+
+def _over_merged(cells: _Cells, number: int) -> Row:
+    """A row of names, with the name of merged cells in each of their columns."""
+    row = dict(cells.rows[number])
+    columns = sorted({column for each in _first_rows(cells) for column in each})
+    left_over = MERGED_SHARE * cells.count()
+    for top, bottom, left, right in cells.merged:
+        name = cells.rows.get(top, {}).get(left) if top <= number <= bottom else None
+        if name is None or left_over <= 0:
+            continue
+        for column in columns[bisect_left(columns, left) : bisect_right(columns, right)]:
+            row.setdefault(column, name)
+            left_over -= 1
+    return row
+
+
+def _first_rows(cells: _Cells) -> list[dict[int, str]]:
+    return list(islice(cells.rows.values(), SAMPLE_ROWS))
+
+
+def _down_merged(cells: _Cells) -> Iterator[Row]:
+    """The rows, with the text of cells that are merged downwards in each of their rows."""
+    numbers = sorted(cells.rows)
+    left_over = MERGED_SHARE * cells.count()
+    for top, bottom, left, _ in cells.merged:
+        name = cells.rows.get(top, {}).get(left)
+        if bottom == top or name is None or left_over <= 0:
+            continue
+        for number in numbers[bisect_right(numbers, top) : bisect_right(numbers, bottom)]:
+            cells.rows[number].setdefault(left, name)
+            left_over -= 1
+    for number in numbers:
+        yield dict(sorted(cells.rows[number].items()))
