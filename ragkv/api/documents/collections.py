@@ -173,12 +173,14 @@ class Collections(Closing):
         """
         self._resuming.start()
 
-    def remove(self, rag: Rag, document_ids: Sequence[str]) -> IngestReport:
+    def remove(
+        self, rag: Rag, document_ids: Sequence[str], check: Check = no_check
+    ) -> IngestReport:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any
-        more.
+        more. What `check` raises leaves all as it was.
         """
-        with self._dropping:
-            removal = rag.index.delete(document_ids, self._note)
+        with acquired(self._dropping, check):
+            removal = rag.index.delete(document_ids, self._note, check)
             self._drop(passage.text for passage in removal.forgotten_passages)
         self._leave_disk()
         return removal
