@@ -21,7 +21,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError, DeadlineError
-from ragkv.runtime import Check, openmp, release_memory, stopped_by, working_for
+from ragkv.runtime import Check, PausingCheck, openmp, release_memory
 from ragkv.runtime.thread_stream import Channel
 
 from .errors import CLIENT_GONE, ApiError
@@ -98,7 +98,7 @@ def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], in
         resumed = time.thread_time()
         context.check()
 
-    return check
+    return PausingCheck(check, context.check)
 
 
 class TenantLimiter:
@@ -283,9 +283,8 @@ class WorkerPool:
     def _on_thread(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
         self._computing.add(context)
         try:
-            with working_for(context.tenant), stopped_by(context.check):
-                context.check()
-                return work(context)
+            context.check()
+            return work(context)
         except CancelledError as error:
             if context.shutting_down:
                 raise _shutting_down() from error

@@ -163,7 +163,7 @@ class OwnModel:
         batch = self._scheduler.batch
         drafts = Drafts(prefill.token_ids.tolist(), self._most_drafts)
         grammar = task.request.grammar
-        constraint = None if grammar is None else grammar.start()
+        constraint = None if grammar is None else grammar.start(task.work.owner)
         ends = self._end_tokens if constraint is None else constraint.end_tokens
         seen = prefill.token_ids.to(self._device)
         sampler = Sampler(task.request.sampling, seen, ends, constraint)

@@ -15,6 +15,7 @@ from ragkv.fusion import make_selector
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
+from ragkv.scheduling import Work
 from ragkv.types import Chunk, Text
 
 from .prompt import Past, Prompt, check_length, lay_out
@@ -24,6 +25,8 @@ from .template import TemplateRuns, encode
 
 if TYPE_CHECKING:
     from ragkv.control.gate_result import GateResult
+
+    from .constraints.grammar import Grammar
 
 # An answer has at most `MAX_NEW_TOKENS` tokens where the caller gives no limit.
 MAX_NEW_TOKENS = 64
@@ -134,10 +137,15 @@ class Intake:
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logprobs=logprobs,
-            grammar=None if form is None else self._model.grammars.compile(form),
+            grammar=None if form is None else self._compiled(form, request),
             sampling=sampling,
             on_prefill=options.get("on_prefill"),
         )
+
+    def _compiled(self, form: ResponseFormat, request: Request) -> "Grammar":
+        """The grammar of an answer's form. The request's deadline and cancellation end the wait."""
+        waiting = Work(self._config.store.tenant, request.deadline_s, request.cancel)
+        return self._model.grammars.compile(form, waiting.owner, waiting.check)
 
     def prompt(self, request: Request, past: Past) -> Prompt:
         """The request laid out behind its past. Raises `PromptTooLongError`."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
-from ragkv.runtime import Check, FairLock, current_owner, no_check
+from ragkv.runtime import Check, FairLock, no_check
 
 from .bert import Bert, can_read
 from .values import Vectors
@@ -51,17 +51,20 @@ class Embedder(ABC):
         """The length of a vector. May load the model."""
 
     @abstractmethod
-    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
+    def embed_texts(
+        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+    ) -> list[Vectors]:
         """The unit vectors (W, D) of each text: one, or one for each window of a long text.
 
-        `check` is called before each batch; what it raises ends the call.
+        `check` is called before each batch; what it raises ends the call. `owner` is the tenant who
+        asks: tenants who share a model take turns.
         """
 
     @abstractmethod
-    def embed_query(self, query: str) -> Vectors:
-        """The unit vector (D,) of a query. A query longer than the window is cut."""
+    def embed_query(self, query: str, owner: str = "") -> Vectors:
+        """The unit vector (D,) of a query of a tenant. A query longer than the window is cut."""
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, text: str, owner: str = "") -> int:
         """The number of tokens of a text; of words, if there is no tokenizer."""
         return len(text.split())
 
@@ -106,35 +109,37 @@ class SentenceTransformerEmbedder(Embedder):
         self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"
 
     def load(self) -> None:
-        with self._lock.hold(current_owner(), urgent=True):
+        with self._lock.hold(urgent=True):
             self._reader()
 
     @property
     def dimension(self) -> int:
-        with self._lock.hold(current_owner(), urgent=True):
+        with self._lock.hold(urgent=True):
             reader = self._reader()
             if isinstance(reader, Bert):
                 return reader.dimension
             return int(reader.get_embedding_dimension())
 
-    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
+    def embed_texts(
+        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+    ) -> list[Vectors]:
         windows: list[str] = []
         ends = []
         for text in texts:
             check()
-            with self._lock.hold(current_owner(), check=check):
+            with self._lock.hold(owner, check=check):
                 windows += self._windows(text)
             ends.append(len(windows))
         rows = np.empty((len(windows), self.dimension), dtype=np.float32)
         size = CPU_BATCH if self._device == "cpu" else BATCH
         for start in range(0, len(windows), size):
             check()
-            with self._lock.hold(current_owner(), check=check):
+            with self._lock.hold(owner, check=check):
                 rows[start : start + size] = self._encode(windows[start : start + size])
         return np.split(rows, ends[:-1])
 
-    def embed_query(self, query: str) -> Vectors:
-        with self._lock.hold(current_owner(), urgent=True):
+    def embed_query(self, query: str, owner: str = "") -> Vectors:
+        with self._lock.hold(owner, urgent=True):
             reader = self._reader()
             if isinstance(reader, Bert):
                 return reader.encode(query.lstrip()[: reader.max_tokens * MOST_CHARS_A_TOKEN])
@@ -142,8 +147,8 @@ class SentenceTransformerEmbedder(Embedder):
             vector: Vectors = self._encode([query.lstrip()[:read]], query=True)[0]
         return vector
 
-    def count_tokens(self, text: str) -> int:
-        with self._lock.hold(current_owner()):
+    def count_tokens(self, text: str, owner: str = "") -> int:
+        with self._lock.hold(owner):
             return len(self._offsets(text))
 
     def _encode(self, texts: list[str], query: bool = False) -> Vectors:

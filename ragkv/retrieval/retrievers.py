@@ -6,17 +6,19 @@ which the caller's `reading()` holds it, and returns the numbers of texts; it kn
 nor documents.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ragkv.errors import MissingExtraError
+from ragkv.runtime.words import Word, words
 
-from .database import Database
 from .filters import EVERYTHING, Condition
-from .terms import terms
+from .index_file import IndexFile
 from .values import Vectors
 
 # `RRF_CONSTANT` is k in the paper of reciprocal-rank fusion.
@@ -25,6 +27,8 @@ RRF_CONSTANT = 60
 FUSED_DEPTH = 100
 # Of a query `QUERY_TERMS` different terms are looked for.
 QUERY_TERMS = 256
+# `_HANGUL` is a Korean word with what is appended to it; its pairs of characters find it, too.
+_HANGUL = re.compile("[\uac00-\ud7a3]{3,}")
 
 
 class Query(NamedTuple):
@@ -43,20 +47,34 @@ class ScoredText(NamedTuple):
 
 
 # the best texts, at most so many, best first
-Ranking = Callable[[Database, Query, int], Sequence[ScoredText]]
+Ranking = Callable[[IndexFile, Query, int], Sequence[ScoredText]]
 
 
-def bm25(database: Database, query: Query, k: int) -> list[ScoredText]:
+def bm25(file: IndexFile, query: Query, k: int) -> list[ScoredText]:
     """Okapi BM25 by SQLite's full-text table. Needs no model, finds names and numbers.
 
     A text that shares no term with the query is not found. A filter does not change the weights of
     the terms, which are those of the whole index.
     """
     wanted = list(dict.fromkeys(terms(query.text)))[:QUERY_TERMS]
-    return [ScoredText(*row) for row in database.rank_by_terms(wanted, k, query.where)]
+    return [ScoredText(*row) for row in file.rank_by_terms(wanted, k, query.where)]
 
 
-def dense(database: Database, query: Query, k: int) -> list[ScoredText]:
+def terms(text: str) -> list[str]:
+    """The words of a text for BM25; of scripts without spaces, and of Korean, also pairs of characters."""
+    found: list[str] = []
+    before: Word | None = None
+    for word in words(text):
+        found.append(word.text)
+        if word.is_cut and before is not None and before.is_cut and before.end == word.start:
+            found.append(before.text + word.text)
+        elif _HANGUL.fullmatch(word.text):
+            found += map("".join, pairwise(word.text))
+        before = word
+    return found
+
+
+def dense(file: IndexFile, query: Query, k: int) -> list[ScoredText]:
     """The nearest vectors by inner product (cosine, as vectors have length 1), by faiss. Finds
     paraphrases.
 
@@ -65,9 +83,9 @@ def dense(database: Database, query: Query, k: int) -> list[ScoredText]:
     `MissingExtraError` without faiss.
     """
     assert query.vector is not None
-    numbers, vectors = database.vectors()  # (N,), (N, D)
+    numbers, vectors = file.vectors()  # (N,), (N, D)
     if query.where is not EVERYTHING:
-        chosen = np.isin(numbers, database.text_numbers(query.where))
+        chosen = np.isin(numbers, file.text_numbers(query.where))
         numbers = numbers[chosen]
         vectors = vectors[chosen]
     if not len(numbers):
@@ -99,14 +117,14 @@ RETRIEVERS: dict[str, tuple[Ranking, ...]] = {
 
 
 def rank(
-    database: Database, rankings: Sequence[Ranking], query: Query, k: int
+    file: IndexFile, rankings: Sequence[Ranking], query: Query, k: int
 ) -> Sequence[ScoredText]:
     """The best `k` texts or fewer by one ranking, or by the fusion of several; equal scores by
     ascending number.
     """
     if len(rankings) == 1:
-        return rankings[0](database, query, k)
-    return fuse(ranking(database, query, max(k, FUSED_DEPTH)) for ranking in rankings)[:k]
+        return rankings[0](file, query, k)
+    return fuse(ranking(file, query, max(k, FUSED_DEPTH)) for ranking in rankings)[:k]
 
 
 def fuse(rankings: Iterable[Sequence[ScoredText]]) -> list[ScoredText]:

@@ -4,11 +4,11 @@ store.
 
 from . import openmp
 from .addresses import is_loopback
-from .batches import Check, acquired, check_stopped, no_check, stopped_by
+from .batches import Check, PausingCheck, acquired, no_check, stop_of
 from .brief import brief
 from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
-from .fair_lock import FairLock, TimeShareQueue, Wait, current_owner, working_for
+from .fair_lock import FairLock, TimeShareQueue, Wait
 from .files import (
     cache_folder,
     examples,
@@ -39,6 +39,7 @@ __all__ = [
     "FairLock",
     "FileState",
     "LeasePool",
+    "PausingCheck",
     "Rate",
     "TimeShareQueue",
     "Wait",
@@ -47,14 +48,12 @@ __all__ = [
     "brief",
     "cache_folder",
     "cached_by_bytes",
-    "check_stopped",
     "cores",
     "counted",
     "cpu_features",
     "cpu_model",
     "create_private",
     "crowding_hint",
-    "current_owner",
     "duration",
     "examples",
     "freeze_objects",
@@ -73,7 +72,6 @@ __all__ = [
     "replace_file",
     "seconds_of",
     "state_of",
-    "stopped_by",
+    "stop_of",
     "sync",
-    "working_for",
 ]

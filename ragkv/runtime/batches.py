@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
 
@@ -13,6 +14,22 @@ POLL_S = 0.1
 
 def no_check() -> None:
     """The check of work that nothing ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausingCheck:
+    """A check that lets other work go first. Whoever holds a lock asks `stop_of` it."""
+
+    pause: Check  # may wait, and raises what `stop` raises
+    stop: Check  # never waits
+
+    def __call__(self) -> None:
+        self.pause()
+
+
+def stop_of(check: Check) -> Check:
+    """What raises as `check` does, and never waits: others may need what its caller holds."""
+    return check.stop if isinstance(check, PausingCheck) else check
 
 
 @contextmanager
@@ -26,24 +43,3 @@ def acquired(
         yield
     finally:
         lock.release()
-
-
-_thread = threading.local()
-
-
-@contextmanager
-def stopped_by(check: Check) -> Iterator[None]:
-    """Inside the block, what `check` raises ends this thread's work also where it has no batches,
-    as in a query.
-    """
-    before = getattr(_thread, "stop", no_check)
-    _thread.stop = check
-    try:
-        yield
-    finally:
-        _thread.stop = before
-
-
-def check_stopped() -> None:
-    """Raise what the check of `stopped_by` raises."""
-    getattr(_thread, "stop", no_check)()

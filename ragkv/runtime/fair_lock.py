@@ -1,11 +1,10 @@
-"""A lock that is fair to owners, the queue that decides who is next, and the owner of a thread's
-work.
+"""A lock that is fair to owners, and the queue that decides who is next.
 
-An owner is a tenant of a server; `working_for` tells a thread for which one it works. The lock's
-next holder is of the owner that held it for the least time, and first come first served for one
-owner: a tenant with one request waits for one batch of another tenant, however many requests the
-other one has (start-time fair queueing). An urgent wait goes in front of its own owner's others,
-never of another owner's: else who asks much would keep others from searching.
+An owner is a tenant of a server. The lock's next holder is of the owner that held it for the least
+time, and first come first served for one owner: a tenant with one request waits for one batch of
+another tenant, however many requests the other one has (start-time fair queueing). An urgent wait
+goes in front of its own owner's others. It never overtakes another owner's: otherwise a busy tenant
+could starve the others' searches.
 
 A plain lock is not enough for a model. A thread that waits must be able to leave the queue because
 another thread has done its work (`dismiss`), and a holder must be able to let another owner go
@@ -26,24 +25,6 @@ T = TypeVar("T")
 
 # `QUANTUM_S` is how long an owner is served before another one is due that used less.
 QUANTUM_S = 0.02
-
-_thread = threading.local()
-
-
-@contextmanager
-def working_for(owner: str) -> Iterator[None]:
-    """Inside the block, what this thread waits for and uses counts for `owner`."""
-    before = current_owner()
-    _thread.owner = owner
-    try:
-        yield
-    finally:
-        _thread.owner = before
-
-
-def current_owner() -> str:
-    """The owner for which this thread works; "" outside `working_for`."""
-    return getattr(_thread, "owner", "")
 
 
 class TimeShareQueue(Generic[T]):

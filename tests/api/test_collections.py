@@ -17,7 +17,7 @@ from ragkv.api.settings import LimitsConfig
 from ragkv.errors import CancelledError, DeadlineError
 from ragkv.retrieval import Document, IngestReport
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, no_check, stopped_by
+from ragkv.runtime import Check, no_check
 from tests.retrieval.fakes import HashEmbedder
 
 from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of, wait_until
@@ -234,10 +234,12 @@ class Late(HashEmbedder):
 
     late = True
 
-    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Any]:
+    def embed_texts(
+        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+    ) -> list[Any]:
         if self.late and self.embedded:
             raise DeadlineError("The deadline passed.")
-        return super().embed_texts(texts, check)
+        return super().embed_texts(texts, check, owner)
 
 
 def store(client: TestClient, count: int) -> Any:
@@ -296,10 +298,7 @@ def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(
         tenant.collections.lease("facts") as rag,
     ):
         assert tenant.engine.delete(texts) == 2
-        with stopped_by(check):
-            warmed = tenant.collections.warm(
-                "facts", rag, IngestReport(unchanged=("0", "1")), check
-            )
+        warmed = tenant.collections.warm("facts", rag, IngestReport(unchanged=("0", "1")), check)
         tenant.engine.flush()
         assert (
             next(calls, None) is None

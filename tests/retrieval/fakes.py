@@ -27,7 +27,9 @@ class HashEmbedder(Embedder):
     def dimension(self) -> int:
         return self._dimension
 
-    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
+    def embed_texts(
+        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+    ) -> list[Vectors]:
         found = []
         for text in texts:
             check()
@@ -35,7 +37,7 @@ class HashEmbedder(Embedder):
             found.append(np.stack([self.embed_query(window) for window in self._windows(text)]))
         return found
 
-    def embed_query(self, query: str) -> Vectors:
+    def embed_query(self, query: str, owner: str = "") -> Vectors:
         vector = np.zeros(self._dimension, dtype=np.float32)  # (D,)
         for word in re.findall(r"\w+", query.lower()):
             vector[int(digest(word), 16) % self._dimension] += 1

@@ -9,8 +9,7 @@ import pytest
 
 from ragkv.errors import CancelledError, StoreError
 from ragkv.retrieval import Database, Document, Index, Splitter, index_bytes, look_into
-from ragkv.retrieval.database import FILE
-from ragkv.runtime import stopped_by
+from ragkv.retrieval.index_file import FILE
 
 
 def test_a_look_into_an_index_that_is_deleted_at_the_same_moment_finds_none(
@@ -65,13 +64,13 @@ def test_a_cancelled_request_ends_a_query_and_a_transaction_in_the_middle(tmp_pa
         index.ingest(documents)
         where = {f"a{k}": {"gte": 0} for k in range(50)}
         query = Stop(3)
-        with stopped_by(query), pytest.raises(CancelledError):
-            index.search("word", 10, where=where)
+        with pytest.raises(CancelledError):
+            index.search("word", 10, where=where, check=query)
         assert query.asked == 4
         before = index.stats()
         writing = Stop(1)
-        with stopped_by(writing), pytest.raises(CancelledError):
-            index.delete([document.id for document in documents])
+        with pytest.raises(CancelledError):
+            index.delete([document.id for document in documents], check=writing)
         assert (index.stats(), len(index.search("word", 10, where=where))) == (before, 10)
 
 

@@ -179,10 +179,10 @@ def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query
 
 def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Path) -> None:
     class Tiring(HashEmbedder):
-        def embed_texts(self, texts, check):  # type: ignore[no-untyped-def]
+        def embed_texts(self, texts, check, owner):  # type: ignore[no-untyped-def]
             if len(self.embedded) >= 64:
                 raise KeyboardInterrupt
-            return super().embed_texts(texts, check)
+            return super().embed_texts(texts, check, owner)
 
     many = [Document(str(i), f"number {i}") for i in range(100)]
     with Index(tmp_path, splitter=word_splitter(), embedder=Tiring()) as index:

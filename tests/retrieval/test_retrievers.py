@@ -7,8 +7,7 @@ import pytest
 
 from ragkv.errors import ConfigError, InputError
 from ragkv.retrieval import RETRIEVERS, Document, Index
-from ragkv.retrieval.retrievers import ScoredText, fuse
-from ragkv.retrieval.terms import terms
+from ragkv.retrieval.retrievers import ScoredText, fuse, terms
 from tests.retrieval.fakes import HashEmbedder, word_splitter
 
 FACTS = {

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, current_owner, working_for
+from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until
 
@@ -179,11 +179,3 @@ def test_an_owner_that_was_away_is_not_owed_the_time() -> None:
     queue.charge("b", 1.5)
     queue.add("b", 1)
     assert queue.take()[0] == "a"
-
-
-def test_a_thread_works_for_the_innermost_owner() -> None:
-    assert current_owner() == ""
-    with working_for("a"):
-        with working_for("b"):
-            assert current_owner() == "b"
-        assert current_owner() == "a"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.api.documents.deletions import FILE, DeletionJournal
-from ragkv.retrieval.database import FILE as INDEX
 from ragkv.retrieval.database import Database, state_of
+from ragkv.retrieval.index_file import FILE as INDEX
 from ragkv.runtime import sqlite_files
 from ragkv.store import EntryKey
 

@@ -165,14 +165,14 @@ async def delete_document(
 ) -> schemas.Deleted:
     """Delete it, and the KV of every text that no other document holds."""
 
-    def work(tenant: Tenant) -> bool:
+    def work(tenant: Tenant, check: Check) -> bool:
         with tenant.collections.lease(name) as collection:
-            removal = tenant.collections.remove(collection, [document_id])
+            removal = tenant.collections.remove(collection, [document_id], check)
         if removal.deleted:
             tenant.chat.forget_requests()  # unnamed conversations may contain the deleted text
         return bool(removal.deleted)
 
-    if not await executor.run(work):
+    if not await executor.run_batches(work):
         raise not_found("document", document_id, "document_id")
     return schemas.Deleted(id=document_id)
 

@@ -90,6 +90,7 @@ async def embed(
     """The vectors of the texts of `body`, as `/v1/embeddings` gives them. Raises `ApiError`."""
     embedder = _embedder(service, body.model)
     limits = service.config.limits
+    owner = str(principal.tenant)
 
     def work(check: Check) -> EmbeddingsResponse:
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -102,11 +103,11 @@ async def embed(
                 f"{embedder.dimension} dimensions only."
             )
             raise ApiError(400, message, "unsupported_value", "dimensions")
-        vectors = [one_vector(windows) for windows in embedder.embed_texts(texts, check)]
+        vectors = [one_vector(windows) for windows in embedder.embed_texts(texts, check, owner)]
         tokens = 0
         for text in texts:
             check()
-            tokens += embedder.count_tokens(text)
+            tokens += embedder.count_tokens(text, owner)
         record_embedding(request, tokens)
         encoded = [_encode(vector, body.encoding_format) for vector in vectors]
         data = [Embedding(index=number, embedding=one) for number, one in enumerate(encoded)]

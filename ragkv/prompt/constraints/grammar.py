@@ -21,8 +21,8 @@ import torch
 
 from ragkv.config import MIB
 from ragkv.errors import InputError, MissingExtraError, SchemaError
-from ragkv.runtime import ByteCache, FairLock, current_owner
-from ragkv.runtime.batches import POLL_S, check_stopped
+from ragkv.runtime import ByteCache, Check, FairLock, no_check
+from ragkv.runtime.batches import POLL_S
 
 from . import trial
 from .response_format import CallFormat, ResponseFormat
@@ -106,8 +106,9 @@ class ConstraintTokenizer:
 class TokenConstraint:
     """What one answer may contain. One thread at a time; dies with the answer."""
 
-    def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer) -> None:
+    def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer, owner: str = "") -> None:
         self._matcher = matcher
+        self._owner = owner
         self._vocabulary = tokenizer.vocabulary
         self.end_tokens = tokenizer.end_tokens
         self._turns = tokenizer.turns
@@ -117,7 +118,7 @@ class TokenConstraint:
     def prepare(self) -> None:
         """Compute the next mask now, while a step runs. Raises nothing: `mask` does."""
         if self._packed is None and not self.finished:
-            with self._turns.hold() if self._took_s > SLOW_S else nullcontext():
+            with self._turns.hold(self._owner) if self._took_s > SLOW_S else nullcontext():
                 began = time.perf_counter()
                 self._packed = self._matcher.compute_bitmask()
                 self._took_s = time.perf_counter() - began
@@ -168,10 +169,10 @@ class Grammar:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
 
-    def start(self) -> TokenConstraint:
-        """The constraint of a new answer."""
+    def start(self, owner: str = "") -> TokenConstraint:
+        """The constraint of a new answer, whose slow masks wait for `owner`'s turn."""
         with self._lock:
-            return TokenConstraint(self._matcher.deep_copy(), self._tokenizer)
+            return TokenConstraint(self._matcher.deep_copy(), self._tokenizer, owner)
 
 
 class Grammars:
@@ -188,18 +189,19 @@ class Grammars:
         with suppress(MissingExtraError, InputError):  # the first constrained answer says so
             self._tokenizer.get()
 
-    def compile(self, form: ResponseFormat) -> Grammar:
-        """The grammar of `form`. One is compiled at a time: this waits for its owner's turn.
+    def compile(self, form: ResponseFormat, owner: str = "", check: Check = no_check) -> Grammar:
+        """The grammar of `form`. One is compiled at a time: this waits for `owner`'s turn.
 
         Raises `SchemaError` for a schema that allows nothing, is not supported, or takes too much
-        time or memory; `InputError` for a tokenizer that cannot be used; `MissingExtraError`.
+        time or memory; `InputError` for a tokenizer that cannot be used; `MissingExtraError`; and what
+        `check` raises, which is called while this waits.
         """
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
         if (found := self.kept.get(form)) is not None:
             return found
-        with self._tokenizer.turns.hold(current_owner(), check=check_stopped):
+        with self._tokenizer.turns.hold(owner, check=check):
             if (found := self.kept.get(form)) is None:  # another thread may have made it meanwhile
-                size_bytes = _tried(_parts(form))
+                size_bytes = _tried(_parts(form), check)
                 found = Grammar(_compiled(tokenizer, form), self._tokenizer)
                 self.kept.put(form, found, size_bytes)
             return found
@@ -216,10 +218,10 @@ def _parts(form: ResponseFormat) -> list[tuple[str, str]]:
     ]
 
 
-def _tried(parts: Sequence[tuple[str, str]]) -> int:
+def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
     """Compile grammars in a process that can be ended; returns the bytes of memory that they take.
 
-    Raises `SchemaError` if they take too much time or memory, and what `check_stopped` raises.
+    Raises `SchemaError` if they take too much time or memory, and what `check` raises.
     """
     command = [sys.executable, "-P", trial.__file__, f"{COMPILE_S:g}", str(COMPILE_BYTES)]
     given: bytes | None = json.dumps(parts).encode()
@@ -230,7 +232,7 @@ def _tried(parts: Sequence[tuple[str, str]]) -> int:
         try:
             while (told := _told(process, given)) is None:
                 given = None
-                check_stopped()
+                check()
                 if time.monotonic() > ends:
                     raise SchemaError("", f"it was not compiled within {WAIT_S:g} s")
         finally:

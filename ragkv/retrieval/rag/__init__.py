@@ -1,8 +1,9 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
+from .corpus import RagIngestReport
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
 from .follow_ups import question_before
-from .rag import Rag, RagAnswer, RagIngestReport, splitter_of
+from .rag import Rag, RagAnswer, splitter_of
 from .sweep import sweep
 
 __all__ = [

@@ -1,56 +1,41 @@
-"""Retrieval-augmented generation: joins the retrieval index and the engine.
+"""Retrieval-augmented generation: a question is answered from a corpus.
 
-Each passage of the index is one chunk of the engine. Ingesting encodes the KV of new passages, and
-deletes from every tier the KV of passages that no document holds any more. This module knows no
-command line and no network protocol.
+Each passage of the index is one chunk of the engine; `corpus.py` keeps both in step. This module
+knows no command line and no network protocol.
 """
 
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack, get_args
+from typing import Literal, Self, Unpack, get_args
 
 from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.conversations import Session
 from ragkv.engine import Engine
-from ragkv.errors import DocumentError, InputError, check_kind, check_words
+from ragkv.errors import InputError, check_kind, check_words
 from ragkv.home import KnownHome
 from ragkv.prompt import AnswerOptions
 from ragkv.retrieval import (
-    Document,
     Embedder,
     Hit,
     Index,
-    IngestReport,
     Passage,
     Splitter,
     Where,
     resolve_embedder,
 )
-from ragkv.runtime import Check, Closing, brief, no_check
-from ragkv.scheduling.encoding import WarmReport
+from ragkv.runtime import Check, brief, no_check
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read
+from .corpus import Corpus
 from .follow_ups import question_before, search_text
 
 Order = Literal["best-last", "score", "document"]
 # `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
 DEFAULT_K = 6
-
-
-@dataclass(frozen=True, slots=True)
-class RagIngestReport:
-    """The changes that an ingestion made to the index and to the store."""
-
-    index: IngestReport
-    kv: WarmReport
-    deleted_entries: int  # entries whose text no document holds any more
-    files: tuple[FileOutcome, ...] = ()  # if files were ingested: what became of each
-    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +47,7 @@ class RagAnswer:
     __repr__ = brief
 
 
-class Rag(Closing):
+class Rag(Corpus):
     """One corpus and the engine that answers from it: `Rag.open(home)`, or an engine and an index
     of your own.
     """
@@ -98,7 +83,12 @@ class Rag(Closing):
         self._closing = ExitStack()
         read_only = engine.config.store.read_only if writes is None else not writes
         self.index = Index(
-            directory, self.splitter, embedder, read_only=read_only, before_write=keep
+            directory,
+            self.splitter,
+            embedder,
+            read_only=read_only,
+            before_write=keep,
+            owner=engine.scheduler.owner,
         )
 
     @classmethod
@@ -139,89 +129,6 @@ class Rag(Closing):
             )
             rag._closing = stack.pop_all()
         return rag
-
-    def ingest(
-        self,
-        source: str | Path | Document | Iterable[str | Path | Document],
-        *,
-        encode: bool = True,
-        on_embed: Progress | None = None,
-        on_encode: Progress | None = None,
-    ) -> RagIngestReport:
-        """Add and update documents in the index and the store. Unchanged documents cost one look-up
-        each.
-
-        `source` is a path, paths of files and folders, or documents; of files that cannot be read
-        see `ingest_files`. Without `encode` the KV is not computed now: the first question that
-        needs a chunk misses it and stores it.
-        """
-        paths, documents = _paths_or_documents(source)
-        if paths:
-            read = self.ingest_files(
-                paths, FileOptions(on_embed=on_embed), encode=encode, on_encode=on_encode
-            )
-            if (problem := nothing_read(paths, read.files)) is not None:
-                raise DocumentError(problem)
-            return read
-        report = self.index.ingest(documents, progress=on_embed)
-        deleted = self._forget(report.forgotten_passages)
-        ids = (*report.added, *report.changed, *report.unchanged)
-        return RagIngestReport(report, self.encode(ids if encode else (), on_encode), deleted)
-
-    def ingest_files(
-        self,
-        paths: Sequence[str | Path],
-        options: FileOptions | None = None,
-        *,
-        encode: bool = True,
-        on_encode: Progress | None = None,
-    ) -> RagIngestReport:
-        """Add and update the documents of files and folders. A file that cannot be read is logged
-        and reported.
-
-        Each file is committed when it is read, so after a kill the next call continues; then come
-        the vectors of all passages, and then the KV, as `encode` computes it.
-        """
-        options = options or FileOptions()
-        reader = FileReader(self.index, self._forget, options, self.splitter.fingerprint)
-        reader.run(paths)
-        if options.on_indexed is not None:
-            options.on_indexed()
-        embedded = self.index.embed(options.on_embed)
-        index = replace(_joined(reader.reports, reader.documents), embedded_texts=embedded)
-        kv = self.encode(reader.documents if encode else (), on_encode)
-        return RagIngestReport(index, kv, reader.deleted_entries, tuple(reader.outcomes))
-
-    def encode(
-        self,
-        document_ids: Iterable[str],
-        on_encode: Progress | None = None,
-        check: Check = no_check,
-        on_begin: Progress | None = None,
-    ) -> WarmReport:
-        """Compute and store the KV of documents that is not stored. A `QueueError` that `check`
-        raises ends the work.
-
-        `on_begin` is told how many chunks lack KV, and how many bytes it will take.
-
-        It ends, too, when the store has no room left: nothing is evicted for KV that no question
-        needed yet. What is left is computed when a question needs it first, and kept.
-        """
-        chunks = {chunk.token_ids: chunk for chunk in self.chunks(document_ids)}
-        entries = self.engine.entries
-        lacking, nbytes = entries.lacking(list(chunks.values()))
-        if on_begin is not None:
-            on_begin(len(lacking), nbytes)
-        report = entries.warm(lacking, on_encode, check, evict=False)
-        return replace(report, present=report.present + len(chunks) - len(lacking))
-
-    def delete(self, document_ids: str | Iterable[str]) -> IngestReport:
-        """Delete documents with their passages, and the KV of each text that no other document
-        holds.
-        """
-        removal = self.index.delete(document_ids)
-        self._forget(removal.forgotten_passages)
-        return removal
 
     def retrieve(
         self,
@@ -305,19 +212,6 @@ class Rag(Closing):
         )
         return RagAnswer(answer, hits)
 
-    def chunks(
-        self, document_ids: Iterable[str] | None = None, check: Check = no_check
-    ) -> list[Chunk]:
-        """The chunks of the passages of documents, without metadata; `None`: of all. `check` is
-        called before each.
-        """
-        ids = (None,) if document_ids is None else document_ids
-        found = list[Chunk]()
-        for passage in (passage for each in ids for passage in self.index.passages(each)):
-            check()
-            found.append(self.engine.chunk(passage.text))
-        return found
-
     def chunk(self, passage: Passage) -> Chunk:
         """The engine's chunk of a passage."""
         place = {"source": passage.source, "document": passage.document_id, "span": passage.span}
@@ -327,14 +221,6 @@ class Rag(Closing):
         """Close the index, and the engine that `open` made. May be called twice."""
         self.index.close()
         self._closing.close()
-
-    def _forget(self, passages: Iterable[Passage]) -> int:
-        """Delete the KV of passages, and return how many entries were deleted: none of a store that
-        another process writes.
-        """
-        if self.engine.config.store.read_only:
-            return 0
-        return self.engine.delete([self.chunk(passage) for passage in passages])
 
 
 def splitter_of(
@@ -346,35 +232,3 @@ def splitter_of(
     known = home.made_with.get("chunk_tokens") if home is not None else None
     tokens = chunk_tokens or known or CHUNK_TOKENS
     return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
-
-
-def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:
-    """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a
-    mixture.
-    """
-    is_one = isinstance(source, str | Path | Document) or not isinstance(source, Iterable)
-    items = [source] if is_one else list(source)
-    paths = [item for item in items if isinstance(item, str | Path)]
-    documents = [item for item in items if isinstance(item, Document)]
-    if len(items) not in (len(paths), len(documents)):
-        kinds = ", ".join(sorted({type(item).__name__ for item in items}))
-        raise TypeError(
-            f"Rag.ingest takes a path, paths or documents, all of one kind, not {kinds}. "
-            "Make a Document(id, text) of each text, or give the path of a file or folder."
-        )
-    return paths, documents
-
-
-def _joined(reports: Sequence[IngestReport], documents: Sequence[str]) -> IngestReport:
-    """The reports of many files as one. `documents` are all that the files hold; most may be
-    unchanged.
-    """
-    names = ("added", "changed", "deleted", "removed_passages", "forgotten_passages")
-    joined: dict[str, Any] = {
-        name: tuple(item for report in reports for item in getattr(report, name)) for name in names
-    }
-    touched = {*joined["added"], *joined["changed"]}
-    unchanged = tuple(name for name in documents if name not in touched)
-    return IngestReport(
-        unchanged=unchanged, embedded_texts=sum(one.embedded_texts for one in reports), **joined
-    )

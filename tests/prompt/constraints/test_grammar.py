@@ -20,7 +20,6 @@ from ragkv.errors import DeadlineError, InputError, MissingExtraError, SchemaErr
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
-from ragkv.runtime import stopped_by
 from ragkv.runtime.byte_cache import OVERHEAD_BYTES
 from ragkv.scheduling import Work
 from tests.reader import READER
@@ -208,8 +207,10 @@ def test_a_caller_that_leaves_ends_the_compiling(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "COMPILE_S", 60.0)
     monkeypatch.setattr(module, "COMPILE_BYTES", 1 << 40)
     client = Work(deadline_s=0.0)
-    with stopped_by(client.check), pytest.raises(DeadlineError):
-        grammars().compile(ResponseFormat.json_schema(ENDLESS["thirty choices"]))
+    with pytest.raises(DeadlineError):
+        grammars().compile(
+            ResponseFormat.json_schema(ENDLESS["thirty choices"]), check=client.check
+        )
     assert not psutil.Process().children()
 
 
