@@ -13,7 +13,7 @@ JOBS ?= 2
 VLLM ?= 0.32.0
 VLLM_VENV ?= .venv-vllm
 CLIENTS_VENV ?= .venv-clients
-TESTS ?= tests/integrations/vllm
+TESTS ?= tests/vllm
 
 .PHONY: demo test test-slow test-vllm test-clients soak check bench bench-papers gpu docs clean
 

@@ -198,7 +198,7 @@ def _with_connector(home: Path) -> list[str]:
     """The arguments that add the connector over the store in `home`."""
     transfer = {
         "kv_connector": "RagKVConnector",
-        "kv_connector_module_path": "ragkv.integrations.vllm",
+        "kv_connector_module_path": "ragkv.vllm",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"home": str(home)},
     }

@@ -1,10 +1,14 @@
 """The demo: a real model answers questions over the example articles, each four ways, all measured
 in the same run.
 
-Full recompute and exact-prefix reuse are the same engine with one setting changed. Cold is a
-question whose passages have no stored KV: it is computed during the request and stored afterwards.
-Warm is the same question again. The last question continues a conversation, so that its history is
-reused too.
+All four are the same engine, and each begins where its users would:
+
+- full: everything is computed;
+- prefix: exact reuse. An earlier question began with the same passage, and had others behind it;
+- cold: fused, but no passage has stored KV yet; it is stored after the answer;
+- warm: fused, with stored KV of each passage, in an order that was never asked.
+
+The last question continues a conversation, so that its history is reused too.
 """
 
 import difflib
@@ -95,10 +99,10 @@ def _ask(rag: "Rag", question: dict[str, Any]) -> Answers:
     turns = (*question.get("before", ()), question["question"])
     hits = rag.retrieve(turns[0], k=_PASSAGES)
     chunks = [rag.chunk(hit.passage) for hit in hits]
-    rag.engine.delete(chunks)  # an earlier question may have stored them
     console.print(" ... ".join(turns))
     answers: Answers = {}
     for way, reuse in _WAYS.items():
+        _prepare(rag, way, chunks)
         answer = answers[way] = _answer(rag, turns, chunks, reuse)
         rag.engine.flush()
         text = " ".join(answer.text.split())
@@ -116,6 +120,15 @@ def _ask(rag: "Rag", question: dict[str, Any]) -> Answers:
         f"  warm: {reuse_.tokens} tokens, {output.counts(reuse_)}; {', '.join(sources)}\n"
     )
     return answers
+
+
+def _prepare(rag: "Rag", way: str, chunks: list[Chunk]) -> None:
+    """Store what each way begins with, and nothing else."""
+    rag.engine.delete(chunks)
+    if way == "prefix":
+        rag.engine.prefill("What is this about?", [chunks[0], *chunks[:0:-1]], reuse="prefix")
+    elif way == "warm":
+        rag.engine.warm(chunks)
 
 
 def _answer(rag: "Rag", turns: Sequence[str], chunks: list[Chunk], reuse: ReuseMode) -> Answer:

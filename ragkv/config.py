@@ -5,6 +5,7 @@ nearest.
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from .errors import ConfigError
 from .runtime import is_loopback
-from .runtime.setting_values import build, gather
+from .runtime.setting_values import Default, build, fixed, gather
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
@@ -36,6 +37,8 @@ SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none",
 EXPECTED_CODEC = "int8"
 CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
+# A tenant's name can name a directory on any file system.
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,9 @@ class RedisConfig:
     ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for longer is deleted; None: never
     # for one answer, from its request to its last byte; then it is a cache miss
     timeout_s: float = 1.0
-    connections: int = 4  # values fetched at the same time
-    group_bytes: int = MIB // 2  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    connections: int = fixed(4)  # values fetched at the same time
+    # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    group_bytes: int = fixed(MIB // 2)
     ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
     # variable with a secret that authenticates every value; None: checksums only
     secret_variable: str | None = None
@@ -90,8 +94,9 @@ class S3Config:
     endpoint: str | None = None  # https://host:port of another store than Amazon's
     region: str | None = None  # None: AWS_REGION's
     timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
-    connections: int = 8  # values fetched at the same time
-    group_bytes: int = 4 * MIB  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    connections: int = fixed(8)  # values fetched at the same time
+    # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    group_bytes: int = fixed(4 * MIB)
     # environment variable with a secret that authenticates every value
     secret_variable: str | None = None
     # without a secret also use a server that other machines can reach
@@ -132,19 +137,20 @@ class StoreConfig:
     # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
     policy: str = "lookahead"
     # copy what queued requests will read from disk to memory before they start
-    prefetch: bool = True
+    prefetch: bool = fixed(True)
     # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it
     ttft_target_ms: float | None = None
-    xi_tokens: int = 0  # the same in tokens: those a turn may compute within its target
-    threshold_tokens: int = 1024  # threshold-lru does not keep conversations that are shorter
+    xi_tokens: int = fixed(0)  # the same in tokens: those a turn may compute within its target
+    # threshold-lru does not keep conversations that are shorter
+    threshold_tokens: int = fixed(1024)
     # entries that wait to be written; if it is full, entries are dropped
-    write_buffer_bytes: int = 256 * MIB
-    reader_threads: int = 2  # threads that read layer slices ahead
+    write_buffer_bytes: int = fixed(256 * MIB)
+    reader_threads: int = fixed(2)  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
-    # "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16); None: int8 of expected KV,
-    # raw of the rest
-    codec: str | None = None  # of KV in every tier: docs/selection.md
+    # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16);
+    # empty: int8 of expected KV, raw of the rest
+    codec: str = Default("")
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still
 
@@ -166,8 +172,7 @@ class StoreConfig:
             raise ConfigError(
                 f"store.policy {self.policy} needs store.ttft_target_ms or store.xi_tokens."
             )
-        if self.codec is not None:
-            one_of("store.codec", self.codec, CODEC_NAMES)
+        one_of("store.codec", self.codec, (*CODEC_NAMES, ""))
         one_of("store.policy", self.policy, POLICY_NAMES)
 
 
@@ -180,10 +185,10 @@ class FusionConfig:
     # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     floor_tokens: int = 8
     selector: str = "attention"  # which tokens: ragkv.fusion.SELECTORS
-    stored_kv: str = "expected"  # of chunks: "expected", or "alone" as in the papers
+    stored_kv: str = Default("expected")  # of chunks: "expected", or "alone" as in the papers
     # layers read ahead of the one being fused; 0: none; None: as measured
-    read_ahead_layers: int | None = None
-    seed: int = 0  # of the `random` selector
+    read_ahead_layers: int | None = fixed(None)
+    seed: int = fixed(0)  # of the `random` selector
 
     def __post_init__(self) -> None:
         one_of("fusion.selector", self.selector, SELECTOR_NAMES)
@@ -201,8 +206,9 @@ class PricesConfig:
     prices.
     """
 
-    memory_usd_per_gb_month: float = 2.5  # the additional price of a machine with more memory
-    disk_usd_per_gb_month: float = 0.08  # a network SSD
+    # the additional price of a machine with more memory
+    memory_usd_per_gb_month: float = fixed(2.5)
+    disk_usd_per_gb_month: float = fixed(0.08)  # a network SSD
 
     def __post_init__(self) -> None:
         for field_ in dataclasses.fields(self):
@@ -225,7 +231,7 @@ class ControllerConfig:
     # measure a profile where the store's directory has none, while no request runs
     measure: bool = True
     # keep entries out of memory where disk is as good and cheaper; False: all are in every tier
-    place: bool = True
+    place: bool = fixed(True)
     prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
 
 
@@ -233,30 +239,32 @@ class ControllerConfig:
 class PromptConfig:
     """The application's fixed text around the documents."""
 
-    system: str = ""  # system text, before the documents
+    system: str = Default("")  # system text, before the documents
     # behind each passage; computed with each prompt, and no part of what is stored
-    separator: str = "\n\n"
+    separator: str = Default("\n\n")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     """How conversations are kept (CachedAttention sections 3.1 to 3.4)."""
 
-    block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
-    # if it is full, the end of a turn waits
-    # KV of turns that may wait to be stored; None: a context window
-    save_buffer_bytes: int | None = None
+    # most tokens of a block of history, the unit of storing and trimming
+    block_tokens: int = fixed(256)
+    # KV of turns that may wait to be stored; if it is full, the end of a turn waits; None: a
+    # context window
+    save_buffer_bytes: int | None = fixed(None)
     # share of the history dropped at a time when a prompt would overflow the context
-    truncation_ratio: float = 0.5
-    sink_tokens: int = 4  # first tokens of a history that truncation never drops: attention sinks
+    truncation_ratio: float = fixed(0.5)
+    # first tokens of a history that truncation never drops: attention sinks
+    sink_tokens: int = fixed(4)
     # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
     discard: str = "oldest"
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
     # blocks and states are kept here, apart from the store's; None: with them
-    directory: str | None = None
-    # "keep" it, "select" tokens of it to recompute, or "recompute" it once
-    # what becomes of history that is not exact: docs/conversations.md
+    directory: str | None = fixed(None)
+    # what becomes of history that is not exact: "keep" it, "select" tokens of it to recompute, or
+    # "recompute" it once (docs/conversations.md)
     inexact_history: str = "select"
 
     def __post_init__(self) -> None:
@@ -277,7 +285,7 @@ class KCacheConfig:
 
     # N: a query head attends with the V rows of its N largest weights; None: all
     top_n: int | None = 128
-    resident_layers: int = 2  # L: the V of the first L layers stays on the device
+    resident_layers: int = fixed(2)  # L: the V of the first L layers stays on the device
 
     def __post_init__(self) -> None:
         at_least(self, resident_layers=0, top_n=1)
@@ -289,9 +297,9 @@ class SchedulerConfig:
 
     # admitted requests, more while prompts are short; 1: each prompt is prefilled alone
     workers: int = 2
-    queue_limit: int = 256  # requests that may wait; more are refused
+    queue_limit: int = fixed(256)  # requests that may wait; more are refused
     # from the call to the last token, for requests without their own; None: none
-    deadline_s: float | None = None
+    deadline_s: float | None = fixed(None)
 
     def __post_init__(self) -> None:
         at_least(self, workers=1, queue_limit=0)
@@ -314,15 +322,16 @@ class EngineConfig:
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
-    dtype: str = "auto"
+    dtype: str = Default("auto")
     # linear layers: "plain" as they are loaded; on a CPU "int8": faster, rounded
-    weights: str = "plain"
+    weights: str = Default("plain")
     packed_bytes: int = 3 * GIB  # most memory for copies of weights that make products faster (CPU)
     # most tokens that a decoding step verifies because they follow in the prompt; 0: none
     drafts: int = 16
     # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
-    adapter: str = ""
-    adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
+    adapter: str = Default("")
+    # name of a merged LoRA adapter: its entries are stored apart
+    adapter_id: str = fixed(Default(""))
 
     def __post_init__(self) -> None:
         at_least(self, packed_bytes=0, drafts=0)
@@ -340,8 +349,10 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A config from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
-        return typing.cast(Self, build(cls, values))
+        """A config from nested mappings, as code gives it: fixed values too. Raises `ConfigError`
+        on an unknown key or a wrong type.
+        """
+        return typing.cast(Self, build(cls, values, in_code=True))
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> Self:
@@ -373,4 +384,6 @@ def at_least(config: Any, **minimums: float) -> None:
 def one_of(name: str, value: str, known: Sequence[str]) -> None:
     """Raise `ConfigError` if the setting `name` has an unknown value."""
     if value not in known:
-        raise ConfigError(f"{name} is {value!r}; it must be one of: {', '.join(known)}.")
+        raise ConfigError(
+            f"{name} is {value!r}; it must be one of: {', '.join(name for name in known if name)}."
+        )

@@ -10,47 +10,33 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self, Unpack
 
-from .config import EXPECTED_CODEC, EngineConfig
-from .control import Controller, Profiler
+from .assembly import BackendMaker, assembled
+from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
-from .entries import Entries, other_dtype_note
+from .entries import Entries
 from .errors import RagKVError, UnsupportedError, check_kind
-from .fusion import Fusor, Readers
 from .model.loading import load
 from .prompt import (
-    AnswerBackend,
     AnswerOptions,
     ChunkLike,
-    Intake,
-    Lookup,
-    OwnModel,
+    NoTurn,
+    Past,
     Prefill,
-    Prefiller,
     PrefillOptions,
-    PrefixBlocks,
     Request,
     Serving,
     SharedModel,
     Task,
 )
-from .prompt.history import BlockWriter
-from .prompt.template import template_runs
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
-from .scheduling import QueueStats, Scheduler, Work
-from .scheduling.encoding import BackgroundEncoder, Encoder, WarmReport, neutral_ids
+from .scheduling import QueueStats, Work
+from .scheduling.encoding import WarmReport
 from .store import RemoteStats, Store, StoreStats
 from .types import Answer, Chunk, TokenEvent
-
-# Makes what computes the answers of an engine, instead of its own model.
-BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
-
-# Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
-PREFIX_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,130 +92,21 @@ class Engine(Closing):
         self.config = config = config or EngineConfig()
         is_shared = isinstance(model, SharedModel)
         self.model = model if is_shared else SharedModel.of(model, tokenizer, config)
-        adapter = self.model.adapter
-        settings = config.store
-
-        # What requests say. Whatever is refused is refused before the store is opened.
-        bos = getattr(adapter.config, "bos_token_id", None)
-        runs = template_runs(self.model.tokenizer, bos, config.prompt.system)
-        self.intake = Intake(self.model, runs, config)
-
-        # What is stored, who makes it, and who computes next.
-        self.store = store or Store.open(
-            settings,
-            page_locked=adapter.device.type == "cuda",
-            block_tokens=config.session.block_tokens,
-        )
-        turns = self.model.turns
-        self.scheduler = Scheduler(turns, config.scheduler, self.store, settings.tenant)
-        encoder = self._encoder()
-        background = BackgroundEncoder(encoder, self.store, self.scheduler)
-        own = replace(self.model.identity, adapter=config.adapter_id, tenant=settings.tenant)
-        blocks = replace(own, codec=settings.codec or "raw")
-        block_writer = BlockWriter.open(config, self.store, blocks, adapter)
-
-        # How a prompt is computed.
-        readers = Readers(settings.reader_threads)
-        self.fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
-        self.controller = self._controller(encoder, block_writer)
-        self.profiler = Profiler(self.controller, self.fusor, self.scheduler)
-        unused = other_dtype_note(self.store, encoder.identity, self.model.dtype_choice.why)
-        prefix_blocks = PrefixBlocks(own, settings.memory_bytes // PREFIX_SHARE)
-        lookup = Lookup(
-            adapter,
-            encoder,
-            self.store,
-            self.scheduler,
-            block_writer,
-            background,
-            prefix_blocks,
-            unused,
-        )
-
-        # What is kept of it, and who answers.
-        self._conversations = Conversations.open(adapter, runs, block_writer, config)
-        self._entries = Entries(
-            self.intake,
-            encoder,
-            self.store,
-            self.scheduler,
-            background,
-            prefix_blocks,
-            self._conversations.telling,
-            unused,
-        )
-        self._backend: AnswerBackend
-        if backend is not None:
-            self._backend = backend(self.model, self._entries, self.scheduler)
-        else:
-            offloading = None
-            if config.kcache is not None:
-                from .model.kcache import Offloading
-
-                offloading = Offloading(adapter, config.kcache)
-            prefiller = Prefiller(
-                lookup, self.fusor, self.scheduler, self.controller, prefix_blocks, offloading
-            )
-            self._backend = OwnModel(lookup, prefiller, self.scheduler, self.model, config.drafts)
-
+        parts = assembled(self.model, config, backend, store)
+        self.intake = parts.intake
+        self.store = parts.store
+        self.scheduler = parts.scheduler
+        self.fusor = parts.fusor
+        self.controller = parts.controller
+        self.profiler = parts.profiler
+        self._conversations = parts.conversations
+        self._entries = parts.entries
+        self._backend = parts.backend
         # Also runs when the engine is garbage-collected or the process ends: no thread may be
         # inside the model then.
-        parts = (background, self.profiler, self.scheduler, self._conversations, self.store)
-        self._shut = weakref.finalize(self, _shut, *parts, readers)
-        if backend is None and self._wants_profile():
-            self.profiler.start()
+        self._shut = weakref.finalize(self, parts.close)
         # this thread loaded and packed weights; another one may compute next
         openmp.release_threads()
-
-    def _encoder(self) -> Encoder:
-        """What encodes chunks behind the application's prefix and the neutral text."""
-        store = self.config.store
-        is_expected = self.config.fusion.stored_kv == "expected"
-        neutral = neutral_ids(self.model.tokenizer) if is_expected else ()
-        identity = replace(
-            self.model.identity,
-            adapter=self.config.adapter_id,
-            tenant=store.tenant,
-            codec=store.codec or (EXPECTED_CODEC if neutral else "raw"),
-        )
-        return Encoder(
-            self.model.adapter,
-            self.intake.runs.before_documents,
-            identity,
-            self.scheduler.between_layers,
-            neutral_ids=neutral,
-            contexts=self.model.contexts,
-        )
-
-    def _controller(self, encoder: Encoder, block_writer: BlockWriter) -> Controller:
-        """What decides how prompts are computed, with the gate's result and the saved profile."""
-        config = self.config
-        directory = config.store.directory
-        if directory is not None:
-            from .control import gate_result
-
-            found = gate_result.load(directory, encoder.identity, config.fusion)
-            self.intake.apply_gate_result(found)
-        controller = Controller(
-            self.model.adapter,
-            encoder.identity,
-            directory,
-            config.controller.prices,
-            partial(self.intake.method, PrefillOptions()),
-            self.store.speeds,
-            partial(block_writer.aim, config.store.ttft_target_ms, config.session.block_tokens),
-        )
-        if config.controller.place:
-            self.store.place_by(controller.in_memory)
-        return controller
-
-    def _wants_profile(self) -> bool:
-        """Whether a profile decides something here, and may be measured and kept."""
-        settings = self.config.store
-        decides = self.config.fusion.ratio is None or settings.ttft_target_ms is not None
-        storage = (settings.directory, settings.redis, settings.s3)
-        is_kept = any(one is not None for one in storage) and not settings.read_only
-        return decides and is_kept and self.config.controller.measure
 
     @classmethod
     def from_pretrained(
@@ -368,7 +245,7 @@ class Engine(Closing):
     @contextmanager
     def _served(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[Work, Turn, Serving]]:
+    ) -> Iterator[tuple[Work, Turn | NoTurn, Serving]]:
         """What every request begins with: wait for the conversation, lay out the prompt, prefill.
 
         Without `keep` the session is only read: no turn is added.
@@ -379,19 +256,18 @@ class Engine(Closing):
                 "Another server computes this engine's answers, so it makes no KV of prompts."
             )
         self._backend.check(request)
-        kept = session if keep else None
-        with (
-            self.scheduler.request(request.deadline_s, request.cancel) as work,
-            self._conversations.turn(kept, work) as turn,
-        ):
-            past = turn.past if session is None or keep else session.past
-            prompt = self.intake.prompt(request, past)
+        with ExitStack() as held:
+            work = held.enter_context(self.scheduler.request(request.deadline_s, request.cancel))
+            turn: Turn | NoTurn = NoTurn(session.past if session else Past())
+            if session is not None and keep:
+                turn = held.enter_context(self._conversations.turn(session, work))
+            prompt = self.intake.prompt(request, turn.past)
             request = replace(request, max_new_tokens=prompt.answer_tokens)
             session_id = session.session_id if session else ""
             task = Task(request, prompt, work, session_id, keep=turn.keeps)
-            with self._backend.serve(task) as serving:
-                turn.prefilled(prompt, serving.prefill)
-                yield work, turn, serving
+            serving = held.enter_context(self._backend.serve(task))
+            turn.prefilled(prompt, serving.prefill)
+            yield work, turn, serving
 
     def chunk(
         self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None
@@ -479,22 +355,3 @@ class Engine(Closing):
 def _own_prefill(serving: Serving) -> Prefill:
     assert isinstance(serving.prefill, Prefill)
     return serving.prefill
-
-
-def _shut(
-    background: BackgroundEncoder,
-    profiler: Profiler,
-    scheduler: Scheduler,
-    conversations: Conversations,
-    store: Store,
-    readers: Readers,
-) -> None:
-    """Stop the engine's threads, then close what they use. Holds no reference to the engine, so
-    that it can go.
-    """
-    profiler.close()
-    if background.close():
-        scheduler.close()  # after the pass under way
-        conversations.close()
-        store.close()
-        readers.close()

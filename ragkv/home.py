@@ -18,6 +18,7 @@ from typing import Any, Self
 from .config import EngineConfig
 from .errors import ConfigError
 from .runtime import make_private_folder, read_own, replace_file
+from .runtime.setting_values import Default
 
 NAMES = ("smollm2",)  # `NAMES` are the models that have a name; the first is the default.
 VARIABLE = "RAGKV_MODEL"  # `VARIABLE` is the environment variable that names a model.
@@ -84,13 +85,14 @@ class KnownHome:
         return replace(config, store=replace(config.store, directory=directory))
 
     def settings_over(self, config: EngineConfig) -> EngineConfig:
-        """`config`, with what the home keeps where `config` has the default. What makes KV useless
-        is logged once.
+        """`config`, with what the home keeps where `config` was not given a value: one that was
+        given counts, also if it equals the default. What makes KV useless is logged once.
         """
-        for name, kept in self.made_with.get("settings", {}).items():
+        for name, stored in self.made_with.get("settings", {}).items():
+            kept: Any = stored or ""  # homes of earlier versions have null for "not given"
             given = attrgetter(name)(config)
             (group, _, leaf) = name.rpartition(".")
-            if given == attrgetter(name)(EngineConfig()):
+            if isinstance(given, Default):
                 inner = replace(getattr(config, group), **{leaf: kept}) if group else kept
                 config = replace(config, **{group or leaf: inner})
             elif given != kept and name in IDENTIFYING and self.kept:

@@ -16,6 +16,7 @@ from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import SHARED, ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
+from ragkv.runtime.setting_values import is_setting
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
 
@@ -90,26 +91,35 @@ def _settings(
     """The settings of a dataclass, or those of `names`: name, default, and the comment in
     the code.
     """
-    lines = inspect.getsource(cls)
+    comments = _comments(cls)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        if names and field.name not in names:
+        if (names and field.name not in names) or not is_setting(field):
             continue
-        says = re.search(rf"^    {field.name}: .*?  # (.*)$", lines, re.MULTILINE)
-        group = next(
-            (
-                one
-                for one in (hints[field.name], *typing.get_args(hints[field.name]))
-                if is_group(one)
-            ),
-            None,
-        )
+        kinds = (hints[field.name], *typing.get_args(hints[field.name]))
+        group = next((kind for kind in kinds if is_group(kind)), None)
         name = f"{path}{field.name}"
         if group is None or group is not hints[field.name]:
-            assert says, f"{name} has no line that says what it is"
-            yield name, _shown(field.name, field.default), says[1].replace("|", "or")
+            says = comments.get(field.name)
+            assert says, f"{name} has no comment that says what it is"
+            yield name, _shown(field.name, field.default), says.replace("|", "or")
         if group is not None:
             yield from _settings(group, f"{name}.")
+
+
+def _comments(cls: type[Any]) -> dict[str, str]:
+    """The comment of each field of a class: the lines above it, then what stands behind it."""
+    found = {}
+    above: list[str] = []
+    for line in inspect.getsource(cls).splitlines():
+        if comment := re.fullmatch(r"    # (.*)", line):
+            above.append(comment[1])
+        elif field := re.match(r"    (\w+): .*?(?:  # (.*))?$", line):
+            found[field[1]] = " ".join([*above, field[2] or ""]).strip()
+            above = []
+        else:
+            above = []
+    return found
 
 
 def is_group(kind: Any) -> bool:

@@ -48,10 +48,15 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
 
 
 def retrieve(
-    tenant: Tenant, question: str, wanted: RetrievalBody, check: Check, param: str = "collection"
+    tenant: Tenant,
+    question: str,
+    wanted: RetrievalBody,
+    check: Check,
+    param: str = "collection",
+    before: str = "",
 ) -> tuple[Sequence[Hit], list[Chunk]]:
     """The passages for a question, and their chunks. `param` is the request field that names the
-    collection.
+    collection, `before` the question before in the conversation.
     """
     with (
         tenant.engine.scheduler.request(),
@@ -63,6 +68,7 @@ def retrieve(
             retriever=wanted.retriever,
             where=wanted.filter,
             order=wanted.order,
+            before=before,
             check=check,
         )
         return hits, [rag.chunk(hit.passage) for hit in hits]

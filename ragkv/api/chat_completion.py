@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from ragkv.api.chat import (
+from ragkv.chat import (
     CallFilter,
     ChatDocument,
     ChatInput,
@@ -25,11 +25,13 @@ from ragkv.api.chat import (
     insert_documents,
     required_form,
 )
+from ragkv.conversations import Session
 from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
+from ragkv.retrieval.rag import question_before
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
@@ -137,16 +139,16 @@ class ChatCompletion:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         with self.service.tenants.lease(self.principal) as tenant:
             # it holds the title
-            _session = session_of(tenant, self.principal, self.body.session_id, self._question)
-            yield from self._events(context, tenant)
+            session = session_of(tenant, self.principal, self.body.session_id, self._question)
+            yield from self._events(context, tenant, self._before(tenant, session))
             tenant.engine.settle(context.cancelled)  # a stream has ended for its client by now
 
     def _events(
-        self, context: WorkContext, tenant: Tenant
+        self, context: WorkContext, tenant: Tenant, before: str
     ) -> Generator[Piece | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.
         with tenant.preparing(context.check):
-            sources = self._sources(tenant, context.check)
+            sources = self._sources(tenant, context.check, before)
             left_out = tenant.known_passages.refresh()
             prompt = self._prompt(tenant, sources)
         # 2. Stream the answer.
@@ -221,7 +223,16 @@ class ChatCompletion:
             else calls
         )
 
-    def _sources(self, tenant: Tenant, check: Check) -> list[SourceBody]:
+    def _before(self, tenant: Tenant, session: Session | None) -> str:
+        """The question before, of the stored conversation or of the messages; "" if this is the
+        first.
+        """
+        if session is not None:
+            return question_before(session, tenant.engine.tokenizer)
+        asked = [message.text for message in self.body.messages if message.role == "user"]
+        return asked[-2] if len(asked) > 1 else ""
+
+    def _sources(self, tenant: Tenant, check: Check, before: str) -> list[SourceBody]:
         """The documents of the request, then those that retrieval finds."""
         sources = []
         for number, given in enumerate(self.body.documents or [], 1):
@@ -233,24 +244,14 @@ class ChatCompletion:
         if (rag := self._rag) is None:
             return sources
         hits, _ = retrieve(
-            tenant, self._question, rag, check, "rag.collection" if self.body.rag else "model"
+            tenant,
+            self._question,
+            rag,
+            check,
+            "rag.collection" if self.body.rag else "model",
+            before,
         )
         return sources + sources_of(hits, len(sources) + 1)
-
-    def _without_documents(self, tenant: Tenant, prompt: ChatPrompt) -> list[str]:
-        """A note if the answer is the model's alone, although there are documents to answer from."""
-        if prompt.documents:
-            return []
-        if (rag := self._rag) is not None:
-            return [nothing_found(rag.collection)]
-        names = tenant.collections.folders.names()
-        if not names or self.body.documents:
-            return []
-        model = self.service.model_id
-        return [
-            f"answered without documents, as the model {model} does; {model}:{names[0]} answers "
-            f"from the collection {names[0]}"
-        ]
 
     def _annotations(self, content: str, report: AnswerReport) -> list[Annotation]:
         """The citations whose marker is in `content`."""
@@ -270,6 +271,21 @@ class ChatCompletion:
             )
             found.append(Annotation(url_citation=citation))
         return found
+
+    def _without_documents(self, tenant: Tenant, prompt: ChatPrompt) -> list[str]:
+        """A note if the answer is the model's alone, although there are documents to answer from."""
+        if prompt.documents:
+            return []
+        if (rag := self._rag) is not None:
+            return [nothing_found(rag.collection)]
+        names = tenant.collections.folders.names()
+        if not names or self.body.documents:
+            return []
+        model = self.service.model_id
+        return [
+            f"answered without documents, as the model {model} does; {model}:{names[0]} answers "
+            f"from the collection {names[0]}"
+        ]
 
     def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> ChatPrompt:
         documents = tuple(

@@ -17,9 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from ragkv import errors
+from ragkv.body_errors import describe_errors
 from ragkv.runtime import is_disk_full
-
-from .validation import describe_errors
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import threading
 import time
@@ -25,15 +24,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ragkv.config import at_least
+from ragkv.config import TENANT, at_least
 from ragkv.errors import ConfigError, InputError
 from ragkv.runtime import make_private_folder, replace_file
 from ragkv.runtime.setting_values import build
 
 SECRET_BYTES = 32
 ID_BYTES = 6
-# A tenant's name can name a directory on any file system.
-TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 log = logging.getLogger(__name__)
 

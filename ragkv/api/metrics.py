@@ -17,9 +17,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ragkv import __version__
-from ragkv.api.vllm_backend import VllmServer
 from ragkv.engine import EngineStats
 from ragkv.types import Reuse, Timing
+from ragkv.vllm.front import VllmServer
 
 PARTS = ("queue", "lookup", "load", "fuse", "prefill")
 STATES = ("exact", "fused", "recomputed", "computed")

@@ -28,6 +28,7 @@ from ragkv.runtime import limit_arenas, server_file
 
 from .keys import KeyRing
 from .logs import configure_logging, logger
+from .pieces import Protocol
 from .service import Service
 from .settings import ServeConfig
 
@@ -134,7 +135,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     check_network_exposure(config, service.keys)
     settings = uvicorn.Config(
         app,
-        http="h11",  # httptools does not bound a head
+        http=Protocol,  # of h11: httptools does not bound a head
         h11_max_incomplete_event_size=HEAD_BYTES,
         loop="asyncio",  # everywhere the same, whatever is installed
         ws="none",

@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from ragkv.api.vllm_backend import VllmServer, differences
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
 from ragkv.errors import AnswerServerError
@@ -26,6 +25,7 @@ from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Closing, make_private_folder, making_room, server_file
 from ragkv.types import Reuse, Timing
+from ragkv.vllm.front import VllmServer, differences
 
 from .documents.parser import DocumentParser
 from .errors import ApiError, unknown_model

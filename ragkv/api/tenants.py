@@ -15,9 +15,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from ragkv.api.chat import ChatEngine
-from ragkv.api.vllm_backend import VllmBackend, VllmServer
-from ragkv.config import EngineConfig
+from ragkv.chat import ChatEngine
+from ragkv.config import TENANT, EngineConfig
 from ragkv.conversations import Session, SessionInfo
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
@@ -27,11 +26,12 @@ from ragkv.retrieval.rag import Rag, splitter_of
 from ragkv.runtime import Check, Closing, LeasePool, acquired, make_private_folder
 from ragkv.runtime.processor import cores
 from ragkv.scheduling import Scheduler
+from ragkv.vllm.front import VllmBackend, VllmServer
 
 from .documents.collections import Collections, collection_pool
 from .documents.deletions import DeletionFollower
 from .documents.known_passages import KnownPassages
-from .keys import TENANT, Principal, Quota
+from .keys import Principal, Quota
 from .limits import Held, check_quota
 from .metrics import TenantStats
 from .settings import LimitsConfig, QuotaConfig, ServeConfig

@@ -37,7 +37,9 @@ from .running_server import ServedAnswer, ask_server, served_answer, server_of, 
 
 @with_engine_options
 def ask(
-    question: Annotated[str, typer.Argument(help="The question.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="QUESTION", help="The question, quoted or not.")
+    ],
     options: EngineOptions,
     k: Passages = 6,
     retriever: Retriever = None,
@@ -65,8 +67,10 @@ def ask(
     Where `ragkv serve` has the home, its server answers: it has loaded the model, which takes most
     of the time.
     """
+    question = " ".join(words)
     check_words("question", question)
     require_index(options.home)
+    options.config()  # a wrong setting is an error, whoever answers
     filters = metadata_filter(where)
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     answering["reuse"] = reuse

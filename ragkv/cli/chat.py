@@ -154,6 +154,8 @@ class _OwnPartner:
         return self._session.turns
 
     def print_answer(self, question: str) -> None:
+        from ragkv.retrieval.rag import question_before
+
         hits: Sequence[Hit] = ()
         if self._rag is not None and self._search.k:
             hits = self._rag.retrieve(
@@ -161,6 +163,7 @@ class _OwnPartner:
                 self._search.k,
                 retriever=self._search.retriever,
                 where=self._search.filters,
+                before=question_before(self._session, self._engine.tokenizer),
             )
             events = self._rag.stream(question, hits, self._session, **self._chosen)
         else:

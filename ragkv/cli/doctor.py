@@ -1,11 +1,14 @@
 """`ragkv doctor`: what this machine, the packages and a home are like, and what to change."""
 
+import importlib.metadata
 import importlib.util
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import RagKVError, StoreLockedError
@@ -39,13 +42,18 @@ EXTRAS = {  # By extra: a module that it brings.
     "s3": "obstore",
     "ray": "ray",
 }
+# The beginnings of the names of packages that only a GPU uses.
+GPU_PACKAGES = ("nvidia-", "triton", "cuda-")
 # Without these, retrieval is worse or documents are left out.
 ADVISED_EXTRAS = ("dense", "minilm", "pdf", "office")
 
 
 @with_engine_options
 def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
-    """Examine this machine, the packages and a home; say what to change."""
+    """Examine this machine, the packages and a home; say what to change.
+
+    The exit status is 1 if the index cannot be read.
+    """
     from ragkv.model.dtype_choice import choose_dtype
     from ragkv.model.loading import quiet_transformers
 
@@ -62,25 +70,53 @@ def doctor(options: EngineOptions, as_json: AsJson = False) -> None:
         missing = [
             extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is None
         ]
+        unused_bytes = 0 if machine["gpus"] else _installed_bytes(GPU_PACKAGES)
     found = {
         "machine": machine,
         "model": model,
         "dtype": choice.why,
         "home": home,
         "missing_extras": missing,
+        "unused_packages_bytes": unused_bytes,
     }
     advice = list(advise(settings, choice.name, machine, home, missing))
+    if unused_bytes:
+        advice.append(
+            f"Installed for nothing: {output.size(unused_bytes)} of packages for GPUs, and no GPU "
+            "is here. torch's build for CPUs needs none of them; pytorch.org says how to install "
+            "it. Then uninstall those whose names begin with nvidia-."
+        )
     if automatic.measured and automatic.name != choice.name:
         advice.insert(0, f"With dtype = auto the model computes in {automatic.why}.")
+    if home["damage"] is not None:
+        advice.insert(0, home["damage"])
     if as_json:
         print_json({**found, "advice": advice})
-        return
+    else:
+        _print(machine, found, home, advice)
+    if home["damage"] is not None:
+        raise typer.Exit(1)
+
+
+def _print(
+    machine: dict[str, Any], found: dict[str, Any], home: dict[str, Any], advice: list[str]
+) -> None:
     for name, value in {**machine, **found, **home}.items():
         if name not in ("machine", "home"):
             console.print(f"{name.removesuffix('_bytes').replace('_', ' ')}: {_shown(name, value)}")
     console.print("" if advice else "Nothing to change.")
     for number, text in enumerate(advice, 1):
         console.print(f"{number}. {text}")
+
+
+def _installed_bytes(beginnings: tuple[str, ...]) -> int:
+    """How large the installed packages are whose names begin so."""
+    return sum(
+        file.size or 0
+        for package in importlib.metadata.distributions()
+        if package.name.lower().startswith(beginnings)
+        for file in package.files or ()
+    )
 
 
 def _shown(name: str, value: Any) -> str:
@@ -117,18 +153,19 @@ def _home(home: Path) -> dict[str, Any]:
     """
     from ragkv.retrieval import look_into
     from ragkv.store import Store
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     index = dict.fromkeys(("documents", "passages", "embedder"))
     kv: dict[str, Any] = {"entries": 0, "unreadable": 0, "used_bytes": 0, "dtypes": {}}
     problems = list[str]()
+    damage: str | None = None
     try:
         with look_into(home / "index") as opened:
             if opened is not None:
                 held = opened.stats()
                 index = {name: getattr(held, name) for name in index}
     except RagKVError as error:
-        problems.append(str(error))
+        damage = str(error)
     if (home / "kv").is_dir():
         try:
             check_unlocked(home / "kv")
@@ -146,7 +183,14 @@ def _home(home: Path) -> dict[str, Any]:
                 "dtypes": Counter(info.identity.dtype for info in store.infos()),
             }
     has_profile = (home / "kv" / "profile.json").is_file()
-    return {"folder": str(home), **index, **kv, "has_profile": has_profile, "problems": problems}
+    return {
+        "folder": str(home),
+        **index,
+        **kv,
+        "has_profile": has_profile,
+        "problems": problems,
+        "damage": damage,
+    }
 
 
 def advise(

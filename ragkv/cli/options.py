@@ -15,7 +15,8 @@ import typer
 from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome
-from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
+from ragkv.runtime import server_file
+from ragkv.runtime.setting_values import FILE_VARIABLE, gather, overlay, toml_values
 
 from .output import print_note, working
 
@@ -202,25 +203,35 @@ class EngineOptions:
         """What the home keeps, overridden by the TOML file, by the environment, and by these
         options.
         """
-        config = EngineConfig.gather(self.settings)
-        config = replace(
-            config,
-            device=self.device or config.device,
-            dtype=self.dtype or config.dtype,
-            adapter=config.adapter if self.adapter is None else self.adapter,
-            weights=self.weights or config.weights,
-        )
-        return self.known_home.config(config)
+        options = {
+            "device": self.device,
+            "dtype": self.dtype,
+            "adapter": self.adapter,
+            "weights": self.weights,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        values = overlay(gather(self.settings), given)
+        return self.known_home.config(EngineConfig.from_settings(values))
 
     def check_writable(self) -> None:
         """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch
         nor the model.
         """
-        from ragkv.store.directory import check_unlocked
+        from ragkv.store.writer_lock import check_unlocked
 
         store = self.config().store
         if store.directory is not None and not store.read_only:
-            check_unlocked(store.directory)
+            try:
+                check_unlocked(store.directory)
+            except StoreLockedError as error:
+                if (server := server_file.load(self.home)) is None:
+                    raise
+                raise StoreLockedError(
+                    f"The server at {server.url} (pid {server.pid}) has {self.home}. `ragkv ask`, "
+                    "`chat` and `ingest` work through it, without options of the model; stop it "
+                    f"for anything else: kill {server.pid}",
+                    error.holder,
+                ) from error
 
     @contextmanager
     def engine(self, reads: bool = False, index_only: bool = False) -> Iterator["Engine"]:
@@ -304,7 +315,7 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def require_index(home: Path) -> None:
     """Raise `InputError` if nothing was ingested at `home`."""
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     if not (home / "index").is_dir():
         check_unlocked(home / "kv")  # the process that writes there may just have started
@@ -315,7 +326,7 @@ def require_index(home: Path) -> None:
 
 def note_writer(home: Path) -> None:
     """Say that another process writes to the home, if one does: what is read from it may change."""
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     try:
         check_unlocked(home / "kv")

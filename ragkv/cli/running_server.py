@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ragkv.errors import InputError
 from ragkv.home import model_or_default
 from ragkv.runtime import duration, server_file
-from ragkv.store.directory import check_unlocked
+from ragkv.store.writer_lock import check_unlocked
 from ragkv.types import Answer, Citation, PromptSpan, Reuse, Timing
 
 from .output import print_note

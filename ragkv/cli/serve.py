@@ -2,7 +2,9 @@
 without a flag here.
 """
 
+import errno
 import os
+import socket
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -113,10 +115,25 @@ def serve(
     if ray and mcp:
         raise ConfigError("MCP is served by one process: leave --ray or --mcp out.")
     locate(settings.model)  # a missing model is reported now and not after the start
+    check_free(settings.host, settings.port)
     if ray:
         _run_replicas(settings)
     else:
         _run(settings, mcp)
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise `ConfigError` if another program listens there; said before the model is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise ConfigError(f"Cannot listen on {host}, port {port}: {error.strerror}.") from error
+        raise ConfigError(
+            f"Port {port} of {host} is in use: another program listens there, maybe a server that "
+            "was started before. Stop it, or choose another port with --port."
+        ) from error
 
 
 def _run_replicas(settings: "ServeConfig") -> None:

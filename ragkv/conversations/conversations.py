@@ -156,13 +156,8 @@ class Conversations:
         return session
 
     @contextmanager
-    def turn(self, session: Session | None, work: Work | None = None) -> Iterator[Turn]:
-        """A turn of `session`, or of none. A turn that does not end leaves the session as
-        it was.
-        """
-        if session is None:
-            yield Turn(self, None)
-            return
+    def turn(self, session: Session, work: Work | None = None) -> Iterator[Turn]:
+        """A turn of `session`. One that does not end leaves the session as it was."""
         with session.held(work), Turn(self, session) as turn:
             with self._lock:
                 self._turns.add(turn)

@@ -3,21 +3,20 @@
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ragkv.config import SessionConfig
 from ragkv.errors import InputError
-from ragkv.model import Adapter
 from ragkv.prompt import Past
-from ragkv.prompt.history import Block, BlockWriter, History, Part, PartKind, SessionState, merged
-from ragkv.prompt.template import TemplateRuns
+from ragkv.prompt.history import Block, History, Part, PartKind, SessionState, merged
 from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Work
-from ragkv.store import EntryKey
+
+if TYPE_CHECKING:
+    from .conversations import Conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +31,12 @@ class SessionInfo:
     title: str = ""
 
 
-class SessionOwner(Protocol):
-    """What a session and its turns need of `Conversations`. The caller of a method holds the
-    session.
-    """
-
-    adapter: Adapter
-    runs: TemplateRuns  # what the template puts around answers
-    block_writer: BlockWriter
-    settings: SessionConfig
-    clock: Callable[[], float]  # seconds since the epoch
-
-    def refresh(self, session: "Session") -> None: ...
-
-    def commit(self, session: "Session", state: SessionState) -> None: ...
-
-    def wait_saved(self, session: "Session", timeout_s: float) -> str | None: ...
-
-    def clear(self, session: "Session") -> None: ...
-
-    def delete(self, session: "Session") -> None: ...
-
-    def fork(self, session: "Session", session_id: str) -> "Session": ...
-
-    def drop(self, keys: Iterable[EntryKey]) -> None: ...
-
-
 class Session:
     """One conversation. `Engine.session` makes it; `lock` lets one turn run at a time."""
 
     def __init__(
         self,
-        owner: SessionOwner,
+        owner: "Conversations",
         session_id: str,
         state: SessionState,
         notes: tuple[str, ...] = (),

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
+from ragkv.prompt import Prompt, ServedPrompt, TurnKV
 from ragkv.prompt.history import (
     SAVE_WAIT_S,
     Block,
@@ -22,37 +23,34 @@ from ragkv.prompt.history import (
     Part,
     PartKind,
     PastTurn,
-    SessionState,
 )
 from ragkv.runtime import Closing
 from ragkv.store import EntryKey, TurnSize, ids_digest
 from ragkv.types import Answer, TokenEvent
 
-from .session import Session, SessionOwner
+from .session import Session
+
+if TYPE_CHECKING:
+    from .conversations import Conversations
 
 
 class Turn(Closing):
-    """A turn of a conversation, which cuts the KV that it makes into blocks; or of none, and then
-    nothing is kept.
-    """
+    """A turn of a conversation, which cuts the KV that it makes into blocks."""
 
-    def __init__(self, owner: SessionOwner, session: Session | None) -> None:
+    keeps = True  # its KV is kept
+
+    def __init__(self, owner: "Conversations", session: Session) -> None:
         self._owner = owner
         self._writer = owner.block_writer
         self._session = session
-        self._before = SessionState() if session is None else session.state
-        self.past = Past() if session is None else session.past
+        self._before = session.state
+        self.past = session.past
         # in the context of inexact blocks, so that only this session finds them
         self._taint = secrets.token_hex(16)
         self._saved: list[EntryKey] = []
         # blocks the writer has no room for yet, as calls
         self._unsaved: deque[Callable[[float], bool]] = deque()
-        self._ended = session is None
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the turn's KV is kept."""
-        return self._session is not None
+        self._ended = False
 
     @property
     def saved_keys(self) -> tuple[EntryKey, ...]:
@@ -63,8 +61,6 @@ class Turn(Closing):
         """The prompt's KV is complete: save blocks of history that were computed again, then
         complete new ones.
         """
-        if self._session is None:
-            return
         self._prompt = prompt
         self._made = prefill.turn_kv
         self._ids = list(prompt.token_ids)
@@ -88,9 +84,8 @@ class Turn(Closing):
         """
         if isinstance(event, Answer):
             return event.with_notes(*self.end(event.token_ids))
-        if self._session is not None:
-            self._ids.append(event.token_id)
-            self._save_complete_blocks()
+        self._ids.append(event.token_id)
+        self._save_complete_blocks()
         return event
 
     def end(self, answer: tuple[int, ...] = ()) -> tuple[str, ...]:
@@ -99,8 +94,6 @@ class Turn(Closing):
         Waits until the writer has all blocks, at most `SAVE_WAIT_S`; the returned notes say if it
         had to.
         """
-        if self._session is None:
-            return ()
         prompt = self._prompt
         runs = self._owner.runs
         made = self._made
@@ -144,7 +137,6 @@ class Turn(Closing):
     @property
     def _group(self) -> str:
         """The session's id, by which policies see which blocks belong together."""
-        assert self._session is not None
         return self._session.session_id
 
     def _recorded_to(self, made: TurnKV) -> int:

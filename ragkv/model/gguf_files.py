@@ -2,27 +2,24 @@
 what is made here.
 
 The unpacked model is a folder in the user's cache folder as transformers writes it: config,
-tokenizer, weights. It is made whole or not at all, by one process while others wait, and its bytes
-are checked at each load.
+tokenizer, weights. Beside them are the grids of weights in four bits. It is made whole or not at
+all, by one process while others wait, and its bytes are checked at each load.
 """
 
-import functools
 import hashlib
 import importlib
 import json
 import logging
-import re
+import os
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-import torch
-import transformers
 import xxhash
 from filelock import FileLock
 
@@ -36,10 +33,9 @@ from ragkv.runtime import (
 
 # What an unpacked model says of itself: the file it was made of, and the digests of its own files.
 MANIFEST = "unpacked.json"
-# a word behind a space, as SentencePiece and byte-level BPE write it
-WORD = re.compile("[\u2581\u0120][A-Za-z]{4,12}")
-# WORDS of a vocabulary are looked up when a file is unpacked, which takes milliseconds.
-WORDS = 200
+GRIDS = "grids.safetensors"  # The grids of weights in four bits, if there are any.
+UNPACKER = "ragkv.model.gguf_unpacking"
+FORM = 2  # Of what is written: a folder of another form is made anew.
 
 log = logging.getLogger(__name__)
 # Folders whose bytes this process has checked: a load asks for config, tokenizer and weights one
@@ -60,7 +56,7 @@ def unpacked(file: Path) -> Path:
         "file": str(file.resolve()),
         "bytes": stat.st_size,
         "changed_ns": stat.st_mtime_ns,
-        "form": 1,
+        "form": FORM,
     }
     folder = (
         cache_folder("models")
@@ -108,28 +104,15 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _unpack(file: Path, folder: Path, made_of: dict[str, Any]) -> None:
+    try:
+        importlib.import_module("gguf")
+    except ImportError as error:
+        raise MissingExtraError("gguf", "gguf", f"Loading {file.name}") from error
     start = time.monotonic()
     log.warning("Unpacking %s (%.0f MB) once to %s ...", file.name, made_of["bytes"] / 1e6, folder)
-    auto: Any = transformers.AutoModelForCausalLM
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    with (
-        _read_once(file) as kinds,
-        TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as draft,
-    ):
-        narrow = torch.float16 if kinds <= {"F32", "F16"} else torch.bfloat16
-        dtype = torch.float32 if kinds <= {"F32"} else narrow
-        model, found = auto.from_pretrained(**source, dtype=dtype, output_loading_info=True)
-        if missing := sorted(found["missing_keys"]):
-            raise ValueError(f"{len(missing)} weights are missing, {missing[0]} first")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
-        _check_words(tokenizer)
-        # The weights are plain now, and can be saved:
-        model.config.__dict__.pop("quantization_config", None)
-        for attribute in ("is_quantized", "hf_quantizer"):
-            model.__dict__.pop(attribute, None)
+    with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as draft:
         made = Path(draft) / "model"
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
+        _run(file, made, Path(draft) / "reason")
         manifest = {
             "made_of": made_of,
             "digests": _digests(made, sorted(each.name for each in made.iterdir())),
@@ -145,56 +128,23 @@ def _unpack(file: Path, folder: Path, made_of: dict[str, Any]) -> None:
     log.warning("Unpacked %s in %.0f s.", file.name, time.monotonic() - start)
 
 
-def _check_words(tokenizer: Any) -> None:
-    """Raise `ValueError` if the tokenizer splits words that are tokens of its own.
-
-    transformers 5.17 reads Gemma's vocabulary so, without a word of warning: a prompt gets four
-    times as many tokens.
+def _run(file: Path, made: Path, reason: Path) -> None:
+    """Let a process of its own unpack `file` to the folder `made`. Raises `ValueError` if it cannot
+    be read.
     """
-    ids = tokenizer.get_vocab()  # in another order on other processors
-    tokens = [token for token in sorted(ids, key=ids.__getitem__) if WORD.fullmatch(token)][:WORDS]
-    split = [
-        token
-        for token in tokens
-        if len(tokenizer(f"a {token[1:]}", add_special_tokens=False).input_ids) > 2
-    ]
-    if len(split) > len(tokens) // 2:
+    command = (sys.executable, "-m", UNPACKER, str(file), str(made), str(reason))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # it warns of nothing that a user could mend
+    ended = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if ended.returncode:
+        if reason.is_file():
+            raise ValueError(reason.read_text(encoding="utf-8"))
+        last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ValueError(
-            f"transformers {transformers.__version__} reads its tokenizer wrongly: it splits "
-            f"{len(split)} of "
-            f"{len(tokens)} words that are tokens, such as {split[0][1:]!r}; try a newer version"
+            f"the process that unpacked it ended with status {ended.returncode}; {last}"
+            if last
+            else f"the process that unpacked it ended with status {ended.returncode}, as for want "
+            "of memory"
         )
-
-
-@contextmanager
-def _read_once(file: Path) -> Iterator[set[str]]:
-    """Let transformers, which opens the file for each part anew, use one reader; the kinds of its
-    tensors.
-    """
-    try:
-        gguf: Any = importlib.import_module("gguf")
-    except ImportError as error:
-        raise MissingExtraError("gguf", "gguf", f"Loading {file.name}") from error
-
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        """Sees the file as a plain array: numpy's memmap is slow at the many small views of a
-        vocabulary.
-        """
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
-
-    original = gguf.GGUFReader
-    names = gguf.get_tensor_name_map
-    reader = Reader(file)
-
-    def read(path: Any, *rest: Any) -> Any:
-        return reader if Path(path) == file else original(path, *rest)
-
-    # transformers asks for each module
-    gguf.GGUFReader, gguf.get_tensor_name_map = read, functools.cache(names)
-    try:
-        yield {tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1}
-    finally:
-        gguf.GGUFReader = original
-        gguf.get_tensor_name_map = names

@@ -6,6 +6,7 @@ That name is SmolLM2-135M-Instruct, which is in a package on PyPI.
 import importlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
-from .cpu import int8
-from .gguf_files import unpacked
+from .cpu import int4, int8
+from .gguf_files import GRIDS, unpacked
 from .probe import DEVICES, refuse_unsupported
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -69,6 +70,8 @@ def load(
             f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} "
             "first."
         )
+    if (grids := Path(path) / GRIDS).is_file():
+        int4.attach(grids, model)
     if adapter:
         model = _with_adapter(model, adapter)
     try:
@@ -125,7 +128,20 @@ def folder_of(name: str | os.PathLike[str]) -> str:
 
 
 def _not_loaded(name: object, error: BaseException) -> ModelNotFoundError:
-    why = _pointer(Path(str(name))) or f"{_first_line(error).rstrip('.')}. Is it complete?"
+    path = Path(str(name))
+    if path.suffix.lower() == ".gguf":
+        hint = (
+            f"The file has {path.stat().st_size} bytes: compare that with its source, and download "
+            "it again if it is shorter."
+        )
+    elif path.exists():
+        hint = "Is a file of it missing or cut? Compare the folder with its source."
+    else:
+        hint = (
+            "No folder or file here has that name, so it was looked for on the hub. Check the name "
+            "and the network, or give a model's folder or GGUF file."
+        )
+    why = _pointer(path) or f"{_first_line(error).rstrip('.')}. {hint}"
     return ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {why}")
 
 
@@ -251,6 +267,7 @@ def quiet_transformers() -> None:
     """Turn off transformers' warnings and progress bars in this process."""
     from transformers.utils import logging
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 

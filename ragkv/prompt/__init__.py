@@ -20,7 +20,7 @@ from .request import (
     TurnKV,
 )
 from .shared_model import SharedModel
-from .task import Task
+from .task import NoTurn, Task
 
 __all__ = [
     "MAX_LOGPROBS",
@@ -31,6 +31,7 @@ __all__ = [
     "ChunkLike",
     "Intake",
     "Lookup",
+    "NoTurn",
     "OwnModel",
     "Past",
     "Prefill",

@@ -96,7 +96,10 @@ def lay_out(
         raise InputError("The prompt is empty: no prefix, chunk or question.")
     fits = length + asked <= context_length
     others = length + (asked if fits else min(asked, LEAST_ANSWER_TOKENS))
-    history, truncated = fitted(past.history, context_length - others, settings)
+    history = past.history
+    truncated = None
+    if history:
+        history, truncated = fitted(history, context_length - others, settings)
     check_length(length + len(history), min(asked, 1), context_length)
     room = asked if fits else context_length - length - len(history)
     cut = (

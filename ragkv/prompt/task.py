@@ -7,9 +7,10 @@ finds out is its result.
 from dataclasses import dataclass
 
 from ragkv.scheduling import Work
+from ragkv.types import Answer, TokenEvent
 
-from .prompt import Prompt
-from .request import Request
+from .prompt import Past, Prompt
+from .request import Request, ServedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +22,22 @@ class Task:
     work: Work
     session_id: str = ""  # of its conversation; "" if it belongs to none
     keep: bool = False  # whether a conversation stores the KV that it makes
+
+
+@dataclass(frozen=True, slots=True)
+class NoTurn:
+    """What stands for the turn of a request that no conversation keeps."""
+
+    past: Past  # what the prompt stands behind; a conversation may be read without a turn
+    keeps: bool = False
+
+    def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
+        """Nothing is kept of it."""
+
+    def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:
+        """The event as it is."""
+        return event
+
+    def end(self) -> tuple[str, ...]:
+        """No notes."""
+        return ()

@@ -127,7 +127,7 @@ def _gelu(x: Array) -> Array:
     """x times the share of a normal distribution below x."""
     scaled = np.abs(x) * np.float32(2**-0.5)
     t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * scaled)
-    powers = np.float32(0)
+    powers: Array = np.zeros_like(t)
     for factor in reversed(_ERF):
         powers = (powers + np.float32(factor)) * t
     erf = np.sign(x) * (np.float32(1) - powers * np.exp(-scaled * scaled))

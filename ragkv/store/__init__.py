@@ -13,9 +13,17 @@ from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
 if TYPE_CHECKING:
     from .background import Background, Job
     from .codecs import CODECS
-    from .entry import Entry, EntryInfo, Identity, dtype_name, ids_bytes, ids_digest
+    from .entry import (
+        Entry,
+        EntryInfo,
+        HintedEntry,
+        Identity,
+        PrefetchHint,
+        dtype_name,
+        ids_bytes,
+        ids_digest,
+    )
     from .key import EntryKey
-    from .prefetch import HintedEntry, PrefetchHint
     from .store import Store, StoreStats
     from .tiers import (
         DiskTier,
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
         TierStats,
     )
 
-_MODULES = (".background", ".codecs", ".entry", ".key", ".prefetch", ".store", ".tiers")
+_MODULES = (".background", ".codecs", ".entry", ".key", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:

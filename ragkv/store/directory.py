@@ -1,6 +1,7 @@
 """The disk tier's directory: file names, modes, the writer's lock, and how a file becomes visible.
 
-    writer.lock, writer.txt     the lock of the one writing process, and which process holds it
+    writer.lock, writer.txt     the lock of the one writing process, and which process holds it: see
+                                `writer_lock.py`
     index/                      see `index.py`
     tmp/                        files being written; what is found here at open, a killed writer left
     entries/ab/ab12...safetensors   complete, durable files, named by their key
@@ -8,31 +9,25 @@
 A file is synced under `tmp/` and then renamed to `entries/`, so every visible file is complete. A
 reader needs only a key: a process that reads next to the writer either opens the file or has a
 miss.
-
-This module loads no torch, so a command can see quickly that it must not write (`check_unlocked`).
 """
 
 import contextlib
 import os
-import socket
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import filelock
 
-from ragkv.errors import StoreError, StoreLockedError
+from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
+from . import writer_lock
 from .key import EntryKey
 
 if TYPE_CHECKING:
     from .record import Bytes
 
-PROBE_S = 0.3  # A writer waits so long for the lock, which `check_unlocked` holds for a moment.
-_HOLDER = "writer.txt"
 _SUFFIX = ".safetensors"
 
 
@@ -59,7 +54,7 @@ class EntryDirectory:
                 make_private_folder(folder)
                 # it may have existed with another mode; the root may hold other people's files
                 folder.chmod(0o700)
-            self._lock = acquire(self.root)
+            self._lock = writer_lock.acquire(self.root)
             for orphan in self._temporary.iterdir():
                 orphan.unlink(missing_ok=True)
         except OSError as error:
@@ -122,23 +117,6 @@ class EntryDirectory:
                 sync(self.path(key).parent)
 
 
-def check_unlocked(root: str | Path) -> None:
-    """Raise `StoreLockedError` if a process writes to the directory now; costs no more
-    than a look.
-    """
-    root = Path(root)
-    if not (root / "writer.lock").exists():
-        return
-    lock = _lock_of(root)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise _locked_error(root) from None
-    except OSError:  # what else is wrong is said when the directory is opened
-        return
-    lock.release()
-
-
 def _listed(folder: Path) -> list[os.DirEntry[str]]:
     """The contents of `folder`; empty if it vanished or is not a directory."""
     try:
@@ -146,56 +124,3 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def acquire(root: Path) -> filelock.BaseFileLock:
-    """The lock, held. Raises `StoreLockedError` if another process has it, and `OSError`."""
-    lock = _lock_of(root)
-    try:
-        lock.acquire(timeout=PROBE_S)
-    except filelock.Timeout:
-        raise _locked_error(root) from None
-    # A file of its own: a process that tries to acquire the lock may truncate the lock file.
-    holder = root / _HOLDER
-    # needed for the message only: a store on a full disk must still open
-    with contextlib.suppress(OSError):
-        holder.touch(mode=0o600)
-        holder.write_text(_this_process(), encoding="utf-8")
-    return lock
-
-
-def _lock_of(root: Path) -> filelock.BaseFileLock:
-    return filelock.FileLock(root / "writer.lock", timeout=0, mode=0o600, thread_local=False)
-
-
-def _locked_error(root: Path) -> StoreLockedError:
-    holder = _lock_holder(root)
-    return StoreLockedError(
-        f"The store directory {root} is written by {holder} already. Wait for it or stop it, "
-        "choose another directory "
-        "(--home on the command line), or open this one with read_only=True, as ask and search do.",
-        holder,
-    )
-
-
-def _lock_holder(root: Path) -> str:
-    """The process that has the lock, as it described itself."""
-    try:
-        known = (root / _HOLDER).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return "another process"
-    if known.startswith(f"pid {os.getpid()} "):
-        return "this very process"
-    return f"another process ({known[:200]})" if known else "another process"
-
-
-def _this_process() -> str:
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"pid {os.getpid()} on {socket.gethostname()}, {_command()}, since {since}"
-
-
-def _command() -> str:
-    """The program of this process; of `ragkv` also the command. Other arguments may be secret."""
-    started = Path(sys.argv[0]) if sys.argv[0] not in ("", "-", "-c") else Path(sys.executable)
-    name = started.parent.name if started.name == "__main__.py" else started.name
-    return " ".join([name, *sys.argv[1:2]]) if name == "ragkv" else name

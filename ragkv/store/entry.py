@@ -18,7 +18,7 @@ import json
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Union
 
 import torch
@@ -143,6 +143,34 @@ class EntryInfo:
     def size_bytes(self) -> int:
         """Bytes of all keys and values, decoded."""
         return self.layers * self.layer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HintedEntry:
+    """One entry that a request will look up."""
+
+    identity: Identity
+    token_ids: tuple[int, ...]
+    size_bytes: int  # in memory, as far as it is known
+    group: str = ""  # the conversation it is stored under; "" for a chunk
+    key: EntryKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.identity.key(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefetchHint:
+    """All entries that one request will look up, in the order of their use. Compared by
+    identity.
+    """
+
+    entries: tuple[HintedEntry, ...] = ()
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that policies know these entries by, without repetition."""
+        return tuple(dict.fromkeys(entry.group or entry.key.digest for entry in self.entries))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,38 +1,38 @@
-"""The disk tier's index: size, last use and conversation of every entry file, kept in diskcache
-(SQLite).
+"""The disk tier's index: size, last use and conversation of every entry file, in SQLite.
 
 The index makes opening fast and keeps the order of use across restarts, but it is only a hint: the
 entry files decide what is stored. At open, a row without a file is dropped, a file without a row is
 examined and adopted, and a broken index is deleted and rebuilt. So rows may be written late, and a
 thread of the index writes them: a SQLite connection belongs to one thread, and no request may wait
 for it. A row is never written before its entry is durable.
-
-diskcache unpickles what it reads (CVE-2025-69872). `JsonDisk` refuses pickled keys and values, and
-also files next to the database, because their names come out of the database.
 """
 
-import contextlib
-import json
 import logging
 import math
 import shutil
 import sqlite3
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-import diskcache
-from diskcache.core import MODE_RAW
-
 from ragkv.errors import StoreError
-from ragkv.runtime import make_private_folder
+from ragkv.runtime import create_private
 
 from .background import Background, Job
 from .key import EntryKey
 
 log = logging.getLogger(__name__)
 
+FILE = "rows.db"
+# Without a rowid the key is the table, and not a second index beside it. "member" is `Row.index`.
+TABLE = """CREATE TABLE IF NOT EXISTS entries (
+    key TEXT PRIMARY KEY NOT NULL,
+    size INTEGER NOT NULL,
+    used REAL NOT NULL,
+    conversation TEXT NOT NULL,
+    member INTEGER NOT NULL
+) WITHOUT ROWID"""
 _LINGER_S = 0.05  # rows recorded within this time share a transaction, as those of one request do
 
 
@@ -46,60 +46,14 @@ class Row:
     index: int = 0
 
     @classmethod
-    def from_json(cls, text: str) -> "Row":
-        """A row from the text in the database. Raises `ValueError` or `TypeError` if it is not a
-        row.
+    def of(cls, values: Sequence[object]) -> "Row":
+        """A row from the columns of the database. Raises `ValueError` or `TypeError` if it is none:
+        SQLite stores any value in any column.
         """
-        row = cls(**json.loads(text))
-        if list(map(type, astuple(row))) != [int, float, str, int] or not math.isfinite(row.used):
-            raise ValueError(f"{text[:100]} is no row")
+        row = cls(*values)  # type: ignore[arg-type]
+        if list(map(type, values)) != [int, float, str, int] or not math.isfinite(row.used):
+            raise ValueError(f"{values!r:.100} is no row")
         return row
-
-
-class JsonDisk(diskcache.Disk):  # type: ignore[misc]
-    """A serializer for diskcache that stores text only: no pickle, no files next to the
-    database.
-    """
-
-    def put(self, key: object) -> tuple[str, bool]:
-        return _text(key), True
-
-    def get(self, key: object, raw: object) -> str:
-        if not raw:
-            raise StoreError("it holds a pickled key, which is refused")
-        return _text(key)
-
-    def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:
-        return 0, MODE_RAW, None, _text(value)
-
-    def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> str:
-        if mode != MODE_RAW or filename is not None:
-            raise StoreError(f"a value of mode {mode} is refused (4 is pickle)")
-        return _text(value)
-
-    def remove(self, file_path: str) -> None:
-        """Do nothing: this class writes no files, so a file name in the database was not put there
-        by it.
-        """
-
-
-class _Database(diskcache.Cache):  # type: ignore[misc]
-    """A diskcache that closes its connection if opening fails, as on a full disk."""
-
-    def __init__(self, directory: Path) -> None:
-        try:
-            super().__init__(
-                str(directory),
-                disk=JsonDisk,
-                eviction_policy="none",  # the tier's policy decides
-                cull_limit=0,
-                # with mmap, a truncated database raises SIGBUS instead of an error
-                sqlite_mmap_size=0,
-            )
-        except BaseException:
-            with contextlib.suppress(AttributeError):  # it failed before there was a connection
-                self.close()
-            raise
 
 
 class DiskIndex:
@@ -107,7 +61,9 @@ class DiskIndex:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._cache: _Database | None = None  # of the background thread; `None`: rows are not kept
+        self._database: sqlite3.Connection | None = (
+            None  # of the background thread; `None`: none is kept
+        )
         self.rows: Mapping[EntryKey, Row] = {}  # found at open, without those that cannot be read
         self._pending: dict[EntryKey, Row | None] = {}  # None: delete the row
         self._pending_lock = threading.Lock()
@@ -136,11 +92,10 @@ class DiskIndex:
     def _open(self) -> None:
         for next_step in ("It is rebuilt.", "Going on without one."):
             try:
-                self._cache = _open(self._directory)
-                self.rows = _load(self._cache)
+                self._database = _open(self._directory)
+                self.rows = _load(self._database)
                 return
-            # diskcache raises anything on a damaged database; the index is only a hint
-            except Exception as error:
+            except (sqlite3.Error, OSError, StoreError) as error:
                 self._close()
                 log.warning(
                     "The index in %s cannot be used: %s. %s", self._directory, error, next_step
@@ -152,16 +107,15 @@ class DiskIndex:
         with self._pending_lock:
             batch = self._pending
             self._pending = {}
-        if self._cache is None:
+        if self._database is None:
             return
+        gone = [(key.to_text(),) for key, row in batch.items() if row is None]
+        kept = [(key.to_text(), *astuple(row)) for key, row in batch.items() if row is not None]
         try:
-            with self._cache.transact():  # not with retry=True, which loops for ever on a full disk
-                for key, row in batch.items():
-                    if row is None:
-                        self._cache.delete(key.to_text())
-                    else:
-                        self._cache.set(key.to_text(), json.dumps(asdict(row)))
-        except Exception as error:  # as above
+            with self._database:
+                self._database.executemany("DELETE FROM entries WHERE key = ?", gone)
+                self._database.executemany("REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", kept)
+        except sqlite3.Error as error:
             if not self._broken:  # log it once; the next open finds the entries without their rows
                 log.warning(
                     "The index in %s cannot be written: %s. The order of use is lost.",
@@ -171,11 +125,11 @@ class DiskIndex:
             self._broken = True
 
     def _close(self) -> None:
-        cache = self._cache
-        self._cache = None
+        database = self._database
+        self._database = None
         try:
-            if cache is not None:
-                cache.close()
+            if database is not None:
+                database.close()
         except sqlite3.Error as error:
             log.warning("The index did not close cleanly: %s", error)
         if self._broken:
@@ -183,32 +137,34 @@ class DiskIndex:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise StoreError(f"The index stores text only, not {type(value).__name__}.")
-    return value
+def _open(directory: Path) -> sqlite3.Connection:
+    """The database, sound. Raises `sqlite3.Error`, `OSError`, and `StoreError` for damage."""
+    file = directory / FILE
+    if not file.exists():
+        shutil.rmtree(directory, ignore_errors=True)  # it may hold the index of an earlier version
+    create_private(file)  # SQLite gives its other files the same mode
+    database = sqlite3.connect(file)
+    try:
+        # without the check, damage could hide rows unnoticed
+        found = database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            raise StoreError(found)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose rows, not the file
+        database.execute(TABLE)
+    except BaseException:  # as on a full disk
+        database.close()
+        raise
+    return database
 
 
-def _open(directory: Path) -> _Database:
-    """The database, sound. Raises anything."""
-    make_private_folder(directory)  # a rebuild may have deleted it
-    file = directory / "cache.db"
-    file.touch(mode=0o600)  # SQLite gives its other files the same mode
-    # without the check, damage could hide rows unnoticed
-    with contextlib.closing(sqlite3.connect(file)) as connection:
-        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found != "ok":
-        raise StoreError(found)
-    return _Database(directory)
-
-
-def _load(cache: _Database) -> dict[EntryKey, Row]:
+def _load(database: sqlite3.Connection) -> dict[EntryKey, Row]:
     rows = {}
-    for text in list(cache.iterkeys()):
+    for text, *values in database.execute("SELECT * FROM entries"):
         try:
             if (key := EntryKey.from_text(text)) is None:
                 raise ValueError(f"{text[:80]!r} is no key")
-            rows[key] = Row.from_json(cache.get(text))
-        except (StoreError, ValueError, TypeError) as error:
+            rows[key] = Row.of(values)
+        except (ValueError, TypeError) as error:
             log.warning("An index row was refused: %s", error)
     return rows

@@ -16,7 +16,7 @@ Identity and token ids prove that a record is the entry asked for.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ import xxhash
 
 from ragkv.errors import EntryDamagedError
 
-from .codecs import CODECS, Codec, Layout
-from .entry import FORMAT_VERSION, EncodedEntry, Entry, EntryInfo, Identity, ids_bytes
+from .codecs import CODECS, Codec
+from .entry import FORMAT_VERSION, EntryInfo, Identity
 from .key import EntryKey
 
 Bytes = bytes | bytearray | memoryview
@@ -37,16 +37,9 @@ FORMAT_NAME = "ragkv-entry"
 # The checksum's place is fixed, so that it can be blanked.
 CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')
 CHECKSUM_CHARS = 32  # A checksum has so many hex digits.
-_BLANK = "0" * CHECKSUM_CHARS
+BLANK = "0" * CHECKSUM_CHARS  # stands for the checksum while the head is hashed
 _HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
 _MAX_HEAD = 64 * 1024**2  # In bytes: a longer head counts as damage and is not allocated.
-_DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.uint8: "U8",
-}
 
 
 class OtherVersionError(EntryDamagedError):
@@ -76,39 +69,6 @@ class RecordHead:
         """Raise `EntryDamagedError` unless the checksum of `stored` is the one that was written."""
         if self.digest(stored) != self.layer_checksums[layer]:
             raise EntryDamagedError(self.info.key, f"checksum of layer {layer} does not match")
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """An entry ready to be written: its head's bytes and its layers."""
-
-    head: bytes
-    layers: tuple[torch.Tensor, ...]  # contiguous, on the host
-    file_bytes: int
-
-    @classmethod
-    def of(
-        cls, entry: Entry | EncodedEntry, digest: Digest = checksum, layers_per_value: int = 0
-    ) -> "Record":
-        """The record of `entry`, which is encoded if it is not yet. Hashes every layer; shares the
-        tensors.
-        """
-        encoded = EncodedEntry.of(entry).compact()
-        info = encoded.info
-        layers = tuple(encoded.layers)
-        facts = _facts(info, encoded.codec.name, [digest(bytes_of(layer)) for layer in layers])
-        if layers_per_value:
-            facts["layers_per_value"] = str(layers_per_value)
-        layout = encoded.codec.layout(info.shape, info.dtype)
-        head, file_bytes = _head_bytes(facts, ids_bytes(info.token_ids), layers, layout, digest)
-        return cls(head, layers, file_bytes)
-
-    def pieces(self) -> Iterator[Bytes]:
-        """The file's bytes in order, in pieces."""
-        yield self.head
-        for layer in self.layers:
-            yield bytes_of(layer)
-            yield bytes(-layer.nbytes % ALIGNMENT)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -188,62 +148,6 @@ def read_info(path: Path, key: EntryKey) -> EntryInfo:
         return read_head(file.fileno(), key).info
 
 
-def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
-    return {
-        "checksum": _BLANK,  # first, so that it begins at CHECKSUM_START
-        "format": FORMAT_NAME,
-        "version": str(FORMAT_VERSION),
-        "key": info.key.to_text(),
-        "identity": info.identity.to_json(),
-        "frequencies": info.frequencies,
-        "shape": json.dumps([info.layers, info.kv_heads, info.tokens, info.head_dim]),  # L, G, T, D
-        "group": info.group,
-        "index": str(info.index),
-        "codec": codec,
-        "layer_checksums": ",".join(checksums),
-    }
-
-
-def _head_bytes(
-    facts: dict[str, str],
-    ids: bytes,
-    layers: tuple[torch.Tensor, ...],
-    layout: Layout,
-    digest: Digest,
-) -> tuple[bytes, int]:
-    """The head with its checksum, and the length of the whole file."""
-    # 1. list every tensor in file order: (name, dtype, shape, bytes)
-    tokens = len(ids) // 8
-    plan: list[tuple[str, str, tuple[int, ...], int]] = [("token_ids", "I64", (tokens,), len(ids))]
-    plan += _pad("pad.head", len(ids))
-    head_data = sum(size for *_, size in plan)
-    for number, layer in enumerate(layers):
-        plan.append((f"layer.{number:04d}", _DTYPE_NAMES[layout.dtype], layout.shape, layer.nbytes))
-        plan += _pad(f"pad.{number:04d}", layer.nbytes)
-    # 2. write the header
-    header: dict[str, Any] = {"__metadata__": facts}
-    offset = 0
-    for name, dtype, shape, size in plan:
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    # 3. hash the head with a blank checksum, then insert the checksum
-    head = bytearray(len(text).to_bytes(8, "little") + text + ids)
-    head += bytes(8 + len(text) + head_data - len(head))
-    head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = digest(bytes(head)).encode()
-    return bytes(head), 8 + len(text) + offset
-
-
-def _pad(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:
-    missing = -size % ALIGNMENT
-    return [(name, "U8", (missing,), missing)] if missing else []
-
-
 def _parse_header(
     first: Callable[[int], bytes], start: bytes
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -263,7 +167,7 @@ def _check_head(key: EntryKey, head: bytes, head_end: int, digest: Digest) -> No
     if len(head) != head_end:
         raise EntryDamagedError(key, f"it ends after {len(head)} bytes, inside its head")
     blank = bytearray(head)
-    blank[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = _BLANK.encode()
+    blank[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = BLANK.encode()
     if digest(bytes(blank)).encode() != head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS]:
         raise EntryDamagedError(key, "checksum of its head does not match")
 

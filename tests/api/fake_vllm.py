@@ -19,11 +19,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.integrations.vllm.layout import Wish, layout
-from ragkv.integrations.vllm.scheduler import PromptScheduler
-from ragkv.integrations.vllm.settings import ConnectorSettings
 from ragkv.types import TokenEvent
-from tests.integrations.vllm.models import vllm_request
+from ragkv.vllm.layout import Wish, layout
+from ragkv.vllm.scheduler import PromptScheduler
+from ragkv.vllm.settings import ConnectorSettings
+from tests.vllm.models import vllm_request
 
 
 class FakeVllm:

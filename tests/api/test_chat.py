@@ -8,7 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv.api.bodies.client_parts import IGNORED, MAX_NOTES, UNKNOWN
-from ragkv.api.reports import without_markers
+from ragkv.api.chat_completion import _address
+from ragkv.api.reports import source_of, without_markers
+from ragkv.retrieval import Passage
 
 from .helpers import FACTS, WORLD, corpus, engine_of, events, questions
 
@@ -207,13 +209,15 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
     cited = 0
     for one in questions()[:8]:
         asked = client.post(
-            "/v1/ask", json={"question": one["question"], "collection": "world"}
+            "/v1/ask",
+            json={"question": one["question"], "collection": "world", "reuse": "none"},
         ).json()
         got = chat(
             client,
             [{"role": "user", "content": one["question"]}],
             rag={"collection": "world"},
             max_tokens=64,
+            ragkv={"reuse": "none"},
         )
         report = got["ragkv"]
         message = got["choices"][0]["message"]
@@ -227,9 +231,30 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
         for annotation, number in zip(message["annotations"], numbers, strict=True):
             there = annotation["url_citation"]
             assert message["content"][there["start_index"] : there["end_index"]] == f"[{number}]"
-            assert there["url"] == report["sources"][number - 1]["source"]
+            source = report["sources"][number - 1]["source"]
+            assert there["url"] == f"/v1/collections/world/documents/{source}"
             cited += 1
     assert cited
+
+
+@pytest.mark.parametrize(
+    ("source", "id", "collection", "address"),
+    [
+        ("https://a.example/x", "d", "c", "https://a.example/x"),
+        ("HTTP://a.example", "d", None, "HTTP://a.example"),
+        ("javascript:alert(1)", "javascript:alert(1)", "c", "javascript%3Aalert%281%29"),
+        ("data:text/html,x", "../../keys", "c", "..%2F..%2Fkeys"),
+        (" javascript:x//https://a", "a b/c?d#e", "c", "a%20b%2Fc%3Fd%23e"),
+        ("file:///etc/passwd", "javascript:x", None, "#1"),
+        ("javascript:x", "javascript:x", None, "#1"),
+    ],
+)
+def test_a_citation_links_to_the_web_or_to_this_server_whatever_its_author_wrote(
+    source: str, id: str, collection: str | None, address: str
+) -> None:
+    passage = Passage("", id, "text", (0, 4), source, {})
+    linked = _address(source_of(1, passage), collection)
+    assert linked.removeprefix("/v1/collections/c/documents/") == address
 
 
 @pytest.mark.parametrize(

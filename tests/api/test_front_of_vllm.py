@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from ragkv import Engine, EngineConfig
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import QueueConfig, VllmConfig
-from ragkv.api.vllm_backend.salts import SECRET_VARIABLE
+from ragkv.vllm.front.salts import SECRET_VARIABLE
 from tests.fusion.test_gate_result import point, result
 
 from .fake_vllm import FakeVllm

@@ -188,10 +188,9 @@ def test_a_deleted_document_leaves_no_text_and_no_entry(tmp_path: Path) -> None:
         )
         found = ask(client, "What is the password of the vault?", a).json()
         assert any("heliotrope" in source["text"] for source in found["sources"])
-        before = _entries(client, a)[-1]  # on disk
         assert client.delete("/v1/collections/c/documents/d", headers=a).status_code == 200
         _flush(client)
-        assert _entries(client, a)[-1] == before - 1
+        assert _entries(client, a)[-1] == 1  # on disk, of the other document
         assert client.get("/v1/collections/c/documents/d", headers=a).status_code == 404
         gone = ask(client, "What is the password of the vault?", a).json()
         assert not any("heliotrope" in source["text"] for source in gone["sources"])
@@ -200,7 +199,7 @@ def test_a_deleted_document_leaves_no_text_and_no_entry(tmp_path: Path) -> None:
         assert client.delete("/v1/collections/whole", headers=a).status_code == 200
         _flush(client)
         assert _files_with(tmp_path, "heliotrope", "Zanzibar") == []
-        assert _entries(client, a)[-1] == before - 1
+        assert _entries(client, a)[-1] == 1
 
 
 def test_a_deleted_conversation_leaves_no_history_and_no_kv(tmp_path: Path) -> None:

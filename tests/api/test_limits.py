@@ -119,9 +119,9 @@ def test_documents_and_kv_share_the_disk_and_above_it_documents_are_refused(tmp_
         assert empty == 2 * MIB and ingest(client, [{"id": "a", "text": text}]).status_code == 201
         filled = kv()
         assert filled < empty - 2 * len(text)
-        many = [ingest(client, [{"id": f"{n}", "text": f"{text} {n}"}]) for n in range(6)]
+        many = [ingest(client, [{"id": f"{n}", "text": f"{text} {n}"}]) for n in range(12)]
         assert many[-1].status_code == 403 and "disk_bytes" in many[-1].text and kv() == 0
-        for name in ("a", *map(str, range(6))):
+        for name in ("a", *map(str, range(12))):
             client.delete(f"/v1/collections/c/documents/{name}")
         assert kv() > filled  # deleting has freed the disk
         assert ingest(client, [{"id": "b", "text": "The mill."}]).status_code == 201

@@ -170,7 +170,7 @@ def test_openais_client_finds_chat_models_and_asks_one_of_a_collection(url: str)
         )
         assert (got.content or "").split() == ["potter", "[1]"] and got.annotations[
             0
-        ].url_citation.url == "people"
+        ].url_citation.url == "/v1/collections/people/documents/people"
         with pytest.raises(openai.NotFoundError) as missing:
             client.chat.completions.create(model="reader:no", messages=ASK)
         assert missing.value.param == "model"

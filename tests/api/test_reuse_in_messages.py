@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig
-from tests.api.chat.prompt_templates import TEMPLATES, passages
+from tests.chat.prompt_templates import TEMPLATES, passages
 
 from .helpers import app_on, client_of, engine_of, filled
 from .test_chat import chat, said
@@ -134,7 +134,7 @@ def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once(
 ) -> None:
     def warnings(text: str) -> int:
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "ragkv.api.chat"):
+        with caplog.at_level(logging.WARNING, "ragkv.chat"):
             chat(talk, [{"role": "user", "content": text}], max_tokens=1)
         return sum("none of the known texts" in record.getMessage() for record in caplog.records)
 

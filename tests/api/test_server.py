@@ -4,6 +4,7 @@ the process.
 
 import contextlib
 import signal
+import socket
 from pathlib import Path
 
 import httpx
@@ -82,3 +83,25 @@ def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
         server.wait_for(lambda line: line["event"] == "draining")
         server.signal(signal.SIGTERM)
         assert server.ended() == 128 + signal.SIGTERM  # the stream would go on for 99 s
+
+
+@pytest.mark.enable_socket
+@pytest.mark.parametrize(
+    ("piece", "count", "is_cut"),
+    [(b"x", 3000, True), (b"xy" * 10, 3000, True), (b"x" * 600, 3000, False), (b"x", 900, False)],
+)
+def test_a_body_in_very_many_small_pieces_ends_its_connection(
+    tmp_path: Path, piece: bytes, count: int, is_cut: bool
+) -> None:
+    chunk = b"%x\r\n%s\r\n" % (len(piece), piece)
+    head = b"POST /v1/echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with small(tmp_path) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as one:
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                one.sendall(head + b"transfer-encoding: chunked\r\n\r\n" + chunk * count)
+                one.sendall(b"0\r\n\r\n")
+                answer = one.recv(12)
+        assert (answer == b"") == is_cut
+        with server.client() as client:
+            assert client.get("/livez").status_code == 200

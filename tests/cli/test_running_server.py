@@ -100,7 +100,8 @@ def check_a_chat_by_the_server(run: Run, server: Process) -> None:
             assert ran.out.count("first token") == 2 - turns // 2
         patch.setattr("sys.stdin", io.StringIO("who ?\n"))
         assert run("chat", "--max-new-tokens", "2").code == 0
-    listed = server.client().get("/v1/sessions").json()["data"]
+    with server.client() as client:
+        listed = client.get("/v1/sessions").json()["data"]
     assert [(one["id"], one["turns"]) for one in listed] == [("mine", 1)]
 
 
@@ -112,12 +113,16 @@ def check_an_ingest_beside_the_server(run: Run, server: Process, documents: Path
     assert ran.code == 0 and "1 added" in ran.out, ran.err
     assert f"the server at {server.url}" in ran.err
     body = {"query": "rope", "retriever": "bm25"}
-    found = server.client().post("/v1/collections/default/search", json=body).json()["hits"]
-    assert found[0]["document_id"].endswith("rope.txt")
+
+    def found() -> Any:
+        with server.client() as client:
+            return client.post("/v1/collections/default/search", json=body).json()["hits"]
+
+    assert found()[0]["document_id"].endswith("rope.txt")
     added.unlink()
     pruned = run("ingest", documents, "--prune")
     assert pruned.code == 0 and "the KV of 1 passage" in pruned.err
-    assert server.client().post("/v1/collections/default/search", json=body).json()["hits"] == []
+    assert found() == []
 
 
 def check_what_the_server_is_not_asked(run: Run) -> None:

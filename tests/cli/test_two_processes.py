@@ -12,7 +12,7 @@ import pytest
 
 from ragkv.cli.ingest import NICENESS
 from ragkv.errors import StoreLockedError
-from ragkv.store.directory import check_unlocked
+from ragkv.store.writer_lock import check_unlocked
 
 from .conftest import Run
 

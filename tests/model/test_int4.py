@@ -1,6 +1,4 @@
-"""Copies in four bits: found again in weights that have no more, equal products for layers that are
-joined.
-"""
+"""Copies in four bits: of weights on a grid, and equal products for layers that are joined."""
 
 import os
 import subprocess
@@ -15,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ragkv.model import Adapter
 from ragkv.model.cpu import copied, packing
 from ragkv.model.cpu.copied import joined
-from ragkv.model.cpu.int4 import int4_copy
+from ragkv.model.cpu.int4 import ATTRIBUTE, Grid, int4_copy
 from ragkv.model.cpu.packing import Copies
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.probe import adapt
@@ -24,23 +22,31 @@ from ragkv.scheduling import DecodeBatch
 from tests import tiny_models
 
 
-def linear(weights: torch.Tensor, bias: bool = False) -> torch.nn.Linear:
+def linear(weights: torch.Tensor, grid: Grid | None, bias: bool = False) -> torch.nn.Linear:
     layer = torch.nn.Linear(*reversed(weights.shape), bias=bias, dtype=torch.bfloat16)
     layer.weight.data = weights.bfloat16()
+    setattr(layer, ATTRIBUTE, grid)
     return layer
 
 
-def grid(outputs: int, used: int, middle: float, inputs: int = 96) -> torch.Tensor:
-    """Weights (outputs, inputs) of `used` steps a block, about `middle` steps away from zero."""
+def on_grid(
+    outputs: int, used: int, middle: float, inputs: int = 96, scale: float = 1.0
+) -> tuple[torch.Tensor, Grid]:
+    """Weights (outputs, inputs) of `used` steps a block, about `middle` steps away from zero, and
+    their grid.
+    """
     shape = (outputs, inputs // 32, 32)
     chance = torch.Generator().manual_seed(used)
-    counts = torch.randint(0, used + 1, shape, generator=chance).float()
+    counts = torch.randint(0, used + 1, shape, generator=chance)
     counts[..., 0], counts[..., 1] = 0, used
-    return ((counts - 8 + middle) * torch.linspace(0.01, 0.3, inputs // 32)[:, None]).flatten(1)
+    steps = scale * torch.linspace(0.01, 0.3, inputs // 32)[:, None]
+    weights = ((counts - 8 + middle) * steps).flatten(1)
+    return weights, Grid.through(counts.flatten(1).to(torch.uint8), weights)
 
 
 needs_int4 = pytest.mark.skipif(
-    int4_copy(linear(torch.ones(32, 32))) is None, reason="torch has no int4 for CPUs"
+    int4_copy(linear(torch.ones(32, 32), Grid.of_one_value(1.0, 32, 32))) is None,
+    reason="torch has no int4 for CPUs",
 )
 
 
@@ -51,9 +57,9 @@ needs_int4 = pytest.mark.skipif(
 def test_weights_on_a_grid_are_multiplied_as_exactly_as_in_bfloat16(
     used: int, middle: float, bias: bool
 ) -> None:
-    weights = grid(64, used, middle)
+    weights, grid = on_grid(64, used, middle)
     rows = torch.randn(3, 96).bfloat16()
-    plain = linear(weights, bias)
+    plain = linear(weights, grid, bias)
     copy = int4_copy(plain)
     assert copy is not None and copy.bytes < 0.7 * weights.numel()
     exact = torch.nn.functional.linear(
@@ -65,10 +71,16 @@ def test_weights_on_a_grid_are_multiplied_as_exactly_as_in_bfloat16(
 
 
 @needs_int4
-def test_weights_of_more_bits_or_in_parts_of_blocks_are_not_copied() -> None:
-    weights = torch.randn(64, 96)
-    for other in (weights, weights[:, :40], torch.cat((grid(63, 15, 0), weights[:1]))):
-        assert int4_copy(linear(other)) is None
+def test_weights_without_a_grid_or_off_theirs_are_not_copied() -> None:
+    weights, grid = on_grid(64, 15, 0)
+    assert int4_copy(linear(weights, grid)) is not None
+    assert int4_copy(linear(weights, None)) is None
+    for other in (torch.randn(64, 96), torch.cat((weights[:63], torch.randn(1, 96)))):
+        assert int4_copy(linear(other, grid)) is None
+    in_float32 = torch.nn.Linear(96, 64)
+    in_float32.weight.data = weights
+    setattr(in_float32, ATTRIBUTE, grid)
+    assert int4_copy(in_float32) is None
 
 
 @torch.no_grad()
@@ -86,7 +98,10 @@ def adapter_on_grids(kv_heads: int = 1) -> Adapter:
     )
     for part in model.model.modules():
         if isinstance(part, torch.nn.Linear):
-            part.weight.copy_(0.3 * grid(*part.weight.shape[:1], 15, 0, part.weight.shape[1]))
+            outputs, inputs = part.weight.shape
+            weights, grid = on_grid(outputs, 15, 0, inputs, scale=0.3)
+            part.weight.copy_(weights)
+            setattr(part, ATTRIBUTE, grid)
     return adapt(model, 1 << 30)
 
 

@@ -1,10 +1,9 @@
-"""Models as people load them: quantised, wrapped by PEFT, in a GGUF file. Each works or is refused
+"""Models as people load them: quantised, wrapped by PEFT. Each works or is refused
 in a sentence.
 """
 
 import importlib
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
-from ragkv.model import gguf_files, loading
+from ragkv.model import loading
 from ragkv.model.fingerprint import weights_digest
 from tests import tiny_models
 
@@ -232,106 +229,3 @@ def test_a_checkpoint_whose_quantising_package_is_missing_is_refused_with_the_re
         with pytest.raises(ModelNotFoundError, match="Cannot load a causal LM") as caught:
             loading.load(tmp_path / method, "cpu", "auto")
         assert len(str(caught.value)) < 400
-
-
-def test_a_gguf_file_is_unpacked_once_and_gives_the_logits_of_the_model_it_was_made_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(**SIZES, bos_token_id=4, eos_token_id=5, tie_word_embeddings=False)
-    ).eval()
-    _write_gguf(gguf, tmp_path / "tiny.gguf", model)
-    with Engine.from_pretrained(tmp_path / "tiny.gguf") as engine:
-        assert len(engine.chunk("abab").token_ids) == 2
-        assert engine.prefill(QUESTION, CHUNKS).reuse.tokens >= len(IDS)
-        loaded = engine.model.adapter.model
-    with torch.no_grad():
-        found, expected = (each(torch.tensor([IDS])).logits for each in (loaded, model))
-    assert torch.allclose(found, expected, atol=1e-3)
-    made = gguf_files.unpacked(tmp_path / "tiny.gguf")
-    weights = made / "model.safetensors"
-    before = weights.stat().st_ino
-    assert gguf_files.unpacked(tmp_path / "tiny.gguf") == made and weights.stat().st_ino == before
-    flipped = bytes(255 - byte for byte in weights.read_bytes()[-4:])
-    weights.write_bytes(weights.read_bytes()[:-4] + flipped)
-    monkeypatch.setattr(gguf_files, "_checked", set())  # as in another process
-    assert loading.locate(tmp_path) == str(tmp_path / "tiny.gguf")  # the only one of its folder
-    damaged = loading.load(tmp_path, "cpu", "float32")[0]
-    assert weights.stat().st_ino != before and torch.equal(
-        damaged.lm_head.weight, loaded.lm_head.weight
-    )
-    cut = (tmp_path / "tiny.gguf").read_bytes()[:-4_000]
-    (tmp_path / "tiny.gguf").write_bytes(cut)
-    with pytest.raises(
-        ModelNotFoundError, match=r"Cannot load a causal LM from .*tiny\.gguf"
-    ) as caught:
-        loading.load(tmp_path / "tiny.gguf", "cpu", "auto")
-    assert len(str(caught.value)) < 400
-    (tmp_path / "other.gguf").write_bytes(cut)
-    with pytest.raises(
-        ModelNotFoundError, match=r"has no config\.json and 2 GGUF files: give one of them"
-    ):
-        loading.locate(tmp_path)
-
-
-@pytest.mark.parametrize("is_read", [True, False])
-def test_a_gguf_file_whose_tokenizer_splits_words_of_its_own_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    word = "\u0120house"
-    merges = [f"{word[:end]} {word[end]}" for end in range(1, len(word))] if is_read else []
-    tokens = [*"hous\u0120", "e", *(word[:end] for end in range(2, len(word) + 1))]
-    model = Qwen2ForCausalLM(
-        Qwen2Config(**SIZES, bos_token_id=40, eos_token_id=41, tie_word_embeddings=False)
-    )
-    _write_gguf(gguf, tmp_path / "tiny.gguf", model, tokens, merges)
-    says = pytest.raises(
-        ModelNotFoundError, match=r"splits 2 of 2 words that are tokens, such as 'hous'"
-    )
-    with nullcontext() if is_read else says:
-        assert loading.load(tmp_path / "tiny.gguf", "cpu", "auto")[1].tokenize("a house") == [
-            "a",
-            word,
-        ]
-
-
-def _write_gguf(
-    gguf: Any, path: Path, model: Any, tokens: Sequence[str] = (), merges: Sequence[str] = ()
-) -> None:
-    """Write a Qwen2 model with a vocabulary of toy tokens to a GGUF file."""
-    config = model.config
-    words = ["a", "b", "ab", *tokens]
-    words += [f"w{number}" for number in range(len(words), config.vocab_size)]
-    writer = gguf.GGUFWriter(str(path), "qwen2")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(words)
-    writer.add_token_merges(["a b", *merges])
-    writer.add_token_types([1] * len(words))
-    writer.add_bos_token_id(config.bos_token_id)
-    writer.add_eos_token_id(config.eos_token_id)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight", ".bias")), tensor.float().numpy()
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

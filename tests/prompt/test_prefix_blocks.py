@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ragkv import Engine, StoreConfig
-from ragkv.engine import PREFIX_SHARE
+from ragkv.assembly import PREFIX_SHARE
 from ragkv.prompt.prefix_blocks import BLOCK_TOKENS
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, Q, close, counts, engine_of, full_prefill, ids

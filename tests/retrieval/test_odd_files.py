@@ -322,6 +322,21 @@ HOSTILE: dict[str, Callable[[int], bytes | str]] = {
     "mixed.csv": lambda n: 'a;"b,c"|d\t' * n,
     "to.eml": lambda n: mail(b"x", subject=b"=?utf-8?q?a?= " * n),
     "lines.jsonl": lambda n: '{"text": "x"}\n{\n' * (n // 4),
+    "scripts.html": lambda n: "<sup>x" * (n // 10) + "10<sup>6</sup>" * (n // 10),
+    "notes.html": lambda n: "<a href='#a'><sup>1</sup></a>" * (n // 20) + "<p id=a>x" * (n // 20),
+    "spans.html": lambda n: (
+        "<table><tr>" + "<td rowspan=99 colspan=99>xyz" * 50 + "<tr><td>y" * (n // 8)
+    ),
+    "formula.html": lambda n: "<math>" + "<mrow>" * (n // 10) + "<msup><mi>x" * (n // 10),
+    "names.csv": lambda n: f"{'n' * (n // 3)},b\nz,{'x' * 99}\n" + "1,2\n" * (n // 6),
+    "commas.csv": lambda n: "," * n + "\n" + "," * n,
+    "rule.md": lambda n: "|a\n|" + " " * n + "\n" + "|a|b\n|-|-\n" * (n // 10),
+    "references.md": lambda n: "&#1" * (n // 3) + "&" * n,
+    "escapes.json": lambda n: "\\" * n + "\\u00e9" * (n // 6),
+    "orders.log": lambda n: "\x1b[" + "1" * n + "\x1b]" * (n // 2) + "a\x08" * (n // 2),
+    "tags.vtt": lambda n: "WEBVTT\n\n00:01.0 --> 00:02.0\n" + "<v." * (n // 3),
+    "blank.srt": lambda n: "\n \t" * n,
+    "encoding.eml": lambda n: mail(b"a" * n, "punycode"),
 }
 
 

@@ -13,7 +13,8 @@ from ragkv.config import CODEC_NAMES, StoreConfig
 from ragkv.store import CODECS, Entry, Store
 from ragkv.store.codecs import RAW, Codec, Int8Codec
 from ragkv.store.entry import EncodedEntry
-from ragkv.store.record import OtherVersionError, Record, read_head
+from ragkv.store.record import OtherVersionError, read_head
+from ragkv.store.record_writing import Record
 
 from .entries import IDENTITY, as_stored, make_entry, same, served, with_codec
 

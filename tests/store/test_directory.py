@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ragkv.errors import StoreLockedError
-from ragkv.store.directory import acquire, check_unlocked
+from ragkv.store.writer_lock import acquire, check_unlocked
 
 
 def hold(root: Path, pipe: Any) -> None:

@@ -313,7 +313,7 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
+        patch.setattr("ragkv.store.record_writing.FORMAT_VERSION", 1)
         fill(tmp_path, 1)
     delete_index(tmp_path)
     with closing(open_tier(tmp_path)) as tier:

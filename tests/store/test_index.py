@@ -1,39 +1,33 @@
-"""The rules of the index: it never unpickles, and a broken index loses only the order of use."""
+"""The rules of the index: it believes no row unseen, and a broken index loses only the order of use."""
 
 import pickle
 import sqlite3
+from contextlib import closing
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import diskcache
 import pytest
 
-from ragkv.errors import StoreError
 from ragkv.store import EntryKey
-from ragkv.store.index import DiskIndex, JsonDisk, Row
+from ragkv.store.index import FILE, DiskIndex, Row
 
 KEYS = {letter: EntryKey(letter * 64) for letter in "ab"}
+INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?)"
 ROW = Row(size=4096, used=12.5, group="talk", index=3)
 
 
-class Bomb:
-    """Unpickling it leaves a file behind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> object:
-        return Path.touch, (self.path,)
+def closing_index(directory: Path) -> closing[DiskIndex]:
+    return closing(DiskIndex(directory))
 
 
 def rows_of(directory: Path) -> dict[EntryKey, Row]:
-    index = DiskIndex(directory)
-    index.close()
-    return dict(index.rows)
+    with closing_index(directory) as index:
+        return dict(index.rows)
 
 
 def execute(directory: Path, statement: str, *values: Any) -> None:
-    connection = sqlite3.connect(directory / "cache.db", isolation_level=None)
+    connection = sqlite3.connect(directory / FILE, isolation_level=None)
     connection.execute(statement, values)
     connection.close()
 
@@ -49,56 +43,57 @@ def test_index_rows_survive_a_restart_and_the_last_change_of_a_row_counts(tmp_pa
     assert rows_of(tmp_path) == {KEYS["a"]: ROW}
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_pickled_value_is_refused_and_never_loaded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, large: bool
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("4096", 1.0, "talk", 0),
+        (4096, float("inf"), "talk", 0),
+        (4096, 1.0, pickle.dumps("talk"), 0),
+        (4096, 1.0, "talk", "x"),
+    ],
+)
+def test_a_row_with_a_value_of_another_kind_is_refused_and_the_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, values: tuple[Any, ...]
+) -> None:
+    with closing_index(tmp_path) as index:
+        index.record(KEYS["b"], ROW)
+    execute(tmp_path, "DROP TABLE entries")
+    execute(tmp_path, "CREATE TABLE entries(key, size, used, conversation, member)")
+    execute(tmp_path, INSERT, KEYS["a"].to_text(), *values)
+    execute(tmp_path, INSERT, KEYS["b"].to_text(), *astuple(ROW))
+    assert rows_of(tmp_path) == {KEYS["b"]: ROW}
+    assert "is no row" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["../" + "a" * 61, b"a" * 64, None])
+def test_a_row_whose_key_is_no_key_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: object
 ) -> None:
     DiskIndex(tmp_path).close()
-    with diskcache.Cache(str(tmp_path)) as attacker:  # diskcache's own serializer: it pickles
-        # a large one goes to a file
-        attacker["a" * 64] = (Bomb(tmp_path / "boom"), "x" * (10**5 if large else 1))
+    execute(tmp_path, "DROP TABLE entries")
+    execute(tmp_path, "CREATE TABLE entries(key, size, used, conversation, member)")
+    execute(tmp_path, INSERT, text, *astuple(ROW))
     assert rows_of(tmp_path) == {}
-    assert "pickle" in caplog.text
-    assert not (tmp_path / "boom").exists()
+    assert "row was refused" in caplog.text
 
 
-def test_a_pickled_key_is_refused_and_the_index_rebuilt(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    DiskIndex(tmp_path / "index").close()
-    insert = "INSERT INTO Cache(key, raw, store_time, mode, value) VALUES (?, 0, 0, 1, 'x')"
-    execute(tmp_path / "index", insert, pickle.dumps(Bomb(tmp_path / "boom")))
-    assert rows_of(tmp_path / "index") == {}
-    assert "pickled key" in caplog.text
-    assert not (tmp_path / "boom").exists()
+def test_the_index_of_an_earlier_version_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / "cache.db").write_bytes(b"of diskcache")
+    with closing_index(folder) as index:
+        index.record(KEYS["a"], ROW)
+    assert [file.name for file in folder.iterdir()] == [FILE]
+    assert rows_of(folder) == {KEYS["a"]: ROW}
 
 
-@pytest.mark.parametrize(
-    "value", ["no json", "[]", '{"size": "4096", "used": 1.0}', '{"size": 1, "used": NaN}', "{}"]
-)
-def test_a_value_that_is_not_a_row_is_left_out(tmp_path: Path, value: str) -> None:
-    DiskIndex(tmp_path).close()
-    with diskcache.Cache(str(tmp_path), disk=JsonDisk) as cache:
-        cache["a" * 64] = value
-    assert rows_of(tmp_path) == {}
-
-
-def test_file_names_in_the_database_are_neither_read_nor_removed(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    disk = JsonDisk(str(tmp_path))
-    disk.remove("victim")
-    assert victim.exists()
-    with pytest.raises(StoreError, match="refused"):
-        disk.fetch(2, "victim", None, False)
-
-
-@pytest.mark.parametrize(
-    "write", [lambda disk: disk.put(b"x"), lambda disk: disk.store(("x",), False)]
-)
-def test_the_index_refuses_everything_but_text(tmp_path: Path, write: Any) -> None:
-    with pytest.raises(StoreError, match="text only"):
-        write(JsonDisk(str(tmp_path)))
+def test_the_index_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path / "index")
+    index.record(KEYS["a"], ROW)
+    folder = tmp_path / "index"
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    index.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 1000])
@@ -106,7 +101,7 @@ def test_a_broken_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     index = DiskIndex(tmp_path)
     index.record(KEYS["a"], ROW)
     index.close()
-    (tmp_path / "cache.db").write_bytes(content)
+    (tmp_path / FILE).write_bytes(content)
     index = DiskIndex(tmp_path)
     assert index.rows == {}
     index.record(KEYS["b"], ROW)
@@ -118,7 +113,7 @@ def test_an_index_that_cannot_be_written_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = DiskIndex(tmp_path)
-    execute(tmp_path, "DROP TABLE Cache")
+    execute(tmp_path, "DROP TABLE entries")
     for number in range(3):
         index.record(EntryKey(str(number) * 64), ROW)
     index.close()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragkv.store import LRU, DiskTier, EntryKey
-from ragkv.store.record import Record
+from ragkv.store.record_writing import Record
 from ragkv.store.tiers import ReadOnlyDiskTier
 
 from .entries import leased, make_entry

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from ragkv.errors import EntryDamagedError
 from ragkv.store import Entry, EntryKey
-from ragkv.store.record import ALIGNMENT, Record, RecordHead, bytes_of, read_fully, read_head
+from ragkv.store.record import ALIGNMENT, RecordHead, bytes_of, read_fully, read_head
+from ragkv.store.record_writing import Record
 
 from .entries import IDENTITY, make_entry
 

@@ -161,3 +161,11 @@ class OllamaEmbedRequest(Strict):
     model: str
     input: str | list[str] = Field(default=[], validation_alias=AliasChoices("input", "prompt"))
     dimensions: int | None = None
+
+
+class ShowRequest(Strict):
+    """Which model to show."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field(validation_alias=AliasChoices("model", "name"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 from pydantic_core import from_json
 
-from ragkv.api.chat import ToolCall
+from ragkv.chat import ToolCall
 
 from ..errors import ApiError
 from .client_parts import MessagePart

@@ -21,7 +21,7 @@ from ragkv.engine import Engine
 from ragkv.errors import DeadlineError, QueueError, StoreError
 from ragkv.retrieval import IngestReport, Passage
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, LeasePool, acquired, making_room, no_check
+from ragkv.runtime import Check, Closing, LeasePool, acquired, check_stopped, making_room, no_check
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.store import EntryKey
 
@@ -159,7 +159,7 @@ class Collections(Closing):
                 raise DeadlineError("The rest is left to the background.")
 
         self._take_out(self._engine.entries.keys(chunks))
-        warmed = self._engine.entries.warm(chunks, check=go_on, evict=False)
+        warmed = self._engine.entries.warm(chunks, check=go_on, evict=False, between=check_stopped)
         if warmed.left:
             with suppress(QueueError):
                 check()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ragkv.api.chat import PassageMatcher
+from ragkv.chat import PassageMatcher
 from ragkv.errors import StoreError
 from ragkv.retrieval import look_into, state_of
 from ragkv.runtime import FileState, counted

@@ -79,10 +79,10 @@ class DocumentParser:
                 while not answer.poll(POLL_S):
                     check()
                 found = answer.recv()
-            except EOFError:
+            except (EOFError, OSError):  # it ended before it answered, or while it did
                 process.join()
                 is_late = time.monotonic() >= ends
-                setting = "wall_s" if is_late else _ENDS.get(process.exitcode)
+                setting = "wall_s" if is_late else _ENDS.get(process.exitcode or 0)
                 raise self._spent_error(setting) from None
         if found is None:
             raise self._spent_error("memory_bytes")

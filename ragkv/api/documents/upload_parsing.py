@@ -24,12 +24,12 @@ from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
+from ragkv.body_errors import describe_errors
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
 from ragkv.retrieval.documents.files import KNOWN, has_loader
 
 from ..bodies.documents import DocumentIn, DocumentsIn, without_dots
-from ..validation import describe_errors
 
 with contextlib.suppress(ImportError):
     import pypdf  # noqa: F401 - an extra, loaded before the first upload so that it counts against no limit

@@ -50,6 +50,7 @@ async function pose(body, comparison, follows) {
   const answer = await turn.run();
   current = null;
   busy(false);
+  hint();
   bottom();
   if (answer) {
     say("The answer is complete.");

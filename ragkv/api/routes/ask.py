@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ragkv.prompt import ServedPrompt
+from ragkv.retrieval.rag import question_before
 from ragkv.types import TokenEvent
 
 from ..answers import check_text, max_tokens_of, nothing_found, retrieve, session_of, stream_answer
@@ -49,7 +50,8 @@ async def ask(
         with service.tenants.lease(principal) as tenant:
             session = session_of(tenant, principal, body.session_id, body.question)
             with tenant.preparing(context.check):
-                hits, chunks = retrieve(tenant, body.question, body, context.check)
+                before = question_before(session, tenant.engine.tokenizer)
+                hits, chunks = retrieve(tenant, body.question, body, context.check, before=before)
                 question = tenant.engine.intake.encode(body.question)
             sources = sources_of(hits)
             numbers = [source.number for source in sources]

@@ -13,14 +13,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import AliasChoices, ConfigDict, Field
 
 from ragkv import __version__
 from ragkv.model.loading import locate
 
 from ..bodies.chat_answer import ChatResponse, Piece
-from ..bodies.documents import Strict
-from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, validated
+from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, ShowRequest, validated
 from ..chat_completion import ChatCompletion
 from ..errors import not_found
 from ..keys import Principal
@@ -38,14 +36,6 @@ router = APIRouter(prefix="/api", include_in_schema=False)
 
 # a piece of text and calls of tools as an answer's fields
 Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]
-
-
-class ShowRequest(Strict):
-    """Which model to show."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str = Field(validation_alias=AliasChoices("model", "name"))
 
 
 @router.api_route("/version", methods=["GET", "HEAD"])

@@ -18,7 +18,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
-from ragkv.api.chat import CallFilter, ChatPrompt, required_form
+from ragkv.chat import CallFilter, ChatPrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
 from ragkv.errors import InputError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from langchain_core.messages import BaseMessage
 
-from ragkv.api.chat import ChatEngine
+from ragkv.chat import ChatEngine
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError

@@ -1,7 +1,7 @@
 """`RagKVChatMessageHistory`: the messages of a conversation, durable if the engine has a directory.
 
 It stores text and no KV. The model finds the session of a conversation by the content of its
-messages (see `ragkv.api.chat.conversations`), so any history that returns the same messages gets
+messages (see `ragkv.chat.conversations`), so any history that returns the same messages gets
 the stored KV. `clear` deletes both.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
 
-from ragkv.api.chat import PlainMessage
+from ragkv.chat import PlainMessage
 from ragkv.errors import InputError, RagKVError
 from ragkv.runtime import DAMAGED, make_private_folder, replace_file
 

@@ -31,7 +31,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic_core import to_jsonable_python
 
-from ragkv.api.chat import (
+from ragkv.chat import (
     ChatDocument,
     ChatInput,
     ChatPrompt,

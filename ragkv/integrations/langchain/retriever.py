@@ -15,7 +15,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
-from ragkv.api.chat import ChatDocument
+from ragkv.chat import ChatDocument
 from ragkv.errors import MissingExtraError
 from ragkv.retrieval import Embedder, Hit, Index, Where, one_vector, resolve_embedder
 from ragkv.retrieval.rag import Rag

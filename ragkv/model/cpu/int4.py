@@ -2,25 +2,27 @@
 weights that it reads.
 
 GGUF files in four bits (Q4_0, Q4_1, Q4_K) have 16 values, evenly spaced, for each block of 32
-inputs. They are found again in the weights that were unpacked to bfloat16, so the copy changes a
-weight by no more than that rounding did.
+inputs. When such a file is unpacked to bfloat16, these grids are kept beside the weights
+(`model/gguf_blocks.py`). So a copy changes a weight by no more than rounding to bfloat16 did.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import safe_open
 
 BLOCK = 32  # So many inputs of an output share a step and an offset, as in GGUF's blocks.
 # torch keeps so many outputs together, so that tiles of several layers can stand behind one
 # another.
 TILE = 64
-STEPS = 15  # A block has so many steps, which four bits count.
+CENTRE = 8  # torch multiplies counts of steps from here, so that they are signed.
 # Weights are on a grid if the changes of a block are at most this share of their norm: rounding to
 # bfloat16 takes up to half of it, rounding to four bits four times as much.
 LOST = 2.0**-6
-LEAST_STEP = 1e-30  # The step of a block whose numbers are all equal.
-TRIED_OUTPUTS = 16  # So many outputs show whether a search in all of them is worth its time.
+LEAST_SPREAD = 0.5  # Counts that are not all equal have a spread of 31/32 or more.
+ATTRIBUTE = "int4_grid"  # A linear layer has its grid in this attribute.
 
 
 class Int4Copy(NamedTuple):
@@ -56,79 +58,85 @@ class Int4Copy(NamedTuple):
         return cls(packed, grids, torch.cat(biases) if biases else None)
 
 
-class _Grids(NamedTuple):
-    """Weights on a grid for each block: `(steps - 8) * step + middle`."""
+class Grid(NamedTuple):
+    """Weights (out, in) on a grid for each block: `(count - CENTRE) * step + middle`."""
 
-    steps: torch.Tensor  # (out, in) int32, 0 to STEPS
-    step: torch.Tensor  # (out, in / BLOCK) bfloat16
-    middle: torch.Tensor  # (out, in / BLOCK) bfloat16
+    counts: torch.Tensor  # (out, in / 2) uint8: of two inputs each, the first in the lower bits
+    steps: torch.Tensor  # (out, in / BLOCK) bfloat16
+    middles: torch.Tensor  # (out, in / BLOCK) bfloat16
+
+    @classmethod
+    def through(cls, counts: torch.Tensor, weights: torch.Tensor) -> "Grid":
+        """The grid on which weights (out, in) float32 lie, by their counts (out, in) uint8, 0 to 15.
+
+        The middle of a block makes up for what rounding its step to bfloat16 moves.
+        """
+        of_block = counts.double().view(len(counts), -1, BLOCK)
+        blocks = weights.double().view(len(weights), -1, BLOCK)
+        apart = of_block - of_block.mean(-1, keepdim=True)
+        spread = apart.square().sum(-1)  # 0: its numbers are equal
+        steps = ((apart * blocks).sum(-1) / spread.clamp_min(LEAST_SPREAD)).bfloat16()
+        middles = blocks.mean(-1) - (of_block.mean(-1) - CENTRE) * steps.double()
+        return cls(counts[:, ::2] | counts[:, 1::2] << 4, steps, middles.bfloat16())
+
+    @classmethod
+    def of_one_value(cls, value: float, outputs: int, inputs: int) -> "Grid":
+        """The grid of weights that all have one value."""
+        steps = torch.zeros((outputs, inputs // BLOCK), dtype=torch.bfloat16)
+        counts = torch.zeros((outputs, inputs // 2), dtype=torch.uint8)
+        return cls(counts, steps, torch.full_like(steps, value))
+
+    def unpacked(self) -> torch.Tensor:
+        """The counts (out, in) int32."""
+        both = torch.stack((self.counts & 15, self.counts >> 4), dim=-1)
+        return both.view(len(self.counts), -1).int()
+
+    def holds(self, weights: torch.Tensor, counts: torch.Tensor) -> bool:
+        """Whether weights (out, in) with these counts are on this grid, as far as bfloat16 can
+        tell: they are not if they were changed since the grid was made.
+        """
+        blocks = weights.float().view(len(weights), -1, BLOCK)
+        steps = self.steps.float()[..., None]
+        grid = (counts.view(blocks.shape) - CENTRE) * steps + self.middles.float()[..., None]
+        off = grid.sub_(blocks).square_().sum(dim=-1)
+        return bool((off <= LOST**2 * blocks.square_().sum(dim=-1)).all())
+
+
+def named(grids: Mapping[str, Grid]) -> dict[str, torch.Tensor]:
+    """The tensors of grids for a file, as `attach` finds them."""
+    return {
+        f"{name}.{part}": tensor
+        for name, grid in grids.items()
+        for part, tensor in grid._asdict().items()
+    }
+
+
+def attach(file: Path, model: torch.nn.Module) -> None:
+    """Give the linear layers of a model in bfloat16 the grids that a file has of them."""
+    with safe_open(file, framework="pt") as opened:
+        names = set(opened.keys())
+        for name, layer in model.named_modules():
+            parts = [f"{name}.{part}" for part in Grid._fields]
+            if names.issuperset(parts) and layer.weight.dtype is torch.bfloat16:
+                setattr(layer, ATTRIBUTE, Grid(*map(opened.get_tensor, parts)))
 
 
 @torch.no_grad()
 def int4_copy(plain: torch.nn.Linear) -> Int4Copy | None:
-    """A copy of a layer's weights; `None` if they are on no grid, or if this torch cannot multiply
-    by it.
+    """A copy of a layer's weights; `None` if it has no grid or its weights are no longer on it, or
+    if this torch cannot multiply by it.
     """
+    grid: Grid | None = getattr(plain, ATTRIBUTE, None)
     weights = plain.weight.detach()
-    if (
-        weights.dtype is not torch.bfloat16
-        or weights.shape[1] % BLOCK
-        or _grids(weights[:TRIED_OUTPUTS]) is None
-    ):
+    if grid is None or weights.dtype is not torch.bfloat16:
         return None
-    found = _grids(weights)
-    return None if found is None else _packed(found, plain.bias)
-
-
-def _packed(grids: _Grids, bias: torch.Tensor | None) -> Int4Copy | None:
-    pairs = torch.stack((grids.step, grids.middle), dim=-1).transpose(0, 1).contiguous()
+    counts = grid.unpacked()
+    if not grid.holds(weights, counts):
+        return None
+    pairs = torch.stack((grid.steps, grid.middles), dim=-1).transpose(0, 1).contiguous()
     try:
-        made = Int4Copy(torch._convert_weight_to_int4pack_for_cpu(grids.steps, 1), pairs, bias)
-        made.product(torch.ones((1, grids.steps.shape[1]), dtype=torch.bfloat16))
+        made = Int4Copy(torch._convert_weight_to_int4pack_for_cpu(counts, 1), pairs, plain.bias)
+        made.product(torch.ones((1, weights.shape[1]), dtype=torch.bfloat16))
     except (AttributeError, RuntimeError):
         return None
     return made
-
-
-def _grids(weights: torch.Tensor) -> _Grids | None:
-    """The grids of weights (out, in), if they are on such; a block need not use all of its
-    steps.
-    """
-    blocks = weights.float().reshape(-1, BLOCK)
-    low = blocks.amin(1, True)
-    high = blocks.amax(1, True)
-    step = (high - low) / STEPS
-    counts = _counted(blocks, low, step)
-    left = _off_grid(blocks, low, step, counts).nonzero()[:, 0]
-    for used in range(STEPS - 1, 0, -1):
-        if not len(left):
-            break
-        some = blocks[left]
-        tried = (high - low)[left] / used
-        step[left], counts[left] = tried, _counted(some, low[left], tried)
-        left = left[_off_grid(some, low[left], tried, counts[left])]
-    return None if len(left) else _centred(blocks, counts, step, weights.shape)
-
-
-def _counted(blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """How many steps each number of blocks (N, BLOCK) is above `low` (N, 1)."""
-    return (blocks - low).div_(step.clamp_min(LEAST_STEP)).round_()
-
-
-def _off_grid(
-    blocks: torch.Tensor, low: torch.Tensor, step: torch.Tensor, counts: torch.Tensor
-) -> torch.Tensor:
-    """Which blocks (N, BLOCK) are no `counts` of steps above `low` (N, 1), (N,) bool."""
-    off = torch.addcmul(low, counts, step).sub_(blocks).square_().sum(dim=1)
-    return off > LOST**2 * blocks.square().sum(dim=1)
-
-
-def _centred(
-    blocks: torch.Tensor, counts: torch.Tensor, step: torch.Tensor, shape: torch.Size
-) -> _Grids:
-    """The grids of blocks (N, BLOCK) of weights of `shape`; the middle makes up for what the step's
-    rounding moves.
-    """
-    step = step.bfloat16()
-    middle = (blocks.mean(1, True) - (counts.mean(1, True) - 8) * step.float()).bfloat16()
-    return _Grids(counts.int().view(shape), step.view(shape[0], -1), middle.view(shape[0], -1))

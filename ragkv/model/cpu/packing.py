@@ -26,7 +26,7 @@ import torch
 from ragkv.runtime import available_bytes, openmp
 
 from .copied import COPY_BYTES, FEW_ROWS, CopiedLinear, Float16Copy, PackedLinear
-from .int4 import int4_copy
+from .int4 import ATTRIBUTE, Grid, int4_copy
 from .product_speed import gain_of_second, multiplies_bfloat16
 
 log = logging.getLogger(__name__)
@@ -189,6 +189,7 @@ def _gain_of(copies: Copies, dtype: torch.dtype, shape: tuple[int, int], rows: i
 def _ones(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Linear:
     layer = torch.nn.Linear(*shape, bias=False, dtype=dtype, device="cpu")
     torch.nn.init.ones_(layer.weight)
+    setattr(layer, ATTRIBUTE, Grid.of_one_value(1.0, *reversed(shape)))
     return layer
 
 

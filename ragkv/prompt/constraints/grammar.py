@@ -224,10 +224,11 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
     Raises `SchemaError` if they take too much time or memory, and what `check` raises.
     """
     command = [sys.executable, "-P", trial.__file__, f"{COMPILE_S:g}", str(COMPILE_BYTES)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     given: bytes | None = json.dumps(parts).encode()
     ends = time.monotonic() + WAIT_S
-    with subprocess.Popen(command, **pipes) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             while (told := _told(process, given)) is None:
                 given = None

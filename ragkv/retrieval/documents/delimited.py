@@ -13,7 +13,9 @@ from .reading import FileContent, Loaded
 from .tables import Row, named_lines, row_of
 
 DELIMITERS = ",;\t|"
-# The separator of columns is found in the first `SAMPLE_CHARS` of a file.
+# The separator of columns is looked for in the first `SAMPLE_LINES` lines of a file, and clevercsv
+# gets `SAMPLE_CHARS`.
+SAMPLE_LINES = 12
 SAMPLE_CHARS = 16 * 1024
 
 
@@ -28,9 +30,7 @@ def load_csv(content: FileContent) -> Loaded:
         text = text[named.end() :]
     else:
         delimiter = (
-            "\t"
-            if content.path.suffix.lower() in (".tsv", ".tab")
-            else _delimiter(text[:SAMPLE_CHARS].lstrip())
+            "\t" if content.path.suffix.lower() in (".tsv", ".tab") else _delimiter(text.lstrip())
         )
     with content.parsing("a table"):
         # of the process; a file has a limit of its own
@@ -56,25 +56,26 @@ def _counted(rows: Any, lost: list[str], is_odd: bool) -> Iterator[Row]:
         )
 
 
-def _delimiter(sample: str) -> str:
+def _delimiter(text: str) -> str:
     """What separates columns: the one candidate that two lines in a row have, else what makes a
     regular table.
 
     Comments ("# ...") and a title above the table say nothing about it.
     """
-    unquoted = re.sub('"[^"]*"', "", sample)
+    head = "\n".join(text.split("\n", SAMPLE_LINES)[:SAMPLE_LINES])
+    unquoted = re.sub('"[^"]*"', "", head)
     lines = [line for line in unquoted.split("\n") if line.strip() and not line.startswith("# ")]
-    candidates = DELIMITERS
+    candidates = "".join(one for one in DELIMITERS if one in head)
     for line, following in pairwise([*lines, lines[-1] if lines else ""]):
         if shared := "".join(one for one in DELIMITERS if one in line and one in following):
             candidates = shared
             break
-    if len(candidates) == 1:
-        return candidates
+    if len(candidates) <= 1:
+        return candidates or ","
     import clevercsv  # takes a tenth of a second
 
     try:
-        found = clevercsv.Sniffer().sniff(sample, delimiters=candidates)
+        found = clevercsv.Sniffer().sniff(text[:SAMPLE_CHARS], delimiters=candidates)
     except clevercsv.exceptions.Error:  # one column, or no regular table
         return ","
     return (found and found.delimiter) or ","

@@ -14,7 +14,7 @@ from .reading import FileContent, Loaded
 from .tables import Header, named_lines, row_of
 
 MARKUP = MARKDOWN | {".xml", ".rst", ".adoc", ".org"}
-JSON = frozenset({".json", ".jsonc", ".geojson", ".ipynb"})
+JSON = frozenset({".json", ".jsonc", ".geojson"})
 # Programs declare their encoding in a comment of the first two lines, LaTeX by a package.
 DECLARED_BYTES = 4096
 _CODING = re.compile(rb"\A(?:[^\n]*\n)?[ \t\f]*(?:#|%|//|;|--)[^\n]*?coding[:=][ \t]*([-\w.]+)")

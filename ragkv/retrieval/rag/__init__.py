@@ -2,6 +2,7 @@
 
 from .corpus import RagIngestReport
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
+from .follow_ups import question_before
 from .rag import Rag, RagAnswer, splitter_of
 from .sweep import sweep
 
@@ -14,6 +15,7 @@ __all__ = [
     "RagIngestReport",
     "nothing_read",
     "printable",
+    "question_before",
     "splitter_of",
     "sweep",
 ]

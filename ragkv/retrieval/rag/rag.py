@@ -31,6 +31,7 @@ from ragkv.runtime import Check, brief, no_check
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .corpus import Corpus
+from .follow_ups import question_before, search_text
 
 Order = Literal["best-last", "score", "document"]
 # `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
@@ -137,12 +138,16 @@ class Rag(Corpus):
         retriever: str | None = None,
         where: Where | None = None,
         order: Order | None = None,
+        before: str = "",
         check: Check = no_check,
     ) -> tuple[Hit, ...]:
         """The best `k` passages, in the order of a prompt. What `check` raises between two steps
         ends the search.
+
+        `before` is the question before in a conversation: a follow-up is searched with it.
         """
-        hits = self.index.search(question, k, retriever=retriever, where=where, check=check)
+        query = search_text(question, before)
+        hits = self.index.search(query, k, retriever=retriever, where=where, check=check)
         return self.in_order(hits, order)
 
     def in_order(self, hits: Sequence[Hit], order: str | None = None) -> tuple[Hit, ...]:
@@ -198,7 +203,10 @@ class Rag(Corpus):
         Raises `InputError` for an empty question.
         """
         check_words("question", question)
-        hits = self.retrieve(question, k, retriever=retriever, where=where, order=order)
+        before = question_before(session, self.engine.tokenizer)
+        hits = self.retrieve(
+            question, k, retriever=retriever, where=where, order=order, before=before
+        )
         answer = self.engine.answer(
             question, [self.chunk(hit.passage) for hit in hits], session, **how
         )

@@ -15,11 +15,11 @@ from .lru import LRU
 # The file and the class of each.
 POLICIES = {
     "et-lru": ("et_lru", "ETLRU"),
-    "lookahead": ("lookahead", "LookAhead"),
+    "lookahead": ("lru", "LookAhead"),
     "lru": ("lru", "LRU"),
     "t-lru": ("t_lru", "TLRU"),
     "t-lru-guarded": ("t_lru", "GuardedTLRU"),
-    "threshold-lru": ("lru", "ThresholdLRU"),
+    "threshold-lru": ("threshold_lru", "ThresholdLRU"),
 }
 
 

@@ -21,8 +21,9 @@ from ragkv.errors import EntryDamagedError
 
 from ..entry import EncodedEntry, EntryInfo
 from ..key import EntryKey
-from ..record import CHECKSUM_CHARS, Bytes, Digest, Record, RecordHead, bytes_of, checksum
+from ..record import CHECKSUM_CHARS, Bytes, Digest, RecordHead, bytes_of, checksum
 from ..record import parse_head as parse_record_head
+from ..record_writing import Record
 
 
 def digest_of(secret: str | None) -> Digest:

@@ -31,13 +31,13 @@ from ..key import EntryKey
 from ..policies import Item, Policy, TurnSize
 from ..record import (
     OtherVersionError,
-    Record,
     RecordHead,
     bytes_of,
     read_fully,
     read_head,
     read_info,
 )
+from ..record_writing import Record
 from .base import Lease, StoredLease, TierKind
 from .ledger import LocalTier, Slot
 

@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.chat.passage_matcher import TextMatch
 from ragkv.api.documents import deletions
 from ragkv.api.documents.collections import Collections
+from ragkv.chat.passage_matcher import TextMatch
 from ragkv.errors import StoreError
 from ragkv.store import EntryKey
 from tests.api.helpers import FACTS, client_of, engine_of, filled, service_of, wait_until

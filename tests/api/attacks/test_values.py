@@ -20,13 +20,13 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.bodies.documents import Strict
-from ragkv.api.chat.template import Template
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.middleware.access import ANSWER_PATHS
 from ragkv.api.middleware.body import count_values
 from ragkv.api.routes import ROUTERS
 from ragkv.api.service import PrincipalDep, ServiceDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
+from ragkv.chat.template import Template
 from ragkv.runtime import Check
 from ragkv.scheduling import Scheduler
 from tests.api.helpers import app_on, client_of, filled, service_of

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from ragkv.api.vllm_backend import differences, left_report
-from ragkv.api.vllm_backend.prompt_report import served_prompt
 from ragkv.prompt import Prompt
 from ragkv.prompt.history import EMPTY
 from ragkv.store import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
+from ragkv.vllm.front import differences, left_report
+from ragkv.vllm.front.prompt_report import served_prompt
 
 A = (1, 2, 3, 4)
 HEADING = (9,)

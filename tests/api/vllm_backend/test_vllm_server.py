@@ -7,9 +7,9 @@ from concurrent.futures import Future
 import pytest
 import uvicorn
 
-from ragkv.api.vllm_backend import VllmServer
 from ragkv.errors import AnswerServerError
 from ragkv.runtime import no_check
+from ragkv.vllm.front import VllmServer
 
 pytest.importorskip("openai")
 

@@ -27,7 +27,7 @@ NEUTRAL = tiny_models.tokens(50, seed=77)  # longer than the sliding windows of 
 @pytest.fixture(autouse=True)
 def neutral(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines without a tokenizer get token ids as their neutral text."""
-    monkeypatch.setattr("ragkv.engine.neutral_ids", lambda _tokenizer: tuple(NEUTRAL))
+    monkeypatch.setattr("ragkv.assembly.neutral_ids", lambda _tokenizer: tuple(NEUTRAL))
 
 
 def engine_of(family: str = "llama", store: StoreConfig | None = None, **fusion: Any) -> Engine:
@@ -146,7 +146,7 @@ class TestNeutralText:
     def test_it_leaves_room_for_the_chunk_in_a_short_context(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ragkv.engine.neutral_ids", neutral_ids)
+        monkeypatch.setattr("ragkv.assembly.neutral_ids", neutral_ids)
         with text_engine() as engine:
             limit = engine.model.adapter.context_length
             assert limit is not None

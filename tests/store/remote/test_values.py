@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ragkv.errors import EntryDamagedError
 from ragkv.store.entry import EncodedEntry
-from ragkv.store.record import Record, checksum
+from ragkv.store.record import checksum
+from ragkv.store.record_writing import Record
 from ragkv.store.remote import values
 from ragkv.store.remote.values import RemoteHead
 from tests.store.entries import make_entry

@@ -85,51 +85,21 @@ class _Cells:
 
 
 def _read(sheet: Any, source: Any) -> _Cells:
-    from openpyxl.styles.numbers import BUILTIN_FORMATS
-    from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
-
     cells = _Cells()
-
-    class Parser(WorkSheetParser):  # type: ignore[misc]
-        """Gives a formula without a value as the formula."""
-
-        def parse_cell(self, element: Any) -> Any:
-            cell = super().parse_cell(element)
-            if cell["value"] is None and (formula := element.find(FORMULA_TAG)) is not None:
-                cell["value"] = f"={formula.text}" if formula.text else None
-                cells.formulas += 1
-            return cell
-
-    book = sheet.parent
-    parser = Parser(
-        source,
-        sheet._shared_strings,
-        data_only=True,
-        epoch=book.epoch,
-        date_formats=book._date_formats,
-        timedelta_formats=book._timedelta_formats,
-    )
-
-    def code_of(style: int) -> str:
-        number = book._cell_styles[style].numFmtId if style < len(book._cell_styles) else 0
-        if number < FIRST_OWN_FORMAT:
-            return str(BUILTIN_FORMATS.get(number, "General"))
-        return str(book._number_formats[number - FIRST_OWN_FORMAT])
-
-    hidden = set[int]()
+    codes = dict[int, str]()  # formats by styles
+    parser = _parser_of(sheet, source, cells)
     for number, row in parser.parse():
         texts = dict[int, str]()
         for cell in row:
-            text = " ".join(shown(cell["value"], code_of(cell["style_id"])).split())
-            if text:
+            style = cell["style_id"]
+            if style not in codes:
+                codes[style] = _format_of(sheet.parent, style)
+            if text := " ".join(shown(cell["value"], codes[style]).split()):
                 texts[cell["column"] - 1] = text
         if texts:
             cells.rows.setdefault(number - 1, {}).update(sorted(texts.items()))
-    for number, attributes in parser.row_dimensions.items():
-        if attributes.get("hidden") in ("1", "true"):
-            hidden.add(int(number) - 1)
-    is_filtered = bool(getattr(getattr(parser, "auto_filter", None), "filterColumn", None))
-    if not is_filtered:
+    if not getattr(getattr(parser, "auto_filter", None), "filterColumn", None):
+        hidden = (int(number) - 1 for number, row in parser.row_dimensions.items() if _hides(row))
         cells.hidden_rows = sum(cells.rows.pop(number, None) is not None for number in hidden)
     _leave_out_columns(cells, parser.column_dimensions.values())
     if parser.merged_cells is not None:
@@ -140,13 +110,46 @@ def _read(sheet: Any, source: Any) -> _Cells:
     return cells
 
 
+def _parser_of(sheet: Any, source: Any, cells: _Cells) -> Any:
+    """openpyxl's parser of a sheet, which gives a formula without a value as the formula."""
+    from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
+
+    class Parser(WorkSheetParser):  # type: ignore[misc]
+        def parse_cell(self, element: Any) -> Any:
+            cell = super().parse_cell(element)
+            if cell["value"] is None and (formula := element.find(FORMULA_TAG)) is not None:
+                cell["value"] = f"={formula.text}" if formula.text else None
+                cells.formulas += 1
+            return cell
+
+    book = sheet.parent
+    return Parser(
+        source,
+        sheet._shared_strings,
+        data_only=True,
+        epoch=book.epoch,
+        date_formats=book._date_formats,
+        timedelta_formats=book._timedelta_formats,
+    )
+
+
+def _format_of(book: Any, style: int) -> str:
+    """The code of a style's number format."""
+    from openpyxl.styles.numbers import BUILTIN_FORMATS
+
+    number = book._cell_styles[style].numFmtId if style < len(book._cell_styles) else 0
+    if number < FIRST_OWN_FORMAT:
+        return str(BUILTIN_FORMATS.get(number, "General"))
+    return str(book._number_formats[number - FIRST_OWN_FORMAT])
+
+
+def _hides(attributes: Any) -> bool:
+    return attributes.get("hidden") in ("1", "true")
+
+
 def _leave_out_columns(cells: _Cells, dimensions: Any) -> None:
     """Delete the texts of hidden columns."""
-    ranges = [
-        (int(one["min"]) - 1, int(one["max"]) - 1)
-        for one in dimensions
-        if one.get("hidden") in ("1", "true")
-    ]
+    ranges = [(int(one["min"]) - 1, int(one["max"]) - 1) for one in dimensions if _hides(one)]
     if not ranges:
         return
     used = sorted({column for row in cells.rows.values() for column in row})

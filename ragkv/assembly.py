@@ -1,0 +1,199 @@
+"""What an engine is made of, put together: the one place that knows all parts.
+
+The order matters. Whatever is refused is refused before the store is opened, and threads end in the
+opposite order (`Parts.close`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from .config import EXPECTED_CODEC, EngineConfig
+from .control import Controller, Profiler
+from .conversations import Conversations
+from .entries import Entries, other_dtype_note
+from .fusion import Fusor, Readers
+from .prompt import (
+    AnswerBackend,
+    Intake,
+    Lookup,
+    OwnModel,
+    Prefiller,
+    PrefillOptions,
+    PrefixBlocks,
+    SharedModel,
+)
+from .prompt.history import BlockWriter
+from .prompt.template import template_runs
+from .scheduling import Scheduler
+from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
+from .store import Store
+
+# Makes what computes the answers of an engine, instead of its own model.
+BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
+
+# Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
+PREFIX_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one engine. They know each other and not the engine, so that it can go."""
+
+    intake: Intake
+    store: Store
+    scheduler: Scheduler
+    fusor: Fusor
+    controller: Controller
+    profiler: Profiler
+    background: BackgroundEncoder
+    conversations: Conversations
+    entries: Entries
+    backend: AnswerBackend
+
+    def close(self) -> None:
+        """Stop the threads, then close what they use."""
+        self.profiler.close()
+        if self.background.close():
+            self.scheduler.close()  # after the pass under way
+            self.conversations.close()
+            self.store.close()
+            self.fusor.readers.close()
+
+
+def assembled(
+    model: SharedModel, config: EngineConfig, maker: BackendMaker | None, store: Store | None
+) -> Parts:
+    """The parts of an engine on `model`. `maker` makes what computes the answers, if not `model`.
+
+    Without `store` the one that the config describes is opened.
+    """
+    adapter = model.adapter
+    settings = config.store
+
+    # What requests say.
+    bos = getattr(adapter.config, "bos_token_id", None)
+    runs = template_runs(model.tokenizer, bos, config.prompt.system)
+    intake = Intake(model, runs, config)
+
+    # What is stored, who makes it, and who computes next.
+    store = store or Store.open(
+        settings,
+        page_locked=adapter.device.type == "cuda",
+        block_tokens=config.session.block_tokens,
+    )
+    scheduler = Scheduler(model.turns, config.scheduler, store, settings.tenant)
+    encoder = _encoder(model, config, intake, scheduler)
+    background = BackgroundEncoder(encoder, store, scheduler)
+    own = replace(model.identity, adapter=config.adapter_id, tenant=settings.tenant)
+    blocks = replace(own, codec=settings.codec or "raw")
+    block_writer = BlockWriter.open(config, store, blocks, adapter)
+
+    # How a prompt is computed.
+    readers = Readers(settings.reader_threads)
+    fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
+    controller = _controller(model, config, intake, store, encoder, block_writer)
+    unused = other_dtype_note(store, encoder.identity, model.dtype_choice.why)
+    prefix_blocks = PrefixBlocks(own, settings.memory_bytes // PREFIX_SHARE)
+    lookup = Lookup(
+        adapter, encoder, store, scheduler, block_writer, background, prefix_blocks, unused
+    )
+
+    # What is kept of it, and who answers.
+    conversations = Conversations.open(adapter, runs, block_writer, config)
+    entries = Entries(
+        intake,
+        encoder,
+        store,
+        scheduler,
+        background,
+        prefix_blocks,
+        conversations.telling,
+        unused,
+    )
+    backend: AnswerBackend
+    if maker is not None:
+        backend = maker(model, entries, scheduler)
+    else:
+        offloading = None
+        if config.kcache is not None:
+            from .model.kcache import Offloading
+
+            offloading = Offloading(adapter, config.kcache)
+        prefiller = Prefiller(lookup, fusor, scheduler, controller, prefix_blocks, offloading)
+        backend = OwnModel(lookup, prefiller, scheduler, model, config.drafts)
+    profiler = Profiler(controller, fusor, scheduler)
+    if maker is None and _wants_profile(config):
+        profiler.start()
+    return Parts(
+        intake,
+        store,
+        scheduler,
+        fusor,
+        controller,
+        profiler,
+        background,
+        conversations,
+        entries,
+        backend,
+    )
+
+
+def _encoder(
+    model: SharedModel, config: EngineConfig, intake: Intake, scheduler: Scheduler
+) -> Encoder:
+    """What encodes chunks behind the application's prefix and the neutral text."""
+    is_expected = config.fusion.stored_kv == "expected"
+    neutral = neutral_ids(model.tokenizer) if is_expected else ()
+    identity = replace(
+        model.identity,
+        adapter=config.adapter_id,
+        tenant=config.store.tenant,
+        codec=config.store.codec or (EXPECTED_CODEC if neutral else "raw"),
+    )
+    return Encoder(
+        model.adapter,
+        intake.runs.before_documents,
+        identity,
+        scheduler.between_layers,
+        neutral_ids=neutral,
+        contexts=model.contexts,
+    )
+
+
+def _controller(
+    model: SharedModel,
+    config: EngineConfig,
+    intake: Intake,
+    store: Store,
+    encoder: Encoder,
+    block_writer: BlockWriter,
+) -> Controller:
+    """What decides how prompts are computed, with the gate's result and the saved profile."""
+    directory = config.store.directory
+    if directory is not None:
+        from .control import gate_result
+
+        found = gate_result.load(directory, encoder.identity, config.fusion)
+        intake.apply_gate_result(found)
+    controller = Controller(
+        model.adapter,
+        encoder.identity,
+        directory,
+        config.controller.prices,
+        partial(intake.method, PrefillOptions()),
+        store.speeds,
+        partial(block_writer.aim, config.store.ttft_target_ms, config.session.block_tokens),
+    )
+    if config.controller.place:
+        store.place_by(controller.in_memory)
+    return controller
+
+
+def _wants_profile(config: EngineConfig) -> bool:
+    """Whether a profile decides something, and may be measured and kept."""
+    settings = config.store
+    decides = config.fusion.ratio is None or settings.ttft_target_ms is not None
+    storage = (settings.directory, settings.redis, settings.s3)
+    is_kept = any(one is not None for one in storage) and not settings.read_only
+    return decides and is_kept and config.controller.measure

@@ -1,0 +1,164 @@
+"""Documents are inserted before the last user turn; clearing conversations covers saved turns and
+turns in progress.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from ragkv import Engine
+from ragkv.chat import (
+    ChatDocument,
+    ChatEngine,
+    ChatInput,
+    ChatPrompt,
+    PlainMessage,
+    insert_documents,
+)
+from ragkv.types import Answer
+from tests.engine.helpers import text_engine
+from tests.reader import READER
+from tests.toy_tokenizers import CHATML
+
+TURNS = (PlainMessage("user", "What stands in the text?"),)
+ONE = ChatDocument("First text.", {})
+TWO = ChatDocument("Second text.", {})
+
+
+@pytest.fixture
+def chat() -> Iterator[ChatEngine]:
+    with text_engine(CHATML) as engine:
+        yield ChatEngine(engine)
+
+
+def ask(chat: ChatEngine, *turns: PlainMessage) -> tuple[ChatPrompt, Answer]:
+    """The prompt and the answer of a turn that is not saved yet."""
+    prompt = chat.build_prompt(ChatInput(turns, ()))
+    assert prompt.conversation is not None
+    session = prompt.conversation.session
+    return prompt, chat.engine.answer(prompt.question, prompt.chunks, session, max_new_tokens=4)
+
+
+def earlier_turns(chat: ChatEngine, *turns: PlainMessage) -> int:
+    prompt = chat.build_prompt(ChatInput(turns, ()))
+    chat.drop_turn(prompt)
+    assert prompt.conversation is not None
+    return prompt.conversation.turns
+
+
+def test_documents_are_inserted_before_the_text_of_the_last_user_turn() -> None:
+    turns = (
+        PlainMessage("user", "Old"),
+        PlainMessage("assistant", "Yes"),
+        PlainMessage("user", "New"),
+        PlainMessage("assistant", "Well"),
+    )
+    inserted = insert_documents(turns, (ONE, TWO), " ")
+    assert inserted == (*turns[:2], PlainMessage("user", "First text. Second text. New"), turns[3])
+
+
+PASSAGES = (
+    "The mill stands on the hill.",
+    "Its wheel has not turned since the war!",
+    "Oró has a harbour (old).",
+)
+TEMPLATES: dict[str, Callable[[Sequence[str]], str]] = {
+    "plain": "\n\n".join,
+    "numbered": lambda texts: "\n".join(
+        f"{number}. {text}" for number, text in enumerate(texts, 1)
+    ),
+    "JSON": lambda texts: json.dumps([{"text": text} for text in texts], ensure_ascii=False),
+    "indented": lambda texts: "".join(f"    {text}\n" for text in texts),
+    "HTML": lambda texts: "<ul>" + "".join(f"<li>{text}</li>" for text in texts) + "</ul>",
+    "bullets": lambda texts: "".join(f"- {text}\n" for text in texts),
+    "quoted": lambda texts: "\n\n".join(f"> {text}" for text in texts),
+    "titled": lambda texts: "".join(
+        f"## Passage {number}\n{text}\n\n" for number, text in enumerate(texts, 1)
+    ),
+    "citations": lambda texts: " ".join(
+        f"[{number}] {text} (source {number})" for number, text in enumerate(texts, 1)
+    ),
+    "one line": " ".join,
+}
+
+
+@pytest.fixture(scope="module", params=["reader", "merging"])
+def reading(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
+    """On the small reader, and on a tokenizer that merges a full stop with the line breaks behind
+    it.
+    """
+    merges = [(".", "Ċ"), (".Ċ", "Ċ"), ("Ġ", "T")]
+    with (
+        Engine.from_pretrained(READER)
+        if request.param == "reader"
+        else text_engine(merges=merges) as engine
+    ):
+        chat = ChatEngine(engine)
+        chat.catalogue.ingest(ChatDocument(text, {}) for text in PASSAGES)
+        yield chat
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_one_stored_chunk_serves_a_passage_in_every_template(
+    reading: ChatEngine, template: str, role: str
+) -> None:
+    engine = reading.engine
+    context = TEMPLATES[template](PASSAGES)
+    turns = (PlainMessage("user", f"{context}\n\nWho?"),)
+    if role == "system":
+        turns = (PlainMessage("system", f"Answer from:\n{context}"), PlainMessage("user", "Who?"))
+    prompt = reading.build_prompt(ChatInput(turns, ()), find_conversation=False)
+    assert [chunk.text for chunk in prompt.documents] == list(PASSAGES)
+    assert [chunk.token_ids for chunk in prompt.documents] == [
+        engine.chunk(text).token_ids for text in PASSAGES
+    ]
+    reuse = engine.prefill(prompt.question, prompt.chunks, separator="").reuse
+    assert reuse.missed_chunks == 0
+    not_first = prompt.documents[1:]  # the first one may be computed
+    assert reuse.exact + reuse.fused + reuse.recomputed >= sum(map(len, not_first))
+
+
+def test_forgotten_conversations_are_not_found_again(chat: ChatEngine) -> None:
+    prompt, answer = ask(chat, *TURNS)
+    chat.save_turn(prompt, answer)
+    longer = (*TURNS, PlainMessage("assistant", answer.text), PlainMessage("user", "And now?"))
+    assert earlier_turns(chat, *longer) == 1
+    chat.forget_requests()
+    chat.engine.flush()
+    assert chat.engine.conversations.ids() == ()
+    assert earlier_turns(chat, *longer) == 0
+
+
+def test_a_turn_in_progress_when_all_is_forgotten_is_not_saved(chat: ChatEngine) -> None:
+    prompt, answer = ask(chat, *TURNS)
+    chat.forget_requests()
+    chat.save_turn(prompt, answer)
+    chat.engine.flush()
+    assert chat.engine.conversations.ids() == ()
+    assert (
+        earlier_turns(
+            chat, *TURNS, PlainMessage("assistant", answer.text), PlainMessage("user", "And now?")
+        )
+        == 0
+    )
+
+
+def sources(prompt: ChatPrompt) -> list[str]:
+    return [chunk.metadata["source"] for chunk in prompt.documents]
+
+
+def test_documents_of_one_text_keep_their_own_sources_in_turn(chat: ChatEngine) -> None:
+    text = "The mill of Marl stands by the river."
+    given = tuple(ChatDocument(text, {"source": name}) for name in ("a", "b"))
+    turns = insert_documents(TURNS, given, " ")
+    prompt = chat.build_prompt(ChatInput(turns, given), find_conversation=False)
+    assert sources(prompt) == ["a", "b"]
+
+    chat.catalogue.register(given)
+    assert sources(chat.build_prompt(ChatInput(turns, ()), find_conversation=False)) == ["a", "b"]
+    for name in ("a", "b"):  # a retriever registers what it finds
+        chat.catalogue.register([ChatDocument(text, {"source": name})])
+        once = (PlainMessage("user", f"{text} Where is it?"),)
+        assert sources(chat.build_prompt(ChatInput(once, ()), find_conversation=False)) == [name]

@@ -1,0 +1,230 @@
+"""Calls of tools: where tools stand in a prompt, and how calls are found in an answer."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ragkv.chat import (
+    CallFilter,
+    ChatDocument,
+    ChatEngine,
+    ChatInput,
+    PlainMessage,
+    ToolCall,
+    find_calls,
+    required_form,
+)
+from ragkv.errors import SchemaError
+from tests.engine.helpers import text_engine
+from tests.toy_tokenizers import CHATML
+
+HERMES = (
+    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% "
+    "endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+    "{%- for call in m.tool_calls or [] %}"
+    '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' "
+    "}}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QWEN = (
+    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% "
+    "endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+    "{%- for m in messages %}{%- if m['role'] == 'tool' %}"
+    "{{ '<|im_start|>user\n<tool_response>\n' + m['content'] + '\n</tool_response><|im_end|>\n' }}"
+    "{%- elif m.tool_calls %}{{ '<|im_start|>assistant' }}{% if m['content'] %}{{ '\n' + "
+    "m['content'] }}{% endif %}"
+    "{%- for call in m.tool_calls %}"
+    '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{%- else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif "
+    "%}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QUERY = {
+    "type": "object",
+    "properties": {"query": {"enum": ["mill", "port"]}},
+    "required": ["query"],
+}
+PARAMETERS = {**QUERY, "additionalProperties": False}
+FUNCTION = {"name": "search", "description": "Finds passages.", "parameters": PARAMETERS}
+TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
+CALL = ToolCall("search", '{"query": "mill"}', "abc123def")
+TURNS = (
+    PlainMessage("user", "Who built the mill?"),
+    PlainMessage("assistant", "", (CALL,)),
+    PlainMessage("tool", "Ada.", call_id=CALL.id),
+)
+
+FORMS = {
+    "hermes": (
+        'Let me see.\n<tool_call>\n{"name": "search", "arguments": {"query": '
+        '"mill"}}\n</tool_call>',
+        1,
+    ),
+    "hermes, twice": (
+        '<tool_call>{"name": "search", "arguments": {"query": "mill"}}</tool_call>' * 2,
+        2,
+    ),
+    "hermes, not closed": ('<tool_call>{"name": "search", "arguments": {"query": "mill"}}', 1),
+    "mistral": ('[TOOL_CALLS] [{"name": "search", "arguments": {"query": "mill"}}]', 1),
+    "mistral, without its token": ('[{"name": "search", "arguments": {"query": "mill"}}]', 1),
+    "llama 3": ('{"name": "search", "parameters": {"query": "mill"}}', 1),
+    "llama 3, twice": (
+        '{"name": "search", "parameters": {"query": "mill"}}; {"name": "search", "parameters": {}}',
+        2,
+    ),
+    "plain": ('{"function": {"name": "search", "arguments": {"query": "mill"}}}', 1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_are_found_in_every_form_that_families_write(form: str) -> None:
+    text, count = FORMS[form]
+    content, calls = find_calls(text, ["search"])
+    assert find_calls(text, ["search"], "length").calls[0].arguments == calls[0].arguments
+    assert [call.name for call in calls] == ["search"] * count
+    assert json.loads(calls[0].arguments) == {"query": "mill"} and "{" not in content
+    assert len({call.id for call in calls}) == count and all(len(call.id) == 9 for call in calls)
+
+
+WHOLE = '{"name": "search", "arguments": {"query": "mill"}}'
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (f"Well. <tool_call>\n{WHOLE}\n</tool_call>\n<tool_call>\n{WHOLE}", ("Well.", 2)),
+        (f"[TOOL_CALLS] [{WHOLE}, {WHOLE}", ("", 2)),
+        (f"{WHOLE}; {WHOLE.replace('arguments', 'parameters')}", ("", 2)),
+        ('{"type": "function", "function": ' + WHOLE + "}", ("", 1)),
+        ("The mill of Marl [1].", ("The mill of Marl [1].", 0)),
+    ],
+)
+def test_a_call_that_is_cut_is_left_out_and_complete_ones_before_it_stay(
+    written: str, expected: tuple[str, int]
+) -> None:
+    text, most = expected
+    for end in range(len(written) + 1):
+        found = find_calls(written[:end], ["search"], "length")
+        assert text.startswith(found.text.rstrip("<[ ")) and len(found.calls) <= most
+        filtered = CallFilter(False)
+        filtered.add(written[:end])
+        assert (filtered.sent + found.behind(filtered.sent)).rstrip() == found.text.rstrip()
+    assert len(find_calls(written, ["search"], "length").calls) == most
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The mill.",
+        '{"name": "other", "arguments": {}}',
+        '{"name": "search", "arguments": [1]}',
+        '<tool_call>{"name": "search", </tool_call>',
+        '[{"name": "search"}, 3]',
+        '{"year": 1832}',
+        "[1]",
+    ],
+)
+def test_an_answer_that_calls_no_tool_of_the_request_is_text(text: str) -> None:
+    assert find_calls(text, ["search"]) == (text, ())
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_streamed_text_passes_until_it_may_be_a_call(size: int) -> None:
+    for text, certain in (
+        ("See: a < b.", "See: a < b."),
+        ("Well.\n<tool_call>\n{}", "Well.\n"),
+        ('{"name"', ""),
+        ("[TO", ""),
+    ):
+        filtered = CallFilter(False)
+        pieces = [filtered.add(text[at : at + size]) for at in range(0, len(text), size)]
+        assert "".join(pieces) == certain == filtered.sent
+    assert CallFilter(True).add("anything") == ""
+
+
+def test_tools_stand_where_the_chat_template_puts_them() -> None:
+    with text_engine(HERMES) as engine:
+        chat = ChatEngine(engine)
+        template = chat.template_for((TOOL,))
+        assert template.knows_tools and template.call_syntax == "tagged"
+        prompt = chat.build_prompt(ChatInput(TURNS, (), (TOOL,)))
+        assert '"name": "search"' in prompt.text and "<|im_start|>tool\nAda." in prompt.text
+        assert CALL.as_text in prompt.text
+        plain = chat.build_prompt(ChatInput(TURNS[:1], ()))
+        assert "search" not in plain.text
+        assert chat.template_for((TOOL,)) is template, "it is made once for the same tools"
+
+
+def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
+    assert (
+        required_form([TOOL], "auto", "tagged", True)
+        is None
+        is required_form([], "required", "tagged", True)
+    )
+    form = required_form([TOOL], "search", "tagged", True)
+    with text_engine(CHATML) as engine:
+        answer = engine.answer("Call it.", response_format=form, max_new_tokens=120)
+        content, (call,) = find_calls(answer.text, ["search"])
+        assert content == "" and json.loads(call.arguments)["query"] in ("mill", "port")
+        bad = {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}},
+        }
+        with pytest.raises(SchemaError, match=r'"not".*tool f') as refused:
+            engine.answer("x", response_format=required_form([bad], "required", "tagged", True))
+        assert refused.value.param == "tools"
+
+
+def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
+    facts = ["The mill of Marl makes paper and rope.", "The port of Marl is deep."]
+    with text_engine(QWEN) as engine:
+        chat = ChatEngine(engine)
+        chat.catalogue.ingest([ChatDocument(fact, {}) for fact in facts])
+        turns = (PlainMessage("user", f"{facts[0]}\n\n{facts[1]} Who built the mill?"),)
+        states = {}
+        for name, tools in (("without", ()), ("with", (TOOL,))):
+            prompt = chat.build_prompt(ChatInput(turns, (), tools))
+            engine.prefill(prompt.question, prompt.chunks)
+            engine.flush()  # a passage that stands first has exact KV now
+            spans = engine.prefill(prompt.question, prompt.chunks, ratio=0.0).spans
+            states[name] = [span.state for span in spans if span.kind == "chunk"]
+            exact = engine.prefill(prompt.question, prompt.chunks, reuse="prefix")
+            full = engine.prefill(prompt.question, prompt.chunks, reuse="none")
+            assert (exact.logits - full.logits).abs().max() < 1e-3
+            whole = engine.prefill(prompt.question, prompt.chunks, ratio=1.0)
+            assert (whole.logits - full.logits).abs().max() < 1e-3
+        assert states == {"without": ["exact", "fused"], "with": ["fused", "fused"]}
+
+
+def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_a_users_turn() -> (
+    None
+):
+    with text_engine(QWEN) as engine:
+        chat = ChatEngine(engine)
+        form = required_form([TOOL], "search", chat.template_for((TOOL,)).call_syntax, False)
+        prompt = chat.build_prompt(ChatInput(TURNS[:1], (), (TOOL,)))
+        assert prompt.conversation is not None
+        session = prompt.conversation.session
+        answer = engine.answer(
+            prompt.question, prompt.chunks, session, response_format=form, max_new_tokens=120
+        )
+        text, calls = find_calls(answer.text, ["search"])
+        chat.save_turn(prompt, answer, text, calls)
+        turns = (
+            TURNS[0],
+            PlainMessage("assistant", text, calls),
+            PlainMessage("tool", "Ada.", call_id=calls[0].id),
+        )
+        following = chat.build_prompt(ChatInput(turns, (), (TOOL,)))
+        assert following.conversation is not None and following.conversation.turns == 1
+        session = following.conversation.session
+        going_on = engine.prefill(following.question, following.chunks, session=session)
+        assert going_on.reuse.exact > len(answer.token_ids)
+        full = engine.prefill(following.question, following.chunks, session=session, reuse="none")
+        assert (going_on.logits - full.logits).abs().max() < 1e-3
