@@ -71,13 +71,12 @@ class Entries:
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
         evict: bool = True,
-        between: Check = no_check,
     ) -> WarmReport:
         """See `Engine.warm`. Without `evict` chunks for which the store has no room are left, and
-        counted. What `between` raises ends the work between two layers.
+        counted.
         """
         ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
-        return self._warmer.warm(list(ids), on_progress, check, evict, between)
+        return self._warmer.warm(list(ids), on_progress, check, evict)
 
     def warm_soon(self, chunks: Sequence[ChunkLike], *, last: bool = False) -> None:
         """Compute and store the entries of `chunks` that are not stored, in the background, between

@@ -21,7 +21,16 @@ from ragkv.engine import Engine
 from ragkv.errors import DeadlineError, QueueError, StoreError
 from ragkv.retrieval import IngestReport, Passage
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, LeasePool, acquired, check_stopped, making_room, no_check
+from ragkv.runtime import (
+    Check,
+    Closing,
+    LeasePool,
+    PausingCheck,
+    acquired,
+    making_room,
+    no_check,
+    stop_of,
+)
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.store import EntryKey
 
@@ -159,7 +168,8 @@ class Collections(Closing):
                 raise DeadlineError("The rest is left to the background.")
 
         self._take_out(self._engine.entries.keys(chunks))
-        warmed = self._engine.entries.warm(chunks, check=go_on, evict=False, between=check_stopped)
+        going_on = PausingCheck(go_on, stop_of(check))
+        warmed = self._engine.entries.warm(chunks, check=going_on, evict=False)
         if warmed.left:
             with suppress(QueueError):
                 check()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ragkv.errors import QueueError
-from ragkv.runtime import Check, Rate, no_check, openmp
+from ragkv.runtime import Check, Rate, no_check, openmp, stop_of
 from ragkv.scheduling import Scheduler
 from ragkv.store import Store
 
@@ -46,15 +46,13 @@ class Warmer:
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
         evict: bool = True,
-        between: Check = no_check,
     ) -> WarmReport:
         """Encode and store the chunks, given by their token ids, that are not stored, each given
         once.
 
         Returns when all are durable. A `QueueError` that `check` raises before a chunk ends the
         work; the report counts the chunks that are left. Without `evict` chunks for which the store
-        has no room are left, too. What `between` raises ends the batch under way between two
-        layers.
+        has no room are left, too. What stops `check` ends the batch under way between two layers, too.
         """
         done = _Progress(len(chunks), on_progress)
         batch = list[tuple[int, ...]]()
@@ -62,7 +60,7 @@ class Warmer:
             for token_ids in chunks:
                 check()
                 if batch and sum(map(len, batch)) + len(token_ids) > self._encoder.batch_tokens:
-                    self._encode(batch, done, between)
+                    self._encode(batch, done, stop_of(check))
                 is_stored = self._store.ensure_durable(self._encoder.identity, token_ids)
                 needed = self._encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
                 if is_stored:
@@ -71,17 +69,17 @@ class Warmer:
                     batch.append(token_ids)
             if batch:
                 check()
-                self._encode(batch, done, between)
+                self._encode(batch, done, stop_of(check))
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
         counts = done.counts
         counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
         return WarmReport(*counted, self._encoder.bytes_per_token)
 
-    def _encode(self, batch: list[tuple[int, ...]], done: "_Progress", between: Check) -> None:
+    def _encode(self, batch: list[tuple[int, ...]], done: "_Progress", stop: Check) -> None:
         """Compute the entries of the batch, and store them durably; then it is empty."""
         with self._scheduler.encoding_turn():
-            entries = self._encoder.chunks(batch, between)
+            entries = self._encoder.chunks(batch, stop)
         counts = Counter[str]()
         for entry in entries:
             is_stored = self._store.put_durably(entry)
