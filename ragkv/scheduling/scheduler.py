@@ -21,7 +21,7 @@ from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVErr
 from ragkv.model import Adapter
 from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.runtime import Check, FairLock, no_check, openmp
-from ragkv.runtime.batches import POLL_S
+from ragkv.runtime.waiting import POLL_S
 from ragkv.store import PrefetchHint, Store
 
 from .decode_batch import DecodeBatch
