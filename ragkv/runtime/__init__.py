@@ -8,9 +8,11 @@ from .brief import brief
 from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
 from .files import (
+    DAMAGED,
     cache_folder,
     make_private_folder,
     only_owner_writes,
+    read_own,
     replace_file,
     sync,
 )
@@ -22,7 +24,6 @@ from .memory import (
     limit_kernel_caches,
     release_memory,
 )
-from .own_files import DAMAGED, read_own
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
