@@ -18,7 +18,8 @@ from starlette.routing import Match
 
 from ragkv import errors
 from ragkv.body_errors import describe_errors
-from ragkv.runtime import is_disk_full
+
+from .full_disk import is_disk_full
 
 log = logging.getLogger(__name__)
 

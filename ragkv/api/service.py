@@ -23,12 +23,13 @@ from ragkv.home import kept_at
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, make_private_folder, making_room, server_file
+from ragkv.runtime import Check, Closing, make_private_folder, server_file
 from ragkv.types import Reuse, Timing
 from ragkv.vllm.front import VllmServer, differences
 
 from .documents.parser import DocumentParser
 from .errors import ApiError, unknown_model
+from .full_disk import making_room
 from .keys import ANONYMOUS, KeyRing, Principal
 from .limits import RateLimiter
 from .metrics import Metrics, TenantStats

@@ -3,11 +3,11 @@ decoding.
 """
 
 from .adapter import Adapter
-from .attention import LayerPass, Watch
+from .attention import Watch
 from .probe import adapt, full_pass
 from .promptkv import KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
-from .rows import Rows
+from .rows import LayerPass, Rows
 from .token_runs import PASS_ROWS, Context, TokenRun, raw_kv
 
 __all__ = [

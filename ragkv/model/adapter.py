@@ -2,7 +2,7 @@
 
 The base class handles the llama architecture; `families.py` has the differences of other families.
 The model is never changed: an adapter works on shallow copies of its layers, which share every
-weight and differ in a few modules (see `layers.py`). It knows nothing of entries, chunks or
+weight and differ in a few modules (see `layer_views.py`). It knows nothing of entries, chunks or
 selection.
 """
 
@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import torch
 from transformers import Cache
 
-from . import attention
-from .cpu.packing import FEW_ROWS, with_copies
-from .joint import JointPass, PromptRows
-from .layers import PlainLayer, TilePause, attending_view, plain_layers
+from .attention import Watch
+from .cpu.copied import FEW_ROWS
+from .cpu.packing import with_copies
+from .layer_views import TilePause, attending_view, plain_layers
+from .layers import PlainLayer
 from .promptkv import CaptureCache, Captured, KVRows, KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
-from .rows import Pause, Rows, no_pause
+from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause, register
 
 
 class Adapter:
@@ -37,7 +38,7 @@ class Adapter:
 
     def __init__(self, model: Any, packed_bytes: int = 0) -> None:
         """`packed_bytes` limits the memory of copies of weights, see `packing`."""
-        attention.register()
+        register()
         self.model = model
         self.config = model.config
         self.body = self._body()
@@ -223,7 +224,7 @@ class Adapter:
         kv: PromptKV,
         tables: RotaryTables,
         record: Recording | None = None,
-        watch: attention.Watch | None = None,
+        watch: Watch | None = None,
     ) -> torch.Tensor:
         """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend
         over all of it.
@@ -246,7 +247,7 @@ class Adapter:
         return JointPass(layer, parts, lambda raw: self.rotate(layer, raw, cos, sin), pause)
 
     def project_kv(
-        self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass | None = None
+        self, layer: int, hidden: torch.Tensor, rows: Rows, step: LayerPass | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw keys and values of `layer`, each (1, G, R, D), from hidden (1, R, E), without its
         attention.
@@ -260,7 +261,7 @@ class Adapter:
         raise AssertionError("a layer finished without updating its cache")
 
     def call_layer(
-        self, layer: int, hidden: torch.Tensor, rows: Rows, step: attention.LayerPass
+        self, layer: int, hidden: torch.Tensor, rows: Rows, step: LayerPass
     ) -> torch.Tensor:
         """Call `layer` on hidden (1, R, E): `step` takes its raw queries, keys and values."""
         plain = None if self._plain is None else self._plain[layer]
@@ -272,7 +273,7 @@ class Adapter:
         self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, step: Cache
     ) -> torch.Tensor:
         before = self._tiles.pause
-        self._tiles.pause = step.pause if isinstance(step, attention.LayerPass) else no_pause
+        self._tiles.pause = step.pause if isinstance(step, LayerPass) else no_pause
         try:
             out = view(
                 hidden,

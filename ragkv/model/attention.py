@@ -2,24 +2,18 @@
 
 Row i at position p_i sees exactly the keys j with j <= p_i, and j > p_i - window on sliding layers.
 Public CacheBlend code masks scattered rows with a bottom-right triangle, which lets them see the
-future (CacheBlend section 4.2 leaves the mask open). A layer receives a `LayerPass` in place of its
-cache and its mask, so a pass carries its own state: that of one prompt's rows (`promptkv.py`), of
-prompts that decode together (`batching.py`), or of runs (`token_runs.py`).
+future (CacheBlend section 4.2 leaves the mask open).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, Cache
 
 from .cpu.product_speed import multiplies_bfloat16
 from .rows import TILE_ROWS, Pause, Rows, no_pause
 
-IMPLEMENTATION = "ragkv_rows"
 # A block of scattered rows has at least so many: SDPA tiles 192 folded rows and more by 64, fewer
 # by 32.
 FEWEST_ROWS = 28
@@ -27,51 +21,11 @@ MOST_ROWS = 96
 # On a device a block has up to so many rows, because a kernel launch costs more there than reading
 # masked keys.
 MOST_ROWS_ON_DEVICE = 512
-# Rows that decode attend over whole blocks of so many keys, those of one block together, and a KV
-# head's queries are at least and at most so many: then MKL, which SDPA calls, adds in the same
-# order for any rows. SDPA tiles 32 queries.
+# The rows that decode attend over whole blocks of so many keys, see `decoding_attention.py`.
 KEY_BLOCK = 64
-LEAST_QUERIES = 4
-MOST_QUERIES = 32
 # Biases up to this size are kept from layer to layer of a pass; larger ones are made again in each
 # layer.
 CACHED_BYTES = 64 << 20
-
-
-class LayerPass(Cache):
-    """What a layer gets as its cache and as its mask: it takes the keys and values, and computes
-    the attention.
-    """
-
-    def __init__(self, pause: Pause = no_pause) -> None:
-        """`pause` is called between the parts of a long layer."""
-        super().__init__(layers=[])
-        self.pause = pause
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """Queries (1, H, R, D) before RoPE, keys and values as `update` returned them -> (1, H, R,
-        D).
-        """
-        raise NotImplementedError
-
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        scaling: float,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """`update` and `attend` at once: all (1, heads, R, D) before RoPE -> (1, H, R, D)."""
-        return self.attend(q, *self.update(k, v, layer), scaling, softcap)
 
 
 class Watch:
@@ -116,21 +70,6 @@ class Watch:
         return (self._sum / max(1, self._layers)).cpu()
 
 
-def row_attention(
-    module: torch.nn.Module,  # noqa: ARG001 - the interface's signature
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: LayerPass,
-    scaling: float,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls: query (1, H, R, D) before RoPE -> (1, R, H, D)."""
-    out = attention_mask.attend(query, key, value, scaling, softcap)
-    return out.transpose(1, 2).contiguous(), None
-
-
 def attend(
     q_rot: torch.Tensor,
     k_rot: torch.Tensor,
@@ -153,7 +92,7 @@ def attend(
     for block, bias in _blocks(rows, window, q_rot, kv_heads):
         keys = slice(block.low, block.high)
         pause()
-        done = _attend_span(
+        done = attend_span(
             q_rot[:, :, block.start : block.stop],
             k_rot[:, :, keys],
             v[:, :, keys],
@@ -205,78 +144,12 @@ def attend_one(
     if window is not None and (low := k_rot.shape[2] - window) > 0:
         k_rot = k_rot[:, :, low:]
         v = v[:, :, low:]
-    return _attend_span(q_rot, k_rot, v, None, scaling, softcap)
+    return attend_span(q_rot, k_rot, v, None, scaling, softcap)
 
 
 def whole_blocks(positions: int) -> int:
     """The positions of the blocks of `KEY_BLOCK` that so many positions begin."""
     return -(-positions // KEY_BLOCK) * KEY_BLOCK
-
-
-def attend_decoding(
-    q_rot: torch.Tensor,
-    k_rot: torch.Tensor,
-    v: torch.Tensor,
-    rows: Rows,
-    window: int | None,
-    scaling: float,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    """Exact attention of rows in a step, (1, H, R, D); on a CPU each has the bits that it has in a
-    step of its own.
-
-    Keys and values (1, G, T, D) go on to the end of the last row's block; what follows its position
-    is finite.
-    """
-    count = q_rot.shape[2]
-    on_cpu = q_rot.device.type == "cpu"
-    together = on_cpu and softcap is None and (window is None or rows.stop <= window)
-    start = rows.stop - count
-    most = 1 if on_cpu else count
-    if together:
-        most = min(
-            max(1, MOST_QUERIES * k_rot.shape[1] // q_rot.shape[1]), KEY_BLOCK - start % KEY_BLOCK
-        )
-    if count > most:
-        if (parts := rows.blocks.get(most)) is None:  # all layers need them
-            parts = rows.blocks[most] = [
-                Rows(rows.positions[:most], start),
-                Rows(rows.positions[most:], start + most),
-            ]
-        split = zip(torch.split(q_rot, [most, count - most], dim=2), parts, strict=True)
-        return torch.cat(
-            [attend_decoding(q, k_rot, v, part, window, scaling, softcap) for q, part in split],
-            dim=2,
-        )
-    if together:
-        return _attend_blocks(q_rot, k_rot, v, rows, scaling)
-    return attend(
-        q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], rows, window, scaling, softcap
-    )
-
-
-def _attend_blocks(
-    q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, rows: Rows, scaling: float
-) -> torch.Tensor:
-    """Attention of few contiguous rows (1, H, R, D) over whole blocks of keys (1, G, T, D): (1, H,
-    R, D).
-    """
-    (_, kv_heads, _, head_dim), stop = k_rot.shape, whole_blocks(rows.stop)
-    queries = q_rot.reshape(1, kv_heads, -1, head_dim)
-    if spare := max(0, LEAST_QUERIES - queries.shape[2]):
-        queries = functional.pad(queries, (0, 0, 0, spare))
-    if (bias := rows.blocks.get(q_rot.dtype)) is None:
-        last = functional.pad(rows.positions.repeat(q_rot.shape[1] // kv_heads), (0, spare))[
-            :, None
-        ]
-        unseen = torch.arange(stop) > last
-        bias = rows.blocks[q_rot.dtype] = torch.zeros(unseen.shape, dtype=q_rot.dtype).masked_fill_(
-            unseen, -math.inf
-        )
-    k_rot = k_rot.narrow(2, 0, stop)
-    v = v.narrow(2, 0, stop)
-    out = _attend_span(queries, k_rot, v, bias, scaling, None)
-    return (out.narrow(2, 0, out.shape[2] - spare) if spare else out).reshape(q_rot.shape)
 
 
 def is_whole_prompt(rows: Rows, window: int | None) -> bool:
@@ -372,7 +245,7 @@ def allowed_keys(
     return allowed
 
 
-def _attend_span(
+def attend_span(
     q_rot: torch.Tensor,
     k_rot: torch.Tensor,
     v: torch.Tensor,
@@ -408,8 +281,3 @@ def _attend_span(
         .to(dtype)
         .reshape(1, heads, count, head_dim)
     )
-
-
-def register() -> None:
-    """Make `IMPLEMENTATION` known to transformers. Safe to call twice."""
-    AttentionInterface.register(IMPLEMENTATION, row_attention)

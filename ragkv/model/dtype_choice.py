@@ -15,7 +15,8 @@ import torch
 
 from ragkv.runtime import available_bytes
 
-from .cpu.packing import COPY_BYTES, LEVEL, copies_reach_float32
+from .cpu.copied import COPY_BYTES
+from .cpu.packing import LEVEL, copies_reach_float32
 from .cpu.product_speed import product_seconds
 from .loading import DtypeChoice, config_of, device_of, float_dtype
 

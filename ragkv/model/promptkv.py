@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Cache, DynamicCache
 
-from .attention import LayerPass, Watch, attend, attend_decoding, whole_blocks
-from .joint import Seen
-from .rows import Pause, Rows
+from .attention import Watch, attend, whole_blocks
+from .decoding_attention import attend_decoding
+from .rows import LayerPass, Pause, Rows, Seen
 
 
 class KVShape(NamedTuple):

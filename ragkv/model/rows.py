@@ -1,4 +1,10 @@
-"""The rows of a pass: the prompt positions that are computed in it.
+"""The rows of a pass, of one prompt or several, and what a layer is given for them.
+
+A layer receives a `LayerPass` in place of its cache and its mask, so a pass carries its own state:
+that of one prompt's rows (`promptkv.py`), of prompts that decode together (`decode/batching.py`),
+or of runs (`token_runs.py`). Projections, MLPs and experts run once for all rows, attention prompt
+by prompt. So a pass over one prompt, over several that are fused, decoded, or encoded together,
+differs in the parts alone.
 
 The thread that computes many rows lets others compute between two parts of a layer. Without pauses
 a token of another request waits for a whole layer, which takes long where the prompt is long. So a
@@ -6,13 +12,17 @@ layer calls the `pause` of its pass between the tiles of its MLP and the heads o
 attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from transformers import AttentionInterface, Cache
 
+from .cpu.copied import FEW_ROWS
+
+IMPLEMENTATION = "ragkv_rows"
 TILE_ROWS = 512  # A pass over more rows than this pauses within its layers.
 
 Pause = Callable[[], None]  # lets others compute; what it raises ends the pass
@@ -61,3 +71,166 @@ class Rows:
 
     def __len__(self) -> int:
         return self.positions.numel()
+
+
+class LayerPass(Cache):
+    """What a layer gets as its cache and as its mask: it takes the keys and values, and computes
+    the attention.
+    """
+
+    def __init__(self, pause: Pause = no_pause) -> None:
+        """`pause` is called between the parts of a long layer."""
+        super().__init__(layers=[])
+        self.pause = pause
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Queries (1, H, R, D) before RoPE, keys and values as `update` returned them -> (1, H, R,
+        D).
+        """
+        raise NotImplementedError
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        scaling: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """`update` and `attend` at once: all (1, heads, R, D) before RoPE -> (1, H, R, D)."""
+        return self.attend(q, *self.update(k, v, layer), scaling, softcap)
+
+
+Seen = tuple[torch.Tensor, torch.Tensor]  # keys and values that rows attend over, each (1, G, S, D)
+
+
+class PromptRows(Protocol):
+    """The rows of one prompt in a pass."""
+
+    rows: Rows
+
+    def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
+        """Keep what a layer made, each (1, G, R, D); what the rows attend over."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        q_rot: torch.Tensor,
+        seen: Seen,
+        scaling: float,
+        cap: float | None,
+        pause: Pause,
+    ) -> torch.Tensor:
+        """Attention of queries (1, H, R, D) over what `put` returned: (1, H, R, D)."""
+        ...
+
+
+class JointPass(LayerPass):
+    """One layer in a pass: each prompt is given its part of what the layer makes."""
+
+    def __init__(
+        self,
+        layer: int,
+        parts: Sequence[PromptRows],
+        rotate: Callable[[torch.Tensor], torch.Tensor],
+        pause: Pause = no_pause,
+    ) -> None:
+        """`rotate` maps (1, heads, R, D) of all rows to the same, rotated to their positions."""
+        super().__init__(pause)
+        self._layer = layer
+        self._parts = parts
+        self._rotate = rotate
+        self._seen: list[Seen] = []
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pass on k_raw and v, each (1, G, R, D). The layer does not use the returned tensors."""
+        self._put(key_states, self._rotate(key_states), value_states)
+        return key_states, value_states
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Queries (1, H, R, D) before RoPE -> (1, H, R, D)."""
+        return self._attend(self._rotate(query), scaling, softcap)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        scaling: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Rotates few queries and keys together, because calls of torch take longer than their
+        work.
+        """
+        if q.shape[2] > FEW_ROWS:
+            return super().run(q, k, v, layer, scaling, softcap)
+        q_rot, k_rot = self._rotate(torch.cat((q, k), dim=1)).split_with_sizes(
+            (q.shape[1], k.shape[1]), dim=1
+        )
+        self._put(k, k_rot, v)
+        return self._attend(q_rot, scaling, softcap)
+
+    def _put(self, *made: torch.Tensor) -> None:
+        """Give each prompt its part of what a layer made, each (1, G, R, D)."""
+        own = map(self._split, made)
+        self._seen = [
+            part.put(self._layer, *its) for part, *its in zip(self._parts, *own, strict=True)
+        ]
+
+    def _attend(self, q_rot: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
+        own = zip(self._parts, self._split(q_rot), self._seen, strict=True)
+        out = [
+            part.attend(self._layer, q, seen, scaling, softcap, self.pause) for part, q, seen in own
+        ]
+        return out[0] if len(out) == 1 else torch.cat(out, dim=2)
+
+    def _split(self, states: torch.Tensor) -> Sequence[torch.Tensor]:
+        return (
+            (states,)
+            if len(self._parts) == 1
+            else states.split_with_sizes([len(p.rows) for p in self._parts], 2)
+        )
+
+
+def row_attention(
+    module: torch.nn.Module,  # noqa: ARG001 - the interface's signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: LayerPass,
+    scaling: float,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that transformers calls: query (1, H, R, D) before RoPE -> (1, R, H, D)."""
+    out = attention_mask.attend(query, key, value, scaling, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Make `IMPLEMENTATION` known to transformers. Safe to call twice."""
+    AttentionInterface.register(IMPLEMENTATION, row_attention)

@@ -14,9 +14,8 @@ import torch
 
 from .adapter import Adapter
 from .attention import attend
-from .joint import Seen
 from .rope import RotaryTables
-from .rows import Pause, Rows
+from .rows import Pause, Rows, Seen
 
 # A pass has at most so many rows: more are hardly faster, and others wait for its layers.
 PASS_ROWS = {"cpu": 512, "cuda": 4096}

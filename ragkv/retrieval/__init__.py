@@ -15,17 +15,15 @@ from .documents.reading import ParseLimits
 from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
+from .passages import Hit, Metadata, Passage
 from .retrievers import RETRIEVERS
 from .splitter import Splitter
 from .values import (
     Document,
     DocumentSummary,
     FileRecord,
-    Hit,
     IndexStats,
     IngestReport,
-    Metadata,
-    Passage,
 )
 
 __all__ = [

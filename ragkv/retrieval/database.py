@@ -13,8 +13,9 @@ from ragkv.errors import StoreError
 from ragkv.runtime import FileState, sqlite_files
 
 from .index_file import FILE, IN_USE, PASSAGE, IndexFile, NoIndexError, as_json
+from .passages import Passage
 from .retrievers import terms
-from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, Vectors, digest
+from .values import Document, DocumentSummary, FileRecord, IndexStats, Vectors, digest
 
 
 class Database(IndexFile):

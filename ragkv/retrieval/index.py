@@ -14,9 +14,10 @@ from ragkv.runtime import Check, counted, no_check
 from .embedders import Embedder
 from .filters import EVERYTHING, Where, condition_of
 from .ingestion import Ingestion
+from .passages import Hit
 from .retrievers import RETRIEVERS, Query, dense, rank
 from .splitter import Splitter
-from .values import Hit, Vectors
+from .values import Vectors
 
 logger = logging.getLogger(__name__)
 

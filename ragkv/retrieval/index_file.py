@@ -22,7 +22,8 @@ from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.runtime import Check, Closing, create_private, make_private_folder, no_check, stop_of
 
 from .filters import EVERYTHING, Condition
-from .values import Passage, TextNumbers, Vectors, with_place
+from .passages import Passage, with_place
+from .values import TextNumbers, Vectors
 
 # A higher `FORMAT` refuses the files of earlier versions.
 FORMAT = "3"

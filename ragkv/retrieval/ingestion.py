@@ -21,8 +21,9 @@ from ragkv.runtime import Check, acquired, no_check
 
 from .database import Database
 from .embedders import Embedder
+from .passages import Passage
 from .splitter import Splitter
-from .values import Document, FileRecord, IngestReport, Passage
+from .values import Document, FileRecord, IngestReport
 
 # The vectors of `EMBED_BATCH` texts are committed together.
 EMBED_BATCH = 64

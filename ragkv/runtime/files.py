@@ -1,10 +1,35 @@
-"""Durable changes of files and folders."""
+"""Files that this program writes: durable changes, and small JSON files that are read back.
+
+A file of ours that was damaged is moved aside with a sentence in the log, so that nothing reads it
+twice and nothing of it is lost.
+"""
 
 import contextlib
+import json
+import logging
 import os
 import stat
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+from ragkv.errors import RagKVError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# What reading a damaged file may raise: it is no JSON, is nested too deeply, or has other types.
+DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RagKVError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 def replace_file(
@@ -73,15 +98,6 @@ def only_owner_writes(*paths: Path) -> bool:
     )
 
 
-def examples() -> Path | None:
-    """The folder with the example articles and questions: in an installation, or in a checkout;
-    `None`: in neither.
-    """
-    package = Path(__file__).parents[1]
-    folders = (package / "examples", package.parent / "examples")
-    return next((folder for folder in folders if (folder / "questions.jsonl").is_file()), None)
-
-
 def sync(path: Path) -> None:
     """Make the contents of a file durable, or the names in a folder. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -89,3 +105,26 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_own(path: Path, parse: Callable[[Any], T]) -> T | None:
+    """What `parse` makes of the JSON in `path`; `None` without such a file, or if it is damaged.
+
+    `parse` raises one of `DAMAGED` for values that are wrong. Raises `OSError`.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        values = json.loads(data)
+        json.dumps(values, ensure_ascii=False).encode()  # half a character is in no file of ours
+        return parse(values)
+    except DAMAGED as error:
+        aside = path.with_name(f"{path.name}.damaged")
+        try:
+            path.replace(aside)
+        except OSError:
+            aside = path  # the folder cannot be written
+        log.warning("%s is damaged (%.200s). It is not used, and lies at %s.", path, error, aside)
+        return None

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .addresses import is_loopback
-from .files import make_private_folder, replace_file
-from .own_files import read_own
+from .files import make_private_folder, read_own, replace_file
 from .setting_values import build
 
 NAME = "server.json"  # `NAME` is the file in a home.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from typing import Generic, TypeVar
 
-from .batches import POLL_S, Check, no_check
+from .waiting import POLL_S, Check, no_check
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
-from ragkv.model.cpu.packing import FEW_ROWS
+from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.model.decode.batching import DecodeRow, decode_rows, rows_are_alike
 from ragkv.runtime import Closing, FairLock, Wait, openmp
 

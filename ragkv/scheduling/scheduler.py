@@ -19,9 +19,9 @@ from typing import Any
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
-from ragkv.model.cpu.packing import FEW_ROWS
+from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.runtime import Check, FairLock, no_check, openmp
-from ragkv.runtime.batches import POLL_S
+from ragkv.runtime.waiting import POLL_S
 from ragkv.store import PrefetchHint, Store
 
 from .decode_batch import DecodeBatch

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ragkv.errors import CancelledError, DeadlineError
-from ragkv.runtime.batches import POLL_S
+from ragkv.runtime.waiting import POLL_S
 
 
 class Work:

@@ -11,9 +11,10 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ragkv.model import Adapter
-from ragkv.model.cpu import packing
+from ragkv.model.cpu import copied, packing
+from ragkv.model.cpu.copied import joined
 from ragkv.model.cpu.int4 import ATTRIBUTE, Grid, int4_copy
-from ragkv.model.cpu.packing import Copies, joined
+from ragkv.model.cpu.packing import Copies
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.probe import adapt
 from ragkv.runtime import FairLock
@@ -109,14 +110,14 @@ def adapter_on_grids(kv_heads: int = 1) -> Adapter:
 def test_a_model_decodes_few_rows_by_joined_copies_to_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.FEW_ROWS))
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=copied.FEW_ROWS))
     adapter = adapter_on_grids()
     logits = []
     plain = adapter._plain
     assert plain is not None and plain[0]._qkv is not None and plain[0]._gate_up is not None
     for adapter._plain in (plain, None):
         kv = adapter.new_kv(40)
-        for count in (1, packing.FEW_ROWS, packing.FEW_ROWS + 1):
+        for count in (1, copied.FEW_ROWS, copied.FEW_ROWS + 1):
             logits.append(decode_rows(adapter, [DecodeRow(kv, 3, drafts=(5,) * (count - 1))]))
     assert all(torch.equal(*pair) for pair in zip(logits[:3], logits[3:], strict=True))
     assert joined([torch.nn.Linear(4, 4)] * 2) is None
@@ -128,7 +129,7 @@ def check_steps_from_every_length() -> None:
     """
     # in float32
     adapters = {family: adapt(tiny_models.model(family)) for family in tiny_models.FAMILIES}
-    packing.useful_copies = lambda _: Copies(int4_rows=packing.FEW_ROWS)
+    packing.useful_copies = lambda _: Copies(int4_rows=copied.FEW_ROWS)
     adapters |= {f"int4 of {kv_heads}": adapter_on_grids(kv_heads) for kv_heads in (1, 2, 4)}
     for name, adapter in adapters.items():
         kv = adapter.new_kv(400)
@@ -192,7 +193,7 @@ def row_by_row(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
 def test_drafts_have_room_as_far_as_a_step_has_rows_and_the_kv_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=packing.FEW_ROWS))
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=copied.FEW_ROWS))
     adapter = adapter_on_grids()
     kv = adapter.new_kv(40)
     batch = DecodeBatch(adapter, FairLock())
@@ -201,7 +202,7 @@ def test_drafts_have_room_as_far_as_a_step_has_rows_and_the_kv_positions(
     second = batch.slot(adapter.new_kv(40))
     assert first.room == 1  # two rows each
     second.close()
-    assert first.room == packing.FEW_ROWS - 1
+    assert first.room == copied.FEW_ROWS - 1
     kv.length = kv.capacity - 1
     assert first.room == 0
 

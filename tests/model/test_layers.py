@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.model import Adapter, Rows, attention, layers
+from ragkv.model import Adapter, Rows, attention, decoding_attention, layer_views, layers
 from ragkv.model.cpu.int8 import round_weights
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.probe import adapt, full_pass
@@ -94,7 +94,7 @@ def test_an_mlp_in_tiles_gives_equal_results(family: str, monkeypatch: pytest.Mo
 def test_experts_are_not_tiled() -> None:
     def tiled(family: str) -> bool:
         mlp: Any = adapt(tiny_models.model(family)).layers[-1]._modules.get("mlp")
-        return isinstance(mlp, layers.InTiles)
+        return isinstance(mlp, layer_views.InTiles)
 
     assert tiled("llama")
     assert not tiled("mixtral")
@@ -152,7 +152,7 @@ def test_rows_of_a_step_attend_to_nothing_behind_themselves(
     generator = torch.Generator().manual_seed(0)
     q_rot = torch.randn((1, heads, 11, 16), generator=generator)
     k_rot, v = (torch.randn((1, 2, 64, 16), generator=generator) for _ in range(2))
-    out = attention.attend_decoding(
+    out = decoding_attention.attend_decoding(
         q_rot, k_rot, v, Rows.span(22, 33, q_rot.device), window, 0.25, softcap
     )
     for row, stop in enumerate(range(23, 34)):
@@ -178,7 +178,7 @@ def test_rows_of_a_step_have_the_bits_that_each_has_alone(
         spans = [(stop - 4, stop), *((at, at + 1) for at in range(stop - 4, stop))]
         queries = (q_rot, *torch.split(q_rot, 1, dim=2))
         together, *alone = (
-            attention.attend_decoding(q, k_rot, v, Rows.span(*span, q.device), None, 0.125)
+            decoding_attention.attend_decoding(q, k_rot, v, Rows.span(*span, q.device), None, 0.125)
             for q, span in zip(queries, spans, strict=True)
         )
         return not torch.equal(together, torch.cat(alone, dim=2))

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.model.cpu import packing, product_speed
+from ragkv.model.cpu import copied, packing, product_speed
+from ragkv.model.cpu.copied import FEW_ROWS, CopiedLinear, PackedLinear
 from ragkv.model.cpu.packing import (
-    FEW_ROWS,
     FLOAT32_ROWS,
     LOST,
-    CopiedLinear,
     Copies,
-    PackedLinear,
     copies_reach_float32,
     float16_copy,
     useful_copies,
@@ -110,7 +108,7 @@ class TestFloat16Copies:
     def test_their_products_are_those_of_float32(self) -> None:
         for bias in (False, True):
             plain = widened(torch.nn.Linear(48, 20, bias=bias))
-            layer = copied(plain, most_rows=FLOAT32_ROWS)
+            layer = layer_over_copy(plain, most_rows=FLOAT32_ROWS)
             for rows in (0, 1, 5, FLOAT32_ROWS, FLOAT32_ROWS + 1):
                 hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0))
                 exact = torch.nn.functional.linear(
@@ -127,7 +125,7 @@ class TestFloat16Copies:
         with torch.no_grad():
             plain.weight.normal_().mul_(scale).copy_(plain.weight.bfloat16())
             plain.weight[0] *= 2.0**-14  # a row that is small next to the others keeps its digits
-            layer = copied(plain, most_rows=1)
+            layer = layer_over_copy(plain, most_rows=1)
             held = torch.stack([layer(row[None])[0] for row in torch.eye(64)], dim=1)
             assert ((held - plain.weight).norm(dim=1) <= plain.weight.norm(dim=1) * LOST).all()
 
@@ -143,7 +141,7 @@ class TestFloat16Copies:
         assert [float16_copy(plain) for plain in (precise, wide, infinite, empty)] == [None] * 4
 
 
-def copied(plain: torch.nn.Linear, most_rows: int) -> CopiedLinear:
+def layer_over_copy(plain: torch.nn.Linear, most_rows: int) -> CopiedLinear:
     copy = float16_copy(plain)
     assert copy is not None
     return CopiedLinear(plain, copy, most_rows)
@@ -188,7 +186,7 @@ def _measured_again() -> Iterator[None]:
 def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = raising(AttributeError("no such operator"))
     monkeypatch.setattr(PackedLinear, "__init__", missing)
-    monkeypatch.setattr(packing.Float16Copy, "product", missing)
+    monkeypatch.setattr(copied.Float16Copy, "product", missing)
     for dtype in (torch.bfloat16, torch.float32):
         plain = linear(dtype=dtype)
         assert with_copy(plain) is plain

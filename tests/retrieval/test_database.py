@@ -10,6 +10,7 @@ import pytest
 from ragkv.errors import CancelledError, StoreError
 from ragkv.retrieval import Database, Document, Index, Splitter, index_bytes, look_into
 from ragkv.retrieval.index_file import FILE
+from ragkv.runtime import PausingCheck
 
 
 def test_a_look_into_an_index_that_is_deleted_at_the_same_moment_finds_none(
@@ -72,6 +73,25 @@ def test_a_cancelled_request_ends_a_query_and_a_transaction_in_the_middle(tmp_pa
         with pytest.raises(CancelledError):
             index.delete([document.id for document in documents], check=writing)
         assert (index.stats(), len(index.search("word", 10, where=where))) == (before, 10)
+
+
+def test_work_that_pauses_between_steps_never_pauses_while_it_holds_the_index(
+    tmp_path: Path,
+) -> None:
+    paused: list[int] = []
+    stopping = Stop(1_000_000)
+    check = PausingCheck(lambda: paused.append(stopping.asked), stopping)
+    where = {f"a{k}": {"gte": 0} for k in range(50)}
+    with Index(tmp_path, Splitter(len, 100)) as index:
+        index.ingest(
+            [
+                Document(f"{n}", f"word {n}", metadata={f"a{k}": k for k in range(50)})
+                for n in range(300)
+            ]
+        )
+        index.search("word", 10, where=where, check=check)
+    assert stopping.asked > 3, "what only raises is asked while a statement runs"
+    assert paused == [0, 0], "before and after the embedding of the query, and not later"
 
 
 def test_metadata_is_stored_once_for_a_document_and_deleting_gives_its_space_back(

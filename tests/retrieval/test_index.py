@@ -19,6 +19,7 @@ from ragkv.errors import (
     StoreReadOnlyError,
 )
 from ragkv.retrieval import Document, Index
+from ragkv.retrieval.values import Vectors
 from tests.retrieval.fakes import HashEmbedder, word_splitter
 from tests.scheduling.helpers import together
 
@@ -351,3 +352,21 @@ def test_searches_and_ingestions_in_many_threads_do_not_disturb_each_other(tmp_p
 def test_the_index_directory_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     Index(tmp_path / "deep" / "index").close()
     assert (tmp_path / "deep" / "index").stat().st_mode & 0o077 == 0
+
+
+def test_an_index_waits_at_the_embedder_for_the_turn_of_its_owner() -> None:
+    class Asked(HashEmbedder):
+        def embed_texts(self, texts, check, owner):  # type: ignore[no-untyped-def]
+            owners.append(owner)
+            return super().embed_texts(texts, check, owner)
+
+        def embed_query(self, query: str, owner: str = "") -> Vectors:
+            if query == "gulls":
+                owners.append(owner)
+            return super().embed_query(query, owner)
+
+    owners: list[str] = []
+    with Index(None, splitter=word_splitter(), embedder=Asked(), owner="harbour") as index:
+        index.ingest([A])
+        index.search("gulls")
+    assert owners == ["harbour", "harbour"]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ragkv.config import EngineConfig
+from ragkv.control import profile
 from ragkv.errors import ConfigError, ProfileError
-from ragkv.fusion import profile
 from ragkv.home import FILE, KEPT, KnownHome
 from ragkv.runtime import read_own, server_file
-from tests.fusion.profiles import SUBJECT
-from tests.fusion.profiles import profile as a_profile
+from tests.control.profiles import SUBJECT
+from tests.control.profiles import profile as a_profile
 
 ODD = [None, True, 5, 10**400, -1, 1e308, "x", "\ud800", [], {}, [[]], {"a": {}}]
 HOME = {

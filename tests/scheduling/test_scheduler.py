@@ -15,7 +15,7 @@ from ragkv import Engine, StoreConfig
 from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.model import adapt
-from ragkv.model.cpu.packing import FEW_ROWS
+from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.scheduling import ModelTurns, Scheduler, Work
 from ragkv.scheduling.scheduler import JOINT_TOKENS
 from ragkv.store import PrefetchHint

@@ -27,7 +27,6 @@ from ragkv.runtime import (
     LeasePool,
     PausingCheck,
     acquired,
-    making_room,
     no_check,
     stop_of,
 )
@@ -35,6 +34,7 @@ from ragkv.scheduling.encoding import WarmReport
 from ragkv.store import EntryKey
 
 from ..errors import not_found
+from ..full_disk import making_room
 from .collection_folders import CollectionFolders, CollectionKey
 from .deletions import DeletionJournal
 from .upload_parsing import Parsed

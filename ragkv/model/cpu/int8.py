@@ -23,7 +23,7 @@ import xxhash
 
 from ragkv.errors import ConfigError
 
-from .packing import call_packed
+from .copied import call_packed
 
 # These layers stay as they are, because a rounded router would choose other experts.
 ROUTERS = ("gate", "router", "shared_expert_gate")

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from ..adapter import Adapter
-from ..joint import Seen
 from ..promptkv import PromptKV, Recording
-from ..rows import Pause, Rows
+from ..rows import Pause, Rows, Seen
 
 # A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
 TRIED_LENGTHS = (1022, 250)

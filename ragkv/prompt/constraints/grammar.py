@@ -22,7 +22,7 @@ import torch
 from ragkv.config import MIB
 from ragkv.errors import DeadlineError, InputError, MissingExtraError, SchemaError
 from ragkv.runtime import ByteCache, Check, FairLock, no_check
-from ragkv.runtime.batches import POLL_S
+from ragkv.runtime.waiting import POLL_S
 
 from . import trial
 from .response_format import CallFormat, ResponseFormat

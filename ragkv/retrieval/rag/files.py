@@ -23,7 +23,8 @@ from ..documents.files import KNOWN, FoundFile, find_files, is_text_by_name, kin
 from ..documents.loaders import check_not_blank, load_bytes, read_bytes
 from ..documents.reading import LOST, UNLIMITED, ParseLimits
 from ..index import Index
-from ..values import Document, FileRecord, IngestReport, Passage
+from ..passages import Passage
+from ..values import Document, FileRecord, IngestReport
 
 logger = logging.getLogger(__name__)
 

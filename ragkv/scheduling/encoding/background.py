@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from ragkv.runtime import Check, openmp
-from ragkv.runtime.batches import POLL_S
+from ragkv.runtime.waiting import POLL_S
 from ragkv.scheduling import Scheduler
 from ragkv.store import EntryKey, Store
 

@@ -1,4 +1,5 @@
-"""A lock that is fair to owners, and the queue that decides who is next.
+"""Waiting: what work calls while it waits or before its next batch, and a lock that is fair to
+owners, with the queue that decides who is next. Pure Python.
 
 An owner is a tenant of a server. The lock's next holder is of the owner that held it for the least
 time, and first come first served for one owner: a tenant with one request waits for one batch of
@@ -9,7 +10,6 @@ could starve the others' searches.
 A plain lock is not enough for a model. A thread that waits must be able to leave the queue because
 another thread has done its work (`dismiss`), and a holder must be able to let another owner go
 first in the middle of its work (`give_way`), so that nobody waits for all that another one sent.
-Pure Python.
 """
 
 import threading
@@ -17,14 +17,51 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-from .batches import POLL_S, Check, no_check
 
 T = TypeVar("T")
 
+Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
+
+# `POLL_S` is how often `check` is called while a thread waits, which cannot wait for two events.
+# Many threads may wait.
+POLL_S = 0.1
 # `QUANTUM_S` is how long an owner is served before another one is due that used less.
 QUANTUM_S = 0.02
+
+
+def no_check() -> None:
+    """The check of work that nothing ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausingCheck:
+    """A check that lets other work go first. Whoever holds a lock asks `stop_of` it."""
+
+    pause: Check  # may wait, and raises what `stop` raises
+    stop: Check  # never waits
+
+    def __call__(self) -> None:
+        self.pause()
+
+
+def stop_of(check: Check) -> Check:
+    """What raises as `check` does, and never waits: others may need what its caller holds."""
+    return check.stop if isinstance(check, PausingCheck) else check
+
+
+@contextmanager
+def acquired(
+    lock: "threading.Lock | threading.RLock | threading.Semaphore", check: Check
+) -> Iterator[None]:
+    """Hold `lock`; what `check` raises ends the wait for it."""
+    while not lock.acquire(timeout=POLL_S):
+        check()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class TimeShareQueue(Generic[T]):

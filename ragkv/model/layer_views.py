@@ -1,0 +1,109 @@
+"""Views of a model's layers: shallow copies that share every weight. The model itself is never
+changed.
+
+A view attends through `row_attention` and runs its MLP in tiles of rows, which needs less memory in
+long passes. `plain_layers` finds the views whose parts can be called directly.
+"""
+
+import copy
+from typing import Any, cast
+
+import torch
+
+from .cpu.packing import view_with
+from .layers import Part, PlainLayer, in_tiles
+from .rows import IMPLEMENTATION, Pause, no_pause
+
+# The names of the norms of a layer: before and behind attention, before and behind the MLP.
+LAYER_NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (
+    ("input_layernorm", None, "post_attention_layernorm", None),  # llama and most others
+    # gemma
+    (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    # glm4
+    (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    ),
+)
+
+# The parts of a usual attention.
+PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+HEAD_NORMS = {"q_norm", "k_norm"}
+
+
+class TilePause:
+    """What the MLPs of one model call between two tiles.
+
+    A layer of transformers takes no argument for it. The passes over a model run one after another,
+    so the adapter sets it for the layer that runs.
+    """
+
+    def __init__(self) -> None:
+        self.pause: Pause = no_pause
+
+
+class InTiles(torch.nn.Module):
+    """An MLP that runs in tiles of rows."""
+
+    def __init__(self, whole: torch.nn.Module, now: TilePause) -> None:
+        super().__init__()
+        self.whole = whole
+        self._now = now
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden (1, R, E) -> the same shape."""
+        return in_tiles(cast(Part, self.whole), hidden, self._now.pause)
+
+
+def attending_view(
+    layer: torch.nn.Module, attention_name: str, tiles: TilePause | None
+) -> torch.nn.Module:
+    """`layer` attending through `row_attention`; with `tiles` a dense MLP runs in tiles of rows."""
+    attn = copy.copy(getattr(layer, attention_name))
+    attn.config = copy.copy(attn.config)
+    attn.config._attn_implementation = IMPLEMENTATION
+    changed: dict[str, Any] = {attention_name: attn}
+    mlp = layer._modules.get("mlp")
+    if tiles is not None and mlp is not None and _is_dense(mlp):
+        changed["mlp"] = InTiles(mlp, tiles)
+    return view_with(layer, changed)
+
+
+def _is_dense(mlp: torch.nn.Module) -> bool:
+    """Whether all its weights are in linear layers. Experts are not tiled: they run better with
+    many rows.
+    """
+    own = (part for part in mlp.modules() if next(part.parameters(recurse=False), None) is not None)
+    return all(isinstance(part, torch.nn.Linear) for part in own)
+
+
+def plain_layers(views: list[torch.nn.Module], attention_name: str) -> list[PlainLayer] | None:
+    """The layers of `views`; `None` if they have other parts than usual, or are not all of one
+    kind.
+
+    The caller tests that the first one gives the same bits.
+    """
+    parts = views[0]._modules
+    attentions = [getattr(view, attention_name) for view in views]
+    if any(
+        a._modules.keys() - HEAD_NORMS != PROJECTIONS or "forward" in vars(a) for a in attentions
+    ):
+        return None
+    kinds = {
+        (type(view), *(type(getattr(part, "whole", part)) for part in view._modules.values()))
+        for view in views
+    }
+    norms = next(
+        (one for one in LAYER_NORMS if {attention_name, "mlp", *filter(None, one)} == parts.keys()),
+        None,
+    )
+    if norms is None or None in parts.values() or len(kinds) > 1:
+        return None
+    return [PlainLayer(view, attention_name, norms) for view in views]
