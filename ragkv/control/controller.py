@@ -3,9 +3,9 @@
 Holds the engine's profile, which is read when a request first leaves its ratio to the controller.
 Without a profile a request is served at r*, and its report says why. An error of the controller
 never fails a request. What requests took is compared with the profile's estimate, and corrects the
-speeds once it is clearly another. With a profile, a chunk that would load from shared storage
-slower than it is computed is computed, also when the caller gave the ratio: there the speed of the
-store's latest reads counts, not the speed when the profile was made.
+speeds once it is clearly another. With a profile, a chunk is computed if shared storage would load
+it slower, also when the caller gave the ratio. The speed of the latest reads counts there, and not
+the speed when the profile was made.
 """
 
 import os
@@ -43,12 +43,11 @@ from .estimators import Load, Selection, Shape, load_s, ttft_s
 from .method import Method
 from .profile import FILE_NAME, Profile, Subject, TierSpeed, load
 
-OUTCOMES = 8  # The median of the latest `OUTCOMES` requests corrects a speed.
-# A tier not read for `FORGET_S` has the profile's speed: else it would stay slow for ever.
+OUTCOMES = 8  # requests whose median corrects a speed
+# After so long without a read a tier has the profile's speed again. Otherwise a tier that was slow
+# once would never be read again.
 FORGET_S = 600.0
-COMPUTE = "compute"  # `COMPUTE` names the outcome of computing, beside those of tiers.
-
-
+COMPUTE = "compute"  # the key of computing among the outcomes of tiers
 SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not reused
 
 

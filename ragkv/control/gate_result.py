@@ -1,9 +1,9 @@
 """The quality gate's result: the fastest setting that stays close to full recompute, and how it was
 found.
 
-`ragkv gate --apply` saves it next to the store, under the engine's identity (weights, RoPE, dtype,
-prefix, ...) and the settings that it stands in for, so another model never reads it, and an engine
-whose settings name another selector or ratio keeps its own.
+`ragkv gate --apply` saves it next to the store, under the engine's identity and the settings that
+it replaces. So another model never reads it, and an engine whose settings name another selector or
+ratio keeps its own.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ FILE_NAME = "gate.json"
 class Tolerance:
     """How far a fused prompt may be from a full prefill, on average over the next tokens."""
 
-    # share of equal predictions, among tokens of which the full prefill is sure
+    # the share of equal predictions, of the tokens of which full prefill is sure
     agreement: float = 0.98
     kl: float = 0.05  # nats per token, full prefill against fused
 

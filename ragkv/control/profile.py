@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
 VERSION = 3
-# `MOST_TOKENS` is the answer where a prefill's time does not depend on its length.
+# the bound where a prefill's time does not depend on its length
 MOST_TOKENS = 2**31
 
 

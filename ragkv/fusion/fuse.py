@@ -1,10 +1,10 @@
 """Fusing: the KV of one prompt from many entries, layer by layer (CacheBlend sections 4.2, 4.3, 5.1).
 
-For each layer the stored slices are read, their keys rotated to their positions, and both placed in
-the prompt's KV. Then the layer runs over the rows that are computed, whose fresh KV overwrites the
-stored KV. A checking selector narrows the rows down between two layers. An asking selector needs two
-passes: the first places everything and measures the question's attention, the second recomputes
-what was chosen and loads nothing.
+For each layer the stored slices are read, their keys are rotated to their positions, and keys and
+values are placed in the prompt's KV. Then the layer runs over the computed rows, whose fresh KV
+overwrites the stored KV. A checking selector narrows the rows down between two layers. An asking
+selector needs two passes: the first places everything and measures the question's attention, the
+second recomputes what was chosen and loads nothing.
 
 `fuse` runs no layer itself. It yields the rows of each layer and is sent what the layer makes of
 them, so that the rows of several prompts can go through the weights together (`passes.py`). It
@@ -37,7 +37,7 @@ class LayerRows:
     sin: torch.Tensor
 
     def last_row(self) -> "LayerRows":
-        """The same with the last row alone."""
+        """The same with only the last row."""
         return LayerRows(
             self.layer,
             self.part.last_row(),
@@ -76,7 +76,7 @@ class RowChoice:
             self.first = selector.select(plan.candidates, ratio, seed)
         else:
             self.first = torch.arange(count if self.checks else 0)
-        # only what keeps a token that is not computed must be read
+        # A span that is computed as a whole need not be read.
         self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
         forced = plan.forced.numel()
         self.rows = forced + max(self.wanted, self.first.numel())  # at most, in a layer
@@ -123,7 +123,7 @@ def fuse(
         asked = running.row_layers
         attention = watch.received()[choice.candidates.positions]  # (N,)
         chosen = choice.asks.select(choice.candidates, attention, choice.ratio)
-        # what stands before the first candidate saw nothing that this pass changes
+        # Rows before the first candidate saw nothing that this pass changes.
         forced = plan.forced[plan.leading_rows :]
         running = _Running(
             adapter, kv, tables, record, plan.token_ids, forced, choice.candidates, chosen

@@ -63,7 +63,7 @@ class ActiveAnswer:
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
-        self.drafts = Drafts((), 0)  # of another server's answer none are known
+        self.drafts = Drafts((), 0)  # another server's answer has none
         self.tokens: list[int] = []
         self.reason: str | None = None  # why it ended: "stop" or "length"; None: it goes on
 
@@ -99,7 +99,7 @@ class ActiveAnswer:
         """The text that was held back, and the whole answer."""
         if rest := self._text.finish():
             yield TokenEvent(rest, self.tokens[-1])
-        self._note_token()  # unless one had come
+        self._note_token()  # an answer may have no token
         served = self._served
         assert self.reason is not None
         decode_s = self._request.elapsed_s() - self._first_token_s
@@ -181,7 +181,7 @@ class OwnModel:
                     if is_right := not answer.ended and answer.tokens[-1] == draft:
                         accepted += 1
                     else:
-                        # before anybody sees the token: its KV is not there yet
+                        # before the consumer gets the token, whose KV is not computed yet
                         slot.keep(len(tried), accepted)
                     if event is not None:
                         yield event

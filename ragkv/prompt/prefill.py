@@ -1,7 +1,7 @@
 """Prefilling: one prompt's KV and last logits (CacheBlend section 5.2).
 
 Look up and plan, decide, fuse, report. An entry that turns out damaged while it is read becomes a
-cache miss of this request, and the pass starts again without it: the rows of a cache miss must have
+cache miss of this request, and the pass starts again without it. The rows of a cache miss must have
 passed every earlier layer.
 """
 
@@ -167,8 +167,7 @@ class Prefiller:
         selected = passed.fused.selected_by_layer
         stale = any(len(plan.candidates) > chosen.numel() for chosen in selected)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
-        # An answer decoded over the largest attention weights alone is not what a full prefill
-        # computes.
+        # An answer decoded over the largest attention weights only differs from a full prefill.
         offloads = self._offloading is not None and not self._offloading.refusal(length)
         end = length if offloads else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)

@@ -85,7 +85,7 @@ def _pieces(
 
 
 def _history_note(plan: Plan, selected: torch.Tensor) -> str | None:
-    """How much of the history was among the candidates, and how much of it was recomputed."""
+    """The share of the candidate history that was recomputed, in a sentence for the report."""
     spans = [
         span
         for span in plan.spans

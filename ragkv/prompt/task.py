@@ -26,9 +26,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class NoTurn:
-    """What stands for the turn of a request that no conversation keeps."""
+    """The turn of a request that no conversation keeps."""
 
-    past: Past  # what the prompt stands behind; a conversation may be read without a turn
+    past: Past  # what precedes the prompt; a conversation may be read without a turn
     keeps: bool = False
 
     def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
