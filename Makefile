@@ -47,7 +47,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --quick
 
-# MODEL is a hub id, a folder or `smollm2`; SETS are files as docs/papers_quality.md lists them.
+# MODEL is a hub id, a folder or `smollm2`; SETS are files as docs/research/papers_quality.md lists them.
 bench-papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers_quality --dense $(if $(MODEL),--model $(MODEL)) $(SETS)
 

@@ -6,7 +6,7 @@ and 13.
     musique_s_100.json    # a model in a package
 
 Sets are files as published: LongBench's JSON lines (2wikimqa, hotpotqa, musique, samsum, multi_news
-...), HotpotQA's, 2WikiMultihopQA's and MuSiQue's own; docs/papers_quality.md says where they are.
+...), HotpotQA's, 2WikiMultihopQA's and MuSiQue's own; docs/research/papers_quality.md says where they are.
 Each question goes through the engine once with every method, greedily, over chunks whose KV is in
 memory. Results are appended question by question, and the same command goes on where a killed run
 stopped. It writes a report (`--out`) and the same as JSON next to it.
@@ -43,7 +43,7 @@ SELECTORS = ("attention", "hkvd")
 RATIOS = (0.05, 0.15)
 REPORT_EVERY_S = 30.0
 NO_SETS = (
-    "No question sets were given, so there is nothing to run: docs/papers_quality.md says "
+    "No question sets were given, so there is nothing to run: docs/research/papers_quality.md says "
     "which files to download."
 )
 

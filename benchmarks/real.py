@@ -59,7 +59,7 @@ LABEL = ("model", "half", "settings", "asked", "f1_tokens", "tag")
 # Every share in the table is of these: they are always measured.
 BASELINES = ("full", "none", "reuse")
 NO_DATA = (
-    "No --data was given, so there is nothing to run: docs/selection.md says which files "
+    "No --data was given, so there is nothing to run: docs/research/selection.md says which files "
     "of questions to download."
 )
 

@@ -45,7 +45,7 @@ def _seeded(key: str) -> random.Random:
 def _file(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise InputError(
-            f"{folder} has no {name}, which this set is read from: docs/selection.md says where "
+            f"{folder} has no {name}, which this set is read from: docs/research/selection.md says where "
             "it is."
         )
     return folder / name

@@ -21,10 +21,16 @@ if TYPE_CHECKING:
     from .conversations import Session
     from .engine import Engine
     from .prompt.constraints import ResponseFormat
+    from .retrieval.rag import Rag
 
 __version__ = "0.1.0"
 
-_LAZY = {"Engine": ".engine", "ResponseFormat": ".prompt.constraints", "Session": ".conversations"}
+_LAZY = {
+    "Engine": ".engine",
+    "Rag": ".retrieval.rag",
+    "ResponseFormat": ".prompt.constraints",
+    "Session": ".conversations",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -43,6 +49,7 @@ __all__ = [
     "KCacheConfig",
     "PromptConfig",
     "PromptSpan",
+    "Rag",
     "RagKVError",
     "ResponseFormat",
     "Reuse",

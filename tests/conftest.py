@@ -1,6 +1,5 @@
 """Shared fixtures: one thread, no network, tiny models."""
 
-import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -12,33 +11,13 @@ import pytest
 import pytest_socket
 import torch
 
-from ragkv import Engine, FusionConfig
-from ragkv.config import R_STAR
+from ragkv import Engine
 from ragkv.model.cpu import product_speed
 from tests.reader import READER
 from tests.store.remote.servers import RedisServer
 
 os.environ.setdefault("RAGKV_MODEL", READER)  # where a test names no model
 
-FIXED = {"floor_tokens": 0, "ratio": R_STAR}
-
-
-def _fix_defaults() -> None:
-    """Make `FIXED` the floor and the ratio of settings that give none, also in those that test
-    modules make.
-
-    Prompts of tiny models are short: the default floor would recompute all, and nothing would be
-    fused. And what the loading controller chooses depends on the machine. Tests of both defaults
-    give them in their settings.
-    """
-    made = FusionConfig.__init__
-    names = [field.name for field in dataclasses.fields(FusionConfig)]
-    assert made.__defaults__ is not None and len(made.__defaults__) == len(names)
-    values = zip(names, made.__defaults__, strict=True)
-    made.__defaults__ = tuple(FIXED.get(name, value) for name, value in values)
-
-
-_fix_defaults()
 # Neither a busy machine nor a rare case fails a run by chance: each run tries the same cases,
 # however long they take.
 hypothesis.settings.register_profile(

@@ -50,9 +50,9 @@ def test_a_mapping_makes_the_same_config_as_code() -> None:
     assert EngineConfig.from_dict({}) == EngineConfig()
 
 
-def test_defaults_are_bounded_and_those_of_the_paper() -> None:
+def test_by_default_the_controller_chooses_the_ratio_and_the_tiers_are_bounded() -> None:
     config = EngineConfig()
-    assert (config.fusion.ratio, config.device, config.store.directory) == (0.15, "cpu", None)
+    assert (config.fusion.ratio, config.device, config.store.directory) == (None, "cpu", None)
     assert (config.store.memory_bytes, config.store.disk_bytes) == (1 * GIB, 20 * GIB)
 
 

@@ -27,7 +27,7 @@ from tests.reader import READER
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "research").glob("*.md")])
 LOCAL = "http://127.0.0.1:8000"
 
 

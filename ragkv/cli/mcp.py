@@ -27,7 +27,7 @@ def mcp(
     ] = False,
 ) -> None:
     """Offer the ingested documents to MCP clients: search, ask, list and add."""
-    from ragkv.integrations.mcp import Corpus, build_server
+    from ragkv.integrations.mcp import ServedCorpus, build_server
     from ragkv.retrieval import Index
     from ragkv.runtime.thread_stream import run_in_thread
 
@@ -42,5 +42,5 @@ def mcp(
             # what the tools add is then where `ragkv ask` looks, too
             Index(options.home / "index").close()
     server = KeptServer(options.home, options.model, options.settings, IDLE_S)
-    corpus = Corpus(lambda *call: run_in_thread(lambda _: server.send(*call)))
+    corpus = ServedCorpus(lambda *call: run_in_thread(lambda _: server.send(*call)))
     build_server(lambda _: corpus, read_only=read_only).run("stdio")

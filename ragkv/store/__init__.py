@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .entry import (
         Entry,
         EntryInfo,
+        EntryKey,
         HintedEntry,
         Identity,
         PrefetchHint,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         ids_bytes,
         ids_digest,
     )
-    from .key import EntryKey
     from .store import Store, StoreStats
     from .tiers import (
         DiskTier,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TierStats,
     )
 
-_MODULES = (".background", ".codecs", ".entry", ".key", ".store", ".tiers")
+_MODULES = (".background", ".codecs", ".entry", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import openmp
 
-from .key import EntryKey
+from .entry import EntryKey
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from .background import Background, Job
-from .entry import EncodedEntry, EntryInfo, HintedEntry, PrefetchHint
-from .key import EntryKey
+from .entry import EncodedEntry, EntryInfo, EntryKey, HintedEntry, PrefetchHint
 from .policies import Policy
 from .tiers import Lease, Tier, TierKind
 

@@ -23,7 +23,7 @@ from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
 from . import writer_lock
-from .key import EntryKey
+from .entry import EntryKey
 
 if TYPE_CHECKING:
     from .record import Bytes

@@ -15,6 +15,7 @@ once.
 import functools
 import hashlib
 import json
+import re
 import sys
 from array import array
 from collections.abc import Sequence
@@ -26,9 +27,33 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, RAW, Codec
-from .key import EntryKey
 
 FORMAT_VERSION = 5
+_KEY_TEXT = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EntryKey:
+    """Which entry. As text it names files, objects, Redis values and journal lines. `to_text` and
+    `from_text` are called only there; everywhere else a key is this value.
+    """
+
+    # hex digest (blake2b, 32 bytes) of the identity of the KV and of the token ids of the chunk or
+    # block
+    digest: str
+
+    def to_text(self) -> str:
+        """This key in a file's name, an object's, a Redis value's or a journal."""
+        return self.digest
+
+    @classmethod
+    def from_text(cls, text: str) -> "EntryKey | None":
+        """Inverse of `to_text`; `None` if no key has this text."""
+        return cls(text) if _KEY_TEXT.fullmatch(text) else None
+
+    def __str__(self) -> str:
+        """For messages: the first letters, which are enough to find it in a log."""
+        return self.digest[:12]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ragkv.errors import StoreError
 from ragkv.runtime import create_private
 
 from .background import Background, Job
-from .key import EntryKey
+from .entry import EntryKey
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ import xxhash
 from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, Codec
-from .entry import FORMAT_VERSION, EntryInfo, Identity
-from .key import EntryKey
+from .entry import FORMAT_VERSION, EntryInfo, EntryKey, Identity
 
 Bytes = bytes | bytearray | memoryview
 Digest = Callable[[Bytes], str]  # 32 hex digits

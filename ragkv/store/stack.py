@@ -17,8 +17,7 @@ from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import Closing
 
 from .copying import Placement, Prefetcher, Promoter, PromotingLease, Writers
-from .entry import EncodedEntry, Entry, Identity, PrefetchHint
-from .key import EntryKey
+from .entry import EncodedEntry, Entry, EntryKey, Identity, PrefetchHint
 from .policies import TurnSize
 from .tiers import Lease, MemoryLease, Tier, TierKind
 

@@ -12,8 +12,7 @@ from math import inf
 
 from ragkv.config import StoreConfig
 
-from .entry import EncodedEntry, Entry, EntryInfo, Identity
-from .key import EntryKey
+from .entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from .policies import PolicySettings, make_policy
 from .stack import TierStack, or_none
 from .tiers import DiskTier, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats

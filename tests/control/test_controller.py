@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
 from ragkv.control import Decided
 from ragkv.control.controller import FORGET_S, OUTCOMES
@@ -20,6 +20,7 @@ from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, s
 from ragkv.errors import ProfileError
 from ragkv.fusion import Passed
 from tests import reference, tiny_models
+from tests.fixed import fixed
 
 CHUNKS = [tiny_models.tokens(40, seed) for seed in range(4)]
 QUESTION = tiny_models.tokens(8, seed=9)
@@ -35,7 +36,7 @@ def engine(
     store = StoreConfig(
         directory=str(directory) if directory else None, memory_bytes=1 << 30 if memory else 0
     )
-    settings = FusionConfig(**{"selector": "first-k", "ratio": None, **fusion})
+    settings = fixed(**{"selector": "first-k", "ratio": None, **fusion})
     return Engine(
         tiny_models.model("llama"),
         config=EngineConfig(store=store, fusion=settings, controller=ControllerConfig(measure)),

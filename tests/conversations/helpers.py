@@ -6,11 +6,12 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
+from ragkv import Engine, EngineConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.prompt import Prefill
 from tests import tiny_models
 from tests.engine.helpers import close, full_prefill
+from tests.fixed import fixed
 
 BLOCK = 8  # tokens: a turn of the tests makes a block or two
 
@@ -23,7 +24,7 @@ def engine_at(
 ) -> Engine:
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory), **store),
-        fusion=FusionConfig(selector="first-k"),
+        fusion=fixed(selector="first-k"),
         session=SessionConfig(**{"block_tokens": BLOCK, **(session or {})}),
     )
     return Engine(tiny_models.model(family), config=config)

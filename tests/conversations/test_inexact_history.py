@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
+from ragkv import Engine, EngineConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.prompt.history import exact_blocks
 from tests import tiny_models
 from tests.engine.helpers import A, B, C
+from tests.fixed import fixed
 
 from .helpers import BLOCK, engine_at, is_full_prefill, question, with_kv
 
@@ -93,7 +94,7 @@ class TestSelect:
     ) -> None:
         config = EngineConfig(
             store=StoreConfig(codec=codec),
-            fusion=FusionConfig(selector=selector),
+            fusion=fixed(selector=selector),
             session=SessionConfig(block_tokens=BLOCK),
         )
         with Engine(tiny_models.model("llama"), config=config) as engine:

@@ -11,6 +11,7 @@ import transformers
 
 from ragkv import Engine, EngineConfig
 from tests import reference, tiny_models
+from tests.fixed import fixed
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 PREFIX = [1]
@@ -22,7 +23,7 @@ llama = functools.partial(tiny_models.model, "llama")
 
 
 def engine_of(family: str = "llama", **config: Any) -> Engine:
-    return Engine(tiny_models.model(family), config=EngineConfig(**config))
+    return Engine(tiny_models.model(family), config=EngineConfig(**{"fusion": fixed(), **config}))
 
 
 @functools.cache
@@ -43,7 +44,11 @@ def text_engine(
     """
     model = transformers.LlamaForCausalLM(_text_config()).eval()
     model.load_state_dict(_text_weights())
-    return Engine(model, byte_tokenizer(chat_template, merges=merges), EngineConfig(**config))
+    return Engine(
+        model,
+        byte_tokenizer(chat_template, merges=merges),
+        EngineConfig(**{"fusion": fixed(), **config}),
+    )
 
 
 def ids(chunks: Sequence[Sequence[int]], question: Sequence[int] = Q) -> list[int]:

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv import Engine, EngineConfig
 from ragkv.fusion import Candidates
 from tests import tiny_models
+from tests.fixed import fixed
 
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((30, 26, 34, 41))]
 SHORT_CHUNKS = [
@@ -20,7 +21,7 @@ N = sum(map(len, CHUNKS[1:]))
 
 def cold_engine(family: str = "llama", **fusion: Any) -> Engine:
     """A tiny engine with an empty store, which selects the first tokens unless told otherwise."""
-    settings = FusionConfig(**{"selector": "first-k", **fusion})
+    settings = fixed(**{"selector": "first-k", **fusion})
     return Engine(tiny_models.model(family), config=EngineConfig(fusion=settings))
 
 

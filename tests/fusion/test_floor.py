@@ -12,8 +12,6 @@ from tests.reader import READER
 from . import helpers
 from .helpers import N
 
-# tests run without a floor unless they give one
-DEFAULT = FusionConfig.__dataclass_fields__["floor_tokens"].default
 SELECTORS = ("hkvd", "hkvd-gradual", "first-k", "random", "attention")
 
 
@@ -94,7 +92,7 @@ def test_a_prompt_shorter_than_the_floor_equals_a_full_prefill() -> None:
 
 def test_a_pronoun_in_a_short_chunk_finds_its_name_in_another() -> None:
     texts = ["Nesibissa founded the mill of Marl.", "She lives in Irvburg."]
-    config = EngineConfig(fusion=FusionConfig(floor_tokens=DEFAULT))
+    config = EngineConfig(fusion=FusionConfig())
     with Engine.from_pretrained(READER, config) as engine:
         chunks = [engine.chunk(text) for text in texts]
         engine.warm(chunks)

@@ -95,7 +95,9 @@ def langchain(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
 
 
 def mcp(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
-    corpus = pytest.importorskip("ragkv.integrations.mcp", reason="needs mcp (extra mcp)").Corpus
+    corpus = pytest.importorskip(
+        "ragkv.integrations.mcp", reason="needs mcp (extra mcp)"
+    ).ServedCorpus
     client = served(home, stack)
 
     async def send(method: str, path: str, body: Any) -> Any:

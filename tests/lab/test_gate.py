@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.control.gate_result import Tolerance
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion.fuse import _Placing
 from ragkv.lab.gate import NEXT_TOKENS, Probe, gate, save
 from ragkv.types import Chunk
 from tests import tiny_models
+from tests.fixed import fixed
 from tests.fusion import helpers
 from tests.reader import READER
 
@@ -33,7 +34,7 @@ def unrotated(self: _Placing, layer: int, slices: Sequence[torch.Tensor]) -> Non
 
 def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_path: Path) -> None:
     config = EngineConfig(
-        store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="first-k")
+        store=StoreConfig(directory=str(tmp_path)), fusion=fixed(selector="first-k")
     )
     with Engine(tiny_models.model("llama"), config=config) as engine:
         strict = gate(

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine, FusionConfig
+from ragkv import Engine
 from ragkv.fusion import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+from tests.fixed import fixed
 
 CHUNKS = [A, B, C]
 
@@ -65,7 +66,7 @@ def test_no_request_changes_a_stored_byte_or_a_later_ones_tokens(selector: str) 
     def held() -> list[torch.Tensor]:
         return [stored(engine, chunk) for chunk in CHUNKS]
 
-    with engine_of(fusion=FusionConfig(selector=selector)) as engine:
+    with engine_of(fusion=fixed(selector=selector)) as engine:
         engine.warm(CHUNKS)
         before = held()
         first = engine.prefill(Q, [B, A, C, A], ratio=0.5, selector=selector)

@@ -5,10 +5,11 @@ import random
 
 import pytest
 
-from ragkv import Engine, FusionConfig, StoreConfig
+from ragkv import Engine, StoreConfig
 from ragkv.fusion import SELECTORS, AskingSelector
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, TOKEN_BYTES, A, B, C, Q, counts, engine_of
+from tests.fixed import fixed
 
 POOL = [tiny_models.tokens(count, 20 + count) for count in (1, 2, 5, 8, 11, 13)]
 WARM = POOL[::2]
@@ -17,7 +18,7 @@ WARM = POOL[::2]
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """An engine that never encodes missed chunks, so that its store does not change."""
-    with engine_of(fusion=FusionConfig(selector="first-k")) as engine:
+    with engine_of(fusion=fixed(selector="first-k")) as engine:
         engine.warm(WARM)
         engine.entries.background.add = lambda *_: None  # type: ignore[method-assign]
         yield engine

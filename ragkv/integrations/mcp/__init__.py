@@ -13,8 +13,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("mcp", "mcp", "The Model Context Protocol") from error
 
-from .corpus import Corpus
+from .corpus import ServedCorpus
 from .mounting import mount
 from .tools import build_server
 
-__all__ = ["Corpus", "build_server", "mount"]
+__all__ = ["ServedCorpus", "build_server", "mount"]

@@ -7,7 +7,7 @@ _COLLECTION = "/v1/collections/default"
 Found = dict[str, Any]  # what a tool gives, as JSON values
 
 
-class Corpus:
+class ServedCorpus:
     """The documents that a service has, as the tools give them. Raises `RagKVError` for what cannot
     be done.
     """

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from ragkv.errors import InputError
 
-from .corpus import Corpus
+from .corpus import ServedCorpus
 from .tools import build_server
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def mount(app: "FastAPI") -> None:
     app.router.lifespan_context = lifespan
 
 
-def _corpus_in(app: "FastAPI", context: Context[Any]) -> Corpus:
+def _corpus_in(app: "FastAPI", context: Context[Any]) -> ServedCorpus:
     """The corpus that the caller's key opens."""
     given = context.headers or {}
     headers = {name: given[name] for name in _FORWARDED if name in given}
@@ -69,4 +69,4 @@ def _corpus_in(app: "FastAPI", context: Context[Any]) -> Corpus:
             raise InputError(str(found["error"]["message"]))
         return found
 
-    return Corpus(send)
+    return ServedCorpus(send)

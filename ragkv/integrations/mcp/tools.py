@@ -14,7 +14,7 @@ from pydantic import Field
 from ragkv import __version__
 from ragkv.errors import RagKVError
 
-from .corpus import Corpus, Found
+from .corpus import Found, ServedCorpus
 
 T = TypeVar("T")
 INSTRUCTIONS = (
@@ -22,7 +22,7 @@ INSTRUCTIONS = (
     "`search` to read passages."
 )
 
-CorpusOf = Callable[[Context[Any]], Corpus]
+CorpusOf = Callable[[Context[Any]], ServedCorpus]
 Text = Annotated[
     str, Field(max_length=1_000_000, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")
 ]  # at least one word, and no NUL

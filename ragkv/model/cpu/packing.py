@@ -7,7 +7,7 @@ bit for bit.
 In float16 for FBGEMM, which torch brings: it multiplies rows in float32 by weights in float16 and
 adds in float32. float16 holds the weights of a bfloat16 checkpoint, if all are multiplied by a
 power of two where some are tiny. So a model in bfloat16 is as fast as one in float32 on processors
-without products in bfloat16 (docs/speed.md).
+without products in bfloat16 (docs/research/speed.md).
 
 A copy takes as much memory as weights of two bytes each, so the caller sets a limit. It does not
 see later changes.

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ragkv.config import MIB
-from ragkv.errors import InputError, MissingExtraError, SchemaError
+from ragkv.errors import DeadlineError, InputError, MissingExtraError, SchemaError
 from ragkv.runtime import ByteCache, Check, FairLock, no_check
 from ragkv.runtime.waiting import POLL_S
 
@@ -30,7 +30,7 @@ from .response_format import CallFormat, ResponseFormat
 KEPT_BYTES = 64 * MIB  # An engine keeps compiled grammars of so many bytes.
 COMPILE_S = 1.0  # A grammar takes at most so much processor time ...
 COMPILE_BYTES = 64 * MIB  # ... and memory.
-WAIT_S = 10.0  # On a busy machine a caller waits so long for both.
+WAIT_S = 30.0  # A busy machine may need so long for that.
 # After a mask that took longer than `SLOW_S`, an answer's next one waits for its turn.
 SLOW_S = 0.01
 _SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'
@@ -221,7 +221,8 @@ def _parts(form: ResponseFormat) -> list[tuple[str, str]]:
 def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
     """Compile grammars in a process that can be ended; returns the bytes of memory that they take.
 
-    Raises `SchemaError` if they take too much time or memory, and what `check` raises.
+    Raises `SchemaError` if they take too much time or memory, `DeadlineError` on a machine that is
+    too busy, and what `check` raises.
     """
     command = [sys.executable, "-P", trial.__file__, f"{COMPILE_S:g}", str(COMPILE_BYTES)]
     given: bytes | None = json.dumps(parts).encode()
@@ -234,7 +235,10 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
                 given = None
                 check()
                 if time.monotonic() > ends:
-                    raise SchemaError("", f"it was not compiled within {WAIT_S:g} s")
+                    raise DeadlineError(
+                        f"The form of the answer was not compiled within {WAIT_S:g} s, because the "
+                        "machine is busy. Ask again."
+                    )
         finally:
             process.kill()
     if process.returncode == -signal.SIGPROF:

@@ -14,11 +14,12 @@ simulator, times are seconds of one clock.
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ragkv.config import at_least
 
-from ..key import EntryKey
+if TYPE_CHECKING:  # no torch
+    from ..entry import EntryKey
 
 
 class NextRequest(NamedTuple):
@@ -63,7 +64,7 @@ class Cut(NamedTuple):
 class Item:
     """One stored thing, as a tier's ledger knows it."""
 
-    key: EntryKey
+    key: "EntryKey"
     size: int  # bytes
     group: str = ""  # the conversation it belongs to; "" for a chunk that stands alone
     index: int = 0  # the number of its block in the group

@@ -11,7 +11,7 @@ of the bucket). All methods are thread-safe.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from ..key import EntryKey
+from ..entry import EntryKey
 from ..record import Bytes
 from ..tiers.base import TierKind
 

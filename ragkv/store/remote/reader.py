@@ -15,7 +15,7 @@ from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
 from ragkv.runtime import openmp
 
-from ..key import EntryKey
+from ..entry import EntryKey
 from ..record import Bytes, Digest
 from ..tiers.base import Counts
 from . import values

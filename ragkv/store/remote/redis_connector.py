@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
 
-from ..key import EntryKey
+from ..entry import EntryKey
 from ..record import CHECKSUM_START, Bytes
 from ..tiers.base import TierKind
 from .connector import HEAD_BYTES, Connector

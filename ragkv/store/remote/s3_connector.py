@@ -14,7 +14,7 @@ from typing import Any, cast
 from ragkv.config import S3Config
 from ragkv.errors import MissingExtraError, RemoteError
 
-from ..key import EntryKey
+from ..entry import EntryKey
 from ..record import CHECKSUM_CHARS, CHECKSUM_START, Bytes
 from ..tiers.base import TierKind
 from .connector import HEAD_BYTES, Connector

@@ -17,8 +17,7 @@ from dataclasses import replace
 from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, RemoteError
 
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity
-from ..key import EntryKey
+from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..record import Digest
 from ..tiers.base import Counts, Lease, Tier, TierStats
 from . import values

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ragkv.runtime import make_private_folder, replace_file
 
-from ..key import EntryKey
+from ..entry import EntryKey
 
 log = logging.getLogger(__name__)
 

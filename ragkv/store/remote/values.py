@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 from ragkv.errors import EntryDamagedError
 
-from ..entry import EncodedEntry, EntryInfo
-from ..key import EntryKey
+from ..entry import EncodedEntry, EntryInfo, EntryKey
 from ..record import CHECKSUM_CHARS, Bytes, Digest, RecordHead, bytes_of, checksum
 from ..record import parse_head as parse_record_head
 from ..record_writing import Record

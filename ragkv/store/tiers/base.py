@@ -16,8 +16,7 @@ import torch
 
 from ragkv.runtime import Closing
 
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity
-from ..key import EntryKey
+from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Policy, TurnSize
 from ..record import RecordHead
 

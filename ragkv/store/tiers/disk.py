@@ -25,9 +25,8 @@ import torch
 from ragkv.errors import EntryDamagedError, StoreError
 
 from ..directory import EntryDirectory
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..index import DiskIndex, Row
-from ..key import EntryKey
 from ..policies import Item, Policy, TurnSize
 from ..record import (
     OtherVersionError,

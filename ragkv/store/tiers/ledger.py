@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..key import EntryKey
+from ..entry import EntryKey
 from ..policies import Cut, Item, Policy, TurnSize
 from .base import Counts, Tier, TierStats
 

@@ -16,8 +16,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from ..codecs import RAW
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity
-from ..key import EntryKey
+from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Item, Policy
 from .base import Lease, TierKind
 from .ledger import LocalTier

@@ -15,8 +15,7 @@ from typing import Never
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
 from ..directory import EntryDirectory
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity
-from ..key import EntryKey
+from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..record import OtherVersionError, read_info
 from .base import Counts, Lease, Tier, TierKind, TierStats
 from .disk import open_lease

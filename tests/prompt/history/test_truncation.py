@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import TDLS, Block, History, Part, PartKind, fitted, merged
@@ -16,6 +16,7 @@ from ragkv.prompt.history.truncation import View
 from tests import reference, tiny_models
 from tests.conversations.helpers import ask, engine_at, files, question, talk, with_kv
 from tests.engine.helpers import A, B, close, full_prefill
+from tests.fixed import fixed
 
 CONTEXT = 59
 
@@ -25,7 +26,7 @@ def small_engine(directory: Path | None = None, **session: Any) -> Engine:
     model.config.max_position_embeddings = CONTEXT
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory)),
-        fusion=FusionConfig(selector="first-k"),
+        fusion=fixed(selector="first-k"),
         session=SessionConfig(**{"block_tokens": 8, "sink_tokens": 0, **session}),
     )
     return Engine(model, config=config)

@@ -12,12 +12,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.scheduling.encoding import neutral_ids
 from ragkv.scheduling.encoding.encoder import NEUTRAL_TOKENS
 from ragkv.store import Identity
 from tests import reference, tiny_models
 from tests.engine.helpers import A, B, C, Q, close, counts, stored, text_engine
+from tests.fixed import fixed
 from tests.toy_tokenizers import byte_tokenizer
 
 PREFIX = [1]
@@ -31,7 +32,7 @@ def neutral(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_of(family: str = "llama", store: StoreConfig | None = None, **fusion: Any) -> Engine:
-    config = EngineConfig(store=store or StoreConfig(), fusion=FusionConfig(**fusion))
+    config = EngineConfig(store=store or StoreConfig(), fusion=fixed(**fusion))
     return Engine(tiny_models.model(family), config=config)
 
 
