@@ -30,7 +30,7 @@ class RagIngestReport:
     __repr__ = brief
 
 
-class Corpus(Closing):
+class RagCorpus(Closing):
     """Documents of an index, and the engine that has the KV of their passages. `Rag` opens it."""
 
     engine: Engine

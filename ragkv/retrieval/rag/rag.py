@@ -30,7 +30,7 @@ from ragkv.retrieval import (
 from ragkv.runtime import Check, brief, no_check
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from .corpus import Corpus
+from .corpus import RagCorpus
 from .follow_ups import question_before, search_text
 
 Order = Literal["best-last", "score", "document"]
@@ -47,7 +47,7 @@ class RagAnswer:
     __repr__ = brief
 
 
-class Rag(Corpus):
+class Rag(RagCorpus):
     """One corpus and the engine that answers from it: `Rag.open(home)`, or an engine and an index
     of your own.
     """
