@@ -1,5 +1,5 @@
-"""The line for replicas in docs/scale.md, as it is written there, on one machine: answers, ports, names,
-and its end.
+"""The line for replicas, as docs/scale.md has it, on one machine: answers, ports, names, and its
+end.
 """
 
 import contextlib
