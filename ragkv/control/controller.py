@@ -53,7 +53,7 @@ SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How one prompt is computed."""
+    """The controller's decision for one prompt."""
 
     plan: Plan
     selector: Selector
@@ -127,7 +127,7 @@ class Controller:
                     )
                 self.apply_profile(load(self.directory, self.subject))
             except ProfileError as error:
-                # read once: whoever else may measure this store is not running
+                # Read once: no other process measures this store while it is open.
                 self._refusal = str(error)
         if self._profile is None:
             raise ProfileError(self._refusal)
@@ -205,7 +205,7 @@ class Controller:
         if took_s > 0.0 and expected_s > 0.0:
             forgotten = self._forgotten(name)
             self._seen_at[name] = time.monotonic()
-            # The first that is seen again counts for all: it is the one that was tried.
+            # The first tier that is seen again counts for all: it is the one that was tried.
             self._outcomes[name].extend([took_s / expected_s] * (OUTCOMES if forgotten else 1))
 
     def _forgotten(self, name: str) -> bool:
@@ -265,7 +265,7 @@ def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:
 
 
 def _shape(plan: Plan, selector: Selector) -> Shape:
-    """How many tokens of a prompt are fused and computed, and when `selector` knows its tokens."""
+    """The token counts of a prompt, and when `selector` knows its tokens."""
     fused = len(plan.candidates)
     forced = plan.forced.numel()
     if not selector.uses_ratio:  # it selects none of the candidates, or all
@@ -282,7 +282,7 @@ def _when(selector: Selector) -> Selection:
 
 
 def _file_system(directory: str | Path | None) -> str:
-    """Which file system holds the entries, by its id and size; "" without a directory."""
+    """The file system of the entries, by its id and size; "" without a directory."""
     if directory is None:
         return ""
     found = os.statvfs(directory)

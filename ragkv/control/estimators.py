@@ -120,12 +120,12 @@ def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> f
 
 
 def is_fused_chunk(load: Load) -> bool:
-    """Whether it is an entry that may be computed instead, to which fusing is an approximation."""
+    """Whether the entry belongs to a fused chunk, which may be computed instead."""
     return load.fused and not load.fixed
 
 
 def pays(fused_s: float, recompute_s: float) -> bool:
-    """Whether fusing is faster by more than the margin and what a profile leaves out."""
+    """Whether fusing is faster by more than the margin and the unprofiled time."""
     return fused_s * MARGIN + UNPROFILED_S < recompute_s
 
 

@@ -25,7 +25,7 @@ FILE_NAME = "gate.json"
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a fused prompt may be from a full prefill, on average over the next tokens."""
+    """The distance from a full prefill that a fused prompt may have, as a mean over tokens."""
 
     # the share of equal predictions, of the tokens of which full prefill is sure
     agreement: float = 0.98
@@ -37,7 +37,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting and what was measured of it, over prompts."""
+    """One setting with its measurements over prompts."""
 
     selector: str
     ratio: float

@@ -9,7 +9,7 @@ from ragkv.fusion import Selector
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The wishes of one request, before its prompt is known."""
+    """How one request wants its prompt computed, before the prompt is known."""
 
     # recompute ratio in [0, 1]; r*, the least choice, if the controller chooses
     ratio: float

@@ -31,7 +31,7 @@ MOST_TOKENS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was measured and where. The digests are those of an entry's `Identity`."""
+    """The model and the machine that were measured. Digests are those of an entry's `Identity`."""
 
     weights: str
     architecture: str

@@ -28,7 +28,7 @@ from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelecto
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """What a prompt gives one layer."""
+    """The rows of one prompt in one layer."""
 
     layer: int
     part: KVRows  # its R rows, and the KV they are written to and attend over
@@ -62,7 +62,7 @@ Fusing = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidde
 
 
 class RowChoice:
-    """Which candidates a prompt recomputes, as its selector says: before, while or after loading."""
+    """The candidates that a prompt recomputes, chosen before, during or after loading."""
 
     def __init__(self, plan: Plan, selector: Selector, ratio: float, seed: int) -> None:
         count = len(plan.candidates)
@@ -90,7 +90,7 @@ def fuse(
     allocate: Callable[[], PromptKV],
     record: Recording | None = None,
 ) -> Fusing:
-    """Yields the rows of each layer in turn, and is sent what the layer makes of them.
+    """Yield the rows of each layer in turn; the caller sends what the layer makes of them.
 
     `allocate` makes KV with room for the prompt and its answer. `record` collects the raw KV of its
     range, placed or computed. Raises `EntryDamagedError`.
@@ -168,7 +168,7 @@ class _Running:
     def through(
         self, layer: int, watch: Watch | None = None
     ) -> Generator[LayerRows, torch.Tensor, None]:
-        """Yield the rows for `layer`; they go on with what is sent.
+        """Yield the rows for `layer`, and continue with the hidden states that are sent.
 
         The later half of the layers adds to `watch`.
         """
@@ -180,7 +180,7 @@ class _Running:
         self.row_layers += len(self.rows)
 
     def keep(self, kept: torch.Tensor) -> None:
-        """Go on with the chosen candidates at the places `kept` (C,) among them."""
+        """Continue with the chosen candidates of index `kept` (C,)."""
         before = self.rows.positions
         self._set(self.chosen[kept])
         self.hidden = self.hidden[:, torch.searchsorted(before, self.rows.positions)]

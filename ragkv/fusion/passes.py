@@ -1,4 +1,4 @@
-"""Passes over a model's layers: one prompt alone, or several whose rows share the weights.
+"""Passes over a model's layers, of one prompt or of several whose rows share the weights.
 
 Each prompt's `fuse` yields the rows of its next layer. A pass collects them and runs the layer once
 over all of them; only attention runs prompt by prompt. Then it sends every prompt what the layer
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass made of one prompt, and where its time went."""
+    """The result of a pass for one prompt, and its times."""
 
     fused: Fused
     logits: torch.Tensor  # (V,) float32, of the last position
@@ -52,7 +52,7 @@ class PromptPass:
         self.ended: Passed | Exception | None = None
 
     def result(self) -> Passed | None:
-        """What the pass made of it; `None` if a pass over several prompts failed as a whole.
+        """The prompt's result; `None` if a pass over several prompts failed as a whole.
 
         Raises what ended it: `EntryDamagedError`, or what `check` raised.
         """
@@ -215,7 +215,7 @@ class _Pass:
         return torch.split(hidden, [len(rows.part.rows) for rows in prompts], 1)
 
     def _joined(self, prompts: Sequence[LayerRows]) -> tuple[torch.Tensor, Rows, LayerPass]:
-        """What a layer is given of all prompts: their rows, one prompt after another."""
+        """The layer's input: the rows of all prompts, one prompt after another."""
         hidden = torch.cat([rows.hidden for rows in prompts], dim=1)
         cos = torch.cat([rows.cos for rows in prompts], dim=1)
         sin = torch.cat([rows.sin for rows in prompts], dim=1)

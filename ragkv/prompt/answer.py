@@ -69,21 +69,21 @@ class ActiveAnswer:
 
     @property
     def ended(self) -> bool:
-        """Whether it is complete."""
+        """Whether the answer is complete."""
         return self.reason is not None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its report says about this answer."""
+        """Sentences for the report of this answer."""
         return self._request.sampling.notes
 
     def end(self) -> None:
-        """Its next token is an end token, which is not part of it."""
+        """End the answer: its next token is an end token, which is not part of it."""
         self._note_token()
         self.reason = "stop"
 
     def add(self, token: int, logprob: TokenLogprob | None = None) -> TokenEvent:
-        """Its next token."""
+        """Add the next token; returns its event."""
         self._note_token()
         self.tokens.append(token)
         if logprob is not None:
@@ -96,7 +96,7 @@ class ActiveAnswer:
         return event
 
     def finish(self) -> Iterator[TokenEvent | Answer]:
-        """The text that was held back, and the whole answer."""
+        """Yield the text that was held back, then the whole answer."""
         if rest := self._text.finish():
             yield TokenEvent(rest, self.tokens[-1])
         self._note_token()  # an answer may have no token
@@ -144,11 +144,11 @@ class OwnModel:
         self._most_drafts = most_drafts
 
     def check(self, request: Request) -> None:
-        """Whatever the intake lets through is served."""
+        """Accept every request: the intake has checked it."""
 
     @contextmanager
     def serve(self, task: Task) -> Iterator[Serving]:
-        """Fuse and compute the prompt; then decode."""
+        """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
         with self._scheduler.admitted(self._lookup.hint(task), task.work, tokens):
             prefill = self._prefiller.prefill(task)
@@ -234,7 +234,7 @@ class _SampledAnswer(ActiveAnswer):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Also a note on an answer that was cut before it had its form."""
+        """The notes, with one on an answer that was cut before it had its form."""
         if self._constraint is None or self._constraint.complete:
             return super().notes
         what = (

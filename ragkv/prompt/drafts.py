@@ -21,7 +21,7 @@ GRANTED = 36
 
 
 class Drafts:
-    """What may follow in one answer, found in its prompt and in what it has so far."""
+    """Proposes the next tokens of one answer, from its prompt and its tokens so far."""
 
     def __init__(self, prompt_ids: Sequence[int], most: int) -> None:
         """A step has at most `most` drafts; 0 turns them off."""
@@ -40,7 +40,7 @@ class Drafts:
         self.proposed = self.accepted = 0
 
     def add(self, token: int) -> None:
-        """The next token of the answer."""
+        """Add the next token of the answer."""
         self._ids.append(token)
 
     def propose(self, room: int) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Drafts:
         return ()
 
     def verified(self, drafted: int, accepted: int, seconds: float) -> None:
-        """A step with so many drafts took so long, and `accepted` of them were right."""
+        """Learn from a step: its number of drafts, how many were right, and its time."""
         if not drafted:  # the first token comes without a step, in no time
             self._plain_s = 0.8 * self._plain_s + 0.2 * seconds if self._plain_s else seconds
             return

@@ -148,7 +148,7 @@ class Intake:
         return self._model.grammars.compile(form, waiting.owner, waiting.check)
 
     def prompt(self, request: Request, past: Past) -> Prompt:
-        """The request laid out behind its past. Raises `PromptTooLongError`."""
+        """The prompt of a request after its past. Raises `PromptTooLongError`."""
         session = self._config.session
         return lay_out(request, past, self.runs, self._context_length, session)
 

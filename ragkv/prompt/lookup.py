@@ -93,7 +93,7 @@ class Lookup:
     def _find(
         self, task: Task, runs: WantedRuns, damaged: Container[EntryKey], leases: ExitStack
     ) -> Found:
-        """What is stored of the runs that are wanted. Missing chunks go to the background encoder."""
+        """Open what is stored of the wanted runs. Missing chunks go to the background encoder."""
         prompt = task.prompt
         reuse = task.request.method.reuse
         identity = self._encoder.identity

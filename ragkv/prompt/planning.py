@@ -74,7 +74,7 @@ class Found:
 
 
 def wanted(prompt: Prompt, method: Method, frequencies: str) -> WantedRuns:
-    """What stored KV is of use for `prompt`, whose RoPE frequencies have the digest given."""
+    """The stored KV to look up for `prompt`; `frequencies` digests its RoPE frequencies."""
     blocks = prompt.history.blocks
     exact = exact_blocks(prompt.prefix, blocks, frequencies)
     prefix_digest = ids_digest(prompt.prefix)
@@ -143,7 +143,7 @@ def _leads(prompt: Prompt, index: int) -> bool:
 def _history_spans(
     prompt: Prompt, method: Method, wanted: WantedRuns, found: Found
 ) -> Iterator[Span]:
-    """The history's spans, in order: its blocks, then the tail, which no KV is stored of."""
+    """The history's spans, in order: its blocks, then the tail, which has no stored KV."""
     at = len(prompt.prefix)
     runs = zip(prompt.history.blocks, wanted.blocks, found.blocks, strict=True)
     for block, run, lease in runs:
@@ -230,7 +230,7 @@ def _with_blocks(spans: Sequence[Span], blocks: Sequence[Lease], start: int) -> 
 
 
 def _lost_notes(prompt: Prompt, lost: Mapping[int, str]) -> Iterator[str]:
-    """Why history is computed."""
+    """Notes that say why history is computed."""
     tokens = Counter[str]()
     for index, why in lost.items():
         tokens[why] += len(prompt.history.blocks[index])
@@ -238,7 +238,7 @@ def _lost_notes(prompt: Prompt, lost: Mapping[int, str]) -> Iterator[str]:
 
 
 def _away_notes(method: Method, found: Found, missed: Sequence[int]) -> Iterator[str]:
-    """Which storage did not answer, and what that cost."""
+    """Notes that name the storage that did not answer, and what that cost."""
     if method.reuse == "none":
         return
     without = (

@@ -160,7 +160,7 @@ class Prefiller:
     def _turn_kv(
         self, task: Task, plan: Plan, passed: Passed, record: Recording | None
     ) -> TurnKV | None:
-        """What a conversation may store of the prompt's KV, and how far it is exact."""
+        """The KV that a conversation may store, with the position up to which it is exact."""
         if record is None or not task.keep:
             return None
         length = plan.token_ids.numel()

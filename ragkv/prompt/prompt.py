@@ -117,7 +117,7 @@ def lay_out(
 
 
 def check_length(length: int, headroom: int, context_length: int) -> None:
-    """Raise `PromptTooLongError` if so many tokens and an answer do not fit."""
+    """Raise `PromptTooLongError` if the tokens and an answer do not fit the context."""
     if length + headroom > context_length:
         raise PromptTooLongError(
             f"The prompt has {length} tokens and needs room for {headroom} of an answer; the "
@@ -146,7 +146,7 @@ def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
 
 
 def _parts(prompt: Prompt, request: Request) -> tuple[Part, ...]:
-    """What a conversation keeps of the runs: which of them were documents, question and answer."""
+    """The runs that a conversation keeps, marked as documents, question and answer."""
     given: tuple[Chunk, ...] = request.chunks[len(request.chunks) - len(prompt.chunks) :]
     sources = [str(chunk.metadata.get("source", "")) for chunk in given]
     answer = len(request.given_answer)

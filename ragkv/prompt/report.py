@@ -15,7 +15,7 @@ from ragkv.types import PromptSpan, Reuse
 
 
 def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
-    """How the tokens of a prompt were served that was computed as `decided`."""
+    """The counts of a prompt that was computed as `decided`."""
     plan = decided.plan
     length = plan.token_ids.numel()
     forced = plan.forced.numel()

@@ -25,7 +25,7 @@ ChunkLike = Chunk | str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class TurnKV:
-    """The KV that a turn of a conversation makes, by position. Decoding goes on filling it."""
+    """The KV that a turn of a conversation makes, by position. Decoding adds to it."""
 
     record: Recording
     # indices of history blocks that were computed again and must be stored again
@@ -37,7 +37,7 @@ class TurnKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPrompt:
-    """How a prompt was served, wherever that was."""
+    """The report of a prompt, served by this model or by another server."""
 
     reuse: Reuse
     timing: Timing

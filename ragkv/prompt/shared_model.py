@@ -80,7 +80,7 @@ class SharedModel:
 
     @cached_property
     def grammars(self) -> "Grammars":
-        """What compiles the forms of answers; it is made when one is first asked for."""
+        """The compiler of answer forms; it is made when a form is first asked for."""
         from .constraints.grammar import ConstraintTokenizer, Grammars
 
         ends = end_tokens(self.adapter.model, self.tokenizer)

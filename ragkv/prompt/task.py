@@ -32,12 +32,12 @@ class NoTurn:
     keeps: bool = False
 
     def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
-        """Nothing is kept of it."""
+        """Keep nothing."""
 
     def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:
-        """The event as it is."""
+        """Return the event unchanged."""
         return event
 
     def end(self) -> tuple[str, ...]:
-        """No notes."""
+        """Return no notes."""
         return ()

@@ -36,7 +36,7 @@ MOST_UNKNOWN = 0.02
 
 log = logging.getLogger(__name__)
 
-# The chunk for which bytes per token are told: codecs add some bytes for each chunk.
+# Bytes per token are reported for a chunk of this length: codecs add bytes for each chunk.
 PER_TOKEN = 512
 
 
@@ -170,7 +170,7 @@ class Encoder:
 def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:
     """The text's token ids; none without a tokenizer, or with one that does not know its words.
 
-    Where there are none, chunks are encoded alone, and the log says so.
+    Without them chunks are encoded directly after the prefix, and the log says so.
     """
     if tokenizer is None:
         log.info("Without a tokenizer there is no neutral text: chunks are encoded alone.")
