@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from .errors import ConfigError
 from .runtime import is_loopback
-from .runtime.setting_values import Default, build, gather
+from .runtime.setting_values import Default, build, fixed, gather
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
@@ -48,8 +48,9 @@ class RedisConfig:
     ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for longer is deleted; None: never
     # for one answer, from its request to its last byte; then it is a cache miss
     timeout_s: float = 1.0
-    connections: int = 4  # values fetched at the same time
-    group_bytes: int = MIB // 2  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    connections: int = fixed(4)  # values fetched at the same time
+    # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    group_bytes: int = fixed(MIB // 2)
     ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
     # variable with a secret that authenticates every value; None: checksums only
     secret_variable: str | None = None
@@ -89,8 +90,9 @@ class S3Config:
     endpoint: str | None = None  # https://host:port of another store than Amazon's
     region: str | None = None  # None: AWS_REGION's
     timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
-    connections: int = 8  # values fetched at the same time
-    group_bytes: int = 4 * MIB  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    connections: int = fixed(8)  # values fetched at the same time
+    # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    group_bytes: int = fixed(4 * MIB)
     # environment variable with a secret that authenticates every value
     secret_variable: str | None = None
     # without a secret also use a server that other machines can reach
@@ -131,14 +133,15 @@ class StoreConfig:
     # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
     policy: str = "lookahead"
     # copy what queued requests will read from disk to memory before they start
-    prefetch: bool = True
+    prefetch: bool = fixed(True)
     # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it
     ttft_target_ms: float | None = None
-    xi_tokens: int = 0  # the same in tokens: those a turn may compute within its target
-    threshold_tokens: int = 1024  # threshold-lru does not keep conversations that are shorter
+    xi_tokens: int = fixed(0)  # the same in tokens: those a turn may compute within its target
+    # threshold-lru does not keep conversations that are shorter
+    threshold_tokens: int = fixed(1024)
     # entries that wait to be written; if it is full, entries are dropped
-    write_buffer_bytes: int = 256 * MIB
-    reader_threads: int = 2  # threads that read layer slices ahead
+    write_buffer_bytes: int = fixed(256 * MIB)
+    reader_threads: int = fixed(2)  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
     # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16);
@@ -180,8 +183,8 @@ class FusionConfig:
     selector: str = "attention"  # which tokens: ragkv.fusion.SELECTORS
     stored_kv: str = Default("expected")  # of chunks: "expected", or "alone" as in the papers
     # layers read ahead of the one being fused; 0: none; None: as measured
-    read_ahead_layers: int | None = None
-    seed: int = 0  # of the `random` selector
+    read_ahead_layers: int | None = fixed(None)
+    seed: int = fixed(0)  # of the `random` selector
 
     def __post_init__(self) -> None:
         one_of("fusion.selector", self.selector, SELECTOR_NAMES)
@@ -199,8 +202,9 @@ class PricesConfig:
     prices.
     """
 
-    memory_usd_per_gb_month: float = 2.5  # the additional price of a machine with more memory
-    disk_usd_per_gb_month: float = 0.08  # a network SSD
+    # the additional price of a machine with more memory
+    memory_usd_per_gb_month: float = fixed(2.5)
+    disk_usd_per_gb_month: float = fixed(0.08)  # a network SSD
 
     def __post_init__(self) -> None:
         for field_ in dataclasses.fields(self):
@@ -223,7 +227,7 @@ class ControllerConfig:
     # measure a profile where the store's directory has none, while no request runs
     measure: bool = True
     # keep entries out of memory where disk is as good and cheaper; False: all are in every tier
-    place: bool = True
+    place: bool = fixed(True)
     prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
 
 
@@ -240,19 +244,21 @@ class PromptConfig:
 class SessionConfig:
     """How conversations are kept (CachedAttention sections 3.1 to 3.4)."""
 
-    block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
+    # most tokens of a block of history, the unit of storing and trimming
+    block_tokens: int = fixed(256)
     # KV of turns that may wait to be stored; if it is full, the end of a turn waits; None: a
     # context window
-    save_buffer_bytes: int | None = None
+    save_buffer_bytes: int | None = fixed(None)
     # share of the history dropped at a time when a prompt would overflow the context
-    truncation_ratio: float = 0.5
-    sink_tokens: int = 4  # first tokens of a history that truncation never drops: attention sinks
+    truncation_ratio: float = fixed(0.5)
+    # first tokens of a history that truncation never drops: attention sinks
+    sink_tokens: int = fixed(4)
     # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
     discard: str = "oldest"
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
     # blocks and states are kept here, apart from the store's; None: with them
-    directory: str | None = None
+    directory: str | None = fixed(None)
     # what becomes of history that is not exact: "keep" it, "select" tokens of it to recompute, or
     # "recompute" it once (docs/conversations.md)
     inexact_history: str = "select"
@@ -275,7 +281,7 @@ class KCacheConfig:
 
     # N: a query head attends with the V rows of its N largest weights; None: all
     top_n: int | None = 128
-    resident_layers: int = 2  # L: the V of the first L layers stays on the device
+    resident_layers: int = fixed(2)  # L: the V of the first L layers stays on the device
 
     def __post_init__(self) -> None:
         at_least(self, resident_layers=0, top_n=1)
@@ -287,9 +293,9 @@ class SchedulerConfig:
 
     # admitted requests, more while prompts are short; 1: each prompt is prefilled alone
     workers: int = 2
-    queue_limit: int = 256  # requests that may wait; more are refused
+    queue_limit: int = fixed(256)  # requests that may wait; more are refused
     # from the call to the last token, for requests without their own; None: none
-    deadline_s: float | None = None
+    deadline_s: float | None = fixed(None)
 
     def __post_init__(self) -> None:
         at_least(self, workers=1, queue_limit=0)
@@ -320,7 +326,8 @@ class EngineConfig:
     drafts: int = 16
     # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
     adapter: str = Default("")
-    adapter_id: str = Default("")  # name of a merged LoRA adapter: its entries are stored apart
+    # name of a merged LoRA adapter: its entries are stored apart
+    adapter_id: str = fixed(Default(""))
 
     def __post_init__(self) -> None:
         at_least(self, packed_bytes=0, drafts=0)
@@ -338,8 +345,10 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A config from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
-        return typing.cast(Self, build(cls, values))
+        """A config from nested mappings, as code gives it: fixed values too. Raises `ConfigError`
+        on an unknown key or a wrong type.
+        """
+        return typing.cast(Self, build(cls, values, in_code=True))
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> Self:

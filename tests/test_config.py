@@ -2,8 +2,10 @@
 its name.
 """
 
+import dataclasses
 import re
-from collections.abc import Collection
+import typing
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +24,24 @@ from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
 from ragkv.prompt.history import TDLS
 from ragkv.retrieval.retrievers import RETRIEVERS
+from ragkv.runtime.setting_values import is_setting
 from ragkv.store import CODECS, POLICIES
+
+MOST_SETTINGS = 81  # a new one takes the place of another
 
 NESTED: dict[str, Any] = {
     "device": "cuda:1",
     "store": {"directory": "kv", "memory_bytes": 7, "read_only": True},
     "fusion": {"ratio": 0.5, "selector": "hkvd"},
     "prompt": {"system": "Be brief."},
-    "kcache": {"top_n": 64, "resident_layers": 2},
+    "kcache": {"top_n": 64},
 }
 BUILT = EngineConfig(
     device="cuda:1",
     store=StoreConfig(directory="kv", memory_bytes=7, read_only=True),
     fusion=FusionConfig(ratio=0.5, selector="hkvd"),
     prompt=PromptConfig(system="Be brief."),
-    kcache=KCacheConfig(top_n=64, resident_layers=2),
+    kcache=KCacheConfig(top_n=64),
 )
 
 
@@ -95,7 +100,7 @@ class TestToml:
         file.write_text(
             'device = "cuda:1"\n[store]\ndirectory = "kv"\nmemory_bytes = 7\nread_only = true\n'
             '[fusion]\nratio = 0.5\nselector = "hkvd"\n[prompt]\nsystem = "Be brief."\n'
-            "[kcache]\ntop_n = 64\nresident_layers = 2\n"
+            "[kcache]\ntop_n = 64\n"
         )
         assert EngineConfig.gather(file, {}) == EngineConfig.gather(str(file), {}) == BUILT
 
@@ -124,7 +129,6 @@ class TestEnvironment:
             "RAGKV_FUSION__SELECTOR": "hkvd",
             "RAGKV_PROMPT__SYSTEM": "Be brief.",
             "RAGKV_KCACHE__TOP_N": "64",
-            "RAGKV_KCACHE__RESIDENT_LAYERS": "2",
             "HOME": "elsewhere",
         }
         assert EngineConfig.gather(None, environment) == BUILT
@@ -132,8 +136,8 @@ class TestEnvironment:
     def test_the_environment_of_the_process_is_read_by_default(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("RAGKV_ADAPTER_ID", "lora")
-        assert EngineConfig.gather(None).adapter_id == "lora"
+        monkeypatch.setenv("RAGKV_ADAPTER", "lora")
+        assert EngineConfig.gather(None).adapter == "lora"
         assert EngineConfig.gather(None, {}) == EngineConfig()
 
     @pytest.mark.parametrize(
@@ -234,3 +238,43 @@ def test_a_name_that_is_not_registered_is_refused_and_the_known_ones_are_listed(
         ConfigError, match=rf"{group}\.{setting} is 'bogus'; it must be one of: \w+"
     ):
         EngineConfig.from_dict({group: {setting: "bogus"}})
+
+
+class TestFixedValues:
+    def test_files_and_the_environment_may_not_set_them(self, tmp_path: Path) -> None:
+        file = tmp_path / "ragkv.toml"
+        file.write_text("[store]\nreader_threads = 2\n")
+        says = re.escape("store.reader_threads is not a setting: it is always 2. Remove it.")
+        with pytest.raises(ConfigError, match=says):
+            EngineConfig.gather(file, {})
+        with pytest.raises(ConfigError, match=says):
+            EngineConfig.gather(None, {"RAGKV_STORE__READER_THREADS": "2"})
+
+    def test_code_may_give_other_ones(self) -> None:
+        assert EngineConfig.from_dict({"store": {"reader_threads": 3}}) == EngineConfig(
+            store=StoreConfig(reader_threads=3)
+        )
+
+    def test_no_error_suggests_one(self) -> None:
+        with pytest.raises(ConfigError, match=r"Did you mean store\.read_only\?"):
+            EngineConfig.gather(None, {"RAGKV_STORE__READER_THREAD": "2"})
+
+
+def test_there_are_no_more_settings_than_a_reader_of_the_page_can_choose_from() -> None:
+    from ragkv.api.settings import ServeConfig  # pure Python, as the settings of the engine are
+
+    names = [*settings_of(ServeConfig), "home", "model"]
+    print(f"{len(names)} settings: {', '.join(names)}")
+    assert len(names) <= MOST_SETTINGS
+
+
+def settings_of(cls: type[Any], path: str = "") -> Iterator[str]:
+    """The names of all settings in a group but `home` and `model`; a group is none itself."""
+    hints = typing.get_type_hints(cls)
+    for field in filter(is_setting, dataclasses.fields(cls)):
+        kinds = (hints[field.name], *typing.get_args(hints[field.name]))
+        groups = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+        for group in groups:
+            yield from settings_of(group, f"{path}{field.name}.")  # type: ignore[arg-type]
+        if not groups and field.name not in ("home", "model"):
+            yield f"{path}{field.name}"

@@ -70,8 +70,15 @@ def test_what_nobody_gave_is_what_the_home_keeps(home: Path, name: str) -> None:
     assert attrgetter(name)(KnownHome.at(home).config(EngineConfig())) == OTHERS[name]
 
 
-@pytest.mark.parametrize("give", [in_code, in_the_environment, in_a_file])
-@pytest.mark.parametrize("name", KEPT)
+WAYS = [
+    (name, give)
+    for name in KEPT
+    for give in (in_code, in_the_environment, in_a_file)
+    if name != "adapter_id" or give is in_code  # only code can merge an adapter itself
+]
+
+
+@pytest.mark.parametrize(("name", "give"), WAYS)
 def test_a_value_that_was_given_counts_also_if_it_is_the_default(
     home: Path, name: str, give: Callable[[str, str, Path], EngineConfig]
 ) -> None:

@@ -16,6 +16,7 @@ from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import SHARED, ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
+from ragkv.runtime.setting_values import is_setting
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
 
@@ -93,7 +94,7 @@ def _settings(
     comments = _comments(cls)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        if names and field.name not in names:
+        if (names and field.name not in names) or not is_setting(field):
             continue
         kinds = (hints[field.name], *typing.get_args(hints[field.name]))
         group = next((kind for kind in kinds if is_group(kind)), None)

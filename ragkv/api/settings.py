@@ -18,7 +18,7 @@ from ragkv.config import MIB, EngineConfig, at_least, one_of
 from ragkv.errors import ConfigError
 from ragkv.home import KnownHome
 from ragkv.runtime import is_loopback
-from ragkv.runtime.setting_values import build, gather, overlay
+from ragkv.runtime.setting_values import build, fixed, gather, overlay
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
@@ -36,18 +36,18 @@ class LimitsConfig:
     json_bytes: int = 4 * MIB
     json_values: int = 50_000  # commas and opening brackets in such a body, counted as they arrive
     documents: int = 64  # documents in one request
-    document_chars: int = 2_000_000  # characters of one document
-    upload_chars: int = 8_000_000  # characters of all documents to store in one request
+    document_chars: int = fixed(2_000_000)  # characters of one document
+    upload_chars: int = fixed(8_000_000)  # characters of all documents to store in one request
     # characters of one document's metadata, as JSON, and of its source
-    metadata_chars: int = 20_000
-    nesting: int = 32  # depth of metadata
+    metadata_chars: int = fixed(20_000)
+    nesting: int = fixed(32)  # depth of metadata
     # decompressed contents of a PDF's pages; a stream counts for each page that uses it
-    inflated_bytes: int = 64 * MIB
+    inflated_bytes: int = fixed(64 * MIB)
     # characters of the words of a tenant's passages that are looked for in its messages
-    known_chars: int = 16_000_000
-    question_chars: int = 100_000  # characters of a question, a query or a message
+    known_chars: int = fixed(16_000_000)
+    question_chars: int = fixed(100_000)  # characters of a question, a query or a message
     max_tokens: int = 1024  # the most tokens a request may set for its answer
-    inputs: int = 256  # texts in one embeddings request
+    inputs: int = fixed(256)  # texts in one embeddings request
 
     def __post_init__(self) -> None:
         at_least(self, **{f.name: 1 for f in dataclasses.fields(self)})
@@ -60,9 +60,11 @@ class ParsingConfig:
     """
 
     workers: int = 2  # processes at once; one tenant uses all but one of them, if there are several
-    wait_s: float = 30.0  # seconds an upload may wait for one of them; its body is not read before
-    wall_s: float = 180.0  # seconds the parsing and splitting of one upload may take
-    cpu_s: int = 60  # seconds of CPU time it may take: 8 MB of prose take 8, and of random words 60
+    # seconds an upload may wait for one of them; its body is not read before
+    wait_s: float = fixed(30.0)
+    wall_s: float = fixed(180.0)  # seconds the parsing and splitting of one upload may take
+    # seconds of CPU time it may take: 8 MB of prose take 8, and of random words 60
+    cpu_s: int = fixed(60)
     memory_bytes: int = 512 * MIB  # memory it may take (on Linux)
 
     def __post_init__(self) -> None:
@@ -91,9 +93,11 @@ class QueueConfig:
     # from a request's arrival to its last token; None: no deadline
     deadline_s: float | None = 120.0
     tenant_limit: int = 32  # of `limit`, for one tenant with a key; more are answered with 429
-    tasks: int = 8  # tasks that run at once: ingesting, searching, embedding, listing; more wait
-    tenant_tasks: int = 2  # of `tasks`, for one tenant with a key
-    task_deadline_s: float | None = 600.0  # from a task's arrival to its end; None: no deadline
+    # tasks that run at once: ingesting, searching, embedding, listing; more wait
+    tasks: int = fixed(8)
+    tenant_tasks: int = fixed(2)  # of `tasks`, for one tenant with a key
+    # from a task's arrival to its end; None: no deadline
+    task_deadline_s: float | None = fixed(600.0)
 
     def __post_init__(self) -> None:
         at_least(
@@ -111,7 +115,6 @@ class QueueConfig:
 class AuthConfig:
     """Who may use the server."""
 
-    keys_file: str | None = None  # file with the digests of the keys; None: keys.json in `home`
     # False (--no-auth) serves anyone who can reach the port, even if keys exist
     required: bool = True
     # bearer token of /metrics; None: loopback only
@@ -142,7 +145,8 @@ class ClusterConfig:
     replicas: int = 2  # at the start, and at least
     most_replicas: int | None = None  # the most under load; None: as at the start
     requests: int = 4  # running requests per replica above which replicas are added
-    threads: int | None = None  # compute threads per replica; None: as many as `cpus`, at least 1
+    # compute threads per replica; None: as many as `cpus`, at least 1
+    threads: int | None = fixed(None)
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica, as Ray counts them
     router: str = "sticky"  # to the replica that has the conversation; or "round-robin"
@@ -164,7 +168,7 @@ class VllmConfig:
 
     url: str = "http://127.0.0.1:8000"  # where vLLM's OpenAI server listens
     # the longest time without a byte of an answer; then the request gets 503
-    timeout_s: float = 120.0
+    timeout_s: float = fixed(120.0)
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")) or "@" in self.url:
@@ -273,11 +277,7 @@ class ServeConfig:
     @property
     def keys_path(self) -> Path:
         """The file with the digests of the keys."""
-        return (
-            Path(self.home) / "keys.json"
-            if self.auth.keys_file is None
-            else Path(self.auth.keys_file)
-        )
+        return Path(self.home) / "keys.json"
 
     @property
     def on_loopback(self) -> bool:

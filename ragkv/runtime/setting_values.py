@@ -13,10 +13,12 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ragkv.errors import ConfigError
 
+T = TypeVar("T")
+_FIXED = "fixed"  # marks the fields of `fixed`
 PREFIX = "RAGKV_"  # `PREFIX` begins the environment variables of settings.
 FILE_VARIABLE = "RAGKV_CONFIG"  # `FILE_VARIABLE` names the settings file, for commands.
 # `_KUBERNETES_NAME` are the variables that Kubernetes sets in every pod for a service whose name is
@@ -34,6 +36,18 @@ class Default(str):
     """
 
     __slots__ = ()
+
+
+def fixed(default: T) -> T:
+    """The value of a field that is no setting: nobody needs another one, but code, such as a test
+    with small cases, may give it.
+    """
+    return dataclasses.field(default=default, metadata={_FIXED: True})
+
+
+def is_setting(field: dataclasses.Field[Any]) -> bool:
+    """Whether files, the environment and flags may set a field."""
+    return _FIXED not in field.metadata
 
 
 class _Text(str):
@@ -110,27 +124,38 @@ def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def build(
-    cls: type[Any], values: Mapping[str, Any], path: str = "", siblings: tuple[str, ...] = ()
+    cls: type[Any],
+    values: Mapping[str, Any],
+    path: str = "",
+    siblings: tuple[str, ...] = (),
+    *,
+    in_code: bool = False,
 ) -> Any:
     """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or
     a wrong type.
 
     `siblings` are names that are known at the same place but are not of `cls`: an error may suggest
-    them.
+    them. What is `fixed` is refused, unless the values stand `in_code`.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(
             f"{path.removesuffix('.') or 'A config'} is a group of settings, not {values!r:.80}."
         )
     hints = typing.get_type_hints(cls)
+    known = {one.name: one for one in dataclasses.fields(cls)}
     arguments = {}
     for name, value in values.items():
         if name not in hints:
-            known = {**hints, **dict.fromkeys(siblings)}
+            settings = {one: hints[one] for one, field in known.items() if is_setting(field)}
+            others = {**settings, **dict.fromkeys(siblings)}
             raise ConfigError(
-                f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), known)}?"
+                f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), others)}?"
             )
-        arguments[name] = _convert(hints[name], value, f"{path}{name}")
+        if not (in_code or is_setting(known[name])):
+            raise ConfigError(
+                f"{path}{name} is not a setting: it is always {known[name].default!r}. Remove it."
+            )
+        arguments[name] = _convert(hints[name], value, f"{path}{name}", in_code)
     return cls(**arguments)
 
 
@@ -142,7 +167,7 @@ def _nearest(name: str, hints: Mapping[str, Any]) -> str:
     return difflib.get_close_matches(name, list(hints), n=1, cutoff=0)[0]
 
 
-def _convert(kind: Any, value: Any, path: str) -> Any:
+def _convert(kind: Any, value: Any, path: str, in_code: bool) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if type(None) in options and (
         value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))
@@ -159,12 +184,14 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(wanted):
         if isinstance(value, typing.cast(type[Any], wanted)):
             return value
-        return build(typing.cast(type[Any], wanted), value, path=f"{path}.")
+        return build(typing.cast(type[Any], wanted), value, path=f"{path}.", in_code=in_code)
     if typing.get_origin(wanted) is tuple:
-        return _convert_list(typing.get_args(wanted)[0], value, path)
+        return _convert_list(typing.get_args(wanted)[0], value, path, in_code)
     if typing.get_origin(wanted) is Mapping:
         kind = typing.get_args(wanted)[1]
-        return {name: _convert(kind, item, f"{path}.{name}") for name, item in value.items()}
+        return {
+            name: _convert(kind, item, f"{path}.{name}", in_code) for name, item in value.items()
+        }
     if isinstance(value, _Text):
         value = _from_text(wanted, value, path)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
@@ -174,7 +201,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+def _convert_list(kind: Any, value: Any, path: str, in_code: bool) -> tuple[Any, ...]:
     """A list of settings: a TOML array, or words separated by commas."""
     if isinstance(value, _Text) and value.lstrip().startswith("["):
         try:
@@ -187,7 +214,9 @@ def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
         value = [_Text(word.strip()) for word in value.split(",") if word.strip()]
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{path} must be a list, not {value!r}.")
-    return tuple(_convert(kind, item, f"{path}[{number}]") for number, item in enumerate(value))
+    return tuple(
+        _convert(kind, item, f"{path}[{number}]", in_code) for number, item in enumerate(value)
+    )
 
 
 def _from_text(wanted: type[Any], text: str, path: str) -> Any:

@@ -19,29 +19,29 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path)
     file = tmp_path / "serve.toml"
     file.write_text(
         '[serve]\nport = 1\nhost = "127.0.0.2"\nopen_tenants = 3\n[serve.limits]\ndocuments = '
-        "5\ninputs = 6\n"
+        "5\nmax_tokens = 6\n"
     )
     environment = {
         "RAGKV_SERVE__PORT": "2",
         "RAGKV_SERVE__LIMITS__DOCUMENTS": "7",
         "RAGKV_SERVE__OPEN_TENANTS": "4",
     }
-    flags = {"model": None, "serve": {"open_tenants": 5, "limits": {"inputs": None}}}
+    flags = {"model": None, "serve": {"open_tenants": 5, "limits": {"max_tokens": None}}}
     config = ServeConfig.gather(file, environment, flags)
     assert (config.host, config.port, config.open_tenants) == ("127.0.0.2", 2, 5)
-    assert (config.limits.documents, config.limits.inputs, config.model) == (7, 6, "")
+    assert (config.limits.documents, config.limits.max_tokens, config.model) == (7, 6, "")
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
         ("fusion_ratio = 1.0", "Did you mean fusion.ratio?"),
-        ("[limits]\ninputs = 1", "settings are in the group serve, serve.limits"),
+        ("[limits]\nmax_tokens = 1", "settings are in the group serve, serve.limits"),
         ("[serve.engine.fusion]\nratio = 1.0", "must be outside of the group serve"),
         ('[serve]\nmodel = "m"', "serve.model: it must be outside of the group serve"),
         (
-            "[serve.limits]\ninput = 1",
-            "Unknown setting serve.limits.input. Did you mean serve.limits.inputs?",
+            "[serve.limits]\nmax_token = 1",
+            "Unknown setting serve.limits.max_token. Did you mean serve.limits.max_tokens?",
         ),
         ("[fusion]\nratoi = 1.0", "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
         ("serve = 1", "serve is a group of settings, not 1"),

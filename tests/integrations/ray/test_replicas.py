@@ -78,7 +78,7 @@ class Cluster(Closing):
         )  # fmt: skip
 
     def deploy(self, replicas: int, router: str) -> float:
-        cluster = {"replicas": replicas, "router": router, "threads": 1, "cpus": 0.5}
+        cluster = {"replicas": replicas, "router": router, "cpus": 0.5}
         store = {
             "memory_bytes": 200_000_000,
             "disk_bytes": 500_000_000,

@@ -28,10 +28,10 @@ def test_remote_tiers_are_configured_by_tables_and_by_the_environment() -> None:
     assert config.s3 == S3Config(bucket="b", allow_no_secret=True)
     given = {
         "RAGKV_STORE__REDIS__URL": "rediss://[::1]:6380/1",
-        "RAGKV_STORE__REDIS__GROUP_BYTES": "5",
+        "RAGKV_STORE__REDIS__TIMEOUT_S": "5",
     }
     assert EngineConfig.gather(None, given).store.redis == RedisConfig(
-        url="rediss://[::1]:6380/1", group_bytes=5
+        url="rediss://[::1]:6380/1", timeout_s=5.0
     )
     assert StoreConfig().redis is None and StoreConfig().s3 is None
 
