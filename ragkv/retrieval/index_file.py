@@ -196,7 +196,7 @@ class IndexFile(Closing):
 
     @contextmanager
     def reading(self, check: Check = no_check) -> Iterator[None]:
-        """All reads of the block see one state, whatever other processes write. A cancelled request
+        """All reads of the block see one state, whatever other processes write. What `check` raises
         ends it.
         """
         with self._locked():

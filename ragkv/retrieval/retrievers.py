@@ -61,7 +61,9 @@ def bm25(file: IndexFile, query: Query, k: int) -> list[ScoredText]:
 
 
 def terms(text: str) -> list[str]:
-    """The words of a text for BM25; of scripts without spaces, and of Korean, also pairs of characters."""
+    """The words of a text for BM25; of scripts without spaces, and of Korean, also pairs of
+    characters.
+    """
     found: list[str] = []
     before: Word | None = None
     for word in words(text):

@@ -1,5 +1,6 @@
-"""Linear layers that multiply by copies of their weights, which a CPU does faster. `packing.py` makes
-the copies, and says which ones.
+"""Linear layers that multiply by copies of their weights, which a CPU does faster.
+
+`packing.py` makes the copies, and says which ones.
 """
 
 from collections.abc import Sequence

@@ -22,6 +22,7 @@ from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
 from ragkv.runtime.byte_cache import OVERHEAD_BYTES
 from ragkv.scheduling import Work
+from tests.prompt.constraints.helpers import tiny_engine
 from tests.reader import READER
 from tests.scheduling.helpers import begin, until
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
@@ -207,6 +208,17 @@ def test_a_caller_that_leaves_ends_the_compiling(monkeypatch: pytest.MonkeyPatch
         grammars().compile(
             ResponseFormat.json_schema(ENDLESS["thirty choices"]), check=client.check
         )
+    assert not psutil.Process().children()
+
+
+def test_a_requests_own_deadline_ends_the_compiling_of_its_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "COMPILE_S", 60.0)
+    monkeypatch.setattr(module, "COMPILE_BYTES", 1 << 40)
+    form = ResponseFormat.json_schema(ENDLESS["thirty choices"])
+    with pytest.raises(DeadlineError):
+        tiny_engine().answer("a", response_format=form, deadline_s=0.1)
     assert not psutil.Process().children()
 
 
