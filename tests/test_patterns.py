@@ -21,9 +21,15 @@ from ragkv.retrieval.splitter import MARKDOWN
 from .timing import assert_linear, processor_seconds
 
 CALLS = {"compile", "search", "match", "fullmatch", "sub", "split", "findall", "finditer"}
-# Files whose lazy or nested patterns never meet long text: the first 4 KiB of a page, names of
-# environment variables.
-BOUNDED = {"<!--.*?-->": "html.py", "RAGKV(_": "setting_values.py"}
+# Files whose lazy or nested patterns never meet long text: the first 4 KiB of a page or file, names
+# of environment variables.
+BOUNDED = {
+    "<!--.*?-->": "html.py",
+    "RAGKV(_": "setting_values.py",
+    r"\A(?:[^\n]*\n)?": "text.py",
+    "^(?:Received|From": "loaders.py",
+    "[A-Za-z][A-Za-z-]*:": "loaders.py",
+}
 
 
 def patterns() -> dict[str, str]:

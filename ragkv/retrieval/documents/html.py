@@ -368,7 +368,7 @@ def _list_of(tag: str, attributes: dict[str, str]) -> _OpenList:
 
 
 def _whole(value: str | None, otherwise: int) -> int:
-    found = re.match(r"\s*([+-]?[0-9]{1,9})(?![0-9])", value or "")
+    found = re.match(r"([+-]?[0-9]{1,9})(?![0-9])", (value or "").lstrip())
     return int(found.group(1)) if found else otherwise
 
 

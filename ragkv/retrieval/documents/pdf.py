@@ -219,7 +219,7 @@ def _unbroken(pages: list[str]) -> list[str]:
     """The pages with broken words joined. The hyphen stays if the word has one elsewhere, or if what
     follows is no small letter.
     """
-    hyphenated = {word.lower() for page in pages for word in re.findall(r"\w+-\w+", page)}
+    hyphenated = {word.lower() for page in pages for word in re.findall(r"\b\w++-\w++", page)}
 
     def joined(found: re.Match[str]) -> str:
         first, second = found.groups()

@@ -8,7 +8,7 @@ from ragkv.errors import DocumentError
 
 from .reading import FileContent, Loaded
 
-_TIMES = re.compile(r"\s*(?:[0-9]+:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{1,3}\s*-->.*")
+_TIMES = re.compile(r"(?<!\s)\s*+(?:[0-9]{1,4}:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{1,3}\s*+-->.*")
 # Blocks of WebVTT that are not shown.
 _HIDDEN = ("WEBVTT", "NOTE", "STYLE", "REGION")
 _SPEAKER = re.compile(r"<v(?:\.[^\s<>]*)?\s+([^<>]+)>")

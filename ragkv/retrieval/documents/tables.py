@@ -23,7 +23,7 @@ LINE_CHARS = 400
 MOST_COLUMNS = 0.6
 FEW_COLUMNS = 0.5
 # Values such as "12", "-3,5 %", "1790-01-31" and "7.50 EUR": rows of data have them.
-_NUMBER = re.compile(r"\W*\d[\d.,:/\s'-]*(?:%|[^\W\d]{1,3})?\W*")
+_NUMBER = re.compile(r"(?<!\W)\W*+\d[\d.,:/\s'-]*+(?:%|[^\W\d]{1,3})?\W*+")
 
 
 @dataclass(frozen=True, slots=True)
