@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig
+from ragkv.prompt.planning import Why
 from tests.chat.prompt_templates import TEMPLATES, passages
 
 from .helpers import app_on, client_of, engine_of, filled
@@ -35,8 +36,10 @@ def reused(got: Any) -> float:
     return float((reuse["exact"] + reuse["fused"] + reuse["recomputed"]) / reuse["tokens"])
 
 
-def chunk_tokens(got: Any) -> list[int]:
-    return [span["tokens"] for span in got["ragkv"]["prompt"] if span["kind"] == "chunk"]
+def chunks(got: Any) -> int:
+    """The number of chunks. A stored one that leads has two spans: computed, then fused."""
+    spans = [span for span in got["ragkv"]["prompt"] if span["kind"] == "chunk"]
+    return sum(span["why"] != Why.LEADING for span in spans)
 
 
 @pytest.mark.parametrize("role", ["user", "system"])
@@ -61,9 +64,7 @@ def test_passages_in_any_template_are_reused_from_the_second_request_on(
         for call in ("first", "second"):
             got = chat(talk, messages, max_tokens=1)
             shares[call].append(reused(got))
-            assert len(chunk_tokens(got)) == 6, (
-                "each passage is found once, and nothing else is taken for one"
-            )
+            assert chunks(got) == 6, "each passage is found once, and nothing else is taken for one"
             engine_of(talk.app).flush()
         exact = chat(talk, messages, max_tokens=8, ragkv={"ratio": 1})
         assert said(exact) == said(chat(talk, messages, max_tokens=8, ragkv={"reuse": "none"}))
@@ -71,8 +72,7 @@ def test_passages_in_any_template_are_reused_from_the_second_request_on(
         template, role, {call: round(sum(found) / len(found), 2) for call, found in shares.items()}
     )
     assert min(shares["second"]) > 0.7
-    # in a user's message the first passage is computed at first
-    if template in WORD_FOR_WORD and role == "system":
+    if template in WORD_FOR_WORD:
         assert shares["first"] == shares["second"], (
             "the stored chunk is used, whatever stands around it"
         )
@@ -94,7 +94,7 @@ def test_a_deleted_passage_is_not_found_and_the_kv_of_its_forms_is_deleted(
     assert talk.delete("/v1/collections/facts/documents/0").status_code == 200
     assert engine.stats().store.tiers[-1].entries < stored - 2
     assert forms.read_text() == ""
-    assert len(chunk_tokens(chat(talk, messages, max_tokens=1))) == 1
+    assert chunks(chat(talk, messages, max_tokens=1)) == 1
 
 
 def test_forms_are_remembered_over_a_restart(talker: Engine, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(
         known = passages()[:5]
         filled(client, "facts", known)
         got = chat(client, [{"role": "user", "content": "\n\n".join(known) + ASK}], max_tokens=1)
-    assert len(chunk_tokens(got)) == 2
+    assert chunks(got) == 2
     assert got["ragkv"]["notes"] == [
         "Not looked for in messages: 3 passages; limits.known_chars is 200"
     ]

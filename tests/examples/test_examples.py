@@ -48,7 +48,7 @@ def test_multi_hop_questions_are_answered_with_sources_and_a_report() -> None:
     asked = {
         "What does the sponsor of Halfair sell?": "ovens",  # fair -> its sponsor -> what it sells
         "Which company was founded earlier, Verlab or Gatdyne?": "Gatdyne",
-        "When was the sponsor of Ulmalfete founded?": "1924",
+        "What is the founding year of the sponsor of Morfair?": "1922",
     }
     output = run("multihop_qa", *READER_ON_ITS_WORLD, "-k", "10", *asked)
     for number, answer in enumerate(asked.values(), 1):
@@ -67,7 +67,8 @@ def test_a_conversation_continues_beyond_its_context_window_and_reuses_its_histo
         for all_, reused in re.findall(r"(\d+) tokens, (\d+) of them reused", output)
     ]
     assert sum(tokens for tokens, _ in sizes) > 768, "the conversation never exceeded its window"
-    assert all(reused > 0.7 * tokens for tokens, reused in sizes)
+    # The first turn has no history, and the first tokens of its first passage are computed.
+    assert all(reused > 0.7 * tokens for tokens, reused in sizes[1:])
 
 
 def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:

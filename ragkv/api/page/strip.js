@@ -156,12 +156,13 @@ function legend(reuse) {
   );
 }
 
-/** Why passages were not reused, a line for each reason. @param {Span[]} spans */
+/** Why passages were not reused, a line for each reason; the strip says it of parts. @param {Span[]} spans */
 function unused(spans) {
   /** @type {Map<string, number[]>} */
   const numbers = new Map();
   for (const { why, number } of spans)
-    if (why && number !== null) numbers.set(why, [...(numbers.get(why) ?? []), number]);
+    if (why && number !== null && spans.every((span) => span.number !== number || span.why))
+      numbers.set(why, [...(numbers.get(why) ?? []), number]);
   const list = new Intl.ListFormat("en");
   return [...numbers].map(([why, sources]) =>
     el(

@@ -116,7 +116,10 @@ def library(server: str, browser: Any) -> str:
         {"id": path.name, "title": path.name, "text": path.read_text("utf-8").strip()}
         for path in CORPUS
     ]
-    added = api.post("/v1/collections/library/documents", data={"documents": documents})
+    # the first documents wait for the model, which takes minutes on a busy machine
+    added = api.post(
+        "/v1/collections/library/documents", data={"documents": documents}, timeout=240_000
+    )
     assert added.status == 201, added.text()
     context.close()
     return "library"

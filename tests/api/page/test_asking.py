@@ -126,9 +126,9 @@ def test_a_passage_that_was_not_reused_says_why(asked: Any) -> None:
     asked.select_option("#reuse", "prefix")
     said = ask(asked)
     whys = {span["number"]: span["why"] for span in said["prompt"] if span["why"]}
-    assert len(whys) == 5 and len(set(whys.values())) == 1
+    assert len(whys) == 6 and len(set(whys.values())) == 1
     line = asked.locator(".why").inner_text()
-    assert line.startswith("Sources 2, 3, 4, 5, and 6 not reused: ")
+    assert line.startswith("Sources 1, 2, 3, 4, 5, and 6 not reused: ")
     assert whys[2] in line
     asked.locator(".strip .span[aria-label^='Source 2,']").hover()
     assert whys[2] in asked.locator(".strip-detail").inner_text()

@@ -31,7 +31,8 @@ def test_a_first_visitor_asks_an_example_in_two_clicks_and_any_collection_offers
     page.watch.allowed.append("Failed to load resource")  # while the model is being loaded
     page.goto(visited)
     page.click(".welcome .try")
-    page.wait_for_selector(".tries button")
+    # they wait for the model, which takes minutes on a busy machine
+    page.wait_for_selector(".tries button", timeout=240_000)
     assert page.locator("#collection").input_value() == "examples"
     assert (
         page.locator("#document-count").inner_text() == "12"
