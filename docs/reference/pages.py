@@ -47,9 +47,7 @@ def start() -> str:
     """README.md, with its links made relative to the folder of the docs."""
     text = (ROOT / "README.md").read_text("utf-8")
     text = re.sub(r"\]\(docs/", "](", text)
-    text = re.sub(r"`docs/([\w/-]+\.md)`", r"[\1](\1)", text)
-    head, _, rest = text.partition("# ragkv\n")
-    return f"# ragkv\n{rest}\n## In a checkout\n\n{head}"
+    return re.sub(r"`docs/([\w/-]+\.md)`", r"[\1](\1)", text)
 
 
 def commands() -> str:
